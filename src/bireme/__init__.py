@@ -1,0 +1,3 @@
+"""Bireme: plan, install and check distributed training jobs rendered from Helm charts."""
+
+__version__ = "0.1.0"

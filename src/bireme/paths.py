@@ -1,0 +1,71 @@
+"""Where the project's files, its cache and its state live."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme.errors import BiremeError
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The directories everything else starts from.
+
+    ``root`` holds charts/, values/, schemas/ and hack/; ``cache`` can be deleted at any time; ``state``
+    holds what a running cluster needs.
+    """
+
+    root: Path
+    cache: Path
+    state: Path
+
+    @property
+    def charts(self) -> Path:
+        """The chart collection."""
+        return self.root / "charts"
+
+    @property
+    def values(self) -> Path:
+        """Instance and workload values files."""
+        return self.root / "values"
+
+    @property
+    def schemas(self) -> Path:
+        """JSON Schema sources."""
+        return self.root / "schemas"
+
+    @property
+    def hack(self) -> Path:
+        """Pinned tools and cluster recipes."""
+        return self.root / "hack"
+
+    @classmethod
+    def discover(cls, environ: Mapping[str, str] = os.environ, start: Path | None = None) -> Paths:
+        """Find the project around ``start`` (default: the working directory), else around this package.
+
+        Raises BiremeError when neither lies in a Bireme checkout.
+        """
+        origins = [start or Path.cwd(), Path(__file__)]
+        for origin in origins:
+            for folder in [origin.resolve(), *origin.resolve().parents]:
+                if _is_checkout(folder):
+                    return cls(folder, _base(environ, "CACHE", ".cache"), _base(environ, "STATE", ".local/state"))
+        raise BiremeError(
+            f"no Bireme checkout around {origins[0]}: run bireme inside a clone, "
+            "the folder that holds charts/common and values/instances"
+        )
+
+
+def _is_checkout(folder: Path) -> bool:
+    return (folder / "charts" / "common" / "Chart.yaml").is_file() and (folder / "values" / "instances").is_dir()
+
+
+def _base(environ: Mapping[str, str], kind: str, fallback: str) -> Path:
+    own = environ.get(f"BIREME_{kind}")
+    if own:
+        return Path(own).resolve()
+    xdg = environ.get(f"XDG_{kind}_HOME")
+    return (Path(xdg) if xdg else Path(environ.get("HOME", "~")).expanduser() / fallback) / "bireme"
