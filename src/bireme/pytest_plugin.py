@@ -1,0 +1,1 @@
+"""The pytest plugin: fixtures that render, plan, install and observe charts."""
