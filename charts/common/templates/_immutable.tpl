@@ -1,0 +1,69 @@
+{{/*
+What Kubernetes will not change in place, and what an upgrade that changes it does (docs/adr/0003).
+Parts is a dict {name a person knows: content}; its digests are kept in an annotation of the object.
+*/}}
+
+{{/*
+The value of the annotation bireme.dev/immutable: JSON {part: digest}.
+Arguments: parts.
+*/}}
+{{- define "common.immutable.digests" -}}
+{{- $digests := dict }}
+{{- range $part, $content := required "common.immutable.digests needs parts" .parts }}
+{{- $_ := set $digests $part ($content | toJson | sha256sum | trunc 12) }}
+{{- end }}
+{{- toJson $digests }}
+{{- end }}
+
+{{/*
+The immutable parts of a Job as JSON {part: content}, named as people name them: image, env, volumes, ...
+Arguments: spec (the Job's spec less completions, parallelism and the other fields that can change in place).
+*/}}
+{{- define "common.immutable.jobParts" -}}
+{{- $spec := required "common.immutable.jobParts needs spec" .spec }}
+{{- $pod := $spec.template.spec }}
+{{- $parts := merge (dict "pod labels and annotations" $spec.template.metadata) (omit $spec "template") (omit $pod "containers") }}
+{{- range $field, $content := first $pod.containers }}
+{{- $_ := set $parts $field $content }}
+{{- end }}
+{{- toJson (merge $parts (dict "further containers" (rest $pod.containers))) }}
+{{- end }}
+
+{{/*
+A sentence when the live object of that name differs in an immutable part; nothing when it doesn't, or when
+there is no cluster to ask (helm template, GitOps).
+Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
+*/}}
+{{- define "common.immutable.sentence" -}}
+{{- $root := required "common.immutable.sentence needs root" .root }}
+{{- $live := lookup .apiVersion .kind $root.Release.Namespace .name }}
+{{- $kept := dig "metadata" "annotations" "bireme.dev/immutable" "" $live }}
+{{- if $kept }}
+{{- $old := fromJson $kept }}
+{{- $new := include "common.immutable.digests" (dict "parts" .parts) | fromJson }}
+{{- $changed := list }}
+{{- range $part := concat (keys $old) (keys $new) | uniq | sortAlpha }}
+{{- if ne (get $old $part) (get $new $part) }}{{ $changed = append $changed $part }}{{ end }}
+{{- end }}
+{{- if $changed }}
+{{- printf "this upgrade changes %s of the %s %s, which Kubernetes does not change in place: %s" (join ", " $changed) .kind .name .advice }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+A sentence when another run of this release still has pods: two runs never write one checkpoint.
+Arguments: root, name (of this run's Job).
+*/}}
+{{- define "common.immutable.otherRun" -}}
+{{- $root := required "common.immutable.otherRun needs root" .root }}
+{{- $name := required "common.immutable.otherRun needs name" .name }}
+{{- $mine := dict "app.kubernetes.io/instance" $root.Release.Name "app.kubernetes.io/name" $root.Chart.Name }}
+{{- range (lookup "batch/v1" "Job" $root.Release.Namespace "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- $pods := add (dig "status" "active" 0 . | int64) (dig "status" "terminating" 0 . | int64) }}
+{{- if and (ne .metadata.name $name) (gt $pods 0) (eq (toJson (pick $labels "app.kubernetes.io/instance" "app.kubernetes.io/name")) (toJson $mine)) }}
+{{- printf "run %s still has %d pods, and two runs must not write one checkpoint: stop it first with helm upgrade --reuse-values --set suspend=true (its pods get the grace period to save), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" .metadata.name $pods }}
+{{- end }}
+{{- end }}
+{{- end }}

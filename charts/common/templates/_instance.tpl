@@ -1,0 +1,137 @@
+{{/*
+What one worker pod gets, worked out from the facts of its instance type. The only place where this is
+decided; pods, environments and rules read the answer.
+
+Answer (JSON): type, whole (accelerators of the node), accelerators, resource, efa, maxEfa, processes,
+share (0..1 of the node), cpu, memory (quantities, empty when unknown), memoryMiB, hugePages, shm.
+
+A worker with all of a node's accelerators, or with none, gets the node less the reserve; one with some
+of them gets that share. Huge pages are taken out of a node's memory before anything else.
+Arguments: root (values instance, accelerators, efa, processesPerWorker, hugePages, reserve, shm, resources).
+*/}}
+{{- define "common.worker" -}}
+{{- $v := (required "common.worker needs root" .root).Values }}
+{{- $type := $v.instance.type }}
+{{- $accelerator := $v.instance.accelerator | default dict }}
+{{- $whole := $accelerator.count | default 0 | int64 }}
+{{- $count := ternary $whole ($v.accelerators | default 0 | int64) (kindIs "invalid" $v.accelerators) }}
+{{- $partial := and (gt $count 0) (lt $count $whole) }}
+{{- $share := ternary (divf $count (max $whole 1)) 1.0 $partial }}
+{{- $maxEfa := $v.instance.efa | default 0 | int64 }}
+{{- $byShare := or (kindIs "invalid" $v.efa) (eq (toString $v.efa) "all") }}
+{{- $efa := ternary (mulf $maxEfa $share | floor) $v.efa $byShare | int64 }}
+{{- if and $byShare (eq $count 0) }}{{ $efa = 0 }}{{ end }}
+{{- $hugeMiB := include "common.MiB" (dict "quantity" ($v.hugePages | default "0Mi")) | int64 }}
+{{- $answer := dict "type" $type "whole" $whole "accelerators" $count "efa" $efa "maxEfa" $maxEfa "share" $share
+    "resource" ($accelerator.resource | default "nvidia.com/gpu") "hugePages" $v.hugePages "cpu" "" "memory" "" "memoryMiB" 0 }}
+{{- if $type }}
+{{- $cpu := mulf (subf ($v.instance.vcpu | float64) $v.reserve.cpu) $share 1000 | floor | int64 }}
+{{- $memory := mulf (subf ($v.instance.allocatableMemoryMiB | float64) $v.reserve.memoryMiB $hugeMiB) $share | floor | int64 }}
+{{- $_ := set $answer "cpu" (printf "%dm" $cpu) }}
+{{- $_ := set $answer "memory" (printf "%dMi" $memory) }}
+{{- $_ := set $answer "memoryMiB" $memory }}
+{{- end }}
+{{- $ownMemory := dig "limits" "memory" "" $v.resources }}
+{{- if $ownMemory }}
+{{- $_ := set $answer "memory" $ownMemory }}
+{{- $_ := set $answer "memoryMiB" (include "common.MiB" (dict "quantity" $ownMemory) | int64) }}
+{{- end }}
+{{- $halfMiB := div $answer.memoryMiB 2 | int64 }}
+{{- $_ := set $answer "shm" ($v.shm.size | default (ternary (printf "%dMi" $halfMiB) "1Gi" (gt $halfMiB 0))) }}
+{{- $_ := set $answer "processes" ($v.processesPerWorker | default (max $count 1) | int64) }}
+{{- toJson $answer }}
+{{- end }}
+
+{{/*
+A memory quantity in whole MiB; 0 for one that is written in another way than Ki, Mi, Gi, Ti or bytes.
+Arguments: quantity.
+*/}}
+{{- define "common.MiB" -}}
+{{- $text := required "common.MiB needs quantity" .quantity | toString }}
+{{- $number := regexFind "^[0-9]+" $text | default "0" | int64 }}
+{{- $unit := regexReplaceAll "^[0-9]+" $text "" }}
+{{- if eq $unit "Ti" }}{{ mul $number 1048576 }}
+{{- else if eq $unit "Gi" }}{{ mul $number 1024 }}
+{{- else if eq $unit "Mi" }}{{ $number }}
+{{- else if eq $unit "Ki" }}{{ div $number 1024 }}
+{{- else if eq $unit "" }}{{ div $number 1048576 }}
+{{- else }}0
+{{- end }}
+{{- end }}
+
+{{/*
+The resources of a worker's container. No CPU limit: throttling data loaders protects nobody on a node
+that the worker has to itself. Values under resources win.
+Arguments: root, worker (the answer of common.worker).
+*/}}
+{{- define "common.workerResources" -}}
+{{- $root := required "common.workerResources needs root" .root }}
+{{- $worker := required "common.workerResources needs worker" .worker }}
+{{- $devices := dict }}
+{{- if gt (int64 $worker.accelerators) 0 }}{{ $_ := set $devices $worker.resource (int64 $worker.accelerators | toString) }}{{ end }}
+{{- if gt (int64 $worker.efa) 0 }}{{ $_ := set $devices "vpc.amazonaws.com/efa" (int64 $worker.efa | toString) }}{{ end }}
+{{- if $worker.hugePages }}{{ $_ := set $devices "hugepages-2Mi" $worker.hugePages }}{{ end }}
+{{- if $worker.memory }}{{ $_ := set $devices "memory" $worker.memory }}{{ end }}
+{{- $requests := deepCopy $devices }}
+{{- if $worker.cpu }}{{ $_ := set $requests "cpu" $worker.cpu }}{{ end }}
+{{- $resources := mergeOverwrite (dict "limits" $devices "requests" $requests) (deepCopy $root.Values.resources) }}
+{{- if or $resources.limits $resources.requests -}}
+resources:
+  {{- toYaml $resources | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
+Where a worker may run: its instance type, and the user's own selector.
+Arguments: root, worker.
+*/}}
+{{- define "common.workerNodeSelector" -}}
+{{- $worker := required "common.workerNodeSelector needs worker" .worker }}
+{{- $own := ternary (dict "node.kubernetes.io/instance-type" $worker.type) dict (not (empty $worker.type)) }}
+{{- $selector := mergeOverwrite $own (deepCopy (required "common.workerNodeSelector needs root" .root).Values.nodeSelector) }}
+{{- with $selector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
+Tolerations of a worker: the taints that accelerator nodes carry, 30 s for a node that stops answering, and the user's own.
+Arguments: root, worker.
+*/}}
+{{- define "common.workerTolerations" -}}
+{{- $worker := required "common.workerTolerations needs worker" .worker -}}
+tolerations:
+  - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+  - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+  {{- if gt (int64 $worker.accelerators) 0 }}
+  - {key: {{ $worker.resource }}, operator: Exists, effect: NoSchedule}
+  {{- end }}
+  {{- if gt (int64 $worker.efa) 0 }}
+  - {key: vpc.amazonaws.com/efa, operator: Exists, effect: NoSchedule}
+  {{- end }}
+  {{- with (required "common.workerTolerations needs root" .root).Values.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/*
+Network settings that follow from the instance family, as JSON {name: value}. Sources: the EFA notes of
+awslabs/awsome-distributed-ai and aws-do-eks issue 54. What current libfabric and NCCL choose by
+themselves (provider, protocol, device RDMA, fork safety) is deliberately not set.
+Arguments: worker.
+*/}}
+{{- define "common.networkEnv" -}}
+{{- $worker := required "common.networkEnv needs worker" .worker }}
+{{- $env := dict }}
+{{- if and (gt (int64 $worker.accelerators) 0) (eq $worker.resource "nvidia.com/gpu") }}
+{{- $_ := set $env "NCCL_SOCKET_IFNAME" "^lo,docker,veth,pod-id-link" }}
+{{- end }}
+{{- if and (gt (int64 $worker.accelerators) 1) (regexMatch "^g[56]" $worker.type) }}
+{{- $_ := set $env "NCCL_SHM_USE_CUDA_MEMCPY" "1" }}
+{{- end }}
+{{- if and (gt (int64 $worker.efa) 0) (not $worker.hugePages) }}
+{{- $_ := set $env "FI_EFA_USE_HUGE_PAGE" "0" }}
+{{- end }}
+{{- toJson $env }}
+{{- end }}

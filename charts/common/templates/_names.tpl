@@ -1,0 +1,50 @@
+{{/*
+One name for everything a release makes. The root chart is called like the release, because the release
+is the job; a subchart adds its own name. Limits are checked in common.rules.names, nothing is cut silently.
+Arguments: root.
+*/}}
+{{- define "common.fullname" -}}
+{{- $root := required "common.fullname needs root" .root }}
+{{- if $root.Values.fullnameOverride }}
+{{- $root.Values.fullnameOverride }}
+{{- else if $root.Values.nameOverride }}
+{{- printf "%s-%s" $root.Release.Name $root.Values.nameOverride }}
+{{- else if $root.Chart.IsRoot }}
+{{- $root.Release.Name }}
+{{- else }}
+{{- printf "%s-%s" $root.Release.Name $root.Chart.Name }}
+{{- end }}
+{{- end }}
+
+{{/*
+The name of this run's Job. A Job's template is immutable, so the run number is its identity (docs/adr/0003).
+Arguments: root (with .Values.run).
+*/}}
+{{- define "common.jobName" -}}
+{{- $root := required "common.jobName needs root" .root }}
+{{- printf "%s-r%d" (include "common.fullname" (dict "root" $root)) (required "common.jobName needs .Values.run" $root.Values.run | int64) }}
+{{- end }}
+
+{{/*
+Labels by which Services and controllers find pods. They never change in an upgrade.
+Arguments: root, component (the role: worker, member, ...).
+*/}}
+{{- define "common.selectorLabels" -}}
+{{- $root := required "common.selectorLabels needs root" .root -}}
+app.kubernetes.io/name: {{ $root.Chart.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ required "common.selectorLabels needs component" .component }}
+{{- end }}
+
+{{/*
+Labels of an object that may change in place (not of a Job's pods: they are immutable).
+Arguments: root, component.
+*/}}
+{{- define "common.labels" -}}
+{{- $root := required "common.labels needs root" .root -}}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "common.selectorLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | default $root.Chart.Version | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+app.kubernetes.io/part-of: bireme
+{{- end }}

@@ -1,0 +1,141 @@
+{{/*
+Rules that tie values together, as sentences. Each named template prints one sentence for each broken rule,
+a line each; templates/validate.yaml of a chart gathers them and common.rules.fail ends the render.
+*/}}
+
+{{/*
+Ends the render with every sentence, or does nothing.
+Arguments: sentences (text, a line each).
+*/}}
+{{- define "common.rules.fail" -}}
+{{- $lines := list }}
+{{- range splitList "\n" .sentences }}
+{{- with trim . }}{{ $lines = append $lines . }}{{ end }}
+{{- end }}
+{{- if $lines }}{{ fail (join "\n" $lines) }}{{ end }}
+{{- end }}
+
+{{/*
+Accelerators, EFA, processes, memory, huge pages and /dev/shm of a worker against its instance type.
+Arguments: root, worker.
+*/}}
+{{- define "common.rules.worker" -}}
+{{- $v := (required "common.rules.worker needs root" .root).Values }}
+{{- $worker := required "common.rules.worker needs worker" .worker }}
+{{- $count := int64 $worker.accelerators }}
+{{- $efa := int64 $worker.efa }}
+{{- $model := ($v.instance.accelerator | default dict).name }}
+{{- if and $worker.type (gt $count (int64 $worker.whole)) }}
+accelerators: {{ $count }} is more than the {{ int64 $worker.whole }} {{ $model }} of a {{ $worker.type }}; set at most {{ int64 $worker.whole }}, or leave it out for all of them
+{{- end }}
+{{- if and $worker.type (gt $efa (int64 $worker.maxEfa)) }}
+efa: {{ $efa }} is more than the {{ int64 $worker.maxEfa }} EFA interfaces of a {{ $worker.type }}; set at most {{ int64 $worker.maxEfa }}, or leave it out for all of them
+{{- end }}
+{{- if and (eq (toString $v.efa) "all") (eq $efa 0) }}
+efa: this job wants EFA (efa: all), but {{ $worker.type | default "no instance type is set, and so there" }} has none for it; choose a type with EFA (values/instances), or set efa=0 to train over TCP
+{{- end }}
+{{- $processes := int64 $worker.processes }}
+{{- $neuron := eq $worker.resource "aws.amazon.com/neuron" }}
+{{- if and (gt $count 0) (not $neuron) (ne $processes $count) }}
+processesPerWorker: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave processesPerWorker out or set accelerators={{ $processes }}
+{{- end }}
+{{- if and (gt $count 0) $neuron (ne (mod $processes $count) 0) }}
+processesPerWorker: {{ $processes }} processes don't spread over {{ $count }} Neuron devices; use a multiple of {{ $count }}
+{{- end }}
+{{- range $device, $planned := dict $worker.resource $count "vpc.amazonaws.com/efa" $efa }}
+{{- range $side := list "limits" "requests" }}
+{{- $own := dig $side $device "" $v.resources | toString }}
+{{- if and $own (ne $own (toString $planned)) }}
+resources.{{ $side }}.{{ $device }}: {{ $own }} contradicts {{ ternary "efa" "accelerators" (eq $device "vpc.amazonaws.com/efa") }}, which gives each worker {{ $planned }}; set that key and leave this one out
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $worker.type (lt (int64 $worker.memoryMiB) 1) }}
+hugePages: {{ $v.hugePages | default "none" }} and reserve.memoryMiB: {{ int64 $v.reserve.memoryMiB }} leave no memory of the {{ int64 $v.instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
+{{- end }}
+{{- if and $worker.type (hasPrefix "-" $worker.cpu) }}
+reserve.cpu: {{ $v.reserve.cpu }} is more than the {{ int64 $v.instance.vcpu }} vCPU of a {{ $worker.type }}
+{{- end }}
+{{- $cpu := dig "requests" "cpu" "" $v.resources }}
+{{- if and $v.hugePages (not (or $worker.memory $worker.cpu $cpu)) }}
+hugePages: {{ $v.hugePages }} needs a memory or CPU request beside it, Kubernetes says; set instance (a file of values/instances) or resources.limits.memory
+{{- end }}
+{{- $shmMiB := include "common.MiB" (dict "quantity" $worker.shm) | int64 }}
+{{- if and (gt (int64 $worker.memoryMiB) 0) (gt $shmMiB (int64 $worker.memoryMiB)) }}
+shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory }}, which /dev/shm is part of
+{{- end }}
+{{- $selected := index $v.nodeSelector "node.kubernetes.io/instance-type" | default $worker.type }}
+{{- if ne $selected $worker.type }}
+nodeSelector: node.kubernetes.io/instance-type {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with -f values/instances/{{ $selected }}.yaml
+{{- end }}
+{{- end }}
+
+{{/*
+Environment variables that the chart sets itself, or that break EFA; each name once.
+Arguments: root (values env, extraEnv), reserved (list of regular expressions with the key to use instead).
+*/}}
+{{- define "common.rules.env" -}}
+{{- $v := (required "common.rules.env needs root" .root).Values }}
+{{- $names := keys $v.env | sortAlpha }}
+{{- $seen := list }}
+{{- range $v.extraEnv }}
+{{- if or (has .name $seen) (hasKey $v.env .name) }}
+extraEnv: {{ .name }} is set twice; keep it in env or once in extraEnv
+{{- end }}
+{{- $seen = append $seen .name }}
+{{- end }}
+{{- $reserved := required "common.rules.env needs reserved" .reserved }}
+{{- range $name := concat $names $seen | uniq }}
+{{- if eq $name "RDMAV_FORK_SAFE" }}
+env: RDMAV_FORK_SAFE breaks EFA with huge pages and is not needed on current kernels; remove it
+{{- end }}
+{{- range $reserved }}
+{{- if regexMatch .pattern $name }}
+env: {{ $name }} is the chart's own; {{ .instead }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Mount paths and host paths: a path is mounted once, and nobody mounts the EFA devices from the host.
+Arguments: root (values claims, extraVolumes, extraVolumeMounts), taken (paths the chart mounts itself).
+*/}}
+{{- define "common.rules.mounts" -}}
+{{- $v := (required "common.rules.mounts needs root" .root).Values }}
+{{- $seen := required "common.rules.mounts needs taken" .taken }}
+{{- range concat $v.claims $v.extraVolumeMounts }}
+{{- if has .mountPath $seen }}
+{{ ternary "claims" "extraVolumeMounts" (hasKey . "claimName") }}: {{ .mountPath }} is mounted already; give it another mountPath
+{{- end }}
+{{- $seen = append $seen .mountPath }}
+{{- end }}
+{{- range $v.extraVolumes }}
+{{- $host := dig "hostPath" "path" "" . }}
+{{- if hasPrefix "/dev/infiniband" $host }}
+extraVolumes: {{ .name }} mounts {{ $host }} from the host; the EFA device plugin gives a pod its own devices, so set efa and remove the volume
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Names fit where Kubernetes puts them: labels and host names have 63 characters.
+Arguments: name, limit, what (e.g. "Job"), because (why the limit).
+*/}}
+{{- define "common.rules.name" -}}
+{{- $name := required "common.rules.name needs name" .name }}
+{{- if gt (len $name) (int .limit) }}
+{{ .what }} name {{ $name }} has {{ len $name }} characters, {{ .limit }} fit ({{ .because }}); choose a shorter release name or fullnameOverride
+{{- end }}
+{{- end }}
+
+{{/*
+script, args and command say one thing.
+Arguments: root (values script, command).
+*/}}
+{{- define "common.rules.program" -}}
+{{- $v := (required "common.rules.program needs root" .root).Values }}
+{{- if and $v.script $v.command }}
+command: it replaces the entry point, so script would not be run; set one of them
+{{- end }}
+{{- end }}

@@ -1,0 +1,61 @@
+{{/*
+bireme-runtime reaches the pods as a ConfigMap (docs/adr/0006): no image to publish or to pull. The name
+carries a digest of the content, so a newer runtime is a change of the pod template that an upgrade sees.
+*/}}
+
+{{/*
+The runtime's files as JSON {path: source}.
+Arguments: root.
+*/}}
+{{- define "common.runtimeFiles" -}}
+{{- $library := (required "common.runtimeFiles needs root" .root).Subcharts.common }}
+{{- $files := dict }}
+{{- range $path, $content := $library.Files.Glob "files/runtime/**" }}
+{{- $_ := set $files (trimPrefix "files/runtime/" $path) ($content | toString) }}
+{{- end }}
+{{- toJson $files }}
+{{- end }}
+
+{{/*
+The name of the runtime's ConfigMap.
+Arguments: root.
+*/}}
+{{- define "common.runtimeName" -}}
+{{- $root := required "common.runtimeName needs root" .root }}
+{{- printf "%s-runtime-%s" (include "common.fullname" (dict "root" $root)) (include "common.runtimeFiles" (dict "root" $root) | sha256sum | trunc 8) }}
+{{- end }}
+
+{{/*
+The ConfigMap object. A ConfigMap's keys have no folders: "/" is written as "__" and undone by the mount.
+Arguments: root, component.
+*/}}
+{{- define "common.runtimeConfigMap" -}}
+{{- $root := required "common.runtimeConfigMap needs root" .root -}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "common.runtimeName" (dict "root" $root) }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
+immutable: true
+data:
+  {{- range $path, $content := include "common.runtimeFiles" (dict "root" $root) | fromJson }}
+  {{ $path | replace "/" "__" }}: {{ $content | toJson }}
+  {{- end }}
+{{- end }}
+
+{{/*
+The volume of a pod that uses the runtime; it is mounted at /bireme/runtime and PYTHONPATH points there.
+Arguments: root.
+*/}}
+{{- define "common.runtimeVolume" -}}
+{{- $root := required "common.runtimeVolume needs root" .root -}}
+- name: runtime
+  configMap:
+    name: {{ include "common.runtimeName" (dict "root" $root) }}
+    items:
+      {{- range $path, $_ := include "common.runtimeFiles" (dict "root" $root) | fromJson }}
+      - {key: {{ $path | replace "/" "__" }}, path: {{ $path }}}
+      {{- end }}
+{{- end }}

@@ -1,0 +1,87 @@
+{{/*
+TensorBoard beside a job: it reads the logs from the job's claims, read-only.
+Arguments: root (values tensorboard, claims).
+*/}}
+{{- define "common.tensorboardDeployment" -}}
+{{- $root := required "common.tensorboardDeployment needs root" .root }}
+{{- $board := $root.Values.tensorboard }}
+{{- if $board.enabled -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ include "common.fullname" (dict "root" $root) }}-tensorboard
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "common.labels" (dict "root" $root "component" "tensorboard") | nindent 4 }}
+spec:
+  replicas: 1
+  selector:
+    matchLabels:
+      {{- include "common.selectorLabels" (dict "root" $root "component" "tensorboard") | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- include "common.selectorLabels" (dict "root" $root "component" "tensorboard") | nindent 8 }}
+    spec:
+      {{- include "common.imagePullSecrets" (dict "root" $root) | nindent 6 }}
+      automountServiceAccountToken: false
+      securityContext:
+        {{- toYaml $root.Values.podSecurityContext | nindent 8 }}
+      containers:
+        - name: tensorboard
+          image: {{ include "common.image" (dict "root" $root "image" $board.image) }}
+          imagePullPolicy: {{ $board.image.pullPolicy }}
+          command: [tensorboard, --logdir={{ $board.logDir }}, --host=0.0.0.0, --port=6006]
+          env:
+            - {name: HOME, value: /tmp}
+          ports:
+            - {name: http, containerPort: 6006}
+          readinessProbe:
+            httpGet: {path: /, port: http}
+          resources:
+            {{- toYaml $board.resources | nindent 12 }}
+          securityContext:
+            {{- toYaml $root.Values.securityContext | nindent 12 }}
+          volumeMounts:
+            {{- include "common.claimMounts" (dict "root" $root "readOnly" true) | nindent 12 }}
+      volumes:
+        {{- include "common.claimVolumes" (dict "root" $root) | nindent 8 }}
+{{- end }}
+{{- end }}
+
+{{/*
+Arguments: root.
+*/}}
+{{- define "common.tensorboardService" -}}
+{{- $root := required "common.tensorboardService needs root" .root }}
+{{- if $root.Values.tensorboard.enabled -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "common.fullname" (dict "root" $root) }}-tensorboard
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "common.labels" (dict "root" $root "component" "tensorboard") | nindent 4 }}
+spec:
+  type: ClusterIP
+  selector:
+    {{- include "common.selectorLabels" (dict "root" $root "component" "tensorboard") | nindent 4 }}
+  ports:
+    - {name: http, port: 6006, targetPort: http}
+{{- end }}
+{{- end }}
+
+{{/*
+TensorBoard can only show what lies on a claim.
+Arguments: root.
+*/}}
+{{- define "common.rules.tensorboard" -}}
+{{- $v := (required "common.rules.tensorboard needs root" .root).Values }}
+{{- $under := false }}
+{{- range $v.claims }}
+{{- if or (eq .mountPath $v.tensorboard.logDir) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $v.tensorboard.logDir) }}{{ $under = true }}{{ end }}
+{{- end }}
+{{- if and $v.tensorboard.enabled (not $under) }}
+tensorboard.logDir: {{ $v.tensorboard.logDir | default "(not set)" }} is on none of the claims; mount a claim there, or set logDir to a folder on one
+{{- end }}
+{{- end }}

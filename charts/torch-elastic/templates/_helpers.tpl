@@ -1,0 +1,79 @@
+{{/*
+The arguments of torchrun: the script and its arguments, or the chart's own check of the workers.
+*/}}
+{{- define "torch-elastic.scriptSource" -}}
+{{- if or .Values.script (not (or .Values.args .Values.command)) }}
+{{- .Values.script | default (.Files.Get "files/allreduce.py") }}
+{{- end }}
+{{- end }}
+
+{{- define "torch-elastic.scriptName" -}}
+{{- printf "%s-script-%s" (include "common.fullname" (dict "root" .)) (include "torch-elastic.scriptSource" . | sha256sum | trunc 8) }}
+{{- end }}
+
+{{/*
+Where the agents meet, as host:port[,host:port...].
+*/}}
+{{- define "torch-elastic.endpoint" -}}
+{{- $fullname := include "common.fullname" (dict "root" .) }}
+{{- if eq .Values.rendezvous.backend "c10d" }}
+{{- printf "%s-0.%s.%s.svc:%d" (include "common.jobName" (dict "root" .)) $fullname .Release.Namespace (int64 .Values.rendezvous.port) }}
+{{- else if .Values.rendezvous.endpoints }}
+{{- join "," .Values.rendezvous.endpoints }}
+{{- else }}
+{{- printf "%s.%s.svc:2379" (include "common.fullname" (dict "root" .Subcharts.etcd)) .Release.Namespace }}
+{{- end }}
+{{- end }}
+
+{{/*
+The Secret that holds the user of etcd, if one is needed.
+*/}}
+{{- define "torch-elastic.authSecret" -}}
+{{- if eq .Values.rendezvous.backend "etcd" }}
+{{- $own := dig "auth" "existingSecret" "" .Values.etcd }}
+{{- ternary .Values.rendezvous.auth.existingSecret $own (not (empty .Values.rendezvous.endpoints)) }}
+{{- end }}
+{{- end }}
+
+{{/*
+What the agents read, as a list of EnvVar. Nothing here depends on the number of workers.
+Arguments: root, worker.
+*/}}
+{{- define "torch-elastic.agentEnv" -}}
+{{- $v := .root.Values }}
+{{- $conf := list }}
+{{- range $key, $value := $v.rendezvous.conf }}{{ $conf = append $conf (printf "%s=%s" $key (include "common.text" (dict "value" $value))) }}{{ end -}}
+- {name: PET_NNODES, value: "{{ int64 $v.minWorkers }}:{{ int64 $v.maxWorkers }}"}
+- {name: PET_NPROC_PER_NODE, value: "{{ int64 .worker.processes }}"}
+- {name: PET_RDZV_BACKEND, value: {{ ternary "bireme-etcd" "c10d" (eq $v.rendezvous.backend "etcd") }}}
+- {name: PET_RDZV_ENDPOINT, value: {{ include "torch-elastic.endpoint" .root | quote }}}
+- {name: PET_RDZV_CONF, value: {{ join "," $conf | quote }}}
+- name: PET_RDZV_ID
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}
+- name: PET_LOCAL_ADDR
+  valueFrom:
+    fieldRef: {fieldPath: status.podIP}
+- {name: PET_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
+- {name: PET_MONITOR_INTERVAL, value: "{{ $v.monitorInterval }}"}
+- {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.agentRestarts }}"}
+- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
+- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
+{{- with include "torch-elastic.authSecret" .root }}
+- name: BIREME_ETCD_USERNAME
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: username}
+- name: BIREME_ETCD_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: password}
+{{- end }}
+{{- end }}
+
+{{/*
+What the images expect of an ordinary user without a home, then what follows from the instance family.
+*/}}
+{{- define "torch-elastic.derivedEnv" -}}
+{{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
+{{- $path := "/bireme/runtime" }}
+{{- toJson (merge $env (dict "HOME" "/tmp" "USER" "trainer" "PYTHONPATH" $path "PYTHONUNBUFFERED" "1")) }}
+{{- end }}
