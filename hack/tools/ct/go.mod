@@ -1,6 +1,6 @@
 module bireme.dev/tools/ct
 
-go 1.26.8
+go 1.24.0
 
 require (
 	github.com/MakeNowJust/heredoc v1.0.0 // indirect

@@ -1,6 +1,6 @@
 module bireme.dev/tools/etcd
 
-go 1.26.8
+go 1.24
 
 require (
 	github.com/beorn7/perks v1.0.1 // indirect

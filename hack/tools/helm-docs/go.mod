@@ -1,6 +1,6 @@
 module bireme.dev/tools/helm-docs
 
-go 1.26.8
+go 1.24
 
 require (
 	github.com/Masterminds/goutils v1.1.1 // indirect

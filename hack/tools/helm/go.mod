@@ -1,6 +1,6 @@
 module bireme.dev/tools/helm
 
-go 1.26.8
+go 1.26.0
 
 require (
 	dario.cat/mergo v1.0.1 // indirect

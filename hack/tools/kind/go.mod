@@ -1,6 +1,6 @@
 module bireme.dev/tools/kind
 
-go 1.26.8
+go 1.24
 
 require (
 	al.essio.dev/pkg/shellescape v1.5.1 // indirect

@@ -1,6 +1,6 @@
 module bireme.dev/tools/kubeconform
 
-go 1.26.8
+go 1.26
 
 require (
 	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect

@@ -1,6 +1,6 @@
 module bireme.dev/tools/kubernetes-1.36
 
-go 1.26.8
+go 1.26.0
 
 require (
 	cel.dev/expr v0.25.1 // indirect
@@ -233,10 +233,6 @@ replace k8s.io/mount-utils => k8s.io/mount-utils v0.36.3
 replace k8s.io/pod-security-admission => k8s.io/pod-security-admission v0.36.3
 
 replace k8s.io/sample-apiserver => k8s.io/sample-apiserver v0.36.3
-
-replace k8s.io/sample-cli-plugin => k8s.io/sample-cli-plugin v0.36.3
-
-replace k8s.io/sample-controller => k8s.io/sample-controller v0.36.3
 
 replace k8s.io/streaming => k8s.io/streaming v0.36.3
 

@@ -1,6 +1,6 @@
 module bireme.dev/tools/kwok
 
-go 1.26.8
+go 1.26.0
 
 require (
 	cel.dev/expr v0.25.1 // indirect

@@ -1,0 +1,76 @@
+"""Write hack/tools/<folder>/go.mod and go.sum for one pinned tool.
+
+    python hack/tools/pin.py helm 4.3.1
+
+Packages and module come from tools.toml. Needs Go, and the module proxy for what the module cache lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+OLDEST_GO_WITH_TOOL_DIRECTIVE = (1, 24)
+
+
+def pin(folder: str, version: str) -> None:
+    """Pin ``folder`` at ``version`` (with or without a leading v); the old pin stays if anything fails."""
+    module = _module_of(folder)
+    path, tag = module["module"], "v" + version.removeprefix("v")
+    with tempfile.TemporaryDirectory() as scratch:
+        upstream = json.loads(_go(["mod", "download", "-json", f"{path}@{tag}"], scratch))["GoMod"]
+        facts = json.loads(_go(["mod", "edit", "-json", upstream], scratch))
+        _go(["mod", "init", f"bireme.dev/tools/{folder}"], scratch)
+        edits = [f"-go={_go_line(facts['Go'])}", f"-require={path}@{tag}", *_replacements(facts, tag)]
+        edits += [f"-tool={tool['package']}" for tool in module["tools"].values()]
+        _go(["mod", "edit", *edits], scratch)
+        _go(["mod", "tidy"], scratch)
+        (HERE / folder).mkdir(exist_ok=True)
+        for name in ("go.mod", "go.sum"):
+            shutil.copyfile(Path(scratch, name), HERE / folder / f"{name}.new")
+        for name in ("go.mod", "go.sum"):
+            os.replace(HERE / folder / f"{name}.new", HERE / folder / name)
+
+
+def _module_of(folder: str) -> dict[str, Any]:
+    modules = tomllib.loads((HERE / "tools.toml").read_text())["modules"]
+    for name, module in modules.items():
+        if folder in module.get("folders", [name]):
+            found: dict[str, Any] = module
+            return found
+    raise SystemExit(f"error: tools.toml knows no folder {folder}: add it there first")
+
+
+def _replacements(facts: dict[str, Any], tag: str) -> list[str]:
+    """Modules that the upstream repository keeps in itself as v0.0.0 are published as v0.<minor>.<patch>."""
+    required = {require["Path"]: require["Version"] for require in facts["Require"]}
+    published = "v0." + tag.split(".", 1)[1]
+    staged = [r["Old"]["Path"] for r in facts.get("Replace") or [] if r["New"]["Path"].startswith(".")]
+    return [f"-replace={path}={path}@{published}" for path in staged if required.get(path) == "v0.0.0"]
+
+
+def _go_line(upstream: str) -> str:
+    if tuple(int(part) for part in upstream.split(".")[:2]) < OLDEST_GO_WITH_TOOL_DIRECTIVE:
+        return ".".join(str(part) for part in OLDEST_GO_WITH_TOOL_DIRECTIVE)
+    return upstream
+
+
+def _go(arguments: list[str], folder: str) -> str:
+    done = subprocess.run(["go", *arguments], cwd=folder, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"error: go {' '.join(arguments[:2])}: {done.stderr.strip()}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit((__doc__ or "").strip())
+    pin(sys.argv[1], sys.argv[2])
