@@ -22,11 +22,10 @@ Arguments: spec (the Job's spec less completions, parallelism and the other fiel
 {{- define "common.immutable.jobParts" -}}
 {{- $spec := required "common.immutable.jobParts needs spec" .spec }}
 {{- $pod := $spec.template.spec }}
-{{- $parts := merge (dict "pod labels and annotations" $spec.template.metadata) (omit $spec "template") (omit $pod "containers") }}
-{{- range $field, $content := first $pod.containers }}
-{{- $_ := set $parts $field $content }}
-{{- end }}
-{{- toJson (merge $parts (dict "further containers" (rest $pod.containers))) }}
+{{- $parts := merge (dict "pod labels and annotations" $spec.template.metadata) (omit $spec "template") (omit $pod "containers" "securityContext") }}
+{{- $_ := set $parts "podSecurityContext" $pod.securityContext }}
+{{- $_ := set $parts "further containers" (rest $pod.containers) }}
+{{- toJson (merge $parts (first $pod.containers)) }}
 {{- end }}
 
 {{/*

@@ -1,5 +1,5 @@
 {{/*
-The arguments of torchrun: the script and its arguments, or the chart's own check of the workers.
+The source that the job runs: the script of the values, or the chart's own check when nothing else is named.
 */}}
 {{- define "torch-elastic.scriptSource" -}}
 {{- if or .Values.script (not (or .Values.args .Values.command)) }}
@@ -30,8 +30,11 @@ The Secret that holds the user of etcd, if one is needed.
 */}}
 {{- define "torch-elastic.authSecret" -}}
 {{- if eq .Values.rendezvous.backend "etcd" }}
-{{- $own := dig "auth" "existingSecret" "" .Values.etcd }}
-{{- ternary .Values.rendezvous.auth.existingSecret $own (not (empty .Values.rendezvous.endpoints)) }}
+{{- if .Values.rendezvous.endpoints }}
+{{- .Values.rendezvous.auth.existingSecret }}
+{{- else if dig "auth" "enabled" false .Values.etcd }}
+{{- .Values.etcd.auth.existingSecret }}
+{{- end }}
 {{- end }}
 {{- end }}
 
