@@ -1,0 +1,308 @@
+"""Charts rendered by the real Helm, once per content.
+
+A chart of this size costs Helm a process start and little else, so the harness renders in parallel, and
+never renders the same content twice: results are kept in memory and on disk under a key that covers all the
+output depends on. pyhelm3's ``template`` is not used: it lacks --kube-version, --api-versions and
+--is-upgrade, and it concatenates lists where Helm replaces them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bireme.errors import BiremeError
+from bireme.manifests import Manifest, split
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RenderRequest:
+    """One ``helm template``: ``values`` are the user's, merged; ``helm`` is "helm" (4) or "helm3"."""
+
+    chart: Path
+    values: Mapping[str, Any] = field(default_factory=dict)
+    release: str = "release"
+    namespace: str = "default"
+    kube_version: str | None = None
+    api_versions: tuple[str, ...] = ()
+    is_upgrade: bool = False
+    helm: str = "helm"
+
+    def flags(self) -> list[str]:
+        """Helm's arguments but for the chart and its values."""
+        flags = [self.release, "--namespace", self.namespace]
+        if self.kube_version:
+            flags += ["--kube-version", self.kube_version]
+        for version in self.api_versions:
+            flags += ["--api-versions", version]
+        return [*flags, "--is-upgrade"] if self.is_upgrade else flags
+
+
+@dataclass(frozen=True)
+class Render:
+    """What a chart rendered to, hooks and helm tests included (see ``Manifest.is_hook``)."""
+
+    request: RenderRequest
+    manifests: tuple[Manifest, ...]
+
+
+class RenderError(BiremeError):
+    """The chart refused the values, or is broken: its own sentences; ``raw`` is all that Helm said."""
+
+    def __init__(self, message: str, raw: str = "") -> None:
+        super().__init__(message)
+        self.raw = raw
+
+
+class Renderer:
+    """Renders charts with the pinned Helm.
+
+    ``cache``: keep results on disk and in memory; without it every call runs Helm. ``jobs``: Helm processes
+    at a time in `render_many` (default: one per core). A Renderer reads each chart tree once: make a new one
+    after a chart changed.
+    """
+
+    def __init__(self, toolbox: Toolbox, paths: Paths, cache: bool = True, jobs: int | None = None) -> None:
+        self._toolbox = toolbox
+        self._folder = paths.cache / "renders"
+        self._cache = cache
+        self._jobs = jobs or os.cpu_count() or 1
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
+        self._trees: dict[Path, str] = {}
+        self._helms: dict[str, tuple[Path, str]] = {}
+        self._home = Path(tempfile.mkdtemp(prefix="bireme-helm-"))
+        weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
+
+    def render(self, request: RenderRequest) -> Render:
+        """The objects of ``request``. Raises RenderError with the chart's sentence when it refuses them."""
+        if not self._cache:
+            return Render(request, self._run(request))
+        key = self._key(request)
+        result = self._known.get(key) or self._load(key)
+        if result is None:
+            result = self._attempt(request)
+            self._save(key, result)
+        self._known[key] = result
+        if isinstance(result, RenderError):
+            raise RenderError(str(result), result.raw)
+        return Render(request, result)
+
+    def render_many(self, requests: Sequence[RenderRequest]) -> list[Render | RenderError]:
+        """Every request rendered, in order; equal ones once, ``jobs`` at a time.
+
+        Refusals are returned, not raised. Raises BiremeError when Helm itself cannot run.
+        """
+        keys = [self._key(request) for request in requests]
+        distinct = dict(zip(keys, requests, strict=True))
+        with ThreadPoolExecutor(max_workers=self._jobs) as pool:
+            done = dict(zip(distinct, pool.map(self._outcome, distinct.values()), strict=True))
+        results: list[Render | RenderError] = []
+        for key, request in zip(keys, requests, strict=True):
+            outcome = done[key]
+            results.append(Render(request, outcome.manifests) if isinstance(outcome, Render) else outcome)
+        return results
+
+    def text(self, request: RenderRequest) -> str:
+        """Helm's own output for ``request``, never from the cache. Raises RenderError."""
+        self._tree(request.chart)
+        binary = self._helm(request.helm)[0]
+        command = [str(binary), "template", *request.flags(), "--values", "-"]
+        # One argument that could be taken for a flag must not be: the chart path comes after "--".
+        finished = subprocess.run(
+            [*command, "--", str(request.chart)],
+            input=_canonical(request.values),
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            check=False,
+        )
+        if finished.returncode < 0:
+            raise BiremeError(
+                f"{binary} was stopped by signal {-finished.returncode} while rendering {request.chart}"
+            )
+        if finished.returncode:
+            raise RenderError(sentences(finished.stderr), finished.stderr)
+        return finished.stdout
+
+    def _outcome(self, request: RenderRequest) -> Render | RenderError:
+        try:
+            return self.render(request)
+        except RenderError as error:
+            return error
+
+    def _attempt(self, request: RenderRequest) -> tuple[Manifest, ...] | RenderError:
+        try:
+            return self._run(request)
+        except RenderError as error:
+            return error
+
+    def _run(self, request: RenderRequest) -> tuple[Manifest, ...]:
+        return tuple(Manifest(content, source) for source, content in split(self.text(request)))
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing of the caller's: no HELM_* settings, no plugins, no repositories, no kubeconfig."""
+        home = str(self._home)
+        return {
+            "HOME": home,
+            "HELM_CACHE_HOME": f"{home}/cache",
+            "HELM_CONFIG_HOME": f"{home}/config",
+            "HELM_DATA_HOME": f"{home}/data",
+            "HELM_PLUGINS": f"{home}/plugins",
+            "KUBECONFIG": f"{home}/no-cluster",
+            # A render lives for milliseconds and holds little: collecting garbage only costs it time.
+            "GOGC": "off",
+        }
+
+    # --- the key ---
+
+    def _key(self, request: RenderRequest) -> str:
+        parts = [
+            str(_FORMAT),
+            self._helm(request.helm)[1],
+            self._tree(request.chart),
+            _canonical(request.values),
+            *request.flags(),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _helm(self, name: str) -> tuple[Path, str]:
+        with self._lock:
+            if name not in self._helms:
+                binary = self._toolbox.path(name)
+                with binary.open("rb") as content:
+                    self._helms[name] = binary, hashlib.file_digest(content, "sha256").hexdigest()
+            return self._helms[name]
+
+    def _tree(self, chart: Path) -> str:
+        with self._lock:
+            if chart not in self._trees:
+                self._trees[chart] = tree_digest(chart)
+            return self._trees[chart]
+
+    # --- the disk ---
+
+    def _file(self, key: str) -> Path:
+        return self._folder / key[:2] / f"{key}.json"
+
+    def _load(self, key: str) -> tuple[Manifest, ...] | RenderError | None:
+        try:
+            kept = json.loads(self._file(key).read_bytes())
+            if "error" in kept:
+                return RenderError(kept["error"], kept["raw"])
+            return tuple(Manifest(entry["object"], entry["source"]) for entry in kept["manifests"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # not there, or half-written by an older version: render again
+
+    def _save(self, key: str, result: tuple[Manifest, ...] | RenderError) -> None:
+        kept: dict[str, Any]
+        if isinstance(result, RenderError):
+            kept = {"error": str(result), "raw": result.raw}
+        else:
+            kept = {"manifests": [{"source": item.source, "object": item.thaw()} for item in result]}
+        file = self._file(key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+            json.dump(kept, part)
+        Path(part.name).replace(file)
+
+
+def _canonical(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), default=dict, allow_nan=False)
+
+
+# --- a chart's files ---
+
+
+def tree_digest(chart: Path) -> str:
+    """sha256 over every file of ``chart``, its names and contents, links to dependencies followed.
+
+    Raises BiremeError when it is no chart, or when charts/ holds a dependency twice.
+    """
+    if not (chart / "Chart.yaml").is_file():
+        raise BiremeError(f"{chart} is not a chart: it has no Chart.yaml")
+    digest = hashlib.sha256()
+    for file in _files(chart, frozenset()):
+        name = file.relative_to(chart).as_posix().encode()
+        content = hashlib.sha256(file.read_bytes()).digest()
+        digest.update(len(name).to_bytes(4, "big") + name + content)
+    return digest.hexdigest()
+
+
+def _files(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    real = folder.resolve()
+    if real in above:
+        raise BiremeError(f"{folder} links back to a folder it lies in: remove the link")
+    if folder.name == "charts":
+        _refuse_twice(folder)
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from _files(path, above | {real})
+        elif path.is_file():
+            yield path
+
+
+def _refuse_twice(charts: Path) -> None:
+    """A packaged copy beside a link would be rendered too, and go stale unseen."""
+    folders = [path for path in sorted(charts.iterdir()) if (path / "Chart.yaml").is_file()]
+    for folder in folders:
+        for archive in sorted(charts.glob(f"{folder.name}-*.tgz")):
+            if re.fullmatch(r"v?\d.*", archive.name[len(folder.name) + 1 :]):
+                raise BiremeError(
+                    f"{charts} holds {folder.name} twice, as {folder.name} and as {archive.name}: "
+                    f"remove {archive.name} (helm dependency build leaves such copies)"
+                )
+
+
+# --- what Helm says ---
+
+_PREFIXES = (
+    re.compile(r"^Error: "),
+    re.compile(r"^(INSTALLATION|UPGRADE) FAILED: "),
+    re.compile(r"^execution error at \([^)]*\): "),
+    re.compile(r"^template: .*error calling (fail|required): "),
+)
+_SCHEMA_HEADER = "values don't meet the specifications of the schema(s) in the following chart(s):"
+_SCHEMA_LINE = re.compile(r"^- (?:at '(?P<pointer>[^']*)'|(?P<field>\S+)): (?P<why>.*)$")
+_HINT = "Use --debug flag to render out invalid YAML"
+
+
+def sentences(stderr: str) -> str:
+    """The sentences of Helm's standard error, one per line, without its prefixes and its log lines."""
+    lines = stderr.strip().splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith("Error: ")), 0)
+    said = "\n".join(line for line in lines[start:] if line.strip() and line.strip() != _HINT)
+    for prefix in _PREFIXES:
+        said = prefix.sub("", said)
+    if said.startswith(_SCHEMA_HEADER):
+        said = "\n".join(_schema_sentences(said.removeprefix(_SCHEMA_HEADER).splitlines()))
+    return said or "Helm failed without saying why"
+
+
+def _schema_sentences(lines: Sequence[str]) -> Iterator[str]:
+    chart = ""
+    for line in filter(None, (line.strip() for line in lines)):
+        found = _SCHEMA_LINE.match(line)
+        if found:
+            where = (found["pointer"] or "").strip("/").replace("/", ".") or found["field"] or "the values"
+            yield f"{chart}: {where}: {found['why']}"
+        elif line.endswith(":"):
+            chart = line.rstrip(":")
+        else:
+            yield f"{chart}: {line}"
