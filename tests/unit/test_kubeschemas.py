@@ -1,0 +1,112 @@
+"""Kubernetes' own schemas, as kubeconform reads them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.kubeschemas import kubernetes_schemas, schema_location
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+VERSIONS = ("1.36.3", "1.34.4")
+
+
+@pytest.fixture(scope="module")
+def toolbox() -> Toolbox:
+    return Toolbox(Paths.discover())
+
+
+def pod_template() -> dict[str, Any]:
+    container = {
+        "name": "main",
+        "image": "busybox",
+        "ports": [{"containerPort": 8080}],
+        "resources": {"limits": {"cpu": 4, "memory": "5120Mi", "nvidia.com/gpu": "8"}},
+        "livenessProbe": {"httpGet": {"path": "/", "port": "http"}},
+        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}},
+    }
+    return {
+        "metadata": {"labels": {"app": "x"}, "annotations": {"any": "thing"}},
+        "spec": {"containers": [container], "restartPolicy": "Always"},
+    }
+
+
+def deployment() -> dict[str, Any]:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "x"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "x"}}, "template": pod_template()},
+    }
+
+
+def indexed_job() -> dict[str, Any]:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "x"},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": 3,
+            "parallelism": 3,
+            "backoffLimitPerIndex": 2,
+            "template": pod_template(),
+        },
+    }
+
+
+def verdict(toolbox: Toolbox, version: str, folder: Path, manifest: dict[str, Any]) -> str:
+    """What kubeconform says against the manifest: nothing when it is valid."""
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(manifest))
+    location = schema_location(kubernetes_schemas(toolbox, version))
+    command = [str(toolbox.path("kubeconform")), "-schema-location", location, "-output", "json", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    resources = json.loads(said.stdout)["resources"]
+    return " ".join(resource["msg"] for resource in resources)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("manifest", [deployment(), indexed_job()], ids=["deployment", "job"])
+def test_a_valid_manifest_passes(
+    toolbox: Toolbox, tmp_path: Path, version: str, manifest: dict[str, Any]
+) -> None:
+    assert verdict(toolbox, version, tmp_path, manifest) == ""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_misspelled_field_fails_by_name(toolbox: Toolbox, tmp_path: Path, version: str) -> None:
+    manifest = deployment()
+    manifest["spec"]["template"]["spec"]["containers"][0]["imagePullpolicy"] = "Always"
+
+    assert "imagePullpolicy" in verdict(toolbox, version, tmp_path, manifest)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("memory", "5120MiB"), ("cpu", "four"), ("cpu", None)],
+)
+def test_what_is_no_quantity_fails(toolbox: Toolbox, tmp_path: Path, key: str, value: str | None) -> None:
+    manifest = indexed_job()
+    manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][key] = value
+
+    assert f"limits/{key}" in verdict(toolbox, "1.36.3", tmp_path, manifest)
+
+
+def test_a_missing_required_field_fails(toolbox: Toolbox, tmp_path: Path) -> None:
+    manifest = deployment()
+    del manifest["spec"]["selector"]
+
+    assert "selector" in verdict(toolbox, "1.36.3", tmp_path, manifest)
+
+
+def test_keys_of_list_maps_are_kept_for_who_checks_them(toolbox: Toolbox) -> None:
+    pod = json.loads((kubernetes_schemas(toolbox) / "pod-v1.json").read_text())
+
+    volumes = pod["definitions"]["io.k8s.api.core.v1.PodSpec"]["properties"]["volumes"]
+    assert volumes["x-kubernetes-list-map-keys"] == ["name"]
