@@ -1,0 +1,190 @@
+"""A cluster's API server in plain JSON, without the client library's models.
+
+Turning a thousand pods into model objects takes longer than getting them; everything here is dicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bireme.errors import BiremeError
+
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+_PARALLEL = 16
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 60
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ApiError(BiremeError):
+    """The API server said no; ``status`` is its HTTP status, or 0 when it could not be reached."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Api:
+    """The API server that a kubeconfig names.
+
+    ``kubeconfig``: the file; ``context``: one of its contexts, or None for the current one. Raises
+    BiremeError when the file cannot be used. Requests are thread-safe.
+    """
+
+    def __init__(self, kubeconfig: Path, context: str | None = None) -> None:
+        # Imported here because it takes half a second, which `bireme --help` should not.
+        from kubernetes import config
+        from kubernetes.client import Configuration
+
+        options = Configuration()
+        options.connection_pool_maxsize = _PARALLEL + 4
+        # The harness says itself when a server cannot be reached, at once.
+        options.retries = False
+        try:
+            self._client: Any = config.new_client_from_config(  # type: ignore[no-untyped-call]
+                str(kubeconfig), context, persist_config=False, client_configuration=options
+            )
+        except (config.ConfigException, OSError) as error:
+            raise BiremeError(f"{kubeconfig} cannot be used as kubeconfig: {error}") from error
+        self.server: str = self._client.configuration.host
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.rest_client.close()
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        """The object or list at ``path``, e.g. ``/api/v1/nodes``. Raises ApiError."""
+        return self._json("GET", path, query=query)
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        """The object at ``path``, or None when there is none. Raises ApiError for anything else."""
+        try:
+            return self.get(path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create ``body`` in the collection at ``path``. Raises ApiError."""
+        return self._json("POST", path, body)
+
+    def patch(
+        self, path: str, body: Mapping[str, Any], content_type: str = MERGE_PATCH, **query: str
+    ) -> dict[str, Any]:
+        """Patch the object at ``path``. Raises ApiError."""
+        return self._json("PATCH", path, body, query, content_type)
+
+    def delete(self, path: str, **query: str) -> None:
+        """Delete the object (or the collection) at ``path``; fine when there is none. Raises ApiError."""
+        try:
+            self._json("DELETE", path, query=query)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def each(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """``call`` for every item, several at a time; the results in order. Raises what a call raises."""
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            return list(pool.map(call, items))
+
+    @contextlib.contextmanager
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Iterator[dict[str, Any]]]:
+        """The watch events of the collection at ``path``, for at most ``seconds``.
+
+        Give ``resourceVersion`` of the list that the watch carries on from. Raises ApiError.
+        """
+        limits = {"watch": "true", "timeoutSeconds": str(max(1, round(seconds)))}
+        response = self._send("GET", path, None, query | limits, None, seconds + _CONNECT_SECONDS)
+        try:
+            yield _events(response)
+        finally:
+            # Closed rather than drained: a watch has no end to wait for.
+            response.close()
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+    ) -> dict[str, Any]:
+        response = self._send(method, path, body, query or {}, content_type, _READ_SECONDS)
+        answer = json.loads(response.data)
+        return answer if isinstance(answer, dict) else {}
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str],
+        content_type: str | None,
+        read_seconds: float,
+    ) -> Any:
+        import urllib3
+
+        request = self._client.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params={
+                "Accept": "application/json",
+                "Content-Type": content_type or "application/json",
+            },
+            auth_settings=["BearerToken"],
+        )
+        verb, url, headers = request[0], request[1], request[2]
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            response = self._client.rest_client.pool_manager.request(
+                verb,
+                url,
+                body=content,
+                headers=headers,
+                preload_content=False,
+                timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise ApiError(0, f"the cluster at {self.server} does not answer: {_cause(error)}") from error
+        if response.status >= 400:
+            raise ApiError(response.status, _refusal(verb, path, response))
+        return response
+
+
+def _events(response: Any) -> Iterator[dict[str, Any]]:
+    import urllib3
+
+    rest = b""
+    try:
+        for chunk in response.stream(65536, decode_content=False):
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (json.loads(line) for line in lines if line)
+    except urllib3.exceptions.HTTPError:
+        # The connection went away: for the reader the same as a watch that ran out, it lists again.
+        return
+
+
+def _refusal(verb: str, path: str, response: Any) -> str:
+    body = response.data
+    try:
+        message = json.loads(body).get("message") or response.reason
+    except (ValueError, AttributeError):
+        message = body.decode(errors="replace").strip() or response.reason
+    return f"the cluster refused {verb} {path}: {message}"
+
+
+def _cause(error: BaseException) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason or error).rsplit(">: ", 1)[-1]

@@ -1,0 +1,95 @@
+"""A cluster that is there already: used, never made, never removed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from bireme.clusters import ClusterInfo
+from bireme.clusters.api import Api
+from bireme.errors import BiremeError
+from bireme.instances import INSTANCE_TYPE_LABEL
+from bireme.paths import Paths
+
+
+@dataclass(frozen=True)
+class ExistingCluster:
+    """A cluster that a kubeconfig names. Its nodes and its version are read from it when asked for."""
+
+    kubeconfig: Path
+    context: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The context, or ``current``."""
+        return self.context or "current"
+
+    @property
+    def provider(self) -> str:
+        """``existing``."""
+        return "existing"
+
+    @cached_property
+    def api(self) -> Api:
+        """Its API server."""
+        return Api(self.kubeconfig, self.context)
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """Number of its nodes by instance type, as their labels say now. Raises BiremeError."""
+        nodes = self.api.get("/api/v1/nodes")["items"]
+        labels = (node["metadata"].get("labels", {}) for node in nodes)
+        return dict(Counter(each.get(INSTANCE_TYPE_LABEL, "unknown") for each in labels))
+
+    def info(self) -> ClusterInfo:
+        """Its facts, asked of the cluster. Raises BiremeError when it does not answer."""
+        version = self.api.get("/version")["gitVersion"].removeprefix("v")
+        return ClusterInfo(self.provider, self.name, self.kubeconfig, self.context, self.nodes, version)
+
+
+class ExistingProvider:
+    """Clusters by kubeconfig and context.
+
+    ``kubeconfig``: the file; by default the first of ``$KUBECONFIG``, else ~/.kube/config.
+    """
+
+    name = "existing"
+
+    def __init__(self, paths: Paths, kubeconfig: Path | None = None) -> None:
+        self._paths = paths
+        self._kubeconfig = kubeconfig
+
+    def up(self, name: str, nodes: Mapping[str, int]) -> ExistingCluster:
+        """The cluster of context ``name``, once it has answered. Raises BiremeError, also for nodes."""
+        if nodes:
+            raise BiremeError("--nodes: an existing cluster keeps the nodes it has, leave the option out")
+        cluster = self.get(name)
+        cluster.info()
+        return cluster
+
+    def down(self, name: str) -> bool:
+        """False: what Bireme did not make it does not remove."""
+        return False
+
+    def get(self, name: str = "") -> ExistingCluster:
+        """The cluster of context ``name``, or of the current one. Raises BiremeError without a file."""
+        file = self._kubeconfig or _default_kubeconfig(os.environ)
+        if not file.is_file():
+            raise BiremeError(f"there is no kubeconfig at {file}: give one with --kubeconfig")
+        return ExistingCluster(file, name or None)
+
+    def list(self) -> tuple[ClusterInfo, ...]:
+        """The current cluster, when there is a kubeconfig and it answers."""
+        try:
+            return (self.get().info(),)
+        except BiremeError:
+            return ()
+
+
+def _default_kubeconfig(environ: Mapping[str, str]) -> Path:
+    given = [part for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return Path(given[0]) if given else Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"

@@ -1,0 +1,158 @@
+"""What cluster nodes look like: the ``--nodes`` syntax, and Node objects made from the instance facts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bireme.errors import BiremeError
+from bireme.instances import HUGE_PAGES, INSTANCE_TYPE_LABEL, Instance
+
+CPU_TYPE = "cpu"
+FAKE_LABEL = "bireme.dev/fake"
+REGION = "us-west-2"
+ZONE = f"{REGION}a"
+
+# Huge pages that a node with EFA sets aside: libfabric's EFA provider and NCCL's OFI plugin map their
+# buffers with them, and the EKS node groups of the walkthroughs reserve the same.
+EFA_HUGE_PAGES_MIB = 5120
+
+# A node without accelerators, for etcd and operators: m7i.2xlarge with what EKS leaves of it to pods.
+_CPU_INSTANCE_TYPE = "m7i.2xlarge"
+_CPU_CAPACITY = {"cpu": "8", "memory": "32768Mi", "pods": "58", "ephemeral-storage": "80Gi"}
+_CPU_ALLOCATABLE = _CPU_CAPACITY | {"cpu": "7910m", "memory": "30100Mi"}
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """What every node of one type has in common.
+
+    ``name`` is what ``--nodes`` calls it, ``instance_type`` what its label says; ``capacity`` and
+    ``allocatable`` are Kubernetes quantities by resource name; ``taint`` is a resource name whose
+    ``=present:NoSchedule`` taint keeps other pods away, or None.
+    """
+
+    name: str
+    instance_type: str
+    capacity: Mapping[str, str]
+    allocatable: Mapping[str, str]
+    taint: str | None
+
+    def node_name(self, index: int) -> str:
+        """The name of the ``index``-th node of this type, e.g. ``p4d-24xlarge-0``."""
+        return f"{self.name.replace('.', '-')}-{index}"
+
+
+def parse_nodes(text: str, instances: Mapping[str, Instance]) -> dict[str, int]:
+    """The number of nodes by type from ``p4d.24xlarge=3,p3.8xlarge=4``.
+
+    ``cpu`` stands for a node without accelerators. Raises BiremeError naming the part that is wrong.
+    """
+    nodes: dict[str, int] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        kind, equals, count = (piece.strip() for piece in part.partition("="))
+        if not equals or not count.isascii() or not count.isdigit() or int(count) < 1:
+            raise BiremeError(
+                f"--nodes: {part!r} is not TYPE=NUMBER, write for example p4d.24xlarge=3,p3.8xlarge=4"
+            )
+        if kind in nodes:
+            raise BiremeError(f"--nodes: {kind} is given twice, write one number for each type")
+        shape_of(kind, instances)
+        nodes[kind] = int(count)
+    if not nodes:
+        raise BiremeError("--nodes is empty: write for example p4d.24xlarge=3,p3.8xlarge=4")
+    return nodes
+
+
+def shape_of(kind: str, instances: Mapping[str, Instance]) -> NodeShape:
+    """The shape of nodes of an EC2 type, or of the pseudo-type ``cpu``.
+
+    Raises BiremeError with the closest names when the type is unknown.
+    """
+    if kind == CPU_TYPE:
+        return NodeShape(CPU_TYPE, _CPU_INSTANCE_TYPE, _CPU_CAPACITY, _CPU_ALLOCATABLE, None)
+    if kind not in instances:
+        raise BiremeError(f"unknown node type {kind!r}: {_suggestion(kind, [*instances, CPU_TYPE])}")
+    instance = instances[kind]
+    allocatable = instance.allocatable(EFA_HUGE_PAGES_MIB if instance.efa else 0)
+    capacity = allocatable | {"cpu": str(instance.vcpu), "memory": f"{instance.memory_mib}Mi"}
+    return NodeShape(kind, kind, capacity, allocatable, instance.accelerator.resource)
+
+
+def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, Any]:
+    """A Node object as the kubelet of a fresh, healthy instance would register it.
+
+    ``kubernetes`` is the version the kubelet reports, e.g. ``1.36.3``. A stand-in: there is no machine
+    behind it, and the label ``bireme.dev/fake`` says so.
+    """
+    name = shape.node_name(index)
+    taints = [{"key": shape.taint, "value": "present", "effect": "NoSchedule"}] if shape.taint else []
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {
+                INSTANCE_TYPE_LABEL: shape.instance_type,
+                "kubernetes.io/arch": "amd64",
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "topology.kubernetes.io/region": REGION,
+                "topology.kubernetes.io/zone": ZONE,
+                FAKE_LABEL: "true",
+            },
+            "annotations": {"node.alpha.kubernetes.io/ttl": "0"},
+        },
+        "spec": {"taints": taints},
+        "status": {
+            "addresses": [{"type": "Hostname", "address": name}],
+            "allocatable": dict(shape.allocatable),
+            "capacity": dict(shape.capacity),
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "nodeInfo": _node_info(kubernetes),
+        },
+    }
+
+
+def _node_info(kubernetes: str) -> dict[str, str]:
+    return {
+        "architecture": "amd64",
+        "bootID": "",
+        "containerRuntimeVersion": "fake://0",
+        "kernelVersion": "",
+        "kubeProxyVersion": f"v{kubernetes}",
+        "kubeletVersion": f"v{kubernetes}",
+        "machineID": "",
+        "operatingSystem": "linux",
+        "osImage": "no machine: a stand-in of bireme",
+        "systemUUID": "",
+    }
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    choices = sorted(known)
+    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
+    family = [choice for choice in choices if choice.split(".")[0] == name.split(".")[0]][:3]
+    if close or family:
+        return f"did you mean {' or '.join(dict.fromkeys(close + family))}?"
+    return f"known are {', '.join(choices)}"
+
+
+def nodes_text(nodes: Mapping[str, int]) -> str:
+    """The counts as ``--nodes`` takes them: ``p4d.24xlarge=3,p3.8xlarge=4``."""
+    return ",".join(f"{kind}={count}" for kind, count in nodes.items())
+
+
+__all__ = [
+    "CPU_TYPE",
+    "EFA_HUGE_PAGES_MIB",
+    "FAKE_LABEL",
+    "HUGE_PAGES",
+    "NodeShape",
+    "node_manifest",
+    "nodes_text",
+    "parse_nodes",
+    "shape_of",
+]
