@@ -20,7 +20,7 @@ Where the agents meet, as host:port[,host:port...].
 {{- printf "%s-0.%s.%s.svc:%d" (include "common.jobName" (dict "root" .)) $fullname .Release.Namespace (int64 .Values.rendezvous.port) }}
 {{- else if .Values.rendezvous.endpoints }}
 {{- join "," .Values.rendezvous.endpoints }}
-{{- else }}
+{{- else if .Subcharts.etcd }}
 {{- printf "%s.%s.svc:2379" (include "common.fullname" (dict "root" .Subcharts.etcd)) .Release.Namespace }}
 {{- end }}
 {{- end }}

@@ -1,0 +1,75 @@
+"""Every chart x instance type x workload renders, or is refused with the sentence of refusals.csv."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
+
+from bireme.kubeschemas import kubernetes_schemas
+from bireme.manifests import Manifest, duplicates, kubeconform, name_problems
+from bireme.pytest_plugin import Request
+from bireme.render import Render, Renderer
+from bireme.tools import Toolbox
+
+
+def by_identity(render: Render) -> dict[str, str]:
+    return {item.identity: json.dumps(item.thaw(), sort_keys=True) for item in render.manifests}
+
+
+def rendered(matrix: Matrix, case: Case, helm: str) -> Render:
+    result = matrix[case, helm]
+    assert isinstance(result, Render), f"{case} under {helm}: {result}"
+    return result
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSALS], ids=str)
+def test_renders_alike_under_both_helms_with_unique_keys_and_names_that_fit(matrix: Matrix, case: Case) -> None:
+    new, old = (rendered(matrix, case, helm) for helm in HELMS)
+    assert by_identity(new) == by_identity(old)
+    assert len(by_identity(new)) == len(new.manifests), "two objects have one name"
+    assert [problem for item in new.manifests for problem in duplicates(item) + name_problems(item)] == []
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=str)
+def test_is_refused_with_the_sentence_of_the_table(matrix: Matrix, case: Case) -> None:
+    assert [str(matrix[case, helm]) for helm in HELMS] == [REFUSALS[case]] * len(HELMS)
+
+
+def test_the_table_of_refusals_names_only_cases_that_exist() -> None:
+    assert set(REFUSALS) <= set(CASES)
+
+
+def test_every_workload_file_is_in_the_matrix() -> None:
+    assert {file.stem for file in (ROOT / "values/workloads").glob("*.yaml")} == set(WORKLOADS)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_all_of_it_is_valid_kubernetes(matrix: Matrix, toolbox: Toolbox, version: str) -> None:
+    manifests = {
+        str(case): rendered(matrix, case, "helm").manifests for case in CASES if case not in REFUSALS
+    }
+    assert kubeconform(manifests, version, toolbox) == []
+
+
+def test_a_misspelled_field_would_not_pass_as_kubernetes(toolbox: Toolbox) -> None:
+    service = Manifest({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"prots": []}})
+    assert "prots" in " ".join(kubeconform({"bad": [service]}, KUBERNETES[0], toolbox))
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
+def test_renders_the_same_bytes_twice(renderer: Renderer, request_for: Request, case: Case, helm: str) -> None:
+    request = request_for(case.chart, files=[f"charts/{case.chart}/ci/{case.ci}"], helm=helm)
+    assert renderer.text(request) == renderer.text(request)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
+def test_every_object_says_its_namespace_chart_and_release(matrix: Matrix, case: Case) -> None:
+    for item in rendered(matrix, case, "helm").manifests:
+        if item.name.endswith("-extra"):
+            continue  # the user's own object, passed through as it is
+        assert item.namespace == "default"
+        assert item.labels["app.kubernetes.io/instance"] == "matrix"
+        assert item.labels["app.kubernetes.io/managed-by"] == "Helm"

@@ -1,0 +1,140 @@
+"""Values that contradict themselves or the instance type are refused with a sentence that names the key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bireme.render import Render, RenderError
+
+P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
+
+TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
+    (
+        "a misspelled key",
+        {},
+        ["workrs=3"],
+        "workrs",
+    ),
+    ("a string where a number belongs", {}, ["workers=three"], "workers"),
+    ("9 GPUs on an 8-GPU type", P4D, ["accelerators=9"], "accelerators: 9 is more than the 8 A100 of a p4d.24xlarge"),
+    ("EFA 5 on p4d", P4D, ["efa=5"], "efa: 5 is more than the 4 EFA interfaces of a p4d.24xlarge"),
+    ("EFA on CPU workers", P4D, ["accelerators=0", "efa=all"], "efa: this job wants EFA"),
+    ("min above max", {}, ["minWorkers=5", "maxWorkers=3", "workers=5"], "minWorkers: 5 is more than maxWorkers, 3"),
+    ("fewer workers than min", {}, ["minWorkers=2"], "workers: 1 is fewer than minWorkers, 2"),
+    ("more workers than max", {}, ["workers=129"], "workers: 129 is more than maxWorkers, 128"),
+    (
+        "processes that don't match the accelerators",
+        P4D,
+        ["processesPerWorker=4"],
+        "processesPerWorker: 4 processes for 8 accelerators",
+    ),
+    (
+        "processes that don't spread over Neuron devices",
+        {"instance": "trn1.32xlarge"},
+        ["processesPerWorker=17"],
+        "processesPerWorker: 17 processes don't spread over 16 Neuron devices",
+    ),
+    (
+        "GPUs by resources instead of accelerators",
+        P4D,
+        [r"resources.limits.nvidia\.com/gpu=4"],
+        "resources.limits.nvidia.com/gpu: 4 contradicts accelerators, which gives each worker 8",
+    ),
+    (
+        "EFA by resources instead of efa",
+        P4D,
+        [r"resources.requests.vpc\.amazonaws\.com/efa=1"],
+        "resources.requests.vpc.amazonaws.com/efa: 1 contradicts efa, which gives each worker 4",
+    ),
+    ("huge pages without memory", {}, ["hugePages=5120Mi"], "hugePages: 5120Mi needs a memory or CPU request"),
+    ("huge pages beyond the node", P4D, ["hugePages=2000Gi"], "hugePages: 2000Gi and reserve.memoryMiB: 2048 leave no"),
+    ("a reserve beyond the node", {"instance": "g5.xlarge"}, ["reserve.cpu=5"], "reserve.cpu: 5 is more than the 4"),
+    ("/dev/shm beyond the memory", P4D, ["shm.size=2000Gi"], "shm.size: 2000Gi is more than the worker's memory"),
+    (
+        "a node selector for another type",
+        P4D,
+        [r"nodeSelector.node\.kubernetes\.io/instance-type=p5.48xlarge"],
+        "nodeSelector: node.kubernetes.io/instance-type p5.48xlarge contradicts instance.type p4d.24xlarge",
+    ),
+    (
+        "two rendezvous",
+        {},
+        ["rendezvous.endpoints={etcd.training.svc:2379}"],
+        "rendezvous.endpoints: the release's own etcd would stay unused",
+    ),
+    ("no rendezvous", {}, ["etcd.enabled=false"], "rendezvous.endpoints: backend etcd without etcd.enabled needs"),
+    ("c10d with an etcd", {}, ["rendezvous.backend=c10d"], "rendezvous.backend: c10d uses no etcd"),
+    (
+        "a Secret for endpoints that are not there",
+        {},
+        ["rendezvous.auth.existingSecret=users"],
+        "rendezvous.auth.existingSecret: it belongs to rendezvous.endpoints",
+    ),
+    ("the chart's own environment", {}, ["env.PET_NNODES=2"], "env: PET_NNODES is the chart's own"),
+    ("an environment that breaks EFA", P4D, ["env.RDMAV_FORK_SAFE=1"], "env: RDMAV_FORK_SAFE breaks EFA"),
+    (
+        "a variable set twice",
+        {"values": {"env": {"A": "1"}, "extraEnv": [{"name": "A", "value": "2"}]}},
+        [],
+        "extraEnv: A is set twice",
+    ),
+    (
+        "a path mounted twice",
+        {"values": {"claims": [{"claimName": "data", "mountPath": "/dev/shm"}]}},
+        [],
+        "claims: /dev/shm is mounted already",
+    ),
+    (
+        "the host's EFA devices",
+        {"values": {"extraVolumes": [{"name": "ib", "hostPath": {"path": "/dev/infiniband"}}]}},
+        [],
+        "extraVolumes: ib mounts /dev/infiniband from the host",
+    ),
+    ("script and command", {}, ["script=print()", "command={sh}"], "command: it replaces the entry point"),
+    ("TensorBoard without logs", {}, ["tensorboard.enabled=true"], "tensorboard.logDir: (not set) is on none of the claims"),
+    ("a name that is too long", {}, [f"fullnameOverride={'x' * 60}"], "choose a shorter release name or fullnameOverride"),
+    ("an image tag that moves", {}, ["image.tag=latest"], "image"),
+    ("etcd's v2 API on 3.6", {}, ["etcd.v2API=true"], "v2API: etcd 3.6 removed the v2 API and image.tag is v3.6.5"),
+    ("a typo in the dependency's values", {}, ["etcd.replica=3"], "replica"),
+]
+
+ETCD: list[tuple[str, list[str], str]] = [
+    ("two members", ["replicas=2"], "replicas"),
+    ("users without a Secret", ["auth.enabled=true"], "auth.existingSecret: auth.enabled needs a Secret"),
+    ("the v2 API on 3.6", ["v2API=true"], "v2API: etcd 3.6 removed the v2 API"),
+    ("the v2 API on a tag that tells no version", ["v2API=true", "image.tag=stable"], "v2API: etcd 3.6 removed"),
+    ("a name that is too long", [f"fullnameOverride={'x' * 53}"], "StatefulSet name"),
+]
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize(("said", "sets", "sentence"), [case[1:] for case in TORCH], ids=[case[0] for case in TORCH])
+def test_torch_elastic_refuses(
+    render: Callable[..., Render], said: dict[str, Any], sets: list[str], sentence: str, helm: str
+) -> None:
+    with pytest.raises(RenderError) as refusal:
+        render("torch-elastic", sets=sets, helm=helm, **said)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize(("sets", "sentence"), [case[1:] for case in ETCD], ids=[case[0] for case in ETCD])
+def test_etcd_refuses(render: Callable[..., Render], sets: list[str], sentence: str, helm: str) -> None:
+    with pytest.raises(RenderError) as refusal:
+        render("etcd", sets=sets, helm=helm)
+    assert sentence in str(refusal.value)
+
+
+def test_all_broken_rules_are_said_at_once(render: Callable[..., Render]) -> None:
+    with pytest.raises(RenderError) as refusal:
+        render("torch-elastic", instance="p4d.24xlarge", sets=["accelerators=9", "efa=5", "minWorkers=2"])
+    assert len(str(refusal.value).splitlines()) >= 3
+
+
+def test_v2_api_is_allowed_below_3_6(render: Callable[..., Render]) -> None:
+    manifests = render("etcd", sets=["v2API=true", "image.tag=v3.5.21"]).manifests
+    config = next(item for item in manifests if item.kind == "ConfigMap" and "etcd.json" in item["data"])
+    assert '"enable-v2": true' in config["data"]["etcd.json"]
