@@ -1,0 +1,69 @@
+# `make` alone lists what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/pytest
+# One worker per core; tests of a file share a worker, and so a cluster.
+PARALLEL ?= -n auto --dist loadfile
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Bireme needs Python 3.11 or newer: run make with PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+.PHONY: setup
+setup: $(VENV)/.ready ## Make .venv with the bireme command in it
+
+.PHONY: demo
+demo: setup ## Plan, install and check imagenet-efa on a cluster without containers, and remove it
+	$(BIN)/bireme demo
+
+.PHONY: tools
+tools: setup ## Get every tool that the tests need, built where no download answers
+	$(BIN)/bireme tools --get
+
+.PHONY: lint
+lint: setup ## Check style and types of the Python code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: test
+test: lint tools ## Lint, types, unit, render and embedded tests
+	$(PYTEST) $(PARALLEL) tests/unit tests/runtime tests/render tests/embedded
+
+.PHONY: test-matrix
+test-matrix: setup ## The embedded tests on the oldest Kubernetes that is supported
+	$(PYTEST) $(PARALLEL) --cluster-version 1.34.4 tests/embedded
+
+.PHONY: schemas
+schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
+	$(BIN)/python -m bireme.schemas
+
+.PHONY: docs
+docs: setup ## Write charts/*/README.md and the picture of the README anew
+	$(BIN)/python hack/docs.py
+
+.PHONY: bench
+bench: setup ## Run the benchmarks (some minutes)
+	$(BIN)/python benchmarks/render.py
+	$(BIN)/python benchmarks/scale.py
+
+.PHONY: lock
+lock: setup ## Write requirements.lock anew from pyproject.toml
+	$(PYTHON) -m venv $(VENV)/uv
+	$(VENV)/uv/bin/pip install --quiet uv
+	$(VENV)/uv/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
+		--generate-hashes --no-annotate --no-header --no-emit-index-url --quiet --upgrade -o requirements.lock
+
+.PHONY: clean
+clean: ## Remove what make made in this folder (the tool cache stays)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
