@@ -1,0 +1,676 @@
+"""A small client of etcd v3 through its HTTP/JSON gateway.
+
+What it insists on is the difference between a request that certainly was not carried out (`Unavailable`:
+ask again, anywhere) and one that may have been (`Ambiguous`: look before asking again). Reads, and writes
+that are the same when done twice, are repeated on the other endpoints by themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+DEFAULT_PORT = 2379
+
+# gRPC status codes, as the gateway reports them.
+_NOT_FOUND, _ALREADY_EXISTS, _PERMISSION_DENIED, _EXHAUSTED, _PRECONDITION = 5, 6, 7, 8, 9
+_UNIMPLEMENTED, _UNAVAILABLE, _UNAUTHENTICATED = 12, 14, 16
+# A write that ends so may have reached the log all the same.
+_UNKNOWN_OUTCOME = {1, 2, 4, 13, 14}
+
+
+class EtcdError(Exception):
+    """etcd did not do what was asked; the subclasses say what is known about it."""
+
+
+class Unavailable(EtcdError):
+    """No endpoint took the request. It was not carried out: asking again is safe."""
+
+
+class Ambiguous(EtcdError):
+    """The answer to a write was lost. It may have been carried out, or still be: look before asking again."""
+
+
+class Refused(EtcdError):
+    """etcd answered that it will not do this. `code` is the gRPC status code."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class LeaseLost(Refused):
+    """The lease expired or was revoked."""
+
+
+class AuthError(Refused):
+    """The user or the password is wrong, or the user may not do this."""
+
+
+class Compacted(EtcdError):
+    """The history from the revision that a watch asked for is gone: read the keys again."""
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """One key as of some revision. `lease` is 0 when the key has none."""
+
+    key: str
+    value: str
+    create_revision: int
+    mod_revision: int
+    lease: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Keys and the revision of the whole store at which they were read."""
+
+    revision: int
+    keys: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of one key; `deleted` events carry the key and the revision of the deletion only."""
+
+    kv: KeyValue
+    deleted: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a transaction did: whether its comparisons held, and the store's revision after it."""
+
+    succeeded: bool
+    revision: int
+
+
+@dataclass(frozen=True)
+class ClusterMember:
+    """A member of the etcd cluster. `name` is empty until it has started."""
+
+    id: int
+    name: str
+    peer_urls: tuple[str, ...]
+    client_urls: tuple[str, ...]
+    is_learner: bool
+
+
+@dataclass(frozen=True)
+class Status:
+    """State of the server at one endpoint. `leader` is 0 when it knows of none."""
+
+    endpoint: str
+    version: str
+    member_id: int
+    leader: int
+    revision: int
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an etcd server listens."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """How to reach a protected etcd: files for TLS, a user and its password. All are optional."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    cacert: str = ""
+    cert: str = ""
+    key: str = ""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Credentials:
+        """Read BIREME_ETCD_USERNAME, _PASSWORD, _CACERT, _CERT and _KEY."""
+        names = ("username", "password", "cacert", "cert", "key")
+        return cls(**{name: env.get(f"BIREME_ETCD_{name.upper()}", "") for name in names})
+
+
+def parse_endpoints(text: str, scheme: str = "http") -> tuple[Endpoint, ...]:
+    """Parse `host:port[,host:port…]`; a part may carry its own scheme, the port defaults to 2379.
+
+    Raises ValueError with a sentence when a part is no endpoint.
+    """
+    return tuple(_parse_endpoint(part.strip(), scheme) for part in text.split(",") if part.strip())
+
+
+def _parse_endpoint(text: str, scheme: str) -> Endpoint:
+    rest = text.rstrip("/")
+    if "://" in rest:
+        scheme, rest = rest.split("://", 1)
+    if rest.startswith("["):
+        host, _, port = rest[1:].partition("]")
+        port = port.lstrip(":")
+    else:
+        host, _, port = rest.partition(":")
+    well_formed = scheme in ("http", "https") and host and "/" not in rest and (not port or port.isdigit())
+    if not well_formed:
+        raise ValueError(f"{text!r} is not an etcd endpoint; write host:port or https://host:port")
+    return Endpoint(scheme, host, int(port or DEFAULT_PORT))
+
+
+def prefix_end(prefix: str) -> bytes:
+    """The first key after all that start with the prefix."""
+    raw = prefix.encode().rstrip(b"\xff")
+    return raw[:-1] + bytes([raw[-1] + 1]) if raw else b"\0"
+
+
+def key_is_unchanged(key: str, mod_revision: int) -> dict[str, Any]:
+    """Comparison: the key was last written at this revision; 0 means that it does not exist."""
+    return {"key": _b64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(mod_revision)}
+
+
+def key_is_same(key: str, create_revision: int) -> dict[str, Any]:
+    """Comparison: the key was created at this revision and has lived since; 0 means that it is not there."""
+    return {"key": _b64(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(create_revision)}
+
+
+def none_newer(prefix: str, revision: int) -> dict[str, Any]:
+    """Comparison: no key under the prefix was written after this revision (deletions do not count)."""
+    keys = {"key": _b64(prefix), "range_end": _b64(prefix_end(prefix))}
+    return {**keys, "target": "MOD", "result": "LESS", "mod_revision": str(revision + 1)}
+
+
+def put_op(key: str, value: str, lease: int = 0) -> dict[str, Any]:
+    """Operation of a transaction: write a key, under a lease when one is given."""
+    return {"request_put": {"key": _b64(key), "value": _b64(value), "lease": str(lease)}}
+
+
+def delete_op(key: str) -> dict[str, Any]:
+    """Operation of a transaction: delete a key."""
+    return {"request_delete_range": {"key": _b64(key)}}
+
+
+class Client:
+    """One user's view of one etcd cluster. Safe to share between threads.
+
+    `timeout` bounds each request on each endpoint, in seconds. Every method may raise Unavailable, Refused
+    and AuthError, and the writes Ambiguous.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], credentials: Credentials | None = None, timeout: float = 5.0
+    ) -> None:
+        credentials = credentials or Credentials()
+        if not endpoints:
+            raise ValueError("an etcd client needs at least one endpoint, e.g. etcd.default.svc:2379")
+        self.endpoints = tuple(endpoints)
+        self._credentials = credentials
+        self._timeout = timeout
+        self._context = _tls(credentials) if any(e.scheme == "https" for e in endpoints) else None
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Endpoint, http.client.HTTPConnection]] = []
+        self._preferred = secrets.randbelow(len(self.endpoints))
+        self._token = ""
+
+    # Keys ---------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> KeyValue | None:
+        """Read one key, or None."""
+        kvs = self._range({"key": _b64(key)}).keys
+        return kvs[0] if kvs else None
+
+    def range(self, prefix: str) -> Snapshot:
+        """Read all keys that start with the prefix, in order."""
+        return self._range({"key": _b64(prefix), "range_end": _b64(prefix_end(prefix))})
+
+    def _range(self, body: dict[str, Any]) -> Snapshot:
+        answer = self.call("/v3/kv/range", body)
+        return Snapshot(_revision(answer), tuple(_key_value(kv) for kv in answer.get("kvs", ())))
+
+    def put(self, key: str, value: str, lease: int = 0) -> int:
+        """Write a key whatever it holds; returns the revision. Repeated by itself: for sole writers."""
+        body = {"key": _b64(key), "value": _b64(value), "lease": str(lease)}
+        return _revision(self.call("/v3/kv/put", body))
+
+    def delete(self, key: str) -> None:
+        """Delete a key if it is there."""
+        self.call("/v3/kv/deleterange", {"key": _b64(key)})
+
+    def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]]) -> Outcome:
+        """Do `success`, atomically, if all comparisons hold. Never repeated: may raise Ambiguous."""
+        body = {"compare": list(compare), "success": list(success)}
+        answer = self.call("/v3/kv/txn", body, repeatable=False)
+        return Outcome(bool(answer.get("succeeded")), _revision(answer))
+
+    def watch(self, prefix: str, revision: int, idle_timeout: float | None = None) -> Watch:
+        """Watch all keys under the prefix from a revision on; `idle_timeout` seconds of silence end it."""
+        keys = {"key": _b64(prefix), "range_end": _b64(prefix_end(prefix))}
+        request = {"create_request": {**keys, "start_revision": str(revision)}}
+        return Watch(self._stream("/v3/watch", request, idle_timeout))
+
+    # Leases -------------------------------------------------------------------------------------------------
+
+    def lease_grant(self, ttl: int) -> int:
+        """Make a lease of `ttl` seconds and return its id; the id is ours, so repeating makes only one."""
+        lease = secrets.randbits(62) + 1
+        try:
+            self.call("/v3/lease/grant", {"TTL": str(ttl), "ID": str(lease)})
+        except Refused as refused:
+            if "already exists" not in str(refused):
+                raise
+        return lease
+
+    def lease_keepalive(self, lease: int) -> int:
+        """Renew a lease and return its time to live in seconds. Raises LeaseLost."""
+        answer = self.call("/v3/lease/keepalive", {"ID": str(lease)})
+        ttl = int(answer.get("result", answer).get("TTL", 0))
+        if ttl <= 0:
+            raise LeaseLost(f"lease {lease:x} is gone", _NOT_FOUND)
+        return ttl
+
+    def lease_revoke(self, lease: int) -> None:
+        """End a lease and delete its keys. A lease that is gone already is fine."""
+        try:
+            self.call("/v3/lease/revoke", {"ID": str(lease)})
+        except LeaseLost:
+            return
+
+    # The cluster --------------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """State of the first server that answers."""
+        endpoint, answer = self._call("/v3/maintenance/status", {}, repeatable=True)
+        header = answer.get("header", {})
+        return Status(
+            str(endpoint), answer.get("version", ""), int(header.get("member_id", 0)),
+            int(answer.get("leader", 0)), int(header.get("revision", 0)),
+        )  # fmt: skip
+
+    def members(self) -> tuple[ClusterMember, ...]:
+        """The members of the cluster, as a majority of them knows it."""
+        return _members(self.call("/v3/cluster/member/list", {"linearizable": True}))
+
+    def member_add(self, peer_url: str) -> tuple[ClusterMember, ...]:
+        """Register one more voting member and return all. Never repeated: may raise Ambiguous."""
+        return _members(self.call("/v3/cluster/member/add", {"peerURLs": [peer_url]}, repeatable=False))
+
+    def member_remove(self, member: int) -> None:
+        """Remove a member; one that is not there is fine."""
+        try:
+            self.call("/v3/cluster/member/remove", {"ID": str(member)})
+        except Refused as refused:
+            if refused.code != _NOT_FOUND:
+                raise
+
+    # Users --------------------------------------------------------------------------------------------------
+
+    def auth(self, action: str, body: Mapping[str, Any], exists_is_fine: bool = False) -> dict[str, Any]:
+        """One call of the authentication API, e.g. `auth("user/add", {"name": …})`."""
+        try:
+            return self.call(f"/v3/auth/{action}", dict(body))
+        except Refused as refused:
+            if exists_is_fine and "already exist" in str(refused):
+                return {}
+            raise
+
+    # Requests -----------------------------------------------------------------------------------------------
+
+    def call(self, path: str, body: dict[str, Any], repeatable: bool = True) -> dict[str, Any]:
+        """POST one request of the gateway and return the answer, after failing over between the endpoints.
+
+        A `repeatable` one goes to the next endpoint whenever no answer came; another only while it surely was
+        not carried out, and it ends in Ambiguous when that is not known.
+        """
+        return self._call(path, body, repeatable)[1]
+
+    def _call(self, path: str, body: dict[str, Any], repeatable: bool) -> tuple[Endpoint, dict[str, Any]]:
+        failures: list[str] = []
+        for endpoint in self._in_order():
+            try:
+                answer = self._ask(endpoint, path, body)
+            except Unavailable as failure:
+                failures.append(str(failure))
+                continue
+            except Ambiguous as failure:
+                if not repeatable:
+                    self._avoid(endpoint)
+                    raise
+                failures.append(str(failure))
+                continue
+            self._prefer(endpoint)
+            return endpoint, answer
+        raise Unavailable("; ".join(failures))
+
+    def _ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask one endpoint, logging in first, or again, when it wants that."""
+        token = self._token
+        try:
+            return self._exchange(endpoint, path, body, token)
+        except AuthError as refused:
+            if not (self._credentials.username and _wants_login(refused)):
+                raise
+        with self._lock:
+            stale = self._token == token
+        if stale:
+            self._login(endpoint)
+        return self._exchange(endpoint, path, body, self._token)
+
+    def _login(self, endpoint: Endpoint) -> None:
+        body = {"name": self._credentials.username, "password": self._credentials.password}
+        answer = self._exchange(endpoint, "/v3/auth/authenticate", body, "")
+        with self._lock:
+            self._token = str(answer.get("token", ""))
+
+    def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
+        connection = self._connect(endpoint)
+        try:
+            try:
+                connection.request("POST", path, json.dumps(body), _headers(token))
+                response = connection.getresponse()
+                raw = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise Ambiguous(f"{endpoint} did not answer ({_reason(error)})") from error
+            answer = _decode(endpoint, response.status, raw)
+        except BaseException:
+            connection.close()
+            raise
+        if response.will_close:
+            connection.close()
+        else:
+            self._keep(endpoint, connection)
+        return answer
+
+    def _connect(self, endpoint: Endpoint, timeout: float | None = None) -> http.client.HTTPConnection:
+        """An idle connection to the endpoint that is still good, or a new one. Raises Unavailable."""
+        with self._lock:
+            mine = [pair for pair in self._idle if pair[0] == endpoint] if timeout is None else []
+            if mine:
+                self._idle.remove(mine[-1])
+        if mine:
+            connection = mine[-1][1]
+            # A server that has closed it shows as readable: using it would only make the outcome unknown.
+            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
+        connection = self._new_connection(endpoint)
+        try:
+            connection.connect()
+            if connection.sock is not None:
+                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            connection.close()
+            raise Unavailable(f"{endpoint} cannot be reached ({_reason(error)})") from error
+        return connection
+
+    def _new_connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:
+        host, port, timeout = endpoint.host, endpoint.port, self._timeout
+        if endpoint.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
+        return http.client.HTTPConnection(host, port, timeout=timeout)
+
+    def _keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if len(self._idle) < 4:
+                self._idle.append((endpoint, connection))
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close the idle connections. The client stays usable."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def _in_order(self) -> Iterator[Endpoint]:
+        first = self._preferred
+        for offset in range(len(self.endpoints)):
+            yield self.endpoints[(first + offset) % len(self.endpoints)]
+
+    def _prefer(self, endpoint: Endpoint) -> None:
+        self._preferred = self.endpoints.index(endpoint)
+
+    def _avoid(self, endpoint: Endpoint) -> None:
+        self._preferred = (self.endpoints.index(endpoint) + 1) % len(self.endpoints)
+
+    def _stream(self, path: str, body: dict[str, Any], idle_timeout: float | None) -> _Stream:
+        failures: list[str] = []
+        for endpoint in self._in_order():
+            try:
+                return self._open_stream(endpoint, path, body, idle_timeout)
+            except (Unavailable, Ambiguous) as failure:
+                failures.append(str(failure))
+        raise Unavailable("; ".join(failures))
+
+    def _open_stream(
+        self, endpoint: Endpoint, path: str, body: dict[str, Any], idle_timeout: float | None
+    ) -> _Stream:
+        if self._credentials.username and not self._token:
+            try:
+                self._login(endpoint)
+            except Refused as refused:
+                if not _auth_is_off(refused):
+                    raise
+        connection = self._connect(endpoint, timeout=idle_timeout or 0.0)
+        sock = connection.sock
+        try:
+            connection.request("POST", path, json.dumps(body), _headers(self._token))
+            response = connection.getresponse()
+            if response.status != 200:
+                _decode(endpoint, response.status, response.read())
+            sock.settimeout(idle_timeout)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise Unavailable(f"{endpoint} did not answer ({_reason(error)})") from error
+        except EtcdError as error:
+            connection.close()
+            if isinstance(error, AuthError) and _wants_login(error):
+                with self._lock:
+                    self._token = ""
+                raise Unavailable(f"{endpoint} wants a new login") from error
+            raise
+        return _Stream(endpoint, sock, response)
+
+
+class _Stream:
+    """The lines of an answer that does not end, until closed from any thread."""
+
+    def __init__(self, endpoint: Endpoint, sock: socket.socket, response: http.client.HTTPResponse) -> None:
+        self.endpoint = endpoint
+        self._sock = sock
+        self._response = response
+        self.closed = False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            for line in iter(self._response.readline, b""):
+                if line.strip():
+                    yield _decode(self.endpoint, 200, line)
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            if not self.closed:
+                raise Unavailable(f"{self.endpoint} ended the watch ({_reason(error)})") from error
+        if not self.closed:
+            raise Unavailable(f"{self.endpoint} ended the watch")
+
+    def close(self) -> None:
+        self.closed = True
+        # Wakes a thread that is reading; closing the descriptor alone would not.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+class Watch:
+    """Iterate over batches of events, each with its revision; to resume, watch from the last one plus one.
+
+    Ends when closed (from any thread); raises Unavailable when the connection ends, Compacted when the
+    history is gone. The first batch is empty: it says that the watch stands.
+    """
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[Event, ...]]]:
+        for message in self._stream:
+            result = message.get("result", message)
+            if result.get("canceled") or int(result.get("compact_revision", 0)):
+                self.close()
+                reason = result.get("cancel_reason") or "its history was compacted"
+                if int(result.get("compact_revision", 0)):
+                    raise Compacted(f"the watch cannot resume: {reason}")
+                # A token that ran out shows here: a new watch logs in again.
+                raise Unavailable(f"{self._stream.endpoint} cancelled the watch: {reason}")
+            yield _revision(result), tuple(_event(event) for event in result.get("events", ()))
+
+    def close(self) -> None:
+        """End the watch; a thread that is iterating over it returns."""
+        self._stream.close()
+
+
+def wait_until_up(client: Client, seconds: float, say: Callable[[str], None]) -> Status:
+    """Wait, at most so many seconds, until an endpoint serves reads; `say` prints the progress.
+
+    Raises Unavailable with a sentence, or AuthError when it still refuses the user at the end.
+    """
+    deadline = time.monotonic() + seconds
+    last_words: float | None = None
+    while True:
+        try:
+            return _probe(client)
+        except (Unavailable, Ambiguous, AuthError) as error:
+            problem = error
+        now = time.monotonic()
+        if now >= deadline:
+            if isinstance(problem, AuthError):
+                advice = "check the Secret with its name and password"
+                raise AuthError(f"etcd refuses the user: {problem}; {advice}", problem.code)
+            raise Unavailable(f"etcd did not answer within {seconds:.0f} s: {problem}")
+        if last_words is None or now - last_words >= 10:
+            last_words = now
+            say(f"waiting for etcd, {deadline - now:.0f} s at most: {problem}")
+        time.sleep(min(0.3, max(0.0, deadline - now)))
+
+
+def _probe(client: Client) -> Status:
+    """The status of a server that can serve a read; what the user may read does not matter."""
+    status = client.status()
+    try:
+        client.get("/")
+    except AuthError as error:
+        if error.code != _PERMISSION_DENIED:
+            raise
+    return status
+
+
+def _tls(credentials: Credentials) -> ssl.SSLContext:
+    for path in (credentials.cacert, credentials.cert, credentials.key):
+        if path and not os.path.isfile(path):
+            raise ValueError(f"the TLS file {path} is not there")
+    context = ssl.create_default_context(cafile=credentials.cacert or None)
+    if credentials.cert:
+        context.load_cert_chain(credentials.cert, credentials.key or None)
+    return context
+
+
+def _headers(token: str) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"}
+    return {**headers, "Authorization": token} if token else headers
+
+
+def _decode(endpoint: Endpoint, status: int, raw: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        text = raw[:100].decode(errors="replace").strip()
+        raise Ambiguous(f"{endpoint} answered with HTTP {status}, which is not etcd's: {text}") from None
+    error = answer.get("error") if isinstance(answer, dict) else {"message": "no JSON object"}
+    if status == 200 and not error:
+        return dict(answer)
+    detail = error if isinstance(error, dict) else answer
+    message = str(detail.get("message") or error or f"HTTP {status}")
+    raise _error(endpoint, int(detail.get("code") or detail.get("grpc_code") or 0), message)
+
+
+def _error(endpoint: Endpoint, code: int, message: str) -> EtcdError:
+    text = message[len("etcdserver: ") :] if message.startswith("etcdserver: ") else message
+    if "requested lease not found" in text:
+        return LeaseLost(text, code)
+    if code in (_UNAUTHENTICATED, _PERMISSION_DENIED) or any(part in text for part in _LOGIN_MESSAGES):
+        return AuthError(text, code)
+    if code == _EXHAUSTED or text == "no leader":
+        return Unavailable(f"{endpoint}: {text}")
+    # A failure of the membership rules is an answer although it comes as "unavailable".
+    if code == _UNAVAILABLE and ("unhealthy cluster" in text or "not enough started" in text):
+        return Refused(text, code)
+    if code in _UNKNOWN_OUTCOME:
+        return Ambiguous(f"{endpoint}: {text}")
+    return Refused(text, code)
+
+
+_LOGIN_MESSAGES = (
+    "invalid auth token",
+    "user name is empty",
+    "revision of auth store is old",
+    "authentication failed",
+)
+
+
+def _wants_login(refused: Refused) -> bool:
+    return any(part in str(refused) for part in _LOGIN_MESSAGES[:3])
+
+
+def _auth_is_off(refused: Refused) -> bool:
+    return "authentication is not enabled" in str(refused)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, socket.timeout):
+        return "timed out"
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def _b64(text: str | bytes) -> str:
+    return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def _text(encoded: str) -> str:
+    return base64.b64decode(encoded).decode(errors="replace")
+
+
+def _revision(answer: Mapping[str, Any]) -> int:
+    return int(answer.get("header", {}).get("revision", 0))
+
+
+def _key_value(kv: Mapping[str, Any]) -> KeyValue:
+    return KeyValue(
+        _text(kv.get("key", "")), _text(kv.get("value", "")), int(kv.get("create_revision", 0)),
+        int(kv.get("mod_revision", 0)), int(kv.get("lease", 0)),
+    )  # fmt: skip
+
+
+def _event(event: Mapping[str, Any]) -> Event:
+    return Event(_key_value(event.get("kv", {})), event.get("type") == "DELETE")
+
+
+def _members(answer: Mapping[str, Any]) -> tuple[ClusterMember, ...]:
+    def member(raw: Mapping[str, Any]) -> ClusterMember:
+        urls: Iterable[Any] = (raw.get("peerURLs", ()), raw.get("clientURLs", ()))
+        peers, clients = (tuple(str(url) for url in each) for each in urls)
+        return ClusterMember(int(raw["ID"]), raw.get("name", ""), peers, clients, bool(raw.get("isLearner")))
+
+    return tuple(member(raw) for raw in answer.get("members", ()))
