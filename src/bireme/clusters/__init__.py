@@ -21,6 +21,7 @@ from bireme.paths import Paths
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bireme.clusters.api import Api
     from bireme.tools import Toolbox
 
 DEFAULT_NAME = "bireme"
@@ -52,6 +53,10 @@ class Cluster(Protocol):
     @property
     def nodes(self) -> Mapping[str, int]:
         """Number of nodes by instance type."""
+
+    @property
+    def api(self) -> Api:
+        """Its API server."""
 
 
 @dataclass(frozen=True)
