@@ -1,0 +1,212 @@
+"""Helm releases on a cluster: pyhelm3 behind a small synchronous facade.
+
+docs/adr/0004-pyhelm3-and-pytest-helm-charts.md says which calls go round pyhelm3, and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from bireme.clusters import Cluster
+from bireme.errors import BiremeError
+from bireme.manifests import Manifest, parse
+from bireme.render import sentences
+from bireme.tools import Toolbox
+
+if TYPE_CHECKING:
+    from pyhelm3 import Chart, Client, Command
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One revision of a release: ``status`` is Helm's (``deployed``, ``failed``, ``pending-install`` …).
+
+    ``chart`` is ``<name>-<version>``; ``updated`` is Helm's timestamp.
+    """
+
+    release: str
+    namespace: str
+    number: int
+    status: str
+    chart: str
+    updated: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return {
+            "release": self.release,
+            "namespace": self.namespace,
+            "revision": self.number,
+            "status": self.status,
+            "chart": self.chart,
+            "updated": self.updated,
+        }
+
+
+class NoRelease(BiremeError):
+    """There is no release of that name in that namespace."""
+
+
+class Releases:
+    """The Helm releases of one cluster.
+
+    ``helm``: which of the toolbox's Helms does the work, ``helm`` or ``helm3``. Every method raises
+    BiremeError with what Helm or the chart said.
+    """
+
+    def __init__(self, cluster: Cluster, toolbox: Toolbox, helm: str = "helm") -> None:
+        self._cluster = cluster
+        self._toolbox = toolbox
+        self._helm = helm
+
+    def install(
+        self,
+        chart: Path,
+        release: str,
+        namespace: str,
+        values: Mapping[str, Any],
+        timeout: float = 300,
+        create_namespace: bool = False,
+        force_conflicts: bool = False,
+    ) -> str:
+        """Install a chart, or upgrade the release that is there; the chart's notes.
+
+        ``values`` is the one merged dictionary, and all there is: nothing of the last revision is kept.
+        Does not wait for pods; ``timeout`` in seconds is for Helm's own requests and hooks.
+        ``force_conflicts`` takes over fields that another manager changed (Helm 4).
+        """
+        install = self._client.install_or_upgrade_release(
+            release,
+            self._chart(chart),
+            dict(values),
+            create_namespace=create_namespace,
+            force_conflicts=force_conflicts,
+            namespace=namespace,
+            timeout=_duration(timeout),
+            wait=False,
+        )
+        revision = _run(install, release, namespace)
+        return (revision.notes or "").strip()
+
+    def uninstall(self, release: str, namespace: str, timeout: float = 300, wait: bool = False) -> bool:
+        """Uninstall a release; False when there was none. ``wait`` until its objects are gone."""
+        is_there = self.current(release, namespace) is not None
+        uninstall = self._client.uninstall_release(
+            release, namespace=namespace, timeout=_duration(timeout), wait=wait
+        )
+        _run(uninstall, release, namespace)
+        return is_there
+
+    def revisions(self, release: str, namespace: str) -> tuple[Revision, ...]:
+        """The revisions that Helm keeps, the oldest first; none when there is no such release."""
+        try:
+            history = _run(self._command.history(release, namespace=namespace), release, namespace)
+        except NoRelease:
+            return ()
+        return tuple(
+            Revision(
+                release, namespace, int(each["revision"]), each["status"], each["chart"], each["updated"]
+            )
+            for each in history
+        )
+
+    def current(self, release: str, namespace: str) -> Revision | None:
+        """The latest revision, or None when there is no such release."""
+        revisions = self.revisions(release, namespace)
+        return max(revisions, key=lambda revision: revision.number, default=None)
+
+    def manifests(self, release: str, namespace: str) -> tuple[Manifest, ...]:
+        """The objects of the latest revision as Helm applied them, without hooks."""
+        return parse(self._get("manifest", release, namespace))
+
+    def notes(self, release: str, namespace: str) -> str:
+        """The notes that the chart printed."""
+        return self._get("notes", release, namespace).removeprefix("NOTES:\n").strip()
+
+    def values(self, release: str, namespace: str, computed: bool = False) -> dict[str, Any]:
+        """The values that the user gave; with ``computed``, those that the templates saw."""
+        get_values = self._command.get_values(release, computed=computed, namespace=namespace)
+        return dict(_run(get_values, release, namespace) or {})
+
+    @cached_property
+    def _executable(self) -> Path:
+        return self._toolbox.path(self._helm)
+
+    @cached_property
+    def _command(self) -> Command:
+        # Imported here: pydantic and its models take a while, which `bireme --help` should not.
+        from pyhelm3 import Command
+
+        # It logs every failure that it also raises; without a handler Python would print them.
+        logging.getLogger("pyhelm3").addHandler(logging.NullHandler())
+        return Command(
+            executable=str(self._executable),
+            kubeconfig=self._cluster.kubeconfig,
+            kubecontext=self._cluster.context,
+        )
+
+    @cached_property
+    def _client(self) -> Client:
+        from pyhelm3 import Client
+
+        return Client(self._command, executable=str(self._executable))
+
+    def _chart(self, chart: Path) -> Chart:
+        """The chart as pyhelm3 wants it, its metadata read here rather than by another Helm process."""
+        from pydantic import ValidationError
+        from pyhelm3 import Chart
+
+        file = chart / "Chart.yaml"
+        try:
+            metadata = yaml.safe_load(file.read_text(encoding="utf-8"))
+            return Chart(self._command, ref=chart, metadata=metadata)
+        except OSError as error:
+            raise BiremeError(f"{chart} is not a chart: it has no readable Chart.yaml") from error
+        except (yaml.YAMLError, ValidationError) as error:
+            raise BiremeError(f"{file} does not describe a chart: {error}") from error
+
+    def _get(self, what: str, release: str, namespace: str) -> str:
+        command = ["get", what, release, "--namespace", namespace]
+        text: bytes = _run(self._command.run(command), release, namespace)
+        return text.decode()
+
+
+def _run(call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
+    """The one place where pyhelm3's calls are run, and where Helm's errors get readable."""
+    from pyhelm3.errors import Error, ReleaseNotFoundError
+
+    try:
+        return asyncio.run(call)
+    except ReleaseNotFoundError as error:
+        raise NoRelease(
+            f"there is no release {release} in namespace {namespace}: see helm list --namespace {namespace}"
+        ) from error
+    except Error as error:
+        raise BiremeError(_sentence(error.stderr.decode(errors="replace"), release, namespace)) from error
+
+
+def _sentence(stderr: str, release: str, namespace: str) -> str:
+    said = sentences(stderr)
+    if f'namespaces "{namespace}" not found' in said:
+        return f"there is no namespace {namespace}: make it with kubectl create namespace {namespace}"
+    if "another operation" in said and "in progress" in said:
+        return (
+            f"another Helm is at work on {release}, or was interrupted there ({said}); "
+            f"if it was, helm rollback {release} or bireme uninstall {release} clears the way"
+        )
+    return said
+
+
+def _duration(seconds: float) -> str:
+    # With its unit: pyhelm3 takes a number too and hands it on bare, which Helm refuses.
+    return f"{max(1, round(seconds))}s"
