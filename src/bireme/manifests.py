@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bireme.errors import BiremeError
+from bireme.kubeschemas import kubernetes_schemas, schema_location
+from bireme.tools import Toolbox
 from bireme.values import parse_yaml
 
 HOOK = "helm.sh/hook"
@@ -274,3 +281,45 @@ def _label_values(manifest: Manifest) -> Iterator[str]:
                 yield f"{where} {key} is {value!r}, it must be a string"
             elif len(value) > 63 or not _LABEL_VALUE.fullmatch(value):
                 yield f"{where} {key}={value!r} must be at most 63 letters, digits, '-', '_' or '.'"
+
+
+# --- Kubernetes' own schemas ---
+
+
+def kubeconform(
+    manifests_by_name: Mapping[str, Sequence[Manifest]], version: str, toolbox: Toolbox
+) -> list[str]:
+    """What Kubernetes ``version`` would refuse, in sentences that start with the name given.
+
+    All ``manifests_by_name`` are checked in one kubeconform process against the offline schemas of
+    Kubernetes' own kinds; other kinds are passed over. Raises BiremeError when kubeconform itself fails.
+    """
+    binary = toolbox.path("kubeconform")
+    location = schema_location(kubernetes_schemas(toolbox, version))
+    with tempfile.TemporaryDirectory(prefix="bireme-kubeconform-") as folder:
+        names: dict[str, str] = {}
+        for number, (name, manifests) in enumerate(manifests_by_name.items()):
+            file = Path(folder) / f"{number}.yaml"
+            # JSON is YAML, and a kubeconform file may hold several documents.
+            file.write_text("\n---\n".join(json.dumps(manifest.thaw()) for manifest in manifests))
+            names[str(file)] = name
+        options = ["-output", "json", "-strict", "-ignore-missing-schemas", "-schema-location", location]
+        done = subprocess.run([str(binary), *options, folder], capture_output=True, text=True, check=False)
+    try:
+        resources = json.loads(done.stdout)["resources"] or []
+    except (ValueError, KeyError) as error:
+        raise BiremeError(f"kubeconform failed: {done.stderr.strip() or done.stdout.strip()}") from error
+    found = [
+        f"{names[resource['filename']]}: {resource['kind']}/{resource['name']}: {_what(resource)}"
+        for resource in resources
+        if resource["status"] in {"statusInvalid", "statusError"}
+    ]
+    return sorted(found)
+
+
+def _what(resource: Mapping[str, Any]) -> str:
+    errors = resource.get("validationErrors") or ()
+    said = [
+        f"{error['path'].strip('/').replace('/', '.') or 'the object'}: {error['msg']}" for error in errors
+    ]
+    return "; ".join(said) or str(resource.get("msg"))

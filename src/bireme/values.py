@@ -283,8 +283,9 @@ def _typed(text: str) -> Any:
 class _Setting:
     """One --set style argument: ``a.b[0].c=1,d={x,y}``, applied onto a tree of values in place.
 
-    A backslash makes the next character plain. Mirrors what Helm accepts, odd corners included, because a
-    command line must mean the same here and there.
+    A backslash makes the next character plain. Accepts what Helm accepts, odd corners included, because a
+    command line must mean the same here and there. One corner differs between the Helms: an index without its
+    closing bracket is ignored by Helm 4 and refused by Helm 3, and here.
     """
 
     MAX_INDEX = 65536
@@ -336,8 +337,9 @@ class _Setting:
             found = into.get(key, [])
             if not isinstance(found, list):
                 raise self._refuse(f"{key} is {_kind(found)}, not a list, so {key}[{index}] cannot be set")
-            self._put(into, key, self._item(found, index, depth))
-            return True
+            items, more = self._item(found, index, depth)
+            self._put(into, key, items)
+            return more
         at_end = not self._is_json and self._at == len(self._text)
         self._put(into, key, self._value())
         return not at_end
@@ -369,26 +371,32 @@ class _Setting:
             raise self._refuse(f"list index {index} is not between 0 and {self.MAX_INDEX}")
         return index
 
-    def _item(self, found: list[Any], index: int, depth: int) -> list[Any]:
+    def _item(self, found: list[Any], index: int, depth: int) -> tuple[list[Any], bool]:
+        """``found`` with its item ``index`` set; False, and nothing added, when the text ends too early."""
         rest, stop = self._until("[.=")
         if rest:
             raise self._refuse(f"unexpected {rest!r} after list index {index}")
         if stop == "":
-            raise self._refuse(f"list index {index} has no value")
+            return found, False
         current = found[index] if index < len(found) else None
+        item: Any
         if stop == "[":
             inner_index = self._index()
             if current is not None and not isinstance(current, list):
                 raise self._refuse(f"item {index} is {_kind(current)}, not a list")
-            item: Any = self._item(current or [], inner_index, depth)
+            item, more = self._item(current or [], inner_index, depth)
         elif stop == ".":
             item = current if isinstance(current, dict) else {}
-            self._assign(item, depth)
+            if index < len(found):
+                found[index] = item
+            more = self._assign(item, depth)
         else:
-            item = self._value()
+            item, more = self._value(), True
+        if not more:
+            return found, False
         found = found + [None] * (index + 1 - len(found))
         found[index] = item
-        return found
+        return found, True
 
     def _value(self) -> Any:
         if self._is_json:

@@ -1,0 +1,322 @@
+"""Rendering through the real Helm: cached by content, frozen, with errors in the chart's own words."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+from bireme.render import Renderer, RenderError, RenderRequest, sentences, tree_digest
+from bireme.tools import Toolbox
+
+MakeChart = Callable[..., Path]
+HELMS = ["helm", "helm3"]
+CONFIG = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}, namespace: {{ .Release.Namespace }}}
+data:
+  upgrade: {{ .Release.IsUpgrade | quote }}
+  kube: {{ .Capabilities.KubeVersion.Version }}
+  monitored: {{ .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" | quote }}
+  text: {{ .Values.text | default "none" | quote }}
+"""
+HOOK = """apiVersion: v1
+kind: Pod
+metadata: {name: check, annotations: {helm.sh/hook: test}}
+spec: {containers: [{name: c, image: i}]}
+"""
+
+
+@pytest.fixture
+def chart(make_chart: MakeChart) -> Path:
+    return make_chart("web", templates={"config.yaml": CONFIG, "hook.yaml": HOOK})
+
+
+class CountingToolbox:
+    """The real Helm behind a script that writes a line per run."""
+
+    def __init__(self, toolbox: Toolbox, folder: Path) -> None:
+        self._log = folder / "runs"
+        self._log.touch()
+        self._script = folder / "counting-helm"
+        self._script.write_text(f'#!/bin/sh\necho run >> {self._log}\nexec {toolbox.path("helm")} "$@"\n')
+        self._script.chmod(0o755)
+
+    def path(self, name: str, version: str | None = None) -> Path:
+        return self._script
+
+    @property
+    def runs(self) -> int:
+        return len(self._log.read_text().splitlines())
+
+
+@pytest.fixture
+def counting(toolbox: Toolbox, tmp_path: Path) -> CountingToolbox:
+    return CountingToolbox(toolbox, tmp_path)
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_every_part_of_a_request_reaches_the_templates(helm: str, chart: Path, renderer: Renderer) -> None:
+    request = RenderRequest(
+        chart,
+        {"text": "héllo"},
+        release="blue",
+        namespace="sea",
+        kube_version="1.35.0",
+        api_versions=("monitoring.coreos.com/v1",),
+        is_upgrade=True,
+        helm=helm,
+    )
+    config, hook = renderer.render(request).manifests
+    assert config.thaw()["data"] == {
+        "upgrade": "true",
+        "kube": "v1.35.0",
+        "monitored": "true",
+        "text": "héllo",
+    }
+    assert (config.identity, config.namespace, config.source) == (
+        "ConfigMap/blue",
+        "sea",
+        "web/templates/config.yaml",
+    )
+    assert (config.is_hook, hook.is_hook) == (False, True)
+
+
+def test_what_is_in_the_callers_environment_changes_nothing(
+    chart: Path, toolbox: Toolbox, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELM_NAMESPACE", "other")
+    monkeypatch.setenv("HELM_KUBEVERSION", "1.1.1")
+    monkeypatch.setenv("HELM_DEBUG", "true")
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    assert (
+        Renderer(toolbox, paths, cache=False).render(RenderRequest(chart)).manifests[0].namespace == "default"
+    )
+
+
+def test_the_same_content_is_rendered_once_even_by_another_process_later(
+    chart: Path, counting: CountingToolbox, own_paths: Paths
+) -> None:
+    first = Renderer(counting, own_paths)
+    one = first.render(RenderRequest(chart, {"text": "a"}))
+    assert first.render(RenderRequest(chart, {"text": "a"})).manifests == one.manifests
+    assert (
+        Renderer(counting, own_paths).render(RenderRequest(chart, {"text": "a"})).manifests == one.manifests
+    )
+    assert counting.runs == 1
+
+
+def test_a_chart_that_renders_nothing_is_cached_too(
+    make_chart: MakeChart, counting: CountingToolbox, own_paths: Paths
+) -> None:
+    chart = make_chart("empty", templates={"none.yaml": "{{- if false }}a: b{{ end }}"})
+    for _ in range(2):
+        assert Renderer(counting, own_paths).render(RenderRequest(chart)).manifests == ()
+    assert counting.runs == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"values": {"text": "b"}},
+        {"release": "other"},
+        {"namespace": "other"},
+        {"kube_version": "1.34.0"},
+        {"api_versions": ("a/v1",)},
+        {"is_upgrade": True},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_whatever_the_output_depends_on_is_part_of_the_key(
+    changed: dict[str, object], chart: Path, counting: CountingToolbox, own_paths: Paths
+) -> None:
+    renderer = Renderer(counting, own_paths)
+    renderer.render(RenderRequest(chart))
+    renderer.render(RenderRequest(chart, **changed))  # type: ignore[arg-type]
+    assert counting.runs == 2
+
+
+def test_a_change_in_a_linked_dependency_renders_anew(
+    make_chart: MakeChart, counting: CountingToolbox, own_paths: Paths
+) -> None:
+    library = make_chart("lib", templates={"_name.tpl": '{{ define "lib.text" }}one{{ end }}'})
+    chart = make_chart(
+        "web",
+        templates={"c.yaml": 'apiVersion: v1\nkind: C\nmetadata: {name: {{ include "lib.text" . }}}\n'},
+        dependencies=[{"name": "lib", "version": "0.1.0", "repository": "file://../lib"}],
+    )
+    (chart / "charts").mkdir()
+    (chart / "charts" / "lib").symlink_to(library)
+    assert Renderer(counting, own_paths).render(RenderRequest(chart)).manifests[0].name == "one"
+    (library / "templates" / "_name.tpl").write_text('{{ define "lib.text" }}two{{ end }}')
+    assert Renderer(counting, own_paths).render(RenderRequest(chart)).manifests[0].name == "two"
+
+
+def test_a_truncated_cache_file_is_rendered_again(
+    chart: Path, counting: CountingToolbox, own_paths: Paths
+) -> None:
+    Renderer(counting, own_paths).render(RenderRequest(chart))
+    for file in own_paths.cache.rglob("*.json"):
+        file.write_text(file.read_text()[:20])
+    assert len(Renderer(counting, own_paths).render(RenderRequest(chart)).manifests) == 2
+    assert counting.runs == 2
+
+
+def test_many_renderers_at_once_leave_one_whole_result(
+    chart: Path, toolbox: Toolbox, own_paths: Paths
+) -> None:
+    def render(_: int) -> int:
+        return len(Renderer(toolbox, own_paths).render(RenderRequest(chart)).manifests)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(render, range(8))) == {2}
+    files = [file for file in own_paths.cache.rglob("*") if file.is_file()]
+    assert [file.suffix for file in files] == [".json"]
+    assert json.loads(files[0].read_text())["manifests"]
+
+
+def test_render_many_keeps_the_order_renders_equals_once_and_returns_refusals(
+    make_chart: MakeChart, counting: CountingToolbox, own_paths: Paths
+) -> None:
+    chart = make_chart(
+        "web", templates={"c.yaml": CONFIG + '{{ if eq .Values.text "bad" }}{{ fail "text: no" }}{{ end }}'}
+    )
+    texts = ["a", "b", "bad", "a", "bad"]
+    renderer = Renderer(counting, own_paths, jobs=2)
+    results = renderer.render_many([RenderRequest(chart, {"text": text}) for text in texts])
+    said = [str(r) if isinstance(r, RenderError) else r.manifests[0]["data"]["text"] for r in results]
+    assert said == ["a", "b", "text: no", "a", "text: no"]
+    assert counting.runs == 3
+
+
+def test_a_result_cannot_be_changed(chart: Path, renderer: Renderer) -> None:
+    manifest = renderer.render(RenderRequest(chart)).manifests[0]
+    with pytest.raises(TypeError):
+        manifest["data"]["text"] = "changed"
+    copy = manifest.thaw()
+    copy["data"]["text"] = "changed"
+    assert renderer.render(RenderRequest(chart)).manifests[0]["data"]["text"] == "none"
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_a_chart_that_refuses_its_values_says_so_in_its_own_words_twice(
+    helm: str, make_chart: MakeChart, renderer: Renderer
+) -> None:
+    rule = (
+        '{{ define "r" }}{{ fail "workers: 9 is more than 8.\\nSet it to 8." }}{{ end }}{{ include "r" . }}'
+    )
+    chart = make_chart("web", templates={"validate.yaml": rule})
+    for _ in range(2):
+        with pytest.raises(RenderError) as raised:
+            renderer.render(RenderRequest(chart, helm=helm))
+        assert str(raised.value) == "workers: 9 is more than 8.\nSet it to 8."
+        assert "web/templates/validate.yaml" in raised.value.raw
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_a_schema_that_refuses_values_is_told_by_chart_and_key(
+    helm: str, make_chart: MakeChart, renderer: Renderer
+) -> None:
+    schema = {"properties": {"shm": {"properties": {"size": {"type": "string"}}}}}
+    chart = make_chart("web", schema=schema, templates={"c.yaml": CONFIG})
+    with pytest.raises(RenderError) as raised:
+        renderer.render(RenderRequest(chart, {"shm": {"size": 5}}, helm=helm))
+    assert str(raised.value) == "web: shm.size: got number, want string"
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_helms_line_about_links_is_no_error_and_no_part_of_one(
+    helm: str, make_chart: MakeChart, renderer: Renderer
+) -> None:
+    library = make_chart("lib")
+    chart = make_chart("web", templates={"validate.yaml": '{{ fail "no" }}'})
+    (chart / "charts").mkdir()
+    (chart / "charts" / "lib").symlink_to(library)
+    with pytest.raises(RenderError, match=r"^no$") as raised:
+        renderer.render(RenderRequest(chart, helm=helm))
+    assert "symbolic link" in raised.value.raw
+
+
+def test_a_link_and_a_package_of_one_dependency_are_refused_together(
+    make_chart: MakeChart, renderer: Renderer
+) -> None:
+    chart = make_chart("web")
+    make_chart("common", within=chart)
+    (chart / "charts" / "common-0.1.0.tgz").touch()
+    with pytest.raises(
+        BiremeError, match=r"holds common twice, as common and as common-0\.1\.0\.tgz: remove"
+    ):
+        renderer.render(RenderRequest(chart))
+
+
+def test_a_package_of_another_dependency_with_a_longer_name_is_not_confused(make_chart: MakeChart) -> None:
+    chart = make_chart("web")
+    make_chart("common", within=chart)
+    (chart / "charts" / "common-extra-0.1.0.tgz").touch()
+    assert len(tree_digest(chart)) == 64
+
+
+def test_a_link_that_leads_back_to_its_own_chart_is_refused(
+    make_chart: MakeChart, renderer: Renderer
+) -> None:
+    chart = make_chart("web")
+    (chart / "charts").mkdir()
+    (chart / "charts" / "web").symlink_to(chart)
+    with pytest.raises(BiremeError, match="links back to a folder it lies in"):
+        renderer.render(RenderRequest(chart))
+
+
+def test_a_folder_that_is_no_chart_is_named(tmp_path: Path, renderer: Renderer) -> None:
+    with pytest.raises(BiremeError, match=r"is not a chart: it has no Chart\.yaml"):
+        renderer.render(RenderRequest(tmp_path))
+
+
+def test_a_helm_that_was_killed_is_not_remembered_as_a_refusal(
+    chart: Path, own_paths: Paths, tmp_path: Path
+) -> None:
+    class Killed:
+        def path(self, name: str, version: str | None = None) -> Path:
+            script = tmp_path / "helm"
+            script.write_text("#!/bin/sh\nkill -9 $$\n")
+            script.chmod(0o755)
+            return script
+
+    with pytest.raises(BiremeError, match="stopped by signal 9") as raised:
+        Renderer(Killed(), own_paths).render(RenderRequest(chart))
+    assert not isinstance(raised.value, RenderError)
+    assert not list(own_paths.cache.rglob("*.json"))
+
+
+def test_nothing_of_a_renderer_stays_behind_but_its_cache(
+    chart: Path, toolbox: Toolbox, own_paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    renderer = Renderer(toolbox, own_paths)
+    renderer.render(RenderRequest(chart))
+    assert list(temporary.iterdir())
+    del renderer
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("Error: execution error at (x/templates/validate.yaml:3:4): workers: no\n", "workers: no"),
+        ("level=WARN msg=odd\nError: INSTALLATION FAILED: execution error at (a:1:2): no\n", "no"),
+        (
+            "Error: YAML parse error on a.yaml: bad\n\nUse --debug flag to render out invalid YAML\n",
+            "YAML parse error on a.yaml: bad",
+        ),
+        ("", "Helm failed without saying why"),
+    ],
+)
+def test_helms_prefixes_are_stripped(said: str, sentence: str) -> None:
+    assert sentences(said) == sentence

@@ -1,0 +1,418 @@
+"""Values are read, set, merged and coalesced exactly as Helm does it: Helm itself is the judge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bireme import values
+from bireme.errors import BiremeError
+from bireme.tools import Toolbox
+
+MakeChart = Callable[..., Path]
+SHOW = "apiVersion: v1\nkind: Shown\nmetadata: {name: shown}\nvalues: {{ .Values | toJson }}\n"
+HELMS = ("helm", "helm3")
+STEADY = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def shown(toolbox: Toolbox, helm: str, chart: Path, args: Sequence[str]) -> Any:
+    """What Helm's templates see as .Values, None when Helm refuses."""
+    command = [str(toolbox.path(helm)), "template", "r", str(chart), *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return None
+    line = next(line for line in done.stdout.splitlines() if line.startswith("values: "))
+    return json.loads(line.removeprefix("values: "))
+
+
+def as_doubles(value: Any) -> Any:
+    """Numbers compared as the doubles that Go's JSON makes of them."""
+    if isinstance(value, dict):
+        return {key: as_doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_doubles(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def ours(chart: Path, helm: str, **given_values: Any) -> Any:
+    try:
+        return values.coalesce(chart, values.load(**{"files": [], **given_values}), helm)
+    except BiremeError:
+        return None
+
+
+def assert_same(chart: Path, toolbox: Toolbox, args: Sequence[str], **given_values: Any) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        helms = list(pool.map(lambda helm: shown(toolbox, helm, chart, args), HELMS))
+    for helm, theirs in zip(HELMS, helms, strict=True):
+        assert as_doubles(ours(chart, helm, **given_values)) == as_doubles(theirs), helm
+
+
+# --- reading YAML ---
+
+SCALARS = [
+    "y", "Y", "yes", "Yes", "YES", "yEs", "n", "N", "no", "No", "NO", "on", "On", "ON", "oN", "off", "OFF",
+    "true", "True", "TRUE", "tRUE", "false", "False", "null", "Null", "NULL", "nULL", "~", "0", "00", "-0",
+    "+1", "-1", "1_000", "1__0", "1_", "0x1F", "0x", "0X1f", "-0x1F", "0o17", "0O17", "017", "-017", "08",
+    "09", "0b101", "-0b101", "0b2", "0b", "1e3", "1E3", "1e+3", "1e", "1e400", ".5", "-.5", "5.", ".",
+    "1.0", "1.50", "1.2.3", "1_0.5", "9007199254740993", "9223372036854775807", "9223372036854775808",
+    "-9223372036854775808", "18446744073709551615", "18446744073709551616",
+    "123456789012345678901234567890", "2020-01-01", "2020-1-1", "2020-01-01T10:00:00Z",
+    "2020-01-01t1:2:3.5Z", "1:30", "190:20:30", "12:30:45.5", "0.1e-7", "+.5", "+0x10", "=", "<=", "1,000",
+    "1Gi", "500m", "1e3m", "0xg", "+12e03", "_1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_every_plain_scalar_has_the_type_that_helm_gives_it(
+    helm: str, toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+) -> None:
+    chart = make_chart("show", templates={"show.yaml": SHOW})
+    file = tmp_path / "scalars.yaml"
+    lines = [f"s{number}: {text}" for number, text in enumerate(SCALARS)]
+    file.write_text("\n".join([*lines, "date: 2020-01-01 10:11:12.5", "tagged: !!str 12", "int: !!int 12"]))
+    theirs = shown(toolbox, helm, chart, ["-f", str(file)])
+    assert as_doubles(ours(chart, helm, files=[file])) == as_doubles(theirs)
+    assert theirs["s0"] is True
+
+
+plain_words = st.one_of(
+    st.from_regex(r"[+-]?(0[xXoObB])?[0-9_a-f]{1,5}(\.[0-9]{0,3})?([eE][+-]?[0-9]{1,3})?", fullmatch=True),
+    st.from_regex(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ][0-9:]{1,8}(\.[0-9]{1,3})?Z?)?", fullmatch=True),
+    st.sampled_from(["yes", "No", "on", "OFF", "Null", "~", "TRUE", "nO", ".5", "-.5e3"]),
+)
+
+
+@settings(STEADY, max_examples=4)
+@given(words=st.lists(plain_words, min_size=150, max_size=200))
+def test_plain_words_and_numbers_mean_what_they_mean_to_helm(
+    words: list[str], toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    chart = bare_chart(tmp_path_factory.mktemp("scalars"))
+    file = chart / "given.yaml"
+    file.write_text("".join(f"k{number}: {word}\n" for number, word in enumerate(words)))
+    assert_same(chart, toolbox, ["-f", str(file)], files=[file])
+
+
+def test_anchors_merge_keys_and_keys_that_are_not_strings_read_as_in_helm(
+    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+) -> None:
+    chart = make_chart("show", templates={"show.yaml": SHOW})
+    file = tmp_path / "v.yaml"
+    file.write_text(
+        "base: &base {a: 1, b: [x], c: {d: 1}}\n"
+        "one: {<<: *base, a: 2}\ntwo:\n  a: 2\n  <<: *base\nthree:\n  <<: [{a: 5}, *base]\n"
+        + "1: one\ntrue: yes\n1.5: f\n'<<': text\ntext: |\n  two\n  lines\n"
+        + "folded: >-\n  a\n  b\n? on\n: switch\n"
+        + 'twice: 1\ntwice: 2\nquoted: "yes"\nempty:\n'
+    )
+    assert_same(chart, toolbox, ["-f", str(file)], files=[file])
+
+
+def test_several_documents_in_one_file_are_merged_as_helm_4_does(
+    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+) -> None:
+    chart = make_chart("show", templates={"show.yaml": SHOW})
+    file = tmp_path / "v.yaml"
+    file.write_text("a: {b: 1}\nl: [1]\n---\na: {c: 2}\nl: [2]\n---\n")
+    assert ours(chart, "helm", files=[file]) == shown(toolbox, "helm", chart, ["-f", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: 1\nb: [1\n", "line 3"),
+        ("- 1\n", "a list, not a mapping"),
+        ("a: &x [*x]\n", "line 1: an anchor contains itself"),
+        ("a: 1\n\tb: 2\n", "line 2"),
+        ("a: .nan\n", "line 1: .nan is not a number"),
+        ("{}: 1\n", "line 1: a mapping cannot be a key"),
+        ("a: {<<: 5}\n", "`<<` needs a mapping"),
+    ],
+)
+def test_broken_yaml_is_named_with_its_file_and_line(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(BiremeError, match=r"bad\.yaml") as raised:
+        values.load([file])
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_values_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BiremeError, match=r"values file .*nowhere.yaml does not exist"):
+        values.load([tmp_path / "nowhere.yaml"])
+
+
+def test_a_values_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BiremeError, match=r"b.yaml is not UTF-8"):
+        values.load([tmp_path / "b.yaml"])
+    with pytest.raises(BiremeError, match=r"cannot be read"):
+        values.load([tmp_path])
+
+
+# --- setting ---
+
+SETS = [
+    "a=1,b=two,c.d=true",
+    "a=null,b=~,c=NULL,d=False,e=0,f=00,g=-0,h=+5,i=0x1,j=1.5,k=1e3,l=",
+    "big=9223372036854775807,bigger=9223372036854775808,small=-9223372036854775808",
+    "l[0]=a,l[2]=c,l[1].b=1,l[3][0]=x",
+    "l={a,b,1,null},m={},n={x}o=1",
+    r"a\.b=1,c=x\,y,d\=e=2,f\[0\]=3,g={a\,b,c},h=\\",
+    "deep.er.and[0].deeper=1,deep.er.x={1,2}",
+    "n[1][2]=1",
+    "tail=1,",
+    "a[0]",
+    "a[0].b=",
+    "a[0][1]",
+    "a[0].b=1,a[0].c=,a[1].b=",
+    "sp ace= x ",
+]
+BAD_SETS = [
+    "a",
+    "a,b=1",
+    "a[x]=1",
+    "a[-1]=1",
+    "a[65537]=1",
+    "a={1,2",
+    "a=1,a.b=2",
+    "a=1,a[0]=2",
+    "a[0]x=1",
+]
+BAD_SETS += [".".join("k" * 32) + "=1", "a=null,a.b=1", "l[0]=1,l[0][0]=2"]
+
+
+@pytest.mark.parametrize("text", SETS + BAD_SETS)
+def test_a_setting_means_what_it_means_to_helm(text: str, toolbox: Toolbox, make_chart: MakeChart) -> None:
+    chart = make_chart("show", templates={"show.yaml": SHOW})
+    theirs = shown(toolbox, "helm", chart, ["--set", text])
+    assert ours(chart, "helm", sets=[text]) == theirs
+    assert (theirs is None) == (text in BAD_SETS)
+
+
+def test_all_kinds_of_settings_apply_in_helms_order(
+    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+) -> None:
+    chart = make_chart("show", templates={"show.yaml": SHOW})
+    (tmp_path / "text").write_text("two\nlines: yes\n")
+    args = {
+        "--set-file": [f"from.file={tmp_path}/text"],
+        "--set-string": ["same=string,n=1,t=true", "list={1,2}"],
+        "--set": ["same=set,n=2,only=3", "only=4"],
+        "--set-json": [
+            'same={"j":1.0},n=[1,2.50,1e2]',
+            '{"whole": {"a": [1]}, "same": 5}',
+            "e=,f= ,g=null",
+            'l[1]={"x":9}',
+        ],
+    }
+    flags = [word for option, texts in args.items() for text in texts for word in (option, text)]
+    mine = values.load(
+        [],
+        sets=args["--set"],
+        set_strings=args["--set-string"],
+        set_jsons=args["--set-json"],
+        set_files=args["--set-file"],
+    )
+    assert values.coalesce(chart, mine) == shown(toolbox, "helm", chart, flags)
+
+
+def test_an_index_that_is_not_closed_is_refused_as_helm_3_does(
+    toolbox: Toolbox, make_chart: MakeChart
+) -> None:
+    chart = make_chart("show", templates={"show.yaml": SHOW})
+    assert shown(toolbox, "helm3", chart, ["--set", "a[0"]) is None
+    with pytest.raises(BiremeError, match=r"\[0 is not a list index"):
+        values.load([], ["a[0"])
+
+
+def test_a_refused_setting_says_which_and_why(tmp_path: Path) -> None:
+    with pytest.raises(
+        BiremeError, match=r"--set 'workers': key 'workers' has no value: write workers=VALUE"
+    ):
+        values.load([], ["workers"])
+    with pytest.raises(BiremeError, match=r"--set-json 'a={': not valid JSON"):
+        values.load([], set_jsons=["a={"])
+    with pytest.raises(BiremeError, match=r"--set-json '{\"a\":' is not valid JSON"):
+        values.load([], set_jsons=['{"a":'])
+    with pytest.raises(BiremeError, match=r"--set-file .*none does not exist"):
+        values.load([], set_files=[f"a={tmp_path}/none"])
+
+
+# --- merging and coalescing, held against Helm ---
+
+names = st.sampled_from(["a", "b", "sub", "global"])
+scalars = st.sampled_from([None, None, True, 0, 7, 1.5, 2**60, "x", "", [], [1, None], [{"a": None}]])
+trees = st.recursive(scalars, lambda inner: st.dictionaries(names, inner, max_size=4), max_leaves=12)
+mappings = st.dictionaries(names, trees, max_size=4)
+set_paths = st.from_regex(r"(a|b|sub|global)(\.(a|b|global)|\[[01]\]){0,3}", fullmatch=True)
+set_texts = st.one_of(
+    st.lists(
+        st.tuples(set_paths, st.sampled_from(["1", "null", "x", "{a,1}", "", "true"])).map("=".join),
+        min_size=1,
+        max_size=3,
+    ).map(",".join),
+    # Helm 4 ignores an index that is not closed, Helm 3 and Bireme refuse it.
+    st.text(alphabet="ab.=,[]{}\\01 ", min_size=1, max_size=8).filter(
+        lambda text: text.rfind("[") <= text.rfind("]")
+    ),
+)
+
+
+def bare_chart(folder: Path) -> Path:
+    (folder / "templates").mkdir()
+    (folder / "Chart.yaml").write_text('{"apiVersion": "v2", "name": "show", "version": "0.1.0"}')
+    (folder / "templates" / "show.yaml").write_text(SHOW)
+    return folder
+
+
+def write_charts(folder: Path, own: Any, sub: Any, condition: bool) -> Path:
+    about = {"apiVersion": "v2", "version": "0.1.0"}
+    need = {
+        "name": "sub",
+        "version": "0.1.0",
+        "repository": "",
+        **({"condition": "sub.a,b"} if condition else {}),
+    }
+    for path, name, needs, default in (
+        (folder, "show", [need], own),
+        (folder / "charts/sub", "sub", [], sub),
+    ):
+        (path / "templates").mkdir(parents=True)
+        (path / "Chart.yaml").write_text(json.dumps({**about, "name": name, "dependencies": needs}))
+        (path / "values.yaml").write_text(json.dumps(default))
+    (folder / "templates" / "show.yaml").write_text(SHOW)
+    return folder
+
+
+@STEADY
+@given(
+    own=mappings,
+    sub=mappings,
+    files=st.lists(mappings, max_size=2),
+    sets=st.lists(set_texts, max_size=2),
+    condition=st.booleans(),
+)
+def test_files_settings_nulls_globals_and_subcharts_coalesce_as_in_helm(
+    own: Any,
+    sub: Any,
+    files: list[Any],
+    sets: list[str],
+    condition: bool,
+    toolbox: Toolbox,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("coalesce")
+    chart = write_charts(folder / "show", own, sub, condition)
+    given_files = [folder / f"{number}.yaml" for number in range(len(files))]
+    for path, content in zip(given_files, files, strict=True):
+        path.write_text(json.dumps(content))
+    args = [word for path in given_files for word in ("-f", str(path))]
+    args += [word for text in sets for word in ("--set", text)]
+    assert_same(chart, toolbox, args, files=given_files, sets=sets)
+
+
+def test_aliases_tags_import_values_and_nested_charts_coalesce_as_in_helm(
+    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+) -> None:
+    chart = make_chart(
+        "show",
+        values={
+            "first": {"own": 1},
+            "tags": {"extra": False},
+            "data": {"x": 0, "n": None},
+            "global": {"g": {"deep": 1}},
+        },
+        templates={"show.yaml": SHOW},
+        dependencies=[
+            {
+                "name": "sub",
+                "alias": "first",
+                "version": "0.1.0",
+                "import-values": [{"child": "out", "parent": "data"}],
+            },
+            {
+                "name": "sub",
+                "alias": "second",
+                "version": "0.1.0",
+                "condition": "second.on",
+                "import-values": ["up"],
+            },
+            {"name": "extra", "version": "0.1.0", "tags": ["extra"]},
+        ],
+    )
+    sub = make_chart(
+        "sub",
+        values={"on": True, "out": {"x": 5, "y": 6}, "exports": {"up": {"lifted": True}}, "nothing": None},
+        dependencies=[{"name": "leaf", "version": "0.1.0", "condition": "leaf.on"}],
+        within=chart,
+    )
+    make_chart("leaf", values={"on": False, "global": {"g": {"deep": 2, "low": 3}}}, within=sub)
+    make_chart("extra", values={"here": 1}, within=chart)
+    for args in (
+        [],
+        ["first.leaf.on=true"],
+        ["second.on=false,tags.extra=true"],
+        ["global.g.deep=null,data.x=null"],
+    ):
+        flags = [word for text in args for word in ("--set", text)]
+        assert_same(chart, toolbox, flags, sets=args)
+
+
+def test_a_packaged_dependency_counts_like_a_folder(toolbox: Toolbox, make_chart: MakeChart) -> None:
+    chart = make_chart(
+        "show",
+        values={"sub": {"own": 1}},
+        templates={"show.yaml": SHOW},
+        dependencies=[{"name": "sub", "version": "0.1.0"}],
+    )
+    sub = make_chart("sub", values={"there": {"be": 1}}, within=chart)
+    make_chart("leaf", values={"deep": True}, within=sub)
+    with tarfile.open(chart / "charts" / "sub-0.1.0.tgz", "w:gz") as tar:
+        tar.add(sub, arcname="sub")
+    sub.rename(chart.parent / "moved-away")
+    assert_same(chart, toolbox, ["--set", "sub.there.be=2"], sets=["sub.there.be=2"])
+
+
+def test_values_that_are_no_mapping_where_a_dependency_reads_them_are_refused(make_chart: MakeChart) -> None:
+    chart = make_chart("web", dependencies=[{"name": "sub", "version": "0.1.0"}])
+    make_chart("sub", within=chart)
+    with pytest.raises(BiremeError, match="sub is a string, but web depends on a chart of that name"):
+        values.coalesce(chart, {"sub": "on"})
+
+
+def test_neither_side_of_a_merge_is_changed() -> None:
+    base, over = {"a": {"b": [1]}, "c": 1}, {"a": {"d": 2}, "c": None}
+    assert values.merge(base, over) == {"a": {"b": [1], "d": 2}, "c": None}
+    assert (base, over) == ({"a": {"b": [1]}, "c": 1}, {"a": {"d": 2}, "c": None})
+
+
+@pytest.mark.parametrize("broken", ["no Chart.yaml", "not a packaged chart", "schema"])
+def test_a_broken_chart_is_named(broken: str, make_chart: MakeChart, tmp_path: Path) -> None:
+    chart = make_chart("web")
+    (chart / "charts").mkdir()
+    if broken == "no Chart.yaml":
+        (chart / "Chart.yaml").unlink()
+    elif broken == "schema":
+        (chart / "values.schema.json").write_text("{")
+    else:
+        (chart / "charts" / "x-1.0.0.tgz").write_bytes(b"no archive")
+    with pytest.raises(BiremeError, match=broken):
+        values.load_chart(chart)
