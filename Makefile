@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 # One worker per core; tests of a file share a worker, and so a cluster.
 PARALLEL ?= -n auto --dist loadfile
+CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
+TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,etcd,kwok,kwokctl,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 
@@ -27,8 +29,8 @@ demo: setup ## Plan, install and check imagenet-efa on a cluster without contain
 	$(BIN)/bireme demo
 
 .PHONY: tools
-tools: setup ## Get every tool that the tests need, built where no download answers
-	$(BIN)/bireme tools --get
+tools: setup ## Get the tools that the tests need, built where no download answers
+	$(BIN)/bireme tools --get $(TEST_TOOLS)
 
 .PHONY: lint
 lint: setup ## Check style and types of the Python code

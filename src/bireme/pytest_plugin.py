@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
+from bireme import observe
 from bireme import values as value_files
-from bireme.errors import BiremeError
+from bireme.clusters import Cluster, provider
+from bireme.clusters.existing import ExistingProvider
+from bireme.clusters.nodes import parse_nodes
 from bireme.instances import Instance, load_instances
+from bireme.observe import Difference, ObservedPod
 from bireme.paths import Paths
+from bireme.release import Releases
 from bireme.render import Render, Renderer, RenderRequest
 from bireme.tools import Toolbox
 from bireme.topology import Plan, expand
+
+if TYPE_CHECKING:
+    from bireme.changes import Changes
+    from bireme.deploy import Deployer
 
 MARKERS = {
     "embedded": "runs on a control plane without containers (the embedded tier)",
@@ -130,3 +141,173 @@ def plan(render: Callable[..., Render], instances: Mapping[str, Instance]) -> Ca
         return expand(rendered.request.release, rendered.request.namespace, rendered.manifests, instances)
 
     return _plan
+
+
+def _cluster_type(config: pytest.Config) -> str:
+    return config.getoption("cluster_type") or os.environ.get("ATS_CLUSTER_TYPE") or "embedded"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that use pytest-helm-charts' cluster get ours first, so that its kubeconfig is there to be read."""
+    for item in items:
+        names = getattr(item, "fixturenames", [])
+        if "kube_config" in names and _cluster_type(item.config) != "existing":
+            names.insert(0, "cluster")
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    pytestconfig: pytest.Config, bireme_paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
+) -> Iterator[Cluster]:
+    """The cluster of --cluster-type: embedded (default) or kind, made for the session and removed; or existing."""
+    kind = _cluster_type(pytestconfig)
+    if kind == "existing":
+        given = pytestconfig.getoption("kube_config")
+        yield ExistingProvider(bireme_paths, Path(given) if given else None).get()
+        return
+    nodes = pytestconfig.getoption("bireme_nodes") or pytestconfig.getini("bireme_nodes")
+    version = pytestconfig.getoption("cluster_version") or os.environ.get("ATS_CLUSTER_VERSION")
+    options = {"kubernetes": version} if version else {}
+    clusters = provider(kind, bireme_paths, toolbox)
+    name = f"pytest-{uuid.uuid4().hex[:8]}"
+    made = clusters.up(name, parse_nodes(nodes, instances), **options)
+    pytestconfig.option.kube_config = str(made.kubeconfig)
+    try:
+        yield made
+    finally:
+        clusters.down(name)
+
+
+class InstalledRelease:
+    """A release that a test installed. Its namespace and its removal are the fixture's care."""
+
+    def __init__(self, request_for: Request, toolbox: Toolbox, renderer: Renderer, cluster: Any) -> None:
+        self._request_for = request_for
+        self._toolbox = toolbox
+        self._renderer = renderer
+        self.cluster = cluster
+
+    def install(
+        self,
+        chart: str | Path,
+        name: str,
+        namespace: str,
+        replace: bool = False,
+        expect_differences: bool = False,
+        timeout: float = 120,
+        **said: Any,
+    ) -> InstalledRelease:
+        """Install or upgrade, and wait until it is as planned; differences fail unless they are expected."""
+        self.chart, self.name, self.namespace = chart, name, namespace
+        request = self._request(said)
+        outcome = self._deployer(request.helm).install(request, timeout, replace)
+        self.plan = outcome.plan
+        if outcome.differences and not expect_differences:
+            pytest.fail("\n".join(each.sentence for each in outcome.differences))
+        return self
+
+    def upgrade(self, **said: Any) -> InstalledRelease:
+        """Upgrade to other values: the same arguments as the ``release`` fixture takes."""
+        return self.install(self.chart, self.name, self.namespace, **said)
+
+    def changes(self, **said: Any) -> Changes:
+        """What an upgrade to these values would do."""
+        request = self._request(said)
+        return self._deployer(request.helm).changes(request)
+
+    def uninstall(self) -> None:
+        """Uninstall and wait until the pods are gone."""
+        self._deployer("helm").uninstall(self.name, self.namespace)
+
+    def exists(self) -> bool:
+        """Whether Helm knows the release."""
+        return Releases(self.cluster, self._toolbox).current(self.name, self.namespace) is not None
+
+    def pods(self) -> tuple[ObservedPod, ...]:
+        """The pods that are there."""
+        return observe.observe(self.cluster, self.name, self.namespace)
+
+    def differences(self) -> tuple[Difference, ...]:
+        """How they differ from the plan, now."""
+        return observe.check(self.cluster, self.plan)
+
+    def wait(self, timeout: float = 120, until: str | None = None) -> tuple[Difference, ...]:
+        """Wait until all is as planned, or until a difference of kind ``until`` shows; what differs then."""
+        if until is None:
+            self._settle()
+            return observe.wait(self.cluster, self.plan, timeout)
+        self.until(lambda: until in {each.kind for each in self.differences()}, timeout)
+        return self.differences()
+
+    def until(self, done: Callable[[], bool], timeout: float = 120) -> None:
+        """Wait for ``done``; fail the test after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {timeout:.0f} s: " + "; ".join(each.sentence for each in self.differences()))
+            time.sleep(0.2)
+
+    def objects(self, kind: str) -> list[dict[str, Any]]:
+        """The live objects of the release by plural, e.g. ``pods``."""
+        group = _GROUPS.get(kind, "api/v1")
+        path = f"/{group}/namespaces/{self.namespace}/{kind}"
+        items = self.cluster.api.get(path, labelSelector=f"app.kubernetes.io/instance={self.name}")["items"]
+        return [item for item in items if "helm.sh/hook" not in item["metadata"].get("annotations", {})]
+
+    def names(self, kind: str) -> list[str]:
+        """The names of ``objects``."""
+        return [item["metadata"]["name"] for item in self.objects(kind)]
+
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod, as a drain does."""
+        self.cluster.api.delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
+
+    def _settle(self) -> None:
+        """Give the controllers a moment to notice what the test just did."""
+        time.sleep(1)
+
+    def _request(self, said: Mapping[str, Any]) -> RenderRequest:
+        return self._request_for(self.chart, release=self.name, namespace=self.namespace, **said)
+
+    def _deployer(self, helm: str) -> Deployer:
+        from bireme.deploy import Deployer
+
+        instances = load_instances(self._request_for.paths)
+        releases = Releases(self.cluster, self._toolbox, helm)
+        return Deployer(self.cluster, releases, self._renderer, instances)
+
+
+_GROUPS = {
+    "jobs": "apis/batch/v1",
+    "statefulsets": "apis/apps/v1",
+    "deployments": "apis/apps/v1",
+    "poddisruptionbudgets": "apis/policy/v1",
+}
+
+ReleaseFactory = Callable[..., InstalledRelease]
+
+
+@pytest.fixture(scope="module")
+def test_namespace(random_namespace: Any) -> str:
+    """A namespace of the module's own, made and removed by pytest-helm-charts."""
+    name: str = random_namespace.name
+    return name
+
+
+@pytest.fixture
+def release(
+    cluster: Cluster, request_for: Request, toolbox: Toolbox, renderer: Renderer, test_namespace: str
+) -> Iterator[ReleaseFactory]:
+    """``release("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: installed, as planned, and
+    removed when the test ends. Takes what ``render`` takes, and ``name``, ``expect_differences``, ``timeout``."""
+    installed: list[InstalledRelease] = []
+
+    def _release(chart: str | Path, name: str | None = None, **said: Any) -> InstalledRelease:
+        one = InstalledRelease(request_for, toolbox, renderer, cluster)
+        installed.append(one)
+        return one.install(chart, name or f"t{uuid.uuid4().hex[:6]}", test_namespace, **said)
+
+    yield _release
+    for one in installed:
+        if one.exists():
+            one.uninstall()

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +45,10 @@ class ToolStatus:
     path: Path | None
     version: str | None
     note: str | None = None
+
+    def to_json(self) -> dict[str, str | None]:
+        """Plain JSON, for ``-o json``."""
+        return asdict(self) | {"path": str(self.path) if self.path else None}
 
 
 @dataclass(frozen=True)

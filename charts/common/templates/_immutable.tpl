@@ -51,18 +51,31 @@ Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
 {{- end }}
 
 {{/*
-A sentence when another run of this release still has pods: two runs never write one checkpoint.
+A sentence when another run of this release could still train: two runs never write one checkpoint.
 Arguments: root, name (of this run's Job).
 */}}
 {{- define "common.immutable.otherRun" -}}
 {{- $root := required "common.immutable.otherRun needs root" .root }}
 {{- $name := required "common.immutable.otherRun needs name" .name }}
-{{- $mine := dict "app.kubernetes.io/instance" $root.Release.Name "app.kubernetes.io/name" $root.Chart.Name }}
 {{- range (lookup "batch/v1" "Job" $root.Release.Namespace "").items }}
 {{- $labels := .metadata.labels | default dict }}
-{{- $pods := add (dig "status" "active" 0 . | int64) (dig "status" "terminating" 0 . | int64) }}
-{{- if and (ne .metadata.name $name) (gt $pods 0) (eq (toJson (pick $labels "app.kubernetes.io/instance" "app.kubernetes.io/name")) (toJson $mine)) }}
-{{- printf "run %s still has %d pods, and two runs must not write one checkpoint: stop it first with helm upgrade --reuse-values --set suspend=true (its pods get the grace period to save), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" .metadata.name $pods }}
+{{- $mine := and (eq (get $labels "app.kubernetes.io/instance") $root.Release.Name) (eq (get $labels "app.kubernetes.io/name") $root.Chart.Name) }}
+{{- if and $mine (ne .metadata.name $name) (not (include "common.immutable.isStopped" (dict "job" .))) }}
+{{- printf "run %s is not stopped, and two runs must not write one checkpoint: stop it with helm upgrade --reuse-values --set suspend=true (its pods get the grace period to save), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" .metadata.name }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+"true" for a live Job that is finished or suspended and has no pod left, nor one on its way out.
+Arguments: job.
+*/}}
+{{- define "common.immutable.isStopped" -}}
+{{- $job := required "common.immutable.isStopped needs job" .job }}
+{{- $pods := add (dig "status" "active" 0 $job | int64) (dig "status" "terminating" 0 $job | int64) }}
+{{- $ended := dig "spec" "suspend" false $job }}
+{{- range dig "status" "conditions" list $job }}
+{{- if and (has .type (list "Complete" "Failed")) (eq .status "True") }}{{ $ended = true }}{{ end }}
+{{- end }}
+{{- if and $ended (eq $pods 0) }}true{{ end }}
 {{- end }}

@@ -1,0 +1,350 @@
+"""The command line: reads options, calls the harness, prints what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import yaml
+from rich.console import Console, RenderableType
+
+from bireme import __version__, views
+from bireme import values as value_files
+from bireme.clusters import DEFAULT_NAME, Cluster, find, list_clusters, provider
+from bireme.clusters.nodes import parse_nodes
+from bireme.deploy import Deployer, Outcome
+from bireme.errors import BiremeError
+from bireme.instances import Instance, load_instances
+from bireme.paths import Paths
+from bireme.picture import svg
+from bireme.release import Releases
+from bireme.render import Renderer, RenderRequest
+from bireme.schemas import problems
+from bireme.tools import Toolbox
+from bireme.topology import expand, fit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class App:
+    """What the commands share, made when first needed. Results go to stdout, progress to stderr."""
+
+    def __init__(self) -> None:
+        self.out = Console(highlight=False)
+        self.err = Console(stderr=True, highlight=False)
+
+    @cached_property
+    def paths(self) -> Paths:
+        return Paths.discover()
+
+    @cached_property
+    def toolbox(self) -> Toolbox:
+        return Toolbox(self.paths, self.err)
+
+    @cached_property
+    def instances(self) -> Mapping[str, Instance]:
+        return load_instances(self.paths)
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        return Renderer(self.toolbox, self.paths)
+
+    def deployer(self, cluster: Cluster, quiet: bool = False) -> Deployer:
+        releases = Releases(cluster, self.toolbox)
+        return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
+
+    def cluster(self, name: str | None, kubeconfig: Path | None, context: str | None) -> Cluster:
+        """The cluster that the options name; without any, the one that `bireme up` made, else kubectl's own."""
+        if kubeconfig or context:
+            from bireme.clusters.existing import ExistingProvider
+
+            return ExistingProvider(self.paths, kubeconfig).get(context or "")
+        made = {info.name: info for info in list_clusters(self.paths)}
+        chosen = name or (next(iter(made)) if len(made) == 1 else None)
+        if chosen is None and made:
+            raise BiremeError(f"there are several clusters ({', '.join(made)}): choose one with --cluster")
+        if chosen is None:
+            from bireme.clusters.existing import ExistingProvider
+
+            return ExistingProvider(self.paths).get()
+        if chosen not in made:
+            raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --name {chosen}")
+        return provider(made[chosen].provider, self.paths, self.toolbox, self.err).get(chosen)
+
+    def show(self, output: str, data: Any, view: Callable[[], RenderableType]) -> None:
+        """Print ``data`` as JSON or YAML, or the view of it for people."""
+        if output == "json":
+            click.echo(json.dumps(data, indent=2))
+        elif output == "yaml":
+            click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+        else:
+            self.out.print(view())
+
+
+pass_app = click.make_pass_decorator(App, ensure=True)
+
+
+def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda command: reduce(lambda inner, decorate: decorate(inner), reversed(decorators), command)
+
+
+def _output(*formats: str) -> Callable[[F], F]:
+    return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help="Format")
+
+
+_namespace = click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the release")
+_timeout = click.option("--timeout", default=300.0, show_default=True, help="Longest wait, in seconds")
+_target = _stacked(
+    click.option("--cluster", metavar="NAME", help="A cluster of `bireme up` (default: the only one there is)"),
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of another cluster"),
+    click.option("--context", help="Context in the kubeconfig"),
+)
+_values = _stacked(
+    click.argument("chart", type=click.Path(path_type=Path)),
+    click.option("-f", "--values", "files", multiple=True, type=click.Path(path_type=Path), help="Values file; later ones win"),
+    click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
+    click.option("--set-string", "set_strings", multiple=True, metavar="KEY=VALUE", help="One value, as text"),
+    click.option("--set-json", "set_jsons", multiple=True, metavar="KEY=JSON", help="One value, as JSON"),
+    click.option("--set-file", "set_files", multiple=True, metavar="KEY=FILE", help="One value, from a file"),
+    click.option("--release", metavar="NAME", help="Name of the release (default: the chart's name)"),
+    _namespace,
+)
+
+
+def _request(
+    chart: Path,
+    files: tuple[Path, ...],
+    sets: tuple[str, ...],
+    set_strings: tuple[str, ...],
+    set_jsons: tuple[str, ...],
+    set_files: tuple[str, ...],
+    release: str | None,
+    namespace: str,
+) -> RenderRequest:
+    values = value_files.load(files, sets, set_strings, set_jsons, set_files)
+    return RenderRequest(chart, values, release or chart.resolve().name, namespace)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Plan, install and check distributed training jobs on Kubernetes."""
+
+
+@cli.command()
+@_values
+@click.option("--helm3", is_flag=True, help="Render with Helm 3 instead of 4")
+@_output("yaml", "json")
+@pass_app
+def render(app: App, helm3: bool, output: str, **said: Any) -> None:
+    """Render CHART and print its objects."""
+    request = _request(**said)
+    if output == "yaml":
+        click.echo(app.renderer.text(_with_helm(request, helm3)), nl=False)
+        return
+    manifests = app.renderer.render(_with_helm(request, helm3)).manifests
+    click.echo(json.dumps([item.thaw() for item in manifests], indent=2))
+
+
+def _with_helm(request: RenderRequest, helm3: bool) -> RenderRequest:
+    return RenderRequest(
+        request.chart, request.values, request.release, request.namespace, helm="helm3" if helm3 else "helm"
+    )
+
+
+@cli.command()
+@_values
+@_output("table", "json", "yaml")
+@pass_app
+def validate(app: App, output: str, **said: Any) -> None:
+    """Check values against CHART's schema and rules, and say everything that is wrong."""
+    request = _request(**said)
+    found = [str(problem) for problem in problems(request.chart, request.values)]
+    if not found:
+        try:
+            app.renderer.render(request)
+        except BiremeError as error:
+            found = str(error).splitlines()
+    app.show(output, {"problems": found}, lambda: "\n".join(found) or f"{request.chart}: the values are valid")
+    sys.exit(1 if found else 0)
+
+
+@cli.command()
+@_values
+@click.option("--nodes", help="Say whether the job fits these nodes, e.g. p4d.24xlarge=2")
+@click.option("--against", metavar="RELEASE", help="Say what an upgrade of that release would do")
+@_target
+@_output("table", "json", "yaml", "svg")
+@pass_app
+def plan(
+    app: App,
+    nodes: str | None,
+    against: str | None,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+    **said: Any,
+) -> None:
+    """Show the pods, ranks, resources and nodes that CHART becomes, without touching a cluster."""
+    request = _request(**said | ({"release": against} if against else {}))
+    manifests = app.renderer.render(request).manifests
+    planned = expand(request.release, request.namespace, manifests, app.instances)
+    if against:
+        foreseen = app.deployer(app.cluster(cluster, kubeconfig, context)).changes(request)
+        app.show(output, foreseen.to_json(), lambda: "\n".join(foreseen.sentences()))
+        sys.exit(1 if foreseen.is_refused else 0)
+    if output == "svg":
+        click.echo(svg(planned), nl=False)
+    else:
+        app.show(output, planned.to_json(), lambda: views.plan_view(planned))
+    for sentence in fit(planned, parse_nodes(nodes, app.instances), app.instances) if nodes else []:
+        app.err.print(f"warning: {sentence}", style="yellow")
+
+
+@cli.command()
+@click.option("--provider", "kind", default="embedded", show_default=True, help="embedded (needs no container engine) or kind")
+@click.option("--nodes", default="p4d.24xlarge=3", show_default=True, help="Nodes by instance type")
+@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
+@click.option("--claim", "claims", multiple=True, metavar="NAME", help="Also make a claim that all nodes can mount (a stand-in)")
+@pass_app
+def up(app: App, kind: str, nodes: str, name: str, claims: tuple[str, ...]) -> None:
+    """Start a cluster with nodes shaped like these instance types."""
+    wanted = parse_nodes(nodes, app.instances)
+    cluster = provider(kind, app.paths, app.toolbox, app.err).up(name, wanted)
+    for claim in claims:
+        cluster.add_claim(claim)
+    app.out.print(f"{kind} cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}", soft_wrap=True)
+
+
+@cli.command()
+@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
+@pass_app
+def down(app: App, name: str) -> None:
+    """Stop a cluster of `bireme up` and remove everything of it."""
+    info = find(app.paths, name)
+    kind = info.provider if info else "embedded"
+    removed = provider(kind, app.paths, app.toolbox, app.err).down(name)
+    app.out.print(f"cluster {name} is gone" if removed else f"there was no cluster {name}")
+
+
+@cli.command()
+@_output("table", "json", "yaml")
+@pass_app
+def clusters(app: App, output: str) -> None:
+    """List the clusters of `bireme up`."""
+    found = list_clusters(app.paths)
+    app.show(output, [info.to_json() for info in found], lambda: views.clusters_view(found))
+
+
+@cli.command()
+@_values
+@_target
+@click.option("--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run")
+@_timeout
+@_output("table", "json", "yaml")
+@pass_app
+def install(
+    app: App,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    replace: bool,
+    timeout: float,
+    output: str,
+    **said: Any,
+) -> None:
+    """Install CHART or upgrade its release, watch the pods arrive, and compare them with the plan."""
+    deployer = app.deployer(app.cluster(cluster, kubeconfig, context), quiet=output != "table")
+    _conclude(app, deployer.install(_request(**said), timeout, replace), output)
+
+
+@cli.command()
+@click.argument("release")
+@_namespace
+@_target
+@_output("table", "json", "yaml")
+@pass_app
+def status(
+    app: App, release: str, namespace: str, cluster: str | None, kubeconfig: Path | None, context: str | None, output: str
+) -> None:
+    """Compare the pods of RELEASE with its plan, now."""
+    _conclude(app, app.deployer(app.cluster(cluster, kubeconfig, context)).status(release, namespace), output)
+
+
+def _conclude(app: App, outcome: Outcome, output: str) -> None:
+    app.show(output, outcome.to_json(), lambda: views.outcome_view(outcome))
+    sys.exit(1 if outcome.differences else 0)
+
+
+@cli.command()
+@click.argument("release")
+@_namespace
+@_target
+@_timeout
+@pass_app
+def uninstall(
+    app: App, release: str, namespace: str, cluster: str | None, kubeconfig: Path | None, context: str | None, timeout: float
+) -> None:
+    """Remove RELEASE and wait until its pods are gone."""
+    app.deployer(app.cluster(cluster, kubeconfig, context)).uninstall(release, namespace, timeout)
+    app.out.print(f"{release} is gone")
+
+
+@cli.command()
+@click.option("--get", metavar="NAMES", help="First get these, e.g. helm,kubectl: found, downloaded or built")
+@_output("table", "json", "yaml")
+@pass_app
+def tools(app: App, get: str | None, output: str) -> None:
+    """List every pinned tool: the pin, where it was found, its version."""
+    if get:
+        app.toolbox.ensure(get.split(","))
+    found = app.toolbox.list()
+    app.show(output, [tool.to_json() for tool in found], lambda: views.tools_view(found))
+
+
+@cli.command()
+@pass_app
+def demo(app: App) -> None:
+    """Train EfficientNet-B7 on three p4d.24xlarge, as far as that goes without machines.
+
+    A real control plane schedules the real job onto fake nodes; the pods that arrive are compared with the
+    plan, and everything is removed again.
+    """
+    values = [app.paths.values / "instances/p4d.24xlarge.yaml", app.paths.values / "workloads/imagenet-efa.yaml"]
+    request = RenderRequest(app.paths.charts / "torch-elastic", value_files.load(values, ["workers=3"]), "imagenet")
+    with _demo_cluster(app) as cluster:
+        deployer = app.deployer(cluster)
+        app.out.print(views.plan_view(deployer.plan(request)))
+        outcome = deployer.install(request)
+        app.out.print(views.outcome_view(outcome))
+        deployer.uninstall(request.release, request.namespace)
+    sys.exit(1 if outcome.differences else 0)
+
+
+@contextmanager
+def _demo_cluster(app: App) -> Iterator[Cluster]:
+    embedded = provider("embedded", app.paths, app.toolbox, app.err)
+    name = f"demo-{uuid.uuid4().hex[:6]}"
+    cluster = embedded.up(name, {"p4d.24xlarge": 3})
+    try:
+        cluster.add_claim("fsx-pvc")
+        yield cluster
+    finally:
+        embedded.down(name)
+
+
+def main() -> None:
+    """Run the command line; what a person can mend is one sentence and exit code 1."""
+    try:
+        cli(standalone_mode=True)
+    except BiremeError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)

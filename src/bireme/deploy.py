@@ -1,0 +1,148 @@
+"""One release from values to checked topology: plan, install, replace, look, remove."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bireme import observe
+from bireme.changes import Changes, changes
+from bireme.clusters import Cluster
+from bireme.errors import BiremeError
+from bireme.instances import Instance
+from bireme.observe import Difference, ObservedPod
+from bireme.release import Releases
+from bireme.render import Renderer, RenderRequest
+from bireme.topology import Plan, expand
+
+_POLL_SECONDS = 0.5
+_RUN = re.compile(r"-r(\d+)$")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was planned, what is there, and how they differ. ``notes`` are the chart's."""
+
+    plan: Plan
+    pods: tuple[ObservedPod, ...]
+    differences: tuple[Difference, ...]
+    notes: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return {
+            "plan": self.plan.to_json(),
+            "pods": [pod.to_json() for pod in self.pods],
+            "differences": [difference.to_json() for difference in self.differences],
+        }
+
+
+class Deployer:
+    """Deploys charts to one cluster and compares what is there with the plan.
+
+    ``console`` shows progress; None is silent. What is asked for is a RenderRequest: chart, merged values,
+    release, namespace, and which Helm.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        releases: Releases,
+        renderer: Renderer,
+        instances: Mapping[str, Instance],
+        console: Console | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._releases = releases
+        self._renderer = renderer
+        self._instances = instances
+        self._console = console
+
+    def plan(self, wanted: RenderRequest) -> Plan:
+        """The topology that ``wanted`` becomes. Raises RenderError when the chart refuses the values."""
+        manifests = self._renderer.render(wanted).manifests
+        return expand(wanted.release, wanted.namespace, manifests, self._instances)
+
+    def changes(self, wanted: RenderRequest) -> Changes:
+        """What installing ``wanted`` would do to the release that is there. Raises BiremeError if none is."""
+        live = self._releases.manifests(wanted.release, wanted.namespace)
+        return changes(live, self._renderer.render(replace(wanted, is_upgrade=True)).manifests)
+
+    def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
+        """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
+
+        ``timeout`` in seconds bounds the wait, and the stop of an old run before it. ``replace_run`` stops a
+        run whose Job would have to change in a way Kubernetes refuses, and trains on in the next run.
+        Raises BiremeError for what the chart or the cluster refuses; nothing is changed then.
+        """
+        if replace_run:
+            wanted = self._next_run(wanted, timeout)
+        plan = self.plan(wanted)
+        notes = self._releases.install(
+            wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
+        )
+        differences = observe.wait(self._cluster, plan, timeout, self._console)
+        return Outcome(plan, self._pods(wanted.release, wanted.namespace), differences, notes)
+
+    def status(self, release: str, namespace: str) -> Outcome:
+        """The release as it is now, against the plan of its latest revision. Raises BiremeError if none is."""
+        manifests = self._releases.manifests(release, namespace)
+        plan = expand(release, namespace, manifests, self._instances)
+        return Outcome(plan, self._pods(release, namespace), observe.check(self._cluster, plan))
+
+    def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
+        """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""
+        if not self._releases.uninstall(release, namespace, timeout):
+            raise BiremeError(f"there is no release {release} in namespace {namespace}")
+        self._until(
+            lambda: not self._pods(release, namespace),
+            timeout,
+            f"pods of {release} are still there after {timeout:.0f} s: bireme status {release} says why",
+        )
+
+    def _pods(self, release: str, namespace: str) -> tuple[ObservedPod, ...]:
+        return observe.observe(self._cluster, release, namespace)
+
+    def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
+        """``wanted`` with the run after the live one, which is stopped, when there is one that must go."""
+        if self._releases.current(wanted.release, wanted.namespace) is None:
+            return wanted
+        if not self.changes(wanted).is_refused:
+            return wanted
+        live = self._releases.manifests(wanted.release, wanted.namespace)
+        jobs = [item.name for item in live if item.kind == "Job"]
+        runs = [int(found[1]) for found in map(_RUN.search, jobs) if found]
+        following = replace(wanted, values={**wanted.values, "run": max(runs, default=0) + 1, "suspend": None})
+        foreseen = self.changes(following)
+        if foreseen.is_refused:
+            raise BiremeError("\n".join(foreseen.sentences()))
+        self._renderer.render(following)
+        for job in jobs:
+            self._stop(job, wanted, timeout)
+        return following
+
+    def _stop(self, job: str, wanted: RenderRequest, timeout: float) -> None:
+        """Suspend a Job and wait until its pods are gone; they have their grace period to save."""
+        path = f"/apis/batch/v1/namespaces/{wanted.namespace}/jobs/{job}"
+        if self._cluster.api.find(path) is None:
+            return
+        self._cluster.api.patch(path, {"spec": {"suspend": True}})
+        self._until(
+            lambda: not [pod for pod in self._pods(wanted.release, wanted.namespace) if pod.workload == job],
+            timeout,
+            f"{job} was suspended to be replaced, but its pods are still there after {timeout:.0f} s; "
+            f"nothing else was changed: look at them with bireme status {wanted.release}, then try again",
+        )
+
+    def _until(self, done: Callable[[], bool], timeout: float, otherwise: str) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                raise BiremeError(otherwise)
+            time.sleep(_POLL_SECONDS)

@@ -1,0 +1,116 @@
+"""What people see: plans, differences, pods, tools and changes as rich tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bireme.clusters import ClusterInfo
+from bireme.deploy import Outcome
+from bireme.observe import Difference, ObservedPod
+from bireme.tools import ToolStatus
+from bireme.topology import Plan, PodPlan, WorkloadPlan
+
+_SHOWN_PODS = 12
+
+
+def plan_view(plan: Plan) -> RenderableType:
+    """The plan: a line for each workload and its pods, then the totals. Long workloads are shortened."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("pod", "role", "rank", "world ranks", "host name", "resources", "node"):
+        table.add_column(column, overflow="fold")
+    for workload in plan.workloads:
+        table.add_row(Text(_headline(workload), style="bold"), end_section=False)
+        for pod in _some(workload.pods):
+            table.add_row(*(_pod_row(pod) if pod else [f"  … {len(workload.pods) - _SHOWN_PODS} more"]))
+    return Group(Text(f"{plan.release} in namespace {plan.namespace}", style="bold"), table, totals_line(plan))
+
+
+def totals_line(plan: Plan) -> str:
+    """Pods, accelerators, EFA interfaces and nodes of a plan in one line."""
+    nodes = ", ".join(f"{count} × {kind}" for kind, count in sorted(plan.totals.nodes.items())) or "any"
+    return f"{plan.totals.pods} pods, {plan.totals.accelerators} accelerators, {plan.totals.efa} EFA, nodes: {nodes}"
+
+
+def differences_view(differences: Sequence[Difference]) -> RenderableType:
+    """The differences between plan and cluster, a sentence each."""
+    return Group(*(Text(f"✗ {each.sentence}", style="red") for each in differences))
+
+
+def pods_view(pods: Iterable[ObservedPod]) -> RenderableType:
+    """The pods that are there."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("pod", "role", "phase", "ready", "node", "why"):
+        table.add_column(column, overflow="fold")
+    for pod in pods:
+        phase = "Terminating" if pod.terminating else pod.phase
+        table.add_row(pod.name, pod.role, phase, "yes" if pod.ready else "no", pod.node or "", pod.reason)
+    return table
+
+
+def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
+    """Every pinned tool: pin, where it was found, its own version."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("tool", "pin", "found", "version", "path"):
+        table.add_column(column, overflow="fold")
+    for tool in tools:
+        table.add_row(tool.name, tool.pin, tool.source, tool.version or "", str(tool.path or tool.note or ""))
+    return table
+
+
+def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
+    """The clusters that Bireme made."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("cluster", "provider", "kubernetes", "nodes", "kubeconfig"):
+        table.add_column(column, overflow="fold")
+    for info in clusters:
+        nodes = ", ".join(f"{kind}={count}" for kind, count in info.nodes.items())
+        table.add_row(info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig))
+    return table
+
+
+def _headline(workload: WorkloadPlan) -> str:
+    bounds = "" if workload.min_replicas == workload.max_replicas else f", {workload.min_replicas} to {workload.max_replicas}"
+    state = ", suspended" if workload.suspended else ""
+    return f"{workload.kind}/{workload.name} × {workload.replicas}{bounds}{state}"
+
+
+def _some(pods: Sequence[PodPlan]) -> Sequence[PodPlan | None]:
+    """All pods, or the first and the last of many with None between."""
+    if len(pods) <= _SHOWN_PODS + 1:
+        return pods
+    return [*pods[: _SHOWN_PODS - 1], None, pods[-1]]
+
+
+def _pod_row(pod: PodPlan) -> list[str]:
+    rank = "" if pod.rank is None else str(pod.rank)
+    world = ""
+    if pod.rank is not None and pod.processes:
+        first = pod.rank * pod.processes
+        world = f"{first}–{first + pod.processes - 1}" if pod.processes > 1 else str(first)
+    return [
+        f"  {pod.name}",
+        pod.role,
+        rank,
+        world,
+        pod.hostname or "",
+        _resources(pod.resources),
+        pod.instance_type or "",
+    ]
+
+
+def _resources(resources: Mapping[str, str]) -> str:
+    return " ".join(f"{name.rsplit('/', 1)[-1]}={amount}" for name, amount in resources.items())
+
+
+def outcome_view(outcome: Outcome) -> RenderableType:
+    """The pods that are there, and the verdict: as planned, or every difference."""
+    if outcome.differences:
+        verdict: RenderableType = differences_view(outcome.differences)
+    else:
+        verdict = Text(f"✓ as planned: {totals_line(outcome.plan)}", style="green")
+    return Group(pods_view(outcome.pods), *([Text(outcome.notes)] if outcome.notes else []), verdict)

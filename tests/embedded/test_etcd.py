@@ -1,0 +1,34 @@
+"""etcd's topology on a real control plane; that members really join is shown in tests/runtime and on kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import ReleaseFactory
+
+IN_POD = "persistence.enabled=false"
+
+
+def test_one_member_grows_to_three_in_place(release: ReleaseFactory) -> None:
+    etcd = release("etcd", sets=[IN_POD])
+    (first,) = [pod for pod in etcd.objects("pods")]
+    etcd.upgrade(sets=[IN_POD, "replicas=3"])
+    assert etcd.differences() == ()
+    members = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in etcd.objects("pods")}
+    assert set(members) == {f"{etcd.name}-{ordinal}" for ordinal in range(3)}
+    assert members[f"{etcd.name}-0"] == first["metadata"]["uid"], "growing must not restart the member that is there"
+
+
+def test_members_are_not_taken_away_by_an_upgrade(release: ReleaseFactory) -> None:
+    etcd = release("etcd", sets=[IN_POD, "replicas=3"])
+    with pytest.raises(BiremeError, match="replicas: this etcd has 3 members"):
+        etcd.upgrade(sets=[IN_POD, "replicas=1"])
+
+
+def test_a_change_of_the_claims_is_refused_as_planned(release: ReleaseFactory) -> None:
+    etcd = release("etcd", sets=[IN_POD])
+    changed = ["persistence.enabled=true"]
+    assert etcd.changes(sets=changed).is_refused
+    with pytest.raises(BiremeError, match="persistence of the StatefulSet"):
+        etcd.upgrade(sets=changed)

@@ -1,0 +1,49 @@
+"""What happens when a machine goes away, with Kubernetes' own timeouts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+
+pytestmark = [pytest.mark.embedded, pytest.mark.slow]
+P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
+
+
+def until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(1)
+
+
+def node_of(job: InstalledRelease, index: int) -> str:
+    node = next(pod.node for pod in job.pods() if pod.slot == f"{job.name}-r1-{index}" and pod.is_live)
+    assert node is not None
+    return node
+
+
+def test_lost_machines_are_reported_and_their_workers_replaced(release: ReleaseFactory) -> None:
+    """One job loses two machines at once: one whose Node the cloud controller deletes, one that only falls silent."""
+    job = release("torch-elastic", sets=["workers=3"], **P4D)
+    deleted, silent, kept = (node_of(job, index) for index in range(3))
+    job.cluster.cut_node(silent)
+    job.cluster.remove_node(deleted)
+    started = time.monotonic()
+
+    until(lambda: any(pod.slot == f"{job.name}-r1-0" and pod.ready for pod in job.pods()), 120)
+    assert time.monotonic() - started < 120
+    assert node_of(job, 0) not in (deleted, silent)
+
+    until(lambda: any(each.kind == "unreachable" for each in job.differences()), 120)
+    (report,) = [each for each in job.differences() if each.kind == "unreachable"]
+    assert silent in report.sentence
+    assert "node.kubernetes.io/out-of-service" in report.sentence
+
+    job.cluster.taint_out_of_service(silent)
+    until(lambda: job.differences() == (), 120)
+    assert node_of(job, 1) not in (deleted, silent)
+    assert node_of(job, 2) == kept

@@ -1,0 +1,170 @@
+"""Elastic jobs on a real control plane: what is observed is what was planned."""
+
+from __future__ import annotations
+
+import pytest
+
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+
+P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
+
+
+def uids(release: InstalledRelease) -> dict[str, str]:
+    """Index of every live worker's pod and its UID."""
+    return {
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: pod["metadata"]["uid"]
+        for pod in release.objects("pods")
+        if "deletionTimestamp" not in pod["metadata"]
+        and pod["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
+    }
+
+
+def job_uid(release: InstalledRelease) -> str:
+    (job,) = release.objects("jobs")
+    uid: str = job["metadata"]["uid"]
+    return uid
+
+
+def nodes_of(release: InstalledRelease, role: str = "worker") -> list[str | None]:
+    return [pod.node for pod in release.pods() if pod.role == role and pod.is_live]
+
+
+def test_imagenet_efa_with_3_workers_fills_3_p4d_nodes(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", name="imagenet", sets=["workers=3"], **P4D)
+    assert job.differences() == ()
+    assert (job.plan.totals.accelerators, job.plan.totals.efa) == (24, 12)
+    workers = [pod for pod in job.pods() if pod.role == "worker"]
+    assert len({pod.node for pod in workers}) == 3
+    assert sum(int(pod.resources["nvidia.com/gpu"]) for pod in workers) == 24
+    assert sum(int(pod.resources["vpc.amazonaws.com/efa"]) for pod in workers) == 12
+    assert {pod.hostname for pod in workers} == {f"imagenet-r1-{index}" for index in range(3)}
+
+
+def test_imagenet_fsx_with_4_workers_fills_4_p3_nodes(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", instance="p3.8xlarge", workload="imagenet-fsx", sets=["workers=4"])
+    assert job.differences() == ()
+    assert len(set(nodes_of(job))) == 4
+    assert job.plan.totals.accelerators == 16
+
+
+def test_scaling_3_to_5_to_2_keeps_the_job_and_the_workers_that_stay(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=3"], **P4D)
+    before, identity = uids(job), job_uid(job)
+    job.upgrade(sets=["workers=5"], **P4D)
+    assert job.differences() == ()
+    grown = uids(job)
+    assert {index: grown[index] for index in before} == before
+    job.upgrade(sets=["workers=2"], **P4D)
+    assert job.differences() == ()
+    assert uids(job) == {index: before[index] for index in ("0", "1")}
+    assert job_uid(job) == identity
+
+
+def test_a_deleted_worker_comes_back_with_its_index(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=3"], **P4D)
+    before = uids(job)
+    job.delete_pod(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-1"))
+    assert job.wait() == ()
+    after = uids(job)
+    assert after.keys() == before.keys()
+    assert after["1"] != before["1"]
+    assert (after["0"], after["2"]) == (before["0"], before["2"])
+
+
+def test_a_worker_that_fails_is_replaced_and_the_others_stay(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    before = uids(job)
+    job.cluster.fail(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 1, job.namespace)
+    assert job.wait() == ()
+    after = uids(job)
+    assert after["0"] != before["0"]
+    assert after["1"] == before["1"]
+
+
+def test_a_configuration_error_fails_the_job_at_once(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    job.cluster.fail(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 78, job.namespace)
+    assert [each.kind for each in job.wait(until="job-failed")] == ["job-failed"]
+
+
+def test_one_worker_that_succeeds_completes_the_job(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=3"], **P4D)
+    job.cluster.complete(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-2"), job.namespace)
+    job.until(lambda: any(c["type"] == "Complete" for c in job.objects("jobs")[0]["status"].get("conditions", [])))
+    assert uids(job).keys() <= {"2"}
+
+
+def test_an_image_change_is_refused_as_planned_and_replaces_the_job_when_asked(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    before = uids(job)
+    changed = ["workers=2", "image.tag=0.2.0"]
+    foreseen = job.changes(sets=changed, **P4D)
+    assert foreseen.is_refused
+    assert "image" in " ".join(foreseen.sentences())
+    with pytest.raises(BiremeError, match="image of the Job"):
+        job.upgrade(sets=changed, **P4D)
+    assert uids(job) == before, "a refused upgrade must not touch the pods"
+    job.upgrade(sets=changed, replace=True, **P4D)
+    assert job.differences() == ()
+    (live,) = job.objects("jobs")
+    assert live["metadata"]["name"] == f"{job.name}-r2"
+    assert live["spec"]["template"]["spec"]["containers"][0]["image"] == "bireme/torch:0.2.0"
+
+
+def test_a_new_run_is_refused_while_the_old_one_trains(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    before = uids(job)
+    with pytest.raises(BiremeError, match="two runs must not write one checkpoint"):
+        job.upgrade(sets=["workers=2", "run=2"], **P4D)
+    assert uids(job) == before
+
+
+def test_a_job_that_does_not_fit_says_so(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=6"], expect_differences=True, **P4D)
+    (problem,) = [each for each in job.differences() if each.kind == "pending"]
+    assert "Insufficient" in problem.sentence
+
+
+def test_suspend_takes_the_pods_away_and_resume_brings_them_back(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    identity = job_uid(job)
+    job.upgrade(sets=["workers=2", "suspend=true"], **P4D)
+    job.until(lambda: not uids(job))
+    job.upgrade(sets=["workers=2", "suspend=false"], **P4D)
+    assert job.differences() == ()
+    assert (len(uids(job)), job_uid(job)) == (2, identity)
+
+
+def test_two_releases_train_side_by_side(release: ReleaseFactory) -> None:
+    one = release("torch-elastic", name="one", sets=["workers=2"], **P4D)
+    two = release("torch-elastic", name="two", sets=["workers=3"], **P4D)
+    assert one.differences() == two.differences() == ()
+    assert not set(nodes_of(one)) & set(nodes_of(two))
+
+
+def test_uninstall_leaves_nothing(release: ReleaseFactory) -> None:
+    full = {"files": ["charts/torch-elastic/ci/external-etcd-values.yaml"], "sets": ["serviceAccount.create=true"]}
+    job = release("torch-elastic", name="gone", **full)
+    assert job.differences() == ()
+    job.uninstall()
+    kinds = "pods jobs services configmaps secrets serviceaccounts statefulsets deployments poddisruptionbudgets"
+    assert {kind: job.names(kind) for kind in kinds.split() if job.names(kind)} == {}
+
+
+def test_time_to_live_deadline_and_queue_change_in_place(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    before, identity = uids(job), job_uid(job)
+    in_place = ["workers=2", "ttlSecondsAfterFinished=60", "activeDeadlineSeconds=9000", "queueName=training"]
+    assert not job.changes(sets=in_place, **P4D).is_refused
+    job.upgrade(sets=in_place, **P4D)
+    assert (uids(job), job_uid(job)) == (before, identity)
+
+
+@pytest.mark.parametrize("helm", ["helm3"])
+def test_helm_3_scales_in_place_too(release: ReleaseFactory, helm: str) -> None:
+    job = release("torch-elastic", sets=["workers=2"], helm=helm, **P4D)
+    before = uids(job)
+    job.upgrade(sets=["workers=3"], helm=helm, **P4D)
+    assert job.differences() == ()
+    assert before.items() <= uids(job).items()
