@@ -37,6 +37,7 @@ Kind = Literal[
     "node-gone",
     "failed",
     "job-failed",
+    "updating",
 ]
 
 # What time alone does not mend. A node that comes back mends "unreachable", but nobody should wait for it.
@@ -98,17 +99,22 @@ class ObservedPod:
 
 
 @dataclass(frozen=True)
-class ObservedJob:
-    """How a Job ended: ``outcome`` is ``Complete``, ``Failed`` or "" while it runs, ``message`` says why."""
+class ObservedWorkload:
+    """What a workload says of itself, when that is more than its pods show.
 
+    ``state`` is ``Complete`` or ``Failed`` for a Job that has ended, ``Updating`` for a StatefulSet or
+    Deployment whose pods are not all of its newest template yet, else ""; ``message`` says why.
+    """
+
+    kind: str
     name: str
-    outcome: str
-    message: str
+    state: Literal["", "Complete", "Failed", "Updating"]
+    message: str = ""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One way in which what is there is not what was planned; ``pod`` is the planned name if there is one."""
+    """One way in which what is there is not what was planned; ``pod`` is "" where it is no single one."""
 
     kind: Kind
     workload: str
@@ -161,21 +167,23 @@ def wait(
 
 
 def compare(
-    plan: Plan, observed: Iterable[ObservedPod], jobs: Iterable[ObservedJob] = ()
+    plan: Plan, observed: Iterable[ObservedPod], workloads: Iterable[ObservedWorkload] = ()
 ) -> tuple[Difference, ...]:
     """How the observed pods differ from the plan.
 
     Pods are matched by job index, by ordinal, or (Deployments) by what made them. A pod that is on its way
-    out or that a newer one has replaced is no difference; ``jobs`` say which pods will not come any more.
+    out or that a newer one has replaced is no difference; ``workloads`` say which pods will not come any
+    more, and which are about to be replaced.
     """
-    outcomes = {job.name: job for job in jobs if job.outcome}
+    says = {(each.kind, each.name): each for each in workloads}
     by_workload: dict[tuple[str, str], list[ObservedPod]] = defaultdict(list)
     for pod in observed:
         by_workload[pod.kind, pod.workload].append(pod)
     found: list[Difference] = []
     for workload in plan.workloads:
         there = by_workload.pop((workload.kind, workload.name), [])
-        found += _workload_differences(workload, there, outcomes.get(workload.name))
+        quiet = ObservedWorkload(workload.kind, workload.name, "")
+        found += _workload_differences(workload, there, says.get((workload.kind, workload.name), quiet))
     for pods in by_workload.values():
         found += [_extra(pod) for pod in pods if pod.is_live]
     return tuple(found)
@@ -185,7 +193,7 @@ def compare(
 
 
 def _workload_differences(
-    workload: WorkloadPlan, there: Sequence[ObservedPod], outcome: ObservedJob | None
+    workload: WorkloadPlan, there: Sequence[ObservedPod], itself: ObservedWorkload
 ) -> Iterator[Difference]:
     planned = () if workload.suspended else workload.pods
     slots = _by_slot(planned, there)
@@ -193,13 +201,19 @@ def _workload_differences(
         candidates = slots.pop(pod.name, [])
         current = max(candidates, key=_precedence, default=None)
         yield from (_extra(other) for other in candidates if other.is_live and other is not current)
-        if outcome is None or (outcome.outcome == "Failed" and current is not None and current.is_live):
+        # A Job that has ended makes no more pods, and may have removed the others.
+        if itself.state in ("", "Updating") or (current is not None and current.is_live):
             yield from _pod_differences(workload, pod, current)
     for leftover in slots.values():
         yield from (_extra(pod) for pod in leftover if pod.is_live)
-    if outcome is not None and outcome.outcome == "Failed":
-        sentence = f"Job {workload.name} has failed for good: {_as_clause(outcome.message)}"
-        yield Difference("job-failed", workload.name, workload.name, sentence)
+    if itself.state == "Failed":
+        why = shorten(itself.message) or "it does not say why"
+        yield Difference(
+            "job-failed", workload.name, "", f"{workload.kind} {workload.name} has failed for good: {why}"
+        )
+    if itself.state == "Updating":
+        sentence = f"{workload.kind} {workload.name} is still replacing pods of its last version"
+        yield Difference("updating", workload.name, "", sentence)
 
 
 def _by_slot(planned: Sequence[PodPlan], there: Sequence[ObservedPod]) -> dict[str, list[ObservedPod]]:
@@ -303,11 +317,12 @@ class _Scene:
         self._selector = f"{INSTANCE_LABEL}={release}"
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self._jobs_path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        self._apps_path = f"/apis/apps/v1/namespaces/{namespace}"
         self._raw: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[str, ObservedPod]] = {}
         self._nodes: dict[str, NodeState] | None = {}
         self._nodes_read = 0.0
-        self._jobs: tuple[ObservedJob, ...] = ()
+        self._workloads: tuple[ObservedWorkload, ...] = ()
         self._hooks: frozenset[str] = frozenset()
         self._version = ""
 
@@ -342,7 +357,7 @@ class _Scene:
 
     def differences(self, plan: Plan) -> tuple[Difference, ...]:
         """How they differ from the plan."""
-        return compare(plan, self.pods(), self._jobs)
+        return compare(plan, self.pods(), self._workloads)
 
     def _take(self, event: Mapping[str, Any]) -> str:
         pod: dict[str, Any] = event["object"]
@@ -355,12 +370,20 @@ class _Scene:
         return name
 
     def _look_around(self) -> None:
-        jobs = self._api.get(self._jobs_path, labelSelector=self._selector)["items"]
+        jobs = self._list(self._jobs_path)
         self._hooks = frozenset(job["metadata"]["name"] for job in jobs if _has_hook(job))
-        self._jobs = tuple(_observed_job(job) for job in jobs if not _has_hook(job))
+        self._workloads = (
+            *(_observed_job(job) for job in jobs if not _has_hook(job)),
+            *(_replicated("StatefulSet", each) for each in self._list(f"{self._apps_path}/statefulsets")),
+            *(_replicated("Deployment", each) for each in self._list(f"{self._apps_path}/deployments")),
+        )
         if self._nodes is not None and self._nodes_are_old(self._nodes):
             self._nodes = self._node_states()
             self._nodes_read = time.monotonic()
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self._api.get(path, labelSelector=self._selector)["items"]
+        return items
 
     def _nodes_are_old(self, nodes: Mapping[str, NodeState]) -> bool:
         used = {pod["spec"].get("nodeName") for pod in self._raw.values()} - {None}
@@ -368,8 +391,7 @@ class _Scene:
 
     def _node_states(self) -> dict[str, NodeState] | None:
         try:
-            # From the API server's cache: there may be a thousand nodes, and this is asked often.
-            nodes = self._api.get("/api/v1/nodes", resourceVersion="0")["items"]
+            nodes = self._api.get("/api/v1/nodes")["items"]
         except ApiError as error:
             if error.status == 403:
                 # Namespaced users may not see nodes; the pods say enough without.
@@ -442,12 +464,25 @@ def _slot(pod: Mapping[str, Any], kind: str, workload: str) -> str | None:
     return pod["metadata"]["name"] if kind in ("StatefulSet", "Pod") else None
 
 
-def _observed_job(job: Mapping[str, Any]) -> ObservedJob:
+def _observed_job(job: Mapping[str, Any]) -> ObservedWorkload:
     conditions = job.get("status", {}).get("conditions", [])
     # All of them: since Kubernetes 1.31 SuccessCriteriaMet or FailureTarget comes before the end itself.
     ended = {each["type"]: each for each in conditions if each["status"] == "True"}
-    outcome = next((kind for kind in ("Complete", "Failed") if kind in ended), "")
-    return ObservedJob(job["metadata"]["name"], outcome, ended.get(outcome, {}).get("message", ""))
+    name = job["metadata"]["name"]
+    if "Complete" in ended:
+        return ObservedWorkload("Job", name, "Complete")
+    if "Failed" in ended:
+        return ObservedWorkload("Job", name, "Failed", ended["Failed"].get("message", ""))
+    return ObservedWorkload("Job", name, "")
+
+
+def _replicated(kind: str, thing: Mapping[str, Any]) -> ObservedWorkload:
+    meta, status = thing["metadata"], thing.get("status", {})
+    has_seen_it = status.get("observedGeneration", 0) >= meta["generation"]
+    is_new = status.get("updatedReplicas", 0) >= status.get("replicas", 0)
+    # A StatefulSet that leaves the replacing to others says OnDelete; its old pods are meant to stay.
+    waits = thing["spec"].get("updateStrategy", {}).get("type") == "OnDelete"
+    return ObservedWorkload(kind, meta["name"], "" if has_seen_it and (is_new or waits) else "Updating")
 
 
 def _node_state(node: Mapping[str, Any]) -> NodeState:
@@ -505,10 +540,6 @@ def shorten(message: str, limit: int = 240) -> str:
     """A message of Kubernetes without what nobody needs, in one line of at most ``limit`` characters."""
     text = " ".join(_NOISE.sub("", message).split()).rstrip(".,; ")
     return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
-
-
-def _as_clause(message: str) -> str:
-    return shorten(message) or "it gives no reason"
 
 
 # --- live progress ---------------------------------------------------------------------------------------

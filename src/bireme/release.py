@@ -85,9 +85,10 @@ class Releases:
         Does not wait for pods; ``timeout`` in seconds is for Helm's own requests and hooks.
         ``force_conflicts`` takes over fields that another manager changed (Helm 4).
         """
+        described = self._chart(chart)
         install = self._client.install_or_upgrade_release(
             release,
-            self._chart(chart),
+            described,
             dict(values),
             create_namespace=create_namespace,
             force_conflicts=force_conflicts,
@@ -100,12 +101,13 @@ class Releases:
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300, wait: bool = False) -> bool:
         """Uninstall a release; False when there was none. ``wait`` until its objects are gone."""
-        is_there = self.current(release, namespace) is not None
+        if self.current(release, namespace) is None:
+            return False
         uninstall = self._client.uninstall_release(
             release, namespace=namespace, timeout=_duration(timeout), wait=wait
         )
         _run(uninstall, release, namespace)
-        return is_there
+        return True
 
     def revisions(self, release: str, namespace: str) -> tuple[Revision, ...]:
         """The revisions that Helm keeps, the oldest first; none when there is no such release."""

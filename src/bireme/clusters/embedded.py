@@ -70,6 +70,7 @@ _PORT_RANGE = range(10_000, 32_000)
 _NODES_AT_FULL_PULSE = 200
 _UP_SECONDS = 120
 _NODES_SECONDS = 180
+_END_SECONDS = 15
 
 
 class EmbeddedProvider:
@@ -243,11 +244,11 @@ class EmbeddedCluster:
         self.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": [*others, OUT_OF_SERVICE_TAINT]}})
 
     def complete(self, pod: str, namespace: str = "default") -> None:
-        """Let every container of a running pod end with exit code 0."""
+        """Let every container of a running pod end with exit code 0; returns when it has."""
         self._end(pod, namespace, 0)
 
     def fail(self, pod: str, exit_code: int = 1, namespace: str = "default") -> None:
-        """Let every container of a running pod end with ``exit_code`` (1 to 255)."""
+        """Let every container of a running pod end with ``exit_code`` (1 to 255); returns when it has."""
         if not 1 <= exit_code <= 255:
             raise BiremeError(f"exit code {exit_code} of {pod}: a failed container has one of 1 to 255")
         self._end(pod, namespace, exit_code)
@@ -297,6 +298,11 @@ class EmbeddedCluster:
                 "and only a Running one that is never restarted ends for good"
             )
         self.api.patch(path, {"metadata": {"annotations": {EXIT_CODE_ANNOTATION: str(exit_code)}}})
+        _until(lambda: self._has_ended(path), _END_SECONDS, f"the pod {pod} to end")
+
+    def _has_ended(self, path: str) -> bool:
+        pod = self.api.find(path)
+        return pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def _schedulable(node: Mapping[str, Any]) -> bool:

@@ -1,0 +1,92 @@
+"""Nodes of the embedded cluster: what --nodes means, and what a fake node offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from bireme.clusters.nodes import node_manifest, parse_nodes, shape_of
+from bireme.errors import BiremeError
+from bireme.instances import Instance
+
+Instances = Mapping[str, Instance]
+
+
+def test_nodes_are_counted_by_type(instances: Instances) -> None:
+    assert parse_nodes("p4d.24xlarge=3, p3.8xlarge=4,cpu=2", instances) == {
+        "p4d.24xlarge": 3,
+        "p3.8xlarge": 4,
+        "cpu": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("p4d.24xlarge", "'p4d.24xlarge' is not TYPE=NUMBER"),
+        ("p4d.24xlarge=many", "'p4d.24xlarge=many' is not TYPE=NUMBER"),
+        ("p4d.24xlarge=0", "'p4d.24xlarge=0' is not TYPE=NUMBER"),
+        ("p4d.24xlarge=²", "is not TYPE=NUMBER"),
+        ("=3", "unknown node type ''"),
+        ("p4d.24xlarge=1,p4d.24xlarge=2", "p4d.24xlarge is given twice"),
+        ("p4d.24xlrage=1", r"did you mean p4d\.24xlarge"),
+        ("p4d=1", r"did you mean p4d\.24xlarge"),
+        ("toaster=1", r"known are .*cpu.*p4d\.24xlarge"),
+        (" , ", "--nodes is empty"),
+    ],
+)
+def test_a_wrong_part_of_nodes_is_named_with_the_way_to_write_it(
+    text: str, sentence: str, instances: Instances
+) -> None:
+    with pytest.raises(BiremeError, match=sentence):
+        parse_nodes(text, instances)
+
+
+def test_a_p4d_node_offers_its_devices_and_huge_pages_and_keeps_other_pods_away(
+    instances: Instances,
+) -> None:
+    node = node_manifest(shape_of("p4d.24xlarge", instances), 2, "1.36.3")
+    offer = node["status"]["allocatable"]
+    assert node["metadata"]["name"] == "p4d-24xlarge-2"
+    assert offer["nvidia.com/gpu"] == "8"
+    assert offer["vpc.amazonaws.com/efa"] == "4"
+    assert offer["hugepages-2Mi"] == "5120Mi"
+    assert node["spec"]["taints"] == [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
+
+
+def test_a_node_says_its_type_its_place_and_that_it_is_fake(instances: Instances) -> None:
+    labels = node_manifest(shape_of("g5.xlarge", instances), 0, "1.36.3")["metadata"]["labels"]
+    assert labels["node.kubernetes.io/instance-type"] == "g5.xlarge"
+    assert labels["topology.kubernetes.io/zone"] == "us-west-2a"
+    assert labels["kubernetes.io/hostname"] == "g5-xlarge-0"
+    assert labels["bireme.dev/fake"] == "true"
+
+
+def test_a_node_without_efa_sets_no_huge_pages_aside(instances: Instances) -> None:
+    offer = shape_of("p3.8xlarge", instances).allocatable
+    assert not {"hugepages-2Mi", "vpc.amazonaws.com/efa"} & offer.keys()
+
+
+def test_a_trainium_node_is_tainted_by_its_own_resource(instances: Instances) -> None:
+    shape = shape_of("trn1.32xlarge", instances)
+    assert shape.taint == "aws.amazon.com/neuron"
+    assert shape.allocatable["aws.amazon.com/neuron"] == "16"
+
+
+def test_a_cpu_node_takes_any_pod(instances: Instances) -> None:
+    shape = shape_of("cpu", instances)
+    assert shape.taint is None
+    assert shape.instance_type == "m7i.2xlarge"
+    assert shape.node_name(0) == "cpu-0"
+
+
+def test_no_node_offers_more_than_it_has(instances: Instances) -> None:
+    for kind in [*instances, "cpu"]:
+        shape = shape_of(kind, instances)
+        assert shape.allocatable.keys() == shape.capacity.keys()
+        assert _mib(shape.allocatable) < _mib(shape.capacity), kind
+
+
+def _mib(offer: Mapping[str, str]) -> int:
+    return int(offer["memory"].removesuffix("Mi"))

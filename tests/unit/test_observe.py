@@ -1,0 +1,268 @@
+"""What is there, compared with the plan: each difference has a name and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bireme.observe import (
+    Difference,
+    NodeState,
+    ObservedPod,
+    ObservedWorkload,
+    compare,
+    observed_pod,
+    shorten,
+)
+from bireme.topology import Plan, PodPlan, Totals, WorkloadPlan
+
+SELECTOR = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
+RESOURCES = {"memory": "1024Mi", "nvidia.com/gpu": "8"}
+
+
+def plan_of(*workloads: WorkloadPlan) -> Plan:
+    return Plan("imagenet", "default", workloads, Totals(0, 0, 0, {}))
+
+
+def job(workers: int = 2, name: str = "imagenet-r1", suspended: bool = False) -> WorkloadPlan:
+    names = [f"{name}-{index}" for index in range(workers)]
+    pods = tuple(PodPlan(each, "worker", rank, each, RESOURCES, SELECTOR) for rank, each in enumerate(names))
+    return WorkloadPlan(name, "Job", "worker", workers, 1, 128, pods, suspended)
+
+
+def worker(
+    index: int = 0,
+    *,
+    job: str = "imagenet-r1",
+    suffix: str = "abcde",
+    phase: str = "Running",
+    ready: bool | None = None,
+    node: str | None = "p4d-24xlarge-0",
+    gpus: int = 8,
+    created: str = "2026-01-01T00:00:00Z",
+    deleted: bool = False,
+    state: Mapping[str, Any] | None = None,
+    scheduler: str = "",
+    node_state: NodeState = "",
+) -> ObservedPod:
+    is_ready = phase == "Running" if ready is None else ready
+    conditions = [{"type": "Ready", "status": str(is_ready)}]
+    if scheduler:
+        conditions.append({"type": "PodScheduled", "status": "False", "message": scheduler})
+    labels = {
+        "app.kubernetes.io/component": "worker",
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    pod = {
+        "metadata": {
+            "name": f"{job}-{index}-{suffix}",
+            "labels": labels,
+            "creationTimestamp": created,
+            "ownerReferences": [{"kind": "Job", "name": job, "controller": True}],
+        }
+        | ({"deletionTimestamp": created} if deleted else {}),
+        "spec": {
+            "hostname": f"{job}-{index}",
+            "nodeSelector": SELECTOR,
+            "containers": [{"resources": {"limits": {"memory": "1Gi", "nvidia.com/gpu": str(gpus)}}}],
+        }
+        | ({"nodeName": node} if node else {}),
+        "status": {
+            "phase": phase,
+            "conditions": conditions,
+            "containerStatuses": [{"name": "trainer", "ready": is_ready, "state": state or {"running": {}}}],
+        },
+    }
+    return observed_pod(pod, node_state)
+
+
+def kinds(differences: tuple[Difference, ...]) -> list[tuple[str, str]]:
+    return [(each.kind, each.pod) for each in differences]
+
+
+def test_what_is_as_planned_has_no_difference() -> None:
+    assert compare(plan_of(job(2)), [worker(0), worker(1)]) == ()
+
+
+def test_resources_are_compared_as_amounts_not_as_text() -> None:
+    pod = replace(worker(0), resources={"memory": "1Gi", "nvidia.com/gpu": "8"})
+    assert compare(plan_of(job(1)), [pod]) == ()
+
+
+def test_a_worker_that_is_not_there_is_missing() -> None:
+    (found,) = compare(plan_of(job(2)), [worker(0)])
+    assert (found.kind, found.pod) == ("missing", "imagenet-r1-1")
+    assert found.sentence == "imagenet-r1-1 (worker) is missing: Job imagenet-r1 has no such pod"
+
+
+def test_a_live_worker_beyond_the_plan_is_extra_and_its_maker_is_named() -> None:
+    (found,) = compare(plan_of(job(1)), [worker(0), worker(1)])
+    assert found.kind == "extra"
+    assert "Job imagenet-r1" in found.sentence
+
+
+def test_workers_of_another_run_are_extra() -> None:
+    found = compare(plan_of(job(1, "imagenet-r2")), [worker(0), worker(0, job="imagenet-r2")])
+    assert kinds(found) == [("extra", "imagenet-r1-0-abcde")]
+
+
+@pytest.mark.parametrize(
+    "pod", [worker(1, deleted=True), worker(1, phase="Failed"), worker(1, phase="Succeeded")]
+)
+def test_a_worker_beyond_the_plan_that_is_ending_or_ended_is_no_difference(pod: ObservedPod) -> None:
+    assert compare(plan_of(job(1)), [worker(0), pod]) == ()
+
+
+@pytest.mark.parametrize("old", [{"phase": "Failed"}, {"deleted": True}])
+def test_a_worker_that_was_replaced_is_no_difference(old: dict[str, Any]) -> None:
+    pods = [worker(0, suffix="old", **old), worker(0, suffix="new", created="2026-01-01T00:01:00Z")]
+    assert compare(plan_of(job(1)), pods) == ()
+
+
+def test_every_wrong_resource_is_named_with_what_is_there_and_what_was_planned() -> None:
+    (found,) = compare(plan_of(job(1)), [worker(0, gpus=4)])
+    assert found.sentence == "imagenet-r1-0 asks for 4 of nvidia.com/gpu, planned 8"
+
+
+def test_a_wrong_node_selector_and_host_name_are_named() -> None:
+    pod = replace(worker(0), node_selector={}, hostname="somewhere")
+    found = compare(plan_of(job(1)), [pod])
+    assert [each.kind for each in found] == ["node-selector", "hostname"]
+    assert "instance-type=nothing, planned p4d.24xlarge" in found[0].sentence
+    assert found[1].sentence == "imagenet-r1-0 has host name somewhere, planned imagenet-r1-0"
+
+
+def test_a_pending_worker_says_why_in_the_schedulers_words_without_its_noise() -> None:
+    said = (
+        "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. no new claims to deallocate, "
+        "preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod."
+    )
+    pod = worker(0, phase="Pending", node=None, scheduler=said)
+    (found,) = compare(plan_of(job(1)), [pod])
+    assert found.kind == "pending"
+    assert found.sentence == (
+        "imagenet-r1-0 is Pending: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu"
+    )
+
+
+def test_a_worker_that_is_not_ready_says_what_its_container_waits_for() -> None:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    (found,) = compare(plan_of(job(1)), [worker(0, phase="Pending", state=waiting)])
+    assert found.kind == "not-ready"
+    assert found.sentence.endswith("container trainer waits: ImagePullBackOff, no such image")
+
+
+def test_a_running_worker_that_is_not_ready_is_told_by_its_probe() -> None:
+    (found,) = compare(plan_of(job(1)), [worker(0, ready=False)])
+    assert found.sentence.endswith("container trainer runs and its readiness probe fails")
+
+
+def test_a_failed_worker_tells_its_exit_code() -> None:
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    (found,) = compare(plan_of(job(1)), [worker(0, phase="Failed", state=ended)])
+    assert found.kind == "failed"
+    assert "exit code 137" in found.sentence
+    assert "OOMKilled" in found.sentence
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_worker_on_a_silent_node_comes_with_the_way_out(deleted: bool) -> None:
+    pod = worker(0, ready=False, deleted=deleted, node_state="unreachable")
+    (found,) = compare(plan_of(job(1)), [pod])
+    assert found.kind == "unreachable"
+    assert found.sentence.endswith(
+        "kubectl taint node p4d-24xlarge-0 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    )
+
+
+def test_a_worker_whose_node_was_deleted_says_so() -> None:
+    (found,) = compare(plan_of(job(1)), [worker(0, node_state="gone")])
+    assert found.kind == "node-gone"
+    assert "p4d-24xlarge-0, which is gone" in found.sentence
+
+
+def test_a_deleted_worker_without_a_replacement_is_terminating() -> None:
+    assert kinds(compare(plan_of(job(1)), [worker(0, deleted=True)])) == [("terminating", "imagenet-r1-0")]
+
+
+def test_a_suspended_job_has_no_workers() -> None:
+    assert compare(plan_of(job(2, suspended=True)), []) == ()
+    assert kinds(compare(plan_of(job(2, suspended=True)), [worker(0)])) == [("extra", "imagenet-r1-0-abcde")]
+
+
+def test_a_job_that_is_complete_misses_nobody() -> None:
+    done = ObservedWorkload("Job", "imagenet-r1", "Complete")
+    assert compare(plan_of(job(2)), [worker(0, phase="Succeeded", ready=False)], [done]) == ()
+
+
+def test_a_job_that_failed_for_good_says_why_once() -> None:
+    lost = ObservedWorkload("Job", "imagenet-r1", "Failed", "Container trainer failed with exit code 64")
+    (found,) = compare(plan_of(job(2)), [worker(0, phase="Failed")], [lost])
+    assert found.kind == "job-failed"
+    assert found.sentence == (
+        "Job imagenet-r1 has failed for good: Container trainer failed with exit code 64"
+    )
+
+
+def test_a_statefulset_in_the_middle_of_a_rollout_is_a_difference() -> None:
+    pod = PodPlan("etcd-0", "member", None, "etcd-0", {}, {})
+    plan = plan_of(WorkloadPlan("etcd", "StatefulSet", "member", 1, 1, 1, (pod,)))
+    there = replace(
+        worker(0), slot="etcd-0", kind="StatefulSet", workload="etcd", resources={}, node_selector={}
+    )
+    there = replace(there, hostname="etcd-0")
+    updating = ObservedWorkload("StatefulSet", "etcd", "Updating")
+    assert compare(plan, [there]) == ()
+    assert [each.kind for each in compare(plan, [there], [updating])] == ["updating"]
+
+
+def test_deployment_pods_are_matched_by_what_made_them() -> None:
+    meta = {
+        "name": "board-6c5d-x1",
+        "labels": {"pod-template-hash": "6c5d"},
+        "ownerReferences": [{"kind": "ReplicaSet", "name": "board-6c5d", "controller": True}],
+    }
+    conditions = [{"type": "Ready", "status": "True"}]
+    pod = {
+        "metadata": meta,
+        "spec": {"nodeName": "cpu-0", "containers": []},
+        "status": {"phase": "Running", "conditions": conditions},
+    }
+    planned = PodPlan("board-0", "tensorboard", None, None, {}, {})
+    plan = plan_of(WorkloadPlan("board", "Deployment", "tensorboard", 1, 1, 1, (planned,)))
+    there = observed_pod(pod)
+    assert (there.kind, there.workload) == ("Deployment", "board")
+    assert compare(plan, [there]) == ()
+    assert kinds(compare(plan, [])) == [("missing", "board-0")]
+    assert [each.kind for each in compare(plan, [there, replace(there, name="board-6c5d-x2")])] == ["extra"]
+
+
+def test_an_empty_plan_and_an_empty_namespace_agree() -> None:
+    assert compare(plan_of(), []) == ()
+
+
+def test_a_difference_is_plain_json() -> None:
+    (found,) = compare(plan_of(job(1)), [])
+    assert found.to_json() == {
+        "kind": "missing",
+        "workload": "imagenet-r1",
+        "pod": "imagenet-r1-0",
+        "sentence": "imagenet-r1-0 (worker) is missing: Job imagenet-r1 has no such pod",
+    }
+
+
+def test_a_long_message_is_cut_and_its_lines_are_joined() -> None:
+    assert shorten("one\ntwo.") == "one two"
+    assert len(shorten("word " * 100)) == 240
+
+
+def test_comparing_1000_workers_takes_no_time_to_speak_of() -> None:
+    import time
+
+    plan, pods = plan_of(job(1000)), [worker(index) for index in range(1000)]
+    started = time.perf_counter()
+    assert compare(plan, pods) == ()
+    assert time.perf_counter() - started < 1

@@ -1,0 +1,172 @@
+"""What is asked of Helm, and what becomes of its answers. Real releases are the embedded tier's."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.errors import BiremeError
+from bireme.release import Releases
+
+MakeHelm = Callable[..., Releases]
+
+DEPLOYED = {
+    "name": "web",
+    "namespace": "team",
+    "version": 1,
+    "info": {"status": "deployed", "last_deployed": "2026-01-01T00:00:00Z", "notes": "It runs.\n"},
+    "manifest": "",
+}
+
+
+@dataclass(frozen=True)
+class Somewhere:
+    """A cluster that nobody connects to."""
+
+    kubeconfig: Path
+    name: str = "somewhere"
+    provider: str = "existing"
+    context: str | None = "blue"
+    nodes: dict[str, int] = field(default_factory=dict)
+    api: Any = None
+
+
+@dataclass(frozen=True)
+class OneHelm:
+    """A toolbox with one tool in it."""
+
+    helm: Path
+
+    def path(self, name: str, version: str | None = None) -> Path:
+        return self.helm
+
+
+@pytest.fixture
+def make_helm(tmp_path: Path) -> MakeHelm:
+    """Releases through a stand-in for Helm that notes its arguments and answers as told."""
+
+    def make(answer: object = None, error: str = "") -> Releases:
+        helm = tmp_path / "helm of the test"
+        helm.write_text(
+            textwrap.dedent(f"""\
+            #!/bin/sh
+            if [ "$1" = version ]; then printf v4.3.1; exit; fi
+            printf '%s\\n' "$@" > '{tmp_path}/arguments'
+            [ "$1" = upgrade ] && cat > '{tmp_path}/values'
+            cat '{tmp_path}/answer'
+            cat '{tmp_path}/error' >&2
+            [ ! -s '{tmp_path}/error' ]
+            """)
+        )
+        helm.chmod(0o755)
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        (tmp_path / "answer").write_text(text)
+        (tmp_path / "error").write_text(error)
+        return Releases(Somewhere(tmp_path / "kubeconfig"), OneHelm(helm))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def chart(tmp_path: Path) -> Path:
+    chart = tmp_path / "web"
+    chart.mkdir()
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: web\nversion: 0.1.0\n")
+    return chart
+
+
+def arguments(tmp_path: Path) -> list[str]:
+    return (tmp_path / "arguments").read_text().splitlines()
+
+
+def test_an_install_does_not_wait_and_gives_its_timeout_a_unit(
+    make_helm: MakeHelm, chart: Path, tmp_path: Path
+) -> None:
+    notes = make_helm(DEPLOYED).install(chart, "web", "team", {}, timeout=90)
+    said = arguments(tmp_path)
+    assert notes == "It runs."
+    assert said[:3] == ["upgrade", "web", str(chart)]
+    assert said[said.index("--timeout") + 1] == "90s"
+    assert not {"--wait", "--wait-for-jobs", "--create-namespace", "--reuse-values"} & set(said)
+
+
+def test_helm_works_on_the_clusters_own_kubeconfig_and_context(
+    make_helm: MakeHelm, chart: Path, tmp_path: Path
+) -> None:
+    make_helm(DEPLOYED).install(chart, "web", "team", {})
+    said = arguments(tmp_path)
+    assert said[said.index("--kubeconfig") + 1] == str(tmp_path / "kubeconfig")
+    assert said[said.index("--kube-context") + 1] == "blue"
+
+
+def test_values_reach_helm_as_they_are(make_helm: MakeHelm, chart: Path, tmp_path: Path) -> None:
+    values = {"args": ["--a", "b c"], "extra": None, "nested": {"n": 1.5, "text": "1.10"}}
+    make_helm(DEPLOYED).install(chart, "web", "team", values)
+    assert json.loads((tmp_path / "values").read_text()) == values
+
+
+def test_a_folder_that_is_no_chart_is_refused_before_helm_runs(make_helm: MakeHelm, tmp_path: Path) -> None:
+    with pytest.raises(BiremeError, match=r"nowhere is not a chart"):
+        make_helm(DEPLOYED).install(tmp_path / "nowhere", "web", "team", {})
+    assert not (tmp_path / "arguments").exists()
+
+
+@pytest.mark.parametrize(
+    ("stderr", "sentence"),
+    [
+        (
+            "Error: execution error at (web/templates/validate.yaml:3:4): workers: 0 is too few; set more",
+            "^workers: 0 is too few; set more$",
+        ),
+        ('Error: create: failed to create: namespaces "team" not found', "kubectl create namespace team"),
+        (
+            "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
+            "helm rollback web or bireme uninstall web clears the way",
+        ),
+    ],
+)
+def test_a_refusal_is_the_charts_own_sentence_or_says_what_to_do(
+    make_helm: MakeHelm, chart: Path, stderr: str, sentence: str
+) -> None:
+    with pytest.raises(BiremeError, match=sentence):
+        make_helm(error=stderr).install(chart, "web", "team", {})
+
+
+def test_a_release_that_is_not_there_has_no_revisions_and_uninstalling_it_is_fine(
+    make_helm: MakeHelm,
+) -> None:
+    helm = make_helm(error="Error: release: not found")
+    assert helm.revisions("web", "team") == ()
+    assert helm.current("web", "team") is None
+    assert helm.uninstall("web", "team") is False
+
+
+def test_asking_for_the_notes_of_no_release_says_where_to_look(make_helm: MakeHelm) -> None:
+    with pytest.raises(BiremeError, match="no release web in namespace team: see helm list --namespace team"):
+        make_helm(error="Error: release: not found").notes("web", "team")
+
+
+def test_the_current_revision_is_the_highest(make_helm: MakeHelm) -> None:
+    history = [
+        {"revision": number, "status": status, "chart": "web-0.1.0", "updated": "2026-01-01T00:00:00Z"}
+        for number, status in [(9, "superseded"), (10, "deployed")]
+    ]
+    current = make_helm(history).current("web", "team")
+    assert current is not None
+    assert (current.number, current.status, current.chart) == (10, "deployed", "web-0.1.0")
+
+
+def test_the_manifests_of_a_release_are_its_objects(make_helm: MakeHelm) -> None:
+    text = "---\nkind: ConfigMap\nmetadata: {name: a}\n---\nkind: Job\nmetadata: {name: b}\n"
+    found = make_helm(text).manifests("web", "team")
+    assert [manifest.identity for manifest in found] == ["ConfigMap/a", "Job/b"]
+
+
+def test_values_of_a_release_without_any_are_empty(make_helm: MakeHelm) -> None:
+    assert make_helm("null").values("web", "team") == {}
