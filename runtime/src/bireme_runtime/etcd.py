@@ -227,7 +227,11 @@ class Client:
         self._preferred = secrets.randbelow(len(self.endpoints))
         self._token = ""
 
-    # Keys ---------------------------------------------------------------------------------------------------
+    def with_timeout(self, seconds: float) -> Client:
+        """A client of the same cluster and user whose requests give up after so many seconds."""
+        return Client(self.endpoints, self._credentials, seconds)
+
+    # Keys ----------------------------------------
 
     def get(self, key: str) -> KeyValue | None:
         """Read one key, or None."""
@@ -263,7 +267,7 @@ class Client:
         request = {"create_request": {**keys, "start_revision": str(revision)}}
         return Watch(self._stream("/v3/watch", request, idle_timeout))
 
-    # Leases -------------------------------------------------------------------------------------------------
+    # Leases ----------------------------------------
 
     def lease_grant(self, ttl: int) -> int:
         """Make a lease of `ttl` seconds and return its id; the id is ours, so repeating makes only one."""
@@ -290,7 +294,7 @@ class Client:
         except LeaseLost:
             return
 
-    # The cluster --------------------------------------------------------------------------------------------
+    # The cluster ----------------------------------------
 
     def status(self) -> Status:
         """State of the first server that answers."""
@@ -317,7 +321,7 @@ class Client:
             if refused.code != _NOT_FOUND:
                 raise
 
-    # Users --------------------------------------------------------------------------------------------------
+    # Users ----------------------------------------
 
     def auth(self, action: str, body: Mapping[str, Any], exists_is_fine: bool = False) -> dict[str, Any]:
         """One call of the authentication API, e.g. `auth("user/add", {"name": …})`."""
@@ -328,7 +332,7 @@ class Client:
                 return {}
             raise
 
-    # Requests -----------------------------------------------------------------------------------------------
+    # Requests ----------------------------------------
 
     def call(self, path: str, body: dict[str, Any], repeatable: bool = True) -> dict[str, Any]:
         """POST one request of the gateway and return the answer, after failing over between the endpoints.

@@ -1,0 +1,52 @@
+"""Fixtures of the runtime's tests: real etcd on loopback. Torch is not needed here."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etcd_servers import EtcdServer
+
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+RUNTIME = Path(__file__).parents[2] / "runtime" / "src"
+sys.path.insert(0, str(RUNTIME))
+
+
+@pytest.fixture(scope="session")
+def etcd_binary() -> Path:
+    """The pinned etcd."""
+    return Toolbox(Paths.discover(start=Path(__file__))).path("etcd")
+
+
+@pytest.fixture(scope="session")
+def shared_etcd(etcd_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """One etcd for all tests that do it no harm; they keep apart by their prefixes."""
+    server = EtcdServer(etcd_binary, tmp_path_factory.mktemp("etcd")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def new_etcd(etcd_binary: Path, tmp_path: Path) -> Iterator[Callable[..., EtcdServer]]:
+    """Make etcd servers of the test's own; they end with it."""
+    servers: list[EtcdServer] = []
+
+    def make(*options: str, **fields: object) -> EtcdServer:
+        folder = tmp_path / f"etcd-{len(servers)}"
+        servers.append(EtcdServer(etcd_binary, folder, options=options, **fields))  # type: ignore[arg-type]
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A prefix of keys that no other test uses."""
+    return f"/test/{uuid.uuid4().hex[:8]}/"

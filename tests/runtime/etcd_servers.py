@@ -1,0 +1,158 @@
+"""Real etcd servers on loopback ports, for the tests of the runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class EtcdServer:
+    """One etcd process, single-member unless a configuration of its own says otherwise."""
+
+    binary: Path
+    folder: Path
+    port: int = field(default_factory=free_port)
+    peer_port: int = field(default_factory=free_port)
+    options: tuple[str, ...] = ()
+    config: Path | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, wait: bool = True) -> EtcdServer:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(self._command(), stdout=log, stderr=log)
+        if wait:
+            self.wait_until_healthy()
+        return self
+
+    def _command(self) -> list[str]:
+        if self.config:
+            return [str(self.binary), f"--config-file={self.config}"]
+        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
+        return [
+            str(self.binary),
+            f"--data-dir={self.folder / 'data'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+            *self.options,
+        ]
+
+    def wait_until_healthy(self, seconds: float = 15) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.process is None or self.process.poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(f"http://{self.endpoint}/health", timeout=2) as answer:
+                    if json.load(answer)["health"] == "true":
+                        return
+            except OSError:
+                time.sleep(0.03)
+        raise AssertionError(f"etcd did not come up:\n{(self.folder / 'log').read_text()[-2000:]}")
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """End it at once, as a lost machine would; the data stays."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One request of the gateway, without the client under test."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"http://{self.endpoint}{path}", data)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return dict(json.load(answer))
+
+
+class Proxy:
+    """A network between clients and an etcd server that can be told to fail.
+
+    `mode` is "pass", "lose answers" (requests arrive, what comes back is cut off), "silent" (nothing passes,
+    nothing is refused: a partition) or "refuse".
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lock = threading.Lock()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self.mode = "pass"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """End all connections that stand."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for sock in (sock for pair in pairs for sock in pair):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            if self.mode == "refuse":
+                near.close()
+                continue
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                near.close()
+                continue
+            with self._lock:
+                self._pairs.append((near, far))
+            threading.Thread(target=self._pump, args=(near, far, "request"), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, "answer"), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                while self.mode == "silent":
+                    time.sleep(0.02)
+                if self.mode == "refuse" or (self.mode == "lose answers" and direction == "answer"):
+                    break
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)

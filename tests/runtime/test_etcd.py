@@ -1,0 +1,300 @@
+"""The etcd client against real servers: what it does when they fail is what matters."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etcd_servers import EtcdServer, Proxy, free_port
+
+from bireme_runtime import etcd
+
+
+def client_of(*servers: EtcdServer, timeout: float = 5.0, **credentials: str) -> etcd.Client:
+    endpoints = etcd.parse_endpoints(",".join(server.endpoint for server in servers))
+    return etcd.Client(endpoints, etcd.Credentials(**credentials), timeout)
+
+
+@pytest.fixture
+def client(shared_etcd: EtcdServer) -> etcd.Client:
+    return client_of(shared_etcd)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A server that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_endpoints_are_written_as_torchrun_writes_them_or_as_urls() -> None:
+    parsed = etcd.parse_endpoints("a:1, https://b ,[::1]:3,http://[fe80::1]")
+    assert [str(endpoint) for endpoint in parsed] == [
+        "http://a:1", "https://b:2379", "http://[::1]:3", "http://[fe80::1]:2379",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["a:b", "ftp://a", ":2379", "http://a/path"])
+def test_given_something_that_is_no_endpoint_then_a_sentence_says_so(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an etcd endpoint; write host:port"):
+        etcd.parse_endpoints(text)
+
+
+def test_what_is_put_is_read_back_with_its_revisions(client: etcd.Client, prefix: str) -> None:
+    revision = client.put(prefix + "ä", "wört")
+    kv = client.get(prefix + "ä")
+    assert kv == etcd.KeyValue(prefix + "ä", "wört", revision, revision, 0)
+    client.delete(prefix + "ä")
+    assert client.get(prefix + "ä") is None
+
+
+def test_a_range_holds_the_keys_of_its_prefix_only(client: etcd.Client, prefix: str) -> None:
+    for key in (prefix + "a/1", prefix + "a/2", prefix + "b"):
+        client.put(key, key)
+    assert [kv.key for kv in client.range(prefix + "a/").keys] == [prefix + "a/1", prefix + "a/2"]
+
+
+def test_a_transaction_happens_only_when_what_it_compares_is_unchanged(
+    client: etcd.Client, prefix: str
+) -> None:
+    first = client.txn([etcd.key_is_unchanged(prefix, 0)], [etcd.put_op(prefix, "one")])
+    assert first.succeeded
+    assert not client.txn([etcd.key_is_unchanged(prefix, 0)], [etcd.put_op(prefix, "two")]).succeeded
+    assert client.txn(
+        [etcd.key_is_unchanged(prefix, first.revision)], [etcd.put_op(prefix, "three")]
+    ).succeeded
+    assert not client.txn([etcd.none_newer(prefix, first.revision)], [etcd.put_op(prefix, "four")]).succeeded
+    assert client.txn([etcd.key_is_same(prefix, first.revision)], [etcd.delete_op(prefix)]).succeeded
+    assert client.get(prefix) is None
+
+
+def test_a_key_lives_as_long_as_its_lease(client: etcd.Client, prefix: str) -> None:
+    lease = client.lease_grant(60)
+    client.put(prefix, "here", lease)
+    assert client.lease_keepalive(lease) == 60
+    client.lease_revoke(lease)
+    assert client.get(prefix) is None
+    client.lease_revoke(lease)
+    with pytest.raises(etcd.LeaseLost):
+        client.lease_keepalive(lease)
+    with pytest.raises(etcd.LeaseLost):
+        client.put(prefix, "back", lease)
+
+
+def test_a_watch_shows_changes_and_resumes_from_a_revision(client: etcd.Client, prefix: str) -> None:
+    revision = client.put(prefix + "a", "1")
+    client.put(prefix + "b", "2")
+    client.delete(prefix + "a")
+    seen: list[tuple[str, str, bool]] = []
+    watch = client.watch(prefix, revision + 1)
+    for _, events in watch:
+        seen += [(event.kv.key, event.kv.value, event.deleted) for event in events]
+        if len(seen) == 2:
+            client.put(prefix + "c", "3")
+        if len(seen) == 3:
+            watch.close()
+    assert seen == [(prefix + "b", "2", False), (prefix + "a", "", True), (prefix + "c", "3", False)]
+
+
+def test_a_watch_ends_at_once_when_another_thread_closes_it(client: etcd.Client, prefix: str) -> None:
+    watch = client.watch(prefix, 0)
+    threading.Timer(0.2, watch.close).start()
+    start = time.monotonic()
+    assert all(not events for _, events in watch)
+    assert time.monotonic() - start < 2
+
+
+def test_a_watch_from_history_that_is_gone_says_so(new_etcd: Callable[..., EtcdServer], prefix: str) -> None:
+    server = new_etcd().start()
+    client = client_of(server)
+    first = client.put(prefix, "1")
+    last = client.put(prefix, "2")
+    server.request("/v3/kv/compaction", {"revision": str(last)})
+    with pytest.raises(etcd.Compacted):
+        list(client.watch(prefix, first))
+
+
+def test_a_silent_watch_ends_after_its_idle_time(client: etcd.Client, prefix: str) -> None:
+    with pytest.raises(etcd.Unavailable, match="timed out"):
+        list(client.watch(prefix, 0, idle_timeout=0.3))
+
+
+def test_given_a_dead_endpoint_then_the_next_one_serves_reads_and_writes(
+    shared_etcd: EtcdServer, prefix: str
+) -> None:
+    endpoints = etcd.parse_endpoints(f"127.0.0.1:{free_port()},{shared_etcd.endpoint}")
+    for _ in range(4):
+        client = etcd.Client(endpoints)
+        assert client.txn([], [etcd.put_op(prefix, "x")]).succeeded
+        assert client.get(prefix)
+        watch = client.watch(prefix, 0)
+        watch.close()
+
+
+def test_given_no_endpoint_that_listens_then_it_is_safe_to_ask_again(prefix: str) -> None:
+    client = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{free_port()}"))
+    with pytest.raises(etcd.Unavailable, match="cannot be reached"):
+        client.txn([], [etcd.put_op(prefix, "x")])
+
+
+def test_given_a_silent_endpoint_then_a_read_fails_over_and_a_transaction_is_ambiguous(
+    shared_etcd: EtcdServer, silent_port: int, prefix: str
+) -> None:
+    endpoints = etcd.parse_endpoints(f"127.0.0.1:{silent_port},{shared_etcd.endpoint}")
+    reader = etcd.Client(endpoints, timeout=0.3)
+    assert reader.get(prefix) is None
+    silent = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{silent_port}"), timeout=0.3)
+    with pytest.raises(etcd.Ambiguous, match="did not answer"):
+        silent.txn([], [etcd.put_op(prefix, "x")])
+    with pytest.raises(etcd.Unavailable):
+        silent.get(prefix)
+
+
+def test_given_an_answer_that_is_lost_then_the_transaction_is_ambiguous_and_has_happened(
+    shared_etcd: EtcdServer, client: etcd.Client, prefix: str
+) -> None:
+    proxy = Proxy(shared_etcd.port)
+    behind = etcd.Client(etcd.parse_endpoints(proxy.endpoint))
+    behind.put(prefix, "before")
+    proxy.mode = "lose answers"
+    with pytest.raises(etcd.Ambiguous, match="did not answer"):
+        behind.txn([], [etcd.put_op(prefix, "after")])
+    proxy.close()
+    kv = client.get(prefix)
+    assert kv is not None
+    assert kv.value == "after"
+
+
+def test_given_a_restarted_server_then_an_idle_connection_is_not_mistaken_for_an_answer(
+    new_etcd: Callable[..., EtcdServer], prefix: str
+) -> None:
+    server = new_etcd().start()
+    client = client_of(server)
+    client.put(prefix, "1")
+    server.stop()
+    server.start()
+    assert client.txn([], [etcd.put_op(prefix, "2")]).succeeded
+
+
+def test_the_cluster_is_described(client: etcd.Client, shared_etcd: EtcdServer) -> None:
+    status = client.status()
+    assert status.version.startswith("3.")
+    (member,) = client.members()
+    assert member.id == status.member_id == status.leader
+    assert member.client_urls == (f"http://{shared_etcd.endpoint}",)
+
+
+# TLS and users ------------------------------------------------------------------------------------------------
+
+
+def protected(server: EtcdServer) -> None:
+    for path, body in (
+        ("user/add", {"name": "root", "password": "r"}),
+        ("user/grant", {"user": "root", "role": "root"}),
+        ("role/add", {"name": "mine"}),
+        (
+            "role/grant",
+            {"name": "mine", "perm": {"permType": "READWRITE", "key": "L20v", "range_end": "L20w"}},
+        ),
+        ("user/add", {"name": "ann", "password": "a"}),
+        ("user/grant", {"user": "ann", "role": "mine"}),
+        ("enable", {}),
+    ):
+        server.request(f"/v3/auth/{path}", body)
+
+
+def test_given_authentication_then_the_user_reaches_its_keys_and_no_others(
+    new_etcd: Callable[..., EtcdServer],
+) -> None:
+    server = new_etcd("--auth-token-ttl=1").start()
+    client = client_of(server, username="ann", password="a")
+    client.put("/m/before", "auth is still off")
+    protected(server)
+    assert client.txn([], [etcd.put_op("/m/a", "1")]).succeeded
+    lease = client.lease_grant(60)
+    client.put("/m/b", "2", lease)
+    with pytest.raises(etcd.AuthError, match="permission denied"):
+        client.get("/other")
+    time.sleep(2.2)
+    client.put("/m/c", "the token has expired meanwhile", lease)
+    watch = client.watch("/m/", 1)
+    keys = {event.kv.key for _, events in _until_events(watch) for event in events}
+    assert {"/m/a", "/m/b", "/m/c"} <= keys
+    with pytest.raises(etcd.AuthError, match="authentication failed"):
+        client_of(server, username="ann", password="wrong").get("/m/a")
+    with pytest.raises(etcd.AuthError, match="user name is empty"):
+        client_of(server).get("/m/a")
+
+
+def test_given_a_server_that_lost_its_tokens_then_the_client_logs_in_again(
+    new_etcd: Callable[..., EtcdServer],
+) -> None:
+    server = new_etcd().start()
+    protected(server)
+    client = client_of(server, username="ann", password="a")
+    client.put("/m/a", "1")
+    server.stop()
+    server.start()
+    assert client.txn([], [etcd.put_op("/m/a", "2")]).succeeded
+    for _, events in _until_events(client.watch("/m/", 1)):
+        assert events
+
+
+def test_given_tls_then_only_the_right_authority_and_client_get_through(
+    new_etcd: Callable[..., EtcdServer], tmp_path: Path
+) -> None:
+    files = certificates(tmp_path)
+    port = free_port()
+    url = f"https://127.0.0.1:{port}"
+    server = new_etcd(
+        f"--listen-client-urls={url}", f"--advertise-client-urls={url}", "--client-cert-auth",
+        f"--cert-file={files['cert']}", f"--key-file={files['key']}", f"--trusted-ca-file={files['cacert']}",
+    )  # fmt: skip
+    server.start(wait=False)
+    client = etcd.Client(etcd.parse_endpoints(url), etcd.Credentials(**files))
+    etcd.wait_until_up(client, 10, print)
+    client.put("/a", "1")
+    with pytest.raises(etcd.EtcdError):
+        etcd.Client(etcd.parse_endpoints(url), etcd.Credentials(cacert=files["cacert"])).get("/a")
+    with pytest.raises(etcd.Unavailable, match="certificate verify failed"):
+        etcd.Client(etcd.parse_endpoints(url)).get("/a")
+    with pytest.raises(ValueError, match="TLS file /no/such is not there"):
+        etcd.Client(etcd.parse_endpoints(url), etcd.Credentials(cacert="/no/such"))
+
+
+def test_waiting_for_etcd_is_bounded_and_says_what_it_waits_for(prefix: str) -> None:
+    words: list[str] = []
+    client = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{free_port()}"))
+    with pytest.raises(etcd.Unavailable, match=r"etcd did not answer within 1 s: .*cannot be reached"):
+        etcd.wait_until_up(client, 0.6, words.append)
+    assert len(words) == 1
+    assert words[0].startswith("waiting for etcd, 1 s at most: http://127.0.0.1:")
+
+
+def _until_events(watch: etcd.Watch) -> Iterator[tuple[int, tuple[etcd.Event, ...]]]:
+    for batch in watch:
+        if batch[1]:
+            yield batch
+            watch.close()
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """A private authority and one certificate for 127.0.0.1, as server and client."""
+    run = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    ca_key, ca, key, cert = (folder / name for name in ("ca.key", "ca.pem", "key.pem", "cert.pem"))
+    subprocess.run(
+        [*run, "-keyout", ca_key, "-out", ca, "-subj", "/CN=ca", "-days", "1"],
+        check=True,
+        capture_output=True,
+    )
+    subprocess.run(
+        [*run, "-keyout", key, "-out", cert, "-subj", "/CN=etcd", "-days", "1", "-CA", ca, "-CAkey", ca_key,
+         "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "extendedKeyUsage=serverAuth,clientAuth"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return {"cacert": str(ca), "cert": str(cert), "key": str(key)}
