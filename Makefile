@@ -48,11 +48,11 @@ test-matrix: setup ## The embedded tests on the oldest Kubernetes that is suppor
 
 .PHONY: schemas
 schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
-	$(BIN)/python -m bireme.schemas
+	$(BIN)/python hack/generate.py schemas
 
 .PHONY: docs
 docs: setup ## Write charts/*/README.md and the picture of the README anew
-	$(BIN)/python hack/docs.py
+	$(BIN)/python hack/generate.py docs
 
 .PHONY: bench
 bench: setup ## Run the benchmarks (some minutes)

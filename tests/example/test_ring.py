@@ -1,0 +1,28 @@
+"""How a team with a chart of its own tests it: nothing here but the fixtures of bireme and pytest-helm-charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bireme.pytest_plugin import ReleaseFactory
+from bireme.topology import Plan
+
+RING = "tests/example/ring"
+
+
+def test_four_half_node_workers_need_two_nodes(plan: Callable[..., Plan]) -> None:
+    totals = plan(RING).totals
+    assert (totals.pods, totals.accelerators, dict(totals.nodes)) == (4, 16, {"p4d.24xlarge": 2})
+
+
+def test_the_ring_arrives_as_planned(release: ReleaseFactory) -> None:
+    ring = release(RING, sets=["workers=6"])
+    assert ring.differences() == ()
+    assert len({pod.node for pod in ring.pods()}) == 3
+
+
+def test_pytest_helm_charts_sees_the_same_cluster(kube_cluster: Any, release: ReleaseFactory) -> None:
+    ring = release(RING)
+    pods = kube_cluster.kubectl(f"get pods --namespace {ring.namespace} --selector app.kubernetes.io/instance={ring.name}")
+    assert {pod["metadata"]["name"] for pod in pods} == {pod.name for pod in ring.pods()}

@@ -1,0 +1,71 @@
+"""What is generated is up to date, and ct lint passes with the project's settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+sys.path.insert(0, str(ROOT / "hack"))
+import generate
+
+CHARTS = [file.parent.name for file in sorted(ROOT.glob("charts/*/README.md.gotmpl"))]
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_the_readme_of_a_chart_is_what_helm_docs_makes(bireme_paths: Paths, toolbox: Toolbox, chart: str) -> None:
+    assert (ROOT / "charts" / chart / "README.md").read_text() == generate.chart_readme(bireme_paths, toolbox, chart), "make docs"
+
+
+def test_the_picture_of_the_readme_is_the_plan(bireme_paths: Paths, toolbox: Toolbox) -> None:
+    assert (ROOT / "docs/plan.svg").read_text() == generate.readme_picture(bireme_paths, toolbox), "make docs"
+
+
+def test_every_chart_that_can_be_installed_has_a_readme(charts: list[Path]) -> None:
+    assert [chart.name for chart in charts] == CHARTS
+
+
+def test_ct_lint_passes_for_all_charts(toolbox: Toolbox) -> None:
+    folders = [toolbox.path("helm").parent, toolbox.path("ct").parent, Path(sys.executable).parent]
+    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    command = ["ct", "lint", "--all", "--config", "ct.yaml"]
+    finished = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "All charts linted successfully" in finished.stdout
+
+
+def test_linting_leaves_no_packaged_dependencies_behind() -> None:
+    assert list(ROOT.glob("charts/*/charts/*.tgz")) == []
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_packaged_chart_holds_its_dependencies_and_renders_alike(
+    render: Callable[..., object], toolbox: Toolbox, tmp_path: Path, chart: str, helm: str
+) -> None:
+    binary = toolbox.path(helm)
+    subprocess.run([binary, "package", ROOT / "charts" / chart, "-d", tmp_path], check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tgz")
+    texts = [
+        subprocess.run([binary, "template", "x", source], check=True, capture_output=True, text=True).stdout
+        for source in (ROOT / "charts" / chart, archive)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_every_key_of_values_yaml_has_a_comment(charts: list[Path]) -> None:
+    """helm-docs prints an empty description for a key without one."""
+    for chart in charts:
+        rows = re.findall(r"^\| (\S+) \| \S+ \| (.+) \| (.*) \|$", (chart / "README.md").read_text(), re.MULTILINE)
+        assert [key for key, _, description in rows if not description.strip()] == [], chart.name
