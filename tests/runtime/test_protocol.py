@@ -1,0 +1,322 @@
+"""The rendezvous protocol: its decisions as such, and its members against a real etcd."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from etcd_servers import EtcdServer, Proxy
+
+from bireme_runtime import etcd, protocol
+from bireme_runtime.protocol import Joined, Member, Over, Propose, Rendezvous, Round, Settings, View, Wait
+
+# Decisions ------------------------------------------------------------------------------------------------------
+
+SETTINGS = Settings("run", 2, 3)
+
+
+def member(base: str, slot: int, ready: int = 1, **fields: bool) -> Member:
+    return Member(f"{base}.1", base, slot, f"10.0.0.{slot}", ready, **fields)
+
+
+def view(*members: Member, round: Round | None = None, outcome: str = "") -> View:
+    return View(7, {each.id: each for each in members}, round, None, outcome)
+
+
+def world(number: int, *bases: str) -> Round:
+    return Round(number, tuple(f"{base}.1" for base in bases), bases, 5)
+
+
+def test_the_first_round_waits_for_the_minimum() -> None:
+    decision = protocol.decide(view(member("a", 0)), "a.1", 1, SETTINGS, 99)
+    assert decision == Wait("members: 1 are here and 2 is the minimum")
+
+
+def test_newcomers_are_given_a_last_call_unless_all_are_here() -> None:
+    two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
+    assert protocol.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
+    assert protocol.decide(view(*two), "a.1", 1, SETTINGS, 1.1) == Propose(
+        replace(world(1, "a", "b"), mod_revision=0)
+    )
+    assert protocol.decide(view(*three), "a.1", 1, SETTINGS, 0) == Propose(
+        replace(world(1, "a", "b", "c"), mod_revision=0)
+    )
+
+
+def test_only_one_member_proposes() -> None:
+    here = view(member("a", 1), member("b", 0))
+    assert protocol.decide(here, "a.1", 1, SETTINGS, 9) == Wait("another member to propose the round")
+    assert isinstance(protocol.decide(here, "b.1", 1, SETTINGS, 9), Propose)
+
+
+def test_nobody_is_placed_anew_while_a_member_still_trains() -> None:
+    here = view(member("a", 0, ready=2), member("b", 1), member("c", 2), round=world(1, "a", "b"))
+    assert protocol.decide(here, "a.1", 2, SETTINGS, 9) == Wait(
+        "1 members of round 1 to stop, b.1 among them"
+    )
+
+
+def test_survivors_keep_their_order_and_newcomers_follow_without_going_over_the_maximum() -> None:
+    here = view(
+        member("a", 9, 5), member("b", 8, 5), member("c", 1), member("d", 0), round=world(4, "a", "x", "b")
+    )
+    decision = protocol.decide(here, "d.1", 5, SETTINGS, 9)
+    assert decision == Propose(replace(world(5, "a", "b", "d"), mod_revision=0))
+
+
+def test_survivors_of_a_loss_do_not_call_for_more() -> None:
+    here = view(member("a", 0, 5), member("b", 1, 5), round=world(4, "a", "b", "c"))
+    assert isinstance(protocol.decide(here, "a.1", 5, SETTINGS, 0), Propose)
+
+
+def test_a_member_that_has_finished_is_neither_waited_for_nor_placed() -> None:
+    here = view(member("a", 0, 1, finished=True), member("b", 1, 2), member("c", 2), round=world(1, "a", "b"))
+    decision = protocol.decide(here, "b.1", 2, SETTINGS, 9)
+    assert decision == Propose(replace(world(2, "b", "c"), mod_revision=0))
+
+
+def test_a_placed_member_has_joined_even_when_the_run_has_just_ended() -> None:
+    here = view(member("a", 0), member("b", 1), round=world(1, "a", "b"), outcome="success")
+    assert protocol.decide(here, "b.1", 1, SETTINGS, 0) == Joined(1)
+    assert protocol.decide(here, "b.1", 2, SETTINGS, 0) == Over("success")
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"join_timeout": "soon"}, "join_timeout=soon is not a number of seconds"),
+        ({"join_timeout": "0"}, "join_timeout must be more than 0 seconds"),
+        ({"keep_alive_interval": "0.1"}, "must be 2 seconds or more"),
+        ({"last_call_timeout": "-1"}, "last_call_timeout must not be negative"),
+    ],
+)
+def test_given_a_rendezvous_conf_that_makes_no_sense_then_a_sentence_names_it(
+    config: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Settings.from_config("run", 1, 2, config)
+
+
+def test_settings_are_read_under_torchs_names() -> None:
+    config = {
+        "join_timeout": "5",
+        "keep_alive_interval": 2,
+        "keep_alive_max_attempt": "4",
+        "etcd_prefix": "/x",
+    }
+    settings = Settings.from_config("run", 1, 2, {**config, "last_call_timeout": None, "is_host": "1"})
+    assert (settings.join_timeout, settings.lease_ttl, settings.root) == (5, 8, "/x/run/")
+    assert settings.last_call_timeout == 1
+
+
+# Members on a real etcd ------------------------------------------------------------------------------------------
+
+Make = Callable[..., Rendezvous]
+
+
+@pytest.fixture
+def settings(prefix: str) -> Settings:
+    return Settings(
+        "run", 1, 4, prefix, join_timeout=15, last_call_timeout=0.2, keep_alive_interval=0.3,
+        keep_alive_max_attempt=7, heartbeat_timeout=1,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
+    """Make a member by slot; `endpoint` puts it behind a proxy."""
+    members: list[Rendezvous] = []
+
+    def make(slot: int, endpoint: str = shared_etcd.endpoint, **changes: float) -> Rendezvous:
+        client = etcd.Client(etcd.parse_endpoints(endpoint), timeout=1)
+        identity = protocol.Identity(protocol.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
+        members.append(Rendezvous(client, replace(settings, **changes), identity))
+        return members[-1]
+
+    yield make
+    for each in members:
+        each.leave()
+
+
+def join_all(*members: Rendezvous) -> list[protocol.World]:
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(lambda each: each.join(), members))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)
+
+
+def test_members_that_start_together_form_one_world_ranked_by_slot(make: Make) -> None:
+    worlds = join_all(*(make(slot) for slot in (2, 0, 3, 1)))
+    assert [(world.number, world.rank, world.size) for world in worlds] == [
+        (1, 2, 4), (1, 0, 4), (1, 3, 4), (1, 1, 4),
+    ]  # fmt: skip
+
+
+def test_a_late_member_is_reported_and_taken_in_while_the_others_keep_their_ranks(make: Make) -> None:
+    a, b = make(5), make(6)
+    join_all(a, b)
+    assert (a.waiting(), b.waiting()) == (0, 0)
+    late = make(0)
+    with ThreadPoolExecutor(3) as pool:
+        joining = pool.submit(late.join)
+        wait_for(lambda: a.waiting() == b.waiting() == 1)
+        time.sleep(0.3)
+        assert not joining.done(), "nobody joins while the others still train"
+        worlds = [pool.submit(each.join) for each in (a, b)]
+        assert [each.result().rank for each in (*worlds, joining)] == [0, 1, 2]
+
+
+def test_a_member_that_leaves_costs_the_others_no_wait(make: Make) -> None:
+    a, b, c = make(0), make(1), make(2)
+    join_all(a, b, c)
+    start = time.monotonic()
+    b.leave()
+    wait_for(lambda: a.waiting() and c.waiting())
+    worlds = join_all(a, c)
+    assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
+    assert time.monotonic() - start < 1
+
+
+def test_a_member_that_dies_is_given_up_when_its_lease_ends(make: Make) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    # Dead without a word: the threads end and the lease stays.
+    b._closing.set()
+    start = time.monotonic()
+    wait_for(a.waiting, seconds=6)
+    assert time.monotonic() - start > 1
+    assert join_all(a)[0].size == 1
+
+
+def test_a_member_whose_processes_failed_calls_the_others_to_a_new_round(make: Make) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(b.join)
+        wait_for(lambda: a.waiting() == 1)
+        assert a.join().number == again.result().number == 2
+
+
+def test_beyond_the_maximum_a_member_waits_as_a_spare_and_disturbs_nobody(make: Make) -> None:
+    a, b, spare = make(0, max_nodes=2), make(1, max_nodes=2), make(2, max_nodes=2)
+    join_all(a, b)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(spare.join)
+        time.sleep(0.6)
+        assert (a.waiting(), b.waiting(), waiting.done()) == (0, 0, False)
+        b.leave()
+        wait_for(a.waiting)
+        assert (a.join().size, waiting.result().rank) == (2, 1)
+
+
+def test_fewer_than_the_minimum_wait_and_say_so_when_time_is_up(make: Make) -> None:
+    with pytest.raises(protocol.JoinTimeout, match="1 are here and 2 is the minimum"):
+        make(0, min_nodes=2, join_timeout=0.8).join()
+
+
+def test_a_cut_off_member_keeps_training_and_comes_back_as_itself(
+    make: Make, shared_etcd: EtcdServer
+) -> None:
+    proxy = Proxy(shared_etcd.port)
+    a, b = make(0), make(1, proxy.endpoint)
+    join_all(a, b)
+    proxy.mode = "silent"
+    wait_for(a.waiting, seconds=6)
+    assert b.waiting() == 0, "that etcd is out of reach is no reason to stop"
+    assert a.join().size == 1
+    proxy.mode = "pass"
+    proxy.cut()
+    wait_for(b.waiting)
+    with ThreadPoolExecutor(1) as pool:
+        back = pool.submit(b.join)
+        wait_for(a.waiting)
+        assert (a.join().rank, back.result().rank) == (0, 1)
+    proxy.close()
+
+
+def test_a_short_outage_of_etcd_disturbs_nobody(make: Make, new_etcd: Callable[..., EtcdServer]) -> None:
+    server = new_etcd().start()
+    a, b = make(0, server.endpoint), make(1, server.endpoint)
+    join_all(a, b)
+    server.stop()
+    time.sleep(1)
+    server.start()
+    time.sleep(1)
+    assert (a.waiting(), b.waiting()) == (0, 0)
+    late = make(2, server.endpoint)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(late.join)
+        wait_for(lambda: a.waiting() and b.waiting())
+        assert {world.number for world in join_all(a, b)} == {2} == {joining.result().number}
+
+
+def test_given_an_etcd_that_comes_back_empty_then_the_members_meet_again(
+    make: Make, new_etcd: Callable[..., EtcdServer]
+) -> None:
+    server = new_etcd().start()
+    a, b = make(0, server.endpoint), make(1, server.endpoint)
+    join_all(a, b)
+    join_all(a, b)
+    server.stop()
+    fresh = new_etcd(port=server.port, peer_port=server.peer_port).start()
+    assert fresh.folder != server.folder
+    wait_for(lambda: a.waiting() and b.waiting())
+    assert [(world.number, world.rank, world.size) for world in join_all(a, b)] == [(1, 0, 2), (1, 1, 2)]
+
+
+def test_only_a_mark_ends_a_run_and_the_first_one_stays(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    a.leave()
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    assert protocol.outcome_of(client, settings.root) == ""
+    protocol.end_run(client, settings.root, protocol.SUCCESS)
+    protocol.end_run(client, settings.root, protocol.CLOSED)
+    assert protocol.outcome_of(client, settings.root) == "success"
+    for each in (b, make(2)):
+        with pytest.raises(protocol.RunOver) as over:
+            each.join()
+        assert over.value.outcome == "success"
+
+
+def test_rank_zero_publishes_its_store_and_a_broken_round_has_none(make: Make) -> None:
+    a, b = make(0), make(1)
+    first, second = join_all(a, b)
+    assert a.publish_store(first, "10.0.0.1:5000")
+    assert b.store_of(second) == "10.0.0.1:5000"
+    a.leave()
+    wait_for(lambda: b.broken(second))
+    assert b.store_of(second) is None
+    assert not a.publish_store(first, "late")
+
+
+def test_a_member_that_finished_lets_the_others_go_on_without_it(make: Make) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    a.finished()
+    assert b.waiting() == 0
+    assert b.join().size == 1
+
+
+def test_the_leases_of_a_member_are_found_by_its_name(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    (lease,) = protocol.leases_of(client, settings.root, b.identity.base)
+    client.lease_revoke(lease)
+    wait_for(a.waiting, seconds=1)
+    assert protocol.leases_of(client, settings.root, b.identity.base) == ()
+    assert threading.active_count() < 50
