@@ -273,7 +273,7 @@ def _job_suffix(manifest: Manifest) -> int:
 
 
 def _label_values(manifest: Manifest) -> Iterator[str]:
-    template = manifest.pod_template or {}
+    template = (manifest.pod_template if manifest.kind != "Pod" else None) or {}
     pod_labels = (template.get("metadata") or {}).get("labels") or {}
     for where, labels in (("label", manifest.labels), ("pod label", pod_labels)):
         for key, value in labels.items():
@@ -287,9 +287,9 @@ def _label_values(manifest: Manifest) -> Iterator[str]:
 
 
 def kubeconform(
-    manifests_by_name: Mapping[str, Sequence[Manifest]], version: str, toolbox: Toolbox
+    manifests_by_name: Mapping[str, Sequence[Manifest]], version: str | None, toolbox: Toolbox
 ) -> list[str]:
-    """What Kubernetes ``version`` would refuse, in sentences that start with the name given.
+    """What Kubernetes ``version`` (None: the default) refuses, in sentences that start with the name given.
 
     All ``manifests_by_name`` are checked in one kubeconform process against the offline schemas of
     Kubernetes' own kinds; other kinds are passed over. Raises BiremeError when kubeconform itself fails.
@@ -317,9 +317,14 @@ def kubeconform(
     return sorted(found)
 
 
+_LEAF = re.compile(r"- at '(?P<pointer>[^']*)': (?P<why>.*?)(?=\s+- at '|$)")
+
+
 def _what(resource: Mapping[str, Any]) -> str:
-    errors = resource.get("validationErrors") or ()
+    # validationErrors holds only the outermost level; the message has them all.
+    message = " ".join(str(resource.get("msg")).split())
+    leaves = [found for found in _LEAF.finditer(message) if found["why"] != "validation failed"]
     said = [
-        f"{error['path'].strip('/').replace('/', '.') or 'the object'}: {error['msg']}" for error in errors
+        f"{leaf['pointer'].strip('/').replace('/', '.') or 'the object'}: {leaf['why']}" for leaf in leaves
     ]
-    return "; ".join(said) or str(resource.get("msg"))
+    return "; ".join(said) or message

@@ -1,0 +1,374 @@
+"""Values schemas: bundled with the words of values.yaml, and problems told as people write their values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bireme import schemas
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+
+MakeChart = Callable[..., Path]
+CHARTS = sorted(Path(__file__).resolve().parents[2].glob("charts/*/values.schema.json"))
+
+VALUES = """# -- Number of workers
+workers: 1
+shm:
+  # -- (string) Size of /dev/shm;
+  # over two lines
+  # @default -- half of the memory
+  size: ""
+# A remark, then the words:
+# -- The image
+image:
+  # -- Its tag
+  tag: "1"
+other:
+  tag: "1"
+# -- Keys of the user
+labels: {}
+"""
+COMMON = {
+    "$defs": {
+        "image": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"tag": {"$ref": "#/$defs/text"}},
+        },
+        "text": {"type": "string", "minLength": 1},
+        "unused": {"type": "null"},
+    }
+}
+SOURCE = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "workers": {"$ref": "#/$defs/many"},
+        "shm": {"type": "object", "properties": {"size": {"type": "string"}}},
+        "image": {"$ref": "common.schema.json#/$defs/image"},
+        "other": {"$ref": "common.schema.json#/$defs/image"},
+        "labels": {"type": "object"},
+    },
+    "$defs": {"many": {"type": "integer", "minimum": 1}},
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Paths:
+    chart = tmp_path / "charts" / "web"
+    chart.mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("{apiVersion: v2, name: web, version: 0.1.0}")
+    (chart / "values.yaml").write_text(VALUES)
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "common.schema.json").write_text(json.dumps(COMMON))
+    (tmp_path / "schemas" / "web.schema.json").write_text(json.dumps(SOURCE))
+    (tmp_path / "schemas" / "plan.schema.json").write_text("{}")
+    return Paths(tmp_path, tmp_path / "cache", tmp_path / "state")
+
+
+def change(project: Paths, edit: Callable[[dict[str, Any]], None]) -> None:
+    file = project.schemas / "web.schema.json"
+    source = json.loads(file.read_text())
+    edit(source)
+    file.write_text(json.dumps(source))
+
+
+def bundle(project: Paths) -> dict[str, Any]:
+    [(file, text)] = schemas.bundled(project).items()
+    assert file == project.charts / "web" / "values.schema.json"
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+# --- bundling ---
+
+
+def test_a_bundle_has_the_words_of_values_yaml_at_every_key(project: Paths) -> None:
+    properties = bundle(project)["properties"]
+    assert properties["workers"] == {"description": "Number of workers", "$ref": "#/$defs/many"}
+    assert properties["shm"]["properties"]["size"]["description"] == "Size of /dev/shm; over two lines"
+    assert properties["image"]["description"] == "The image"
+    assert properties["image"]["properties"]["tag"]["description"] == "Its tag"
+    assert properties["other"] == {"$ref": "#/$defs/image"}
+
+
+def test_a_bundle_stands_alone_and_holds_only_what_it_uses(project: Paths) -> None:
+    schema = bundle(project)
+    assert list(schema["$defs"]) == ["image", "many", "text"]
+    assert "common.schema.json" not in json.dumps(schema)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    assert valid({"other": {"tag": "1"}, "workers": 2, "image": {"tag": "a"}})
+    assert not valid({"other": {"tag": ""}})
+    assert not valid({"image": {"tag": ""}})
+
+
+def test_bundling_twice_writes_nothing_new_and_drift_is_named(project: Paths) -> None:
+    file = project.charts / "web" / "values.schema.json"
+    assert schemas.drift(project) == [
+        "charts/web/values.schema.json does not follow from schemas/ and values.yaml: run `make schemas`"
+    ]
+    assert schemas.write(project) == [file]
+    assert (schemas.write(project), schemas.drift(project)) == ([], [])
+    (project.charts / "web" / "values.yaml").write_text(VALUES.replace("Number of", "How many"))
+    assert len(schemas.drift(project)) == 1
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("#/$defs/nothing", r"\$defs/nothing, which neither it nor common.schema.json defines"),
+        ("https://example.com/x.json", r"leads out of the bundle"),
+    ],
+)
+def test_a_reference_to_nothing_is_refused(reference: str, said: str, project: Paths) -> None:
+    change(project, lambda source: source["properties"].update(workers={"$ref": reference}))
+    with pytest.raises(BiremeError, match=said):
+        schemas.bundled(project)
+
+
+def test_one_name_for_two_definitions_is_refused(project: Paths) -> None:
+    change(project, lambda source: source["$defs"].update(text={}))
+    with pytest.raises(BiremeError, match=r"\$defs/text is in common.schema.json too"):
+        schemas.bundled(project)
+
+
+def test_a_source_that_is_no_json_is_named(project: Paths) -> None:
+    (project.schemas / "web.schema.json").write_text("{")
+    with pytest.raises(BiremeError, match=r"web\.schema\.json is not valid JSON"):
+        schemas.bundled(project)
+
+
+# --- problems ---
+
+RULES: Mapping[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "workers": {"type": "integer", "minimum": 1, "maximum": 128},
+        "efa": {"anyOf": [{"type": ["integer", "null"]}, {"const": "all"}]},
+        "backend": {"enum": ["etcd", "c10d"]},
+        "shm": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"size": {"$ref": "#/$defs/memory"}},
+        },
+        "image": {
+            "type": "object",
+            "required": ["repository"],
+            "properties": {
+                "repository": {"type": "string", "minLength": 1},
+                "tag": {"not": {"const": "latest"}},
+            },
+        },
+        "claims": {
+            "type": "array",
+            "uniqueItems": True,
+            "maxItems": 2,
+            "items": {
+                "type": "object",
+                "required": ["mountPath"],
+                "additionalProperties": False,
+                "properties": {"mountPath": {"type": "string", "maxLength": 5}},
+            },
+        },
+        "store": {
+            "oneOf": [
+                {"type": "string"},
+                {"type": "object", "properties": {"url": {"type": "string"}}, "additionalProperties": False},
+            ]
+        },
+        "odd": {"propertyNames": {"pattern": "^[a-z]+$"}, "type": "object"},
+        "labels": {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False},
+        "sub": {"type": "object"},
+    },
+    "$defs": {"memory": {"type": "string", "pattern": "^[0-9]+Gi$", "description": "Memory, like 5Gi"}},
+}
+
+
+@pytest.fixture
+def chart(make_chart: MakeChart) -> Path:
+    chart = make_chart(
+        "web",
+        values={"workers": 1, "image": {"repository": "r"}},
+        schema=RULES,
+        dependencies=[{"name": "sub", "version": "0.1.0", "condition": "sub.on"}],
+    )
+    make_chart("sub", schema={"properties": {"size": {"type": "integer"}}}, within=chart)
+    return chart
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"worker": 3}, "`worker` is not a value of web: did you mean `workers`?"),
+        ({"shm": {"sise": 1}}, "`shm.sise` is not a value of web: did you mean `shm.size`?"),
+        ({"shm": {"colour": 1}}, "`shm.colour` is not a value of web: it takes `size`"),
+        ({"labels": {"x-a": 1, "y": 1}}, "`labels.y` is not a value of web"),
+        ({"workers": "3"}, '`workers` is "3", it must be a whole number'),
+        ({"workers": 2.5}, "`workers` is 2.5, it must be a whole number"),
+        ({"workers": True}, "`workers` is true, it must be a whole number"),
+        ({"workers": 0}, "`workers` is 0, it must be at least 1"),
+        ({"workers": 200}, "`workers` is 200, it must be at most 128"),
+        ({"efa": "some"}, '`efa` is "some", it must be a whole number or null or "all"'),
+        ({"backend": "zk"}, '`backend` is "zk", it must be one of "etcd", "c10d"'),
+        ({"shm": {"size": "5GB"}}, '`shm.size` is "5GB", it must match ^[0-9]+Gi$ (Memory, like 5Gi)'),
+        ({"shm": []}, "`shm` is [], it must be a mapping"),
+        ({"image": {"repository": ""}}, '`image.repository` is "", it must not be empty'),
+        ({"image": {"repository": None}}, "`image.repository` is missing: web needs it"),
+        ({"image": {"tag": "latest"}}, '`image.tag` is "latest", it must be anything but "latest"'),
+        ({"claims": [{"mountPath": "/a"}, {}]}, "`claims[1].mountPath` is missing: web needs it"),
+        (
+            {"claims": [{"mountPath": "/too-long"}]},
+            '`claims[0].mountPath` is "/too-long", it must have at most 5 characters',
+        ),
+        ({"claims": [{"mountPath": "/a"}] * 2}, "it must not hold the same item twice"),
+        ({"store": {"ulr": "x"}}, "`store.ulr` is not a value of web: did you mean `store.url`?"),
+        ({"odd": {"A": 1}}, 'a key of `odd` is "A", it must match ^[a-z]+$'),
+        ({"sub": {"size": "big"}}, '`sub.size` is "big", it must be a whole number'),
+    ],
+    ids=lambda case: json.dumps(case)[:40] if isinstance(case, dict) else "",
+)
+def test_a_value_that_does_not_fit_is_told_as_people_write_it(
+    given: dict[str, Any], sentence: str, chart: Path
+) -> None:
+    [problem] = schemas.problems(chart, given)
+    assert sentence in str(problem)
+    assert problem.path in problem.sentence
+
+
+def test_values_that_fit_have_no_problems_and_several_faults_are_all_told(chart: Path) -> None:
+    assert schemas.problems(chart, {"workers": 128, "efa": None, "store": "s"}) == []
+    assert len(schemas.problems(chart, {"workers": "x", "shm": {"sise": 1}, "efa": "no"})) == 3
+
+
+def test_a_dependency_that_is_switched_off_is_not_checked(chart: Path) -> None:
+    assert schemas.problems(chart, {"sub": {"size": "big", "on": False}}) == []
+
+
+def test_a_schema_that_is_none_is_named(make_chart: MakeChart) -> None:
+    chart = make_chart("web", schema={"type": "something"})
+    with pytest.raises(BiremeError, match=r"web/values\.schema\.json is not a JSON Schema"):
+        schemas.problems(chart, {})
+
+
+# --- parity ---
+
+
+def test_a_chart_whose_keys_words_and_properties_agree_has_nothing_undescribed(project: Paths) -> None:
+    (project.charts / "web" / "values.yaml").write_text(
+        VALUES.replace('other:\n  tag: "1"\n', "# -- Other\nother: {}\n")
+    )
+    schemas.write(project)
+    assert schemas.undescribed(project.charts / "web") == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda text: text + "# -- New\nnew: 1\n", "`new` of values.yaml has no property in its schema"),
+        (
+            lambda text: text.replace("# -- Number of workers\n", ""),
+            "`workers` of values.yaml has no `# --` comment",
+        ),
+        (
+            lambda text: text.replace("workers: 1\n", ""),
+            "property `workers` of its schema is not in values.yaml",
+        ),
+        (
+            lambda text: text.replace("  size:", "  sise:"),
+            "property `shm.size` of its schema is not in values.yaml",
+        ),
+    ],
+)
+def test_a_key_that_only_one_side_knows_is_named(
+    edit: Callable[[str], str], said: str, project: Paths
+) -> None:
+    file = project.charts / "web" / "values.yaml"
+    file.write_text(edit(VALUES))
+    schemas.write(project)
+    assert f"web: {said}" in schemas.undescribed(project.charts / "web")
+
+
+def test_keys_that_helm_injects_and_those_of_dependencies_need_no_words(make_chart: MakeChart) -> None:
+    properties = {
+        "global": {"type": "object"},
+        "enabled": {},
+        "sub": {"type": "object", "properties": {"on": {}}},
+    }
+    chart = make_chart(
+        "web",
+        values="# -- The sub chart\nsub:\n  size: 5\n",
+        schema={"properties": properties},
+        dependencies=[{"name": "sub", "version": "0.1.0"}],
+    )
+    assert schemas.undescribed(chart) == []
+    (chart / "values.schema.json").unlink()
+    assert schemas.undescribed(chart) == ["web has no values.schema.json"]
+
+
+# --- patterns ---
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
+        r"^(?:a|b){1,3}\.\d+\b",
+        r"[\].\\-]+",
+        r"(?i)x{1000}",
+        r"a+?b*?\+\+",
+        r"\x41[\x41]",
+    ],
+)
+def test_patterns_that_both_engines_know_pass(pattern: str) -> None:
+    assert schemas.foreign_patterns({"properties": {"a": {"pattern": pattern}}}) == []
+
+
+FOREIGN = [
+    r"^(?!latest)",
+    r"(?=a)b",
+    r"(?<=a)b",
+    r"(?<!a)b",
+    r"(a)\1",
+    r"(?P<n>a)(?P=n)",
+    r"a++b",
+    r"(?>a)",
+    r"a{2,3}+",
+    r"a\Z",
+    r"\p{L}",
+    r"[[:alpha:]]",
+]
+FOREIGN += [r"a{1001}", r"(", r"[\u0041]", r"(?#note)a", r"(?x)a"]
+
+
+@pytest.mark.parametrize("pattern", FOREIGN)
+def test_patterns_that_only_one_engine_knows_are_named(pattern: str) -> None:
+    [said] = schemas.foreign_patterns({"items": [{"patternProperties": {pattern: {}}}]})
+    assert said.startswith(f"{pattern}: ")
+
+
+# --- the project's own charts ---
+
+
+def test_every_chart_schema_follows_from_its_source(paths: Paths) -> None:
+    assert schemas.drift(paths) == []
+
+
+@pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
+def test_every_key_of_a_real_chart_is_described_and_its_patterns_work_everywhere(file: Path) -> None:
+    assert schemas.undescribed(file.parent) == []
+    assert schemas.foreign_patterns(json.loads(file.read_text())) == []
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
+def test_the_defaults_of_a_real_chart_fit_its_schema(file: Path, helm: str) -> None:
+    assert [str(problem) for problem in schemas.problems(file.parent, {}, helm)] == []

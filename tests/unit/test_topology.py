@@ -1,0 +1,282 @@
+"""From rendered objects to the plan: pods, ranks, resources, and the nodes they need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bireme.errors import BiremeError
+from bireme.instances import Instance
+from bireme.manifests import Manifest
+from bireme.paths import Paths
+from bireme.topology import Plan, expand, fit, format_quantity, pod_requests, quantity
+
+P4D, P3 = "p4d.24xlarge", "p3.8xlarge"
+TYPE = "node.kubernetes.io/instance-type"
+Facts = Mapping[str, Instance]
+
+
+def pod_spec(
+    type_: str | None = P4D, env: dict[str, str] | None = None, **requests: object
+) -> dict[str, Any]:
+    variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
+    container = {"name": "train", "env": variables, "resources": {"requests": requests}}
+    return {"containers": [container], **({"nodeSelector": {TYPE: type_}} if type_ else {})}
+
+
+def whole_node(type_: str = P4D, env: dict[str, str] | None = None, **more: object) -> dict[str, Any]:
+    devices = {P4D: {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4}, P3: {"nvidia.com/gpu": 4}}[type_]
+    return pod_spec(type_, env, **devices, **more)
+
+
+def workload(
+    kind: str, name: str, spec: dict[str, Any], role: str | None = "worker", **fields: Any
+) -> Manifest:
+    labels = {"app.kubernetes.io/component": role} if role else {}
+    body = {**fields, "template": {"metadata": {"labels": labels}, "spec": spec}}
+    return Manifest({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": body})
+
+
+def indexed(workers: int, spec: dict[str, Any], name: str = "imagenet-r1", **fields: Any) -> Manifest:
+    counts = {"completionMode": "Indexed", "completions": workers, "parallelism": workers}
+    return workload("Job", name, spec, **{**counts, **fields})
+
+
+def planned(instances: Facts, *manifests: Manifest) -> Plan:
+    return expand("imagenet", "default", manifests, instances)
+
+
+def test_an_elastic_indexed_job_becomes_ranked_pods_with_host_names(instances: Facts) -> None:
+    env = {"PET_NNODES": "1:128", "PET_NPROC_PER_NODE": "8"}
+    plan = planned(instances, indexed(3, whole_node(env=env)))
+    [job] = plan.workloads
+    assert (job.kind, job.role, job.replicas, job.min_replicas, job.max_replicas) == (
+        "Job",
+        "worker",
+        3,
+        1,
+        128,
+    )
+    assert [(pod.name, pod.rank, pod.hostname, pod.processes) for pod in job.pods] == [
+        (f"imagenet-r1-{index}", index, f"imagenet-r1-{index}", 8) for index in range(3)
+    ]
+    assert job.pods[0].node_selector == {TYPE: P4D}
+    assert (plan.totals.pods, plan.totals.accelerators, plan.totals.efa) == (3, 24, 12)
+    assert plan.totals.nodes == {P4D: 3}
+
+
+def test_a_fixed_size_job_needs_exactly_its_size(instances: Facts) -> None:
+    [job] = planned(instances, indexed(4, whole_node(P3, {"PET_NNODES": "4"}))).workloads
+    assert (job.min_replicas, job.max_replicas) == (4, 4)
+    [job] = planned(instances, indexed(4, whole_node(P3))).workloads
+    assert (job.min_replicas, job.max_replicas) == (4, 4)
+
+
+def test_a_job_that_is_not_indexed_has_neither_ranks_nor_host_names(instances: Facts) -> None:
+    [job] = planned(
+        instances, workload("Job", "stage", pod_spec(None), parallelism=5, completions=2)
+    ).workloads
+    assert [(pod.name, pod.rank, pod.hostname) for pod in job.pods] == [
+        ("stage-0", None, None),
+        ("stage-1", None, None),
+    ]
+    [job] = planned(instances, workload("Job", "stage", pod_spec(None))).workloads
+    assert job.replicas == 1
+
+
+def test_a_suspended_job_is_planned_as_it_will_be_once_resumed(instances: Facts) -> None:
+    [job] = planned(instances, indexed(2, whole_node(), suspend=True)).workloads
+    assert (job.suspended, len(job.pods)) == (True, 2)
+
+
+def test_members_deployments_and_bare_pods_expand_each_in_their_way(instances: Facts) -> None:
+    bare = Manifest(
+        {"kind": "Pod", "metadata": {"name": "shell"}, "spec": {"hostname": "box", "containers": []}}
+    )
+    plan = planned(
+        instances,
+        workload("StatefulSet", "etcd", pod_spec(None, cpu="100m"), role="member", replicas=3),
+        workload("Deployment", "board", pod_spec(None), role=None),
+        bare,
+    )
+    assert [pod.name for pod in plan.pods] == ["etcd-0", "etcd-1", "etcd-2", "board-0", "shell"]
+    assert [pod.hostname for pod in plan.pods] == ["etcd-0", "etcd-1", "etcd-2", None, "box"]
+    assert {pod.rank for pod in plan.pods} == {None}
+    assert [work.role for work in plan.workloads] == ["member", "board", "shell"]
+    assert plan.totals.nodes == {}
+
+
+def test_hooks_and_objects_without_pods_are_no_part_of_a_plan(instances: Facts) -> None:
+    hook = {"name": "test", "annotations": {"helm.sh/hook": "test"}}
+    plan = planned(
+        instances,
+        Manifest({"kind": "Pod", "metadata": hook, "spec": {"containers": []}}),
+        Manifest({"kind": "Service", "metadata": {"name": "s"}}),
+    )
+    assert (plan.workloads, plan.totals.pods) == ((), 0)
+
+
+def test_small_pods_share_nodes_and_large_ones_do_not(instances: Facts) -> None:
+    small = indexed(7, pod_spec(**{"nvidia.com/gpu": 2}), name="small")
+    large = indexed(2, pod_spec(**{"nvidia.com/gpu": 5}), name="large")
+    plan = planned(instances, small, large)
+    # 2·5 + 7·2 = 24 accelerators, yet 5 + 2 leaves one of eight unused: first fit needs four nodes.
+    assert plan.totals.nodes == {P4D: 4}
+    assert [len(node.pods) for node in plan.placement] == [2, 2, 4, 1]
+    assert sorted(pod.name for node in plan.placement for pod in node.pods) == sorted(
+        pod.name for pod in plan.pods
+    )
+
+
+def test_huge_pages_and_memory_share_the_memory_of_a_node(instances: Facts) -> None:
+    allocatable = instances[P4D].allocatable_memory_mib
+    fits = indexed(1, whole_node(memory=f"{allocatable - 5120}Mi", **{"hugepages-2Mi": "5120Mi"}))
+    assert fit(planned(instances, fits), {P4D: 1}, instances) == []
+    too_much = indexed(1, whole_node(memory=f"{allocatable - 5118}Mi", **{"hugepages-2Mi": "5120Mi"}))
+    [sentence] = fit(planned(instances, too_much), {P4D: 1}, instances)
+    assert sentence == (
+        f"1 worker pod can never fit 1 {P4D} node: a pod asks for {allocatable + 2}Mi memory, "
+        f"a whole node has {allocatable}Mi"
+    )
+
+
+def test_a_plan_that_fits_has_nothing_to_say(instances: Facts) -> None:
+    plan = planned(
+        instances, indexed(3, whole_node()), workload("StatefulSet", "etcd", pod_spec(None, cpu="100m"))
+    )
+    assert fit(plan, {P4D: 3}, instances) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sentence"),
+    [
+        (
+            {P4D: 2},
+            "1 of 3 worker pods does not fit on 2 p4d.24xlarge nodes: a pod asks for 8 nvidia.com/gpu "
+            "and no node has that left, 3 p4d.24xlarge nodes are needed",
+        ),
+        (
+            {P3: 9},
+            f"3 worker pods cannot be placed: there are no {P4D} nodes, 3 {P4D} nodes are needed",
+        ),
+    ],
+)
+def test_pods_that_find_no_node_are_counted_with_the_reason(
+    nodes: dict[str, int], sentence: str, instances: Facts
+) -> None:
+    assert fit(planned(instances, indexed(3, whole_node())), nodes, instances) == [sentence]
+
+
+def test_more_devices_than_a_whole_node_has_can_never_fit(instances: Facts) -> None:
+    plan = planned(instances, indexed(2, pod_spec(**{"nvidia.com/gpu": 9})))
+    assert fit(plan, {P4D: 2}, instances) == [
+        f"2 worker pods can never fit 2 {P4D} nodes: a pod asks for 9 nvidia.com/gpu, a whole node has 8"
+    ]
+    assert plan.totals.nodes == {P4D: 2}
+
+
+def test_pods_without_a_type_take_what_is_left_or_are_named(instances: Facts) -> None:
+    etcd = workload("StatefulSet", "etcd", pod_spec(None, cpu="2"), role="member")
+    full = indexed(1, whole_node(cpu="95"))
+    [sentence] = fit(planned(instances, full, etcd), {P4D: 1}, instances)
+    assert sentence == "1 member pod does not fit on 1 node: a pod asks for 2 cpu and no node has that left"
+    assert fit(planned(instances, full, etcd), {P4D: 1, P3: 1}, instances) == []
+    assert fit(planned(instances, etcd), {}, instances) == [
+        "1 member pod cannot be placed: there are no nodes"
+    ]
+
+
+def test_a_type_without_facts_is_named_and_a_cluster_of_it_refused(instances: Facts) -> None:
+    plan = planned(instances, indexed(1, pod_spec("m5.large")))
+    assert plan.totals.nodes == {}
+    [sentence] = fit(plan, {P4D: 1}, instances)
+    assert (
+        sentence == "1 worker pod cannot be placed: they want m5.large nodes, "
+        "and values/instances has no such type"
+    )
+    with pytest.raises(BiremeError, match=r"m5\.large is not in values/instances: known types are g4dn"):
+        fit(plan, {"m5.large": 1}, instances)
+
+
+def test_a_thousand_workers_are_planned_in_a_moment(instances: Facts) -> None:
+    plan = planned(instances, indexed(1000, whole_node()))
+    assert plan.totals.nodes == {P4D: 1000}
+    assert fit(plan, {P4D: 999}, instances)[0].startswith("1 of 1000 worker pods does not fit")
+
+
+def test_the_schedulers_arithmetic_for_init_containers_sidecars_and_limits() -> None:
+    def asks(cpu: str, **more: object) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}, **more}
+
+    spec = {
+        "initContainers": [asks("3"), asks("500m", restartPolicy="Always"), asks("4")],
+        "containers": [asks("1"), {"resources": {"limits": {"nvidia.com/gpu": 8, "cpu": "1500m"}}}],
+        "overhead": {"cpu": "100m"},
+    }
+    # init: max(3, 0.5 + 4) = 4.5; running: 0.5 + 1 + 1.5 = 3
+    assert pod_requests(spec) == {"cpu": "4600m", "nvidia.com/gpu": "8"}
+    assert pod_requests({"containers": [asks("1")], "resources": {"requests": {"cpu": 2}}}) == {"cpu": "2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        ("cpu", "1500m", "1500m"),
+        ("cpu", "94000m", "94"),
+        ("cpu", 0.5, "500m"),
+        ("memory", "5Gi", "5120Mi"),
+        ("memory", "1e3", "1000"),
+        ("memory", "128974848", "123Mi"),
+        ("hugepages-2Mi", "5120Mi", "5120Mi"),
+        ("nvidia.com/gpu", 8, "8"),
+        ("memory", 0, "0"),
+    ],
+)
+def test_a_quantity_has_one_spelling(name: str, given: object, shown: str) -> None:
+    assert format_quantity(name, quantity(given)) == shown
+
+
+@pytest.mark.parametrize("wrong", ["lots", "1Xi", "", "1/0"])
+def test_what_is_no_quantity_is_refused(wrong: str) -> None:
+    with pytest.raises(BiremeError, match="is not a Kubernetes quantity"):
+        quantity(wrong)
+
+
+def test_elastic_bounds_that_are_none_are_refused(instances: Facts) -> None:
+    with pytest.raises(BiremeError, match="PET_NNODES is 'some', it must be MIN:MAX"):
+        planned(instances, indexed(1, whole_node(env={"PET_NNODES": "some"})))
+
+
+def test_torchruns_gpu_means_one_process_per_accelerator(instances: Facts) -> None:
+    assert (
+        planned(instances, indexed(1, whole_node(env={"PET_NPROC_PER_NODE": "gpu"}))).pods[0].processes == 8
+    )
+
+
+def test_a_plan_goes_through_its_published_schema_and_back(instances: Facts, paths: Paths) -> None:
+    env = {"PET_NNODES": "1:128"}
+    plan = planned(
+        instances,
+        indexed(3, whole_node(env=env, cpu="93500m", memory="100Gi")),
+        workload("StatefulSet", "etcd", pod_spec(None, cpu="100m"), role="member", replicas=3),
+        workload("Deployment", "board", pod_spec(None)),
+    )
+    schema = json.loads((paths.schemas / "plan.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    written = json.loads(json.dumps(plan.to_json()))
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(written)) == []
+    assert set(written) == {"release", "namespace", "workloads", "totals"}
+    assert Plan.from_json(written, instances) == plan
+    assert len(Plan.from_json(written, instances).placement) == 3
+    written["totals"]["gpus"] = 1
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(written))
+
+
+@pytest.mark.parametrize("broken", [{}, {"release": "r"}, {"workloads": [{}], "totals": {}}])
+def test_what_is_no_plan_is_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(BiremeError, match="this is not a plan"):
+        Plan.from_json(broken)
