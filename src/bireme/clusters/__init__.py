@@ -61,7 +61,10 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """The facts of one cluster, as meta.json keeps them. ``kubernetes`` is its version, e.g. ``1.36.3``."""
+    """The facts of one cluster, as meta.json keeps them.
+
+    ``nodes`` are those it was made with, by type; ``kubernetes`` is its version, e.g. ``1.36.3``.
+    """
 
     provider: str
     name: str

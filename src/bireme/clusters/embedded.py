@@ -15,8 +15,9 @@ import socket
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -33,7 +34,7 @@ from bireme.clusters import (
     write_info,
 )
 from bireme.clusters.api import Api, ApiError
-from bireme.clusters.nodes import CPU_TYPE, FAKE_LABEL, NodeShape, node_manifest, shape_of
+from bireme.clusters.nodes import CPU_TYPE, FAKE_LABEL, NODE_TYPE_LABEL, NodeShape, node_manifest, shape_of
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.paths import Paths
@@ -195,9 +196,9 @@ class EmbeddedCluster:
 
     @property
     def nodes(self) -> Mapping[str, int]:
-        """Number of nodes by type, as asked for at ``up`` and by ``add_nodes``."""
-        known = find(self.paths, self.name)
-        return (known or self.info).nodes
+        """Number of nodes by type that are there now. Raises BiremeError."""
+        nodes = self.api.get("/api/v1/nodes")["items"]
+        return dict(Counter(node["metadata"]["labels"][NODE_TYPE_LABEL] for node in nodes))
 
     @cached_property
     def api(self) -> Api:
@@ -215,9 +216,6 @@ class EmbeddedCluster:
         taken = {node["metadata"]["name"] for node in self.api.get("/api/v1/nodes")["items"]}
         free = [index for index in range(len(taken) + count) if shape.node_name(index) not in taken][:count]
         self._create([(shape, index) for index in free])
-        counts = dict(self.nodes)
-        counts[kind] = counts.get(kind, 0) + count
-        write_info(self.paths, replace(self.info, nodes=counts))
         return tuple(shape.node_name(index) for index in free)
 
     def remove_node(self, node: str) -> None:

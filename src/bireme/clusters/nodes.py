@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.instances import HUGE_PAGES, INSTANCE_TYPE_LABEL, Instance
+from bireme.instances import INSTANCE_TYPE_LABEL, Instance
 
 CPU_TYPE = "cpu"
 FAKE_LABEL = "bireme.dev/fake"
+NODE_TYPE_LABEL = "bireme.dev/node-type"
 REGION = "us-west-2"
 ZONE = f"{REGION}a"
 
@@ -102,8 +103,8 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
                 "topology.kubernetes.io/region": REGION,
                 "topology.kubernetes.io/zone": ZONE,
                 FAKE_LABEL: "true",
+                NODE_TYPE_LABEL: shape.name,
             },
-            "annotations": {"node.alpha.kubernetes.io/ttl": "0"},
         },
         "spec": {"taints": taints},
         "status": {
@@ -143,16 +144,3 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 def nodes_text(nodes: Mapping[str, int]) -> str:
     """The counts as ``--nodes`` takes them: ``p4d.24xlarge=3,p3.8xlarge=4``."""
     return ",".join(f"{kind}={count}" for kind, count in nodes.items())
-
-
-__all__ = [
-    "CPU_TYPE",
-    "EFA_HUGE_PAGES_MIB",
-    "FAKE_LABEL",
-    "HUGE_PAGES",
-    "NodeShape",
-    "node_manifest",
-    "nodes_text",
-    "parse_nodes",
-    "shape_of",
-]

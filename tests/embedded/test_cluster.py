@@ -1,0 +1,405 @@
+"""The embedded cluster itself: up, down, side by side, interrupted; and what its fake nodes do with pods."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+pytestmark = pytest.mark.embedded
+
+Objects = list[dict[str, Any]]
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+PODS = "/api/v1/namespaces/default/pods"
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def provider(bireme_paths: Paths, state: Path, toolbox: Toolbox) -> EmbeddedProvider:
+    return EmbeddedProvider(replace(bireme_paths, state=state), toolbox)
+
+
+@pytest.fixture(scope="module")
+def fleet(provider: EmbeddedProvider) -> Iterator[EmbeddedCluster]:
+    """A cluster with four p4d nodes, kept for the tests of this module."""
+    yield provider.up("fleet", {"p4d.24xlarge": 4})
+    provider.down("fleet")
+
+
+@pytest.fixture
+def job(fleet: EmbeddedCluster) -> Iterator[Callable[..., None]]:
+    """Create Indexed Jobs of whole-node workers by kubectl; they are gone when the test ends."""
+    made: list[str] = []
+
+    def make(name: str, workers: int, **spec: Any) -> None:
+        made.append(name)
+        kubectl(fleet, "create", "-f", "-", given=json.dumps(indexed_job(name, workers, spec)))
+
+    yield make
+    for name in made:
+        fleet.api.delete(f"{JOBS}/{name}", propagationPolicy="Foreground")
+    until(lambda: not fleet.api.get(PODS)["items"])
+
+
+def indexed_job(name: str, workers: int, spec: dict[str, Any]) -> dict[str, Any]:
+    devices = {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi", "memory": "900Gi"}
+    pod = {
+        "restartPolicy": "Never",
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "nodeSelector": {"node.kubernetes.io/instance-type": "p4d.24xlarge"},
+        "initContainers": [{"name": "prepare", "image": "none"}],
+        "containers": [{"name": "trainer", "image": "none", "resources": {"limits": devices}}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": workers,
+            "parallelism": workers,
+            "backoffLimitPerIndex": 2,
+            "podReplacementPolicy": "Failed",
+            "template": {"spec": pod},
+            **spec,
+        },
+    }
+
+
+def kubectl(cluster: EmbeddedCluster, *arguments: str, given: str = "") -> str:
+    command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), *arguments]
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+
+
+def until(done: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.1)
+
+
+def pods_of(cluster: EmbeddedCluster, name: str) -> Objects:
+    pods: Objects = cluster.api.get(PODS, labelSelector=f"job-name={name}")["items"]
+    return sorted(pods, key=lambda pod: pod["metadata"]["name"])
+
+
+def pod_at(cluster: EmbeddedCluster, name: str, index: int) -> dict[str, Any]:
+    """The newest pod of an index."""
+    label = "batch.kubernetes.io/job-completion-index"
+    mine = [pod for pod in pods_of(cluster, name) if pod["metadata"]["labels"][label] == str(index)]
+    return max(mine, key=lambda pod: pod["metadata"]["creationTimestamp"])
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True"
+
+
+def all_ready(cluster: EmbeddedCluster, name: str, count: int) -> Callable[[], bool]:
+    return lambda: [is_ready(pod) for pod in pods_of(cluster, name)] == [True] * count
+
+
+def status_of(cluster: EmbeddedCluster, name: str) -> dict[str, Any]:
+    status: dict[str, Any] = cluster.api.get(f"{JOBS}/{name}")["status"]
+    return status
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of living processes that mention ``folder``."""
+    listing = subprocess.run(["ps", "-axww", "-o", "stat=,args="], capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if str(folder) in line and not line.startswith("Z")]
+
+
+# --- up and down ---
+
+
+def test_up_gives_ready_nodes_and_down_leaves_nothing(provider: EmbeddedProvider, state: Path) -> None:
+    cluster = provider.up("brief", {"g5.xlarge": 2})
+    nodes = cluster.api.get("/api/v1/nodes")["items"]
+    assert [node["metadata"]["name"] for node in nodes] == ["cpu-0", "g5-xlarge-0", "g5-xlarge-1"]
+    assert all(is_ready(node) for node in nodes)
+    assert provider.get("brief").nodes == {"cpu": 1, "g5.xlarge": 2}
+    assert "brief" in [info.name for info in provider.list()]
+    assert provider.down("brief") is True
+    assert not (state / "clusters" / "brief").exists()
+    assert processes_in(state / "clusters" / "brief") == []
+    assert provider.down("brief") is False
+
+
+def test_the_users_own_kubeconfig_is_not_touched(fleet: EmbeddedCluster, state: Path) -> None:
+    assert fleet.kubeconfig.is_relative_to(state)
+    assert kubectl(fleet, "config", "get-contexts", "-o", "name").split() == ["kwok-fleet"]
+    default = Path.home() / ".kube" / "config"
+    assert not default.exists() or "kwok-fleet" not in default.read_text()
+
+
+def test_a_second_up_of_the_same_name_is_refused(provider: EmbeddedProvider, fleet: EmbeddedCluster) -> None:
+    with pytest.raises(BiremeError, match="fleet is up already: take another --name, or remove it with"):
+        provider.up("fleet", {})
+    assert fleet.api.get("/api/v1/nodes")["items"]
+
+
+def test_a_cluster_that_is_not_there_says_how_to_start_one(provider: EmbeddedProvider) -> None:
+    with pytest.raises(
+        BiremeError, match="no embedded cluster nowhere: start it with: bireme up --name nowhere"
+    ):
+        provider.get("nowhere")
+
+
+@pytest.mark.parametrize("name", ["Fleet", "a/b", "-a", "x" * 41])
+def test_a_name_that_cannot_be_one_is_refused(provider: EmbeddedProvider, name: str) -> None:
+    with pytest.raises(BiremeError, match="cannot name a cluster"):
+        provider.up(name, {})
+
+
+def test_clusters_started_at_once_live_side_by_side(
+    provider: EmbeddedProvider, bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
+) -> None:
+    elsewhere = EmbeddedProvider(replace(bireme_paths, state=tmp_path), toolbox)
+    with ThreadPoolExecutor() as pool:
+        left = pool.submit(provider.up, "twin", {"p4d.24xlarge": 1})
+        right = pool.submit(elsewhere.up, "twin", {"p3.8xlarge": 2})
+    try:
+        names = [
+            [node["metadata"]["name"] for node in each.result().api.get("/api/v1/nodes")["items"]]
+            for each in (left, right)
+        ]
+        assert names == [["cpu-0", "p4d-24xlarge-0"], ["cpu-0", "p3-8xlarge-0", "p3-8xlarge-1"]]
+        assert provider.down("twin")
+        assert len(right.result().api.get("/api/v1/nodes")["items"]) == 3
+    finally:
+        provider.down("twin")
+        elsewhere.down("twin")
+
+
+def start_up(state: Path) -> subprocess.Popen[str]:
+    """``up`` in a process of its own, as far as its directory being there."""
+    script = textwrap.dedent(
+        """\
+        import sys
+        from dataclasses import replace
+        from pathlib import Path
+        from bireme.clusters.embedded import EmbeddedProvider
+        from bireme.paths import Paths
+        from bireme.tools import Toolbox
+
+        paths = Paths.discover(start=Path(sys.argv[1]))
+        EmbeddedProvider(replace(paths, state=Path(sys.argv[2])), Toolbox(paths)).up("doomed", {"cpu": 300})
+        """
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(state)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    until((state / "clusters" / "doomed").exists)
+    return process
+
+
+def runs(component: str) -> Callable[[Path], bool]:
+    return lambda state: any(f"/bin/{component} " in line for line in processes_in(state))
+
+
+def makes_nodes(state: Path) -> bool:
+    log = state / "clusters" / "doomed" / "kwokctl.log"
+    return log.exists() and "Cluster is started" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(lambda state: True, id="at-once"),
+        pytest.param(runs("etcd"), id="etcd-runs"),
+        pytest.param(runs("kube-scheduler"), id="scheduler-runs"),
+        pytest.param(makes_nodes, id="nodes-are-made"),
+    ],
+)
+def test_ctrl_c_during_up_leaves_nothing(tmp_path: Path, moment: Callable[[Path], bool]) -> None:
+    process = start_up(tmp_path)
+    until(lambda: moment(tmp_path))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in said
+    assert processes_in(tmp_path) == []
+    assert list((tmp_path / "clusters").iterdir()) == []
+
+
+def test_down_clears_what_a_killed_up_left(bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path) -> None:
+    process = start_up(tmp_path)
+    until(lambda: any("kube-apiserver" in line for line in processes_in(tmp_path)))
+    process.kill()
+    process.communicate()
+    assert len(processes_in(tmp_path)) > 1
+    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path), toolbox)
+    with pytest.raises(
+        BiremeError, match="take another --name, or remove it with: bireme down --name doomed"
+    ):
+        provider.up("doomed", {})
+    assert provider.down("doomed") is True
+    assert processes_in(tmp_path) == []
+    assert list((tmp_path / "clusters").iterdir()) == []
+
+
+# --- pods ---
+
+
+def test_whole_node_workers_get_a_node_each_and_stay_running(
+    fleet: EmbeddedCluster, job: Callable[..., None]
+) -> None:
+    job("train", 3)
+    until(all_ready(fleet, "train", 3))
+    pods = pods_of(fleet, "train")
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 3
+    assert len({pod["status"]["podIP"] for pod in pods}) == 3
+    prepared = pods[0]["status"]["initContainerStatuses"][0]["state"]["terminated"]
+    assert prepared["exitCode"] == 0
+    time.sleep(2)
+    assert status_of(fleet, "train")["ready"] == 3
+
+
+def test_a_worker_too_many_stays_pending(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
+    job("train", 5)
+    until(lambda: sum(is_ready(pod) for pod in pods_of(fleet, "train")) == 4)
+    (waiting,) = [pod for pod in pods_of(fleet, "train") if pod["status"]["phase"] == "Pending"]
+    (scheduled,) = [each for each in waiting["status"]["conditions"] if each["type"] == "PodScheduled"]
+    assert "Insufficient nvidia.com/gpu" in scheduled["message"]
+
+
+def test_a_pod_completes_on_demand(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
+    job("train", 2)
+    until(all_ready(fleet, "train", 2))
+    for pod in pods_of(fleet, "train"):
+        fleet.complete(pod["metadata"]["name"])
+    until(lambda: status_of(fleet, "train").get("succeeded") == 2)
+    assert status_of(fleet, "train")["completedIndexes"] == "0,1"
+
+
+def test_a_pod_fails_on_demand_and_its_index_comes_back(
+    fleet: EmbeddedCluster, job: Callable[..., None]
+) -> None:
+    job("train", 2)
+    until(all_ready(fleet, "train", 2))
+    first = pod_at(fleet, "train", 1)
+    fleet.fail(first["metadata"]["name"], 137)
+    ended = fleet.api.get(f"{PODS}/{first['metadata']['name']}")["status"]
+    assert ended["phase"] == "Failed"
+    assert ended["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
+    until(lambda: is_ready(pod_at(fleet, "train", 1)))
+    assert pod_at(fleet, "train", 1)["metadata"]["uid"] != first["metadata"]["uid"]
+    until(lambda: status_of(fleet, "train").get("failed") == 1)
+
+
+def test_a_pod_failure_policy_sees_the_exit_code(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
+    rule = {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [64]},
+    }
+    job("train", 2, podFailurePolicy={"rules": [rule]})
+    until(all_ready(fleet, "train", 2))
+    fleet.fail(pod_at(fleet, "train", 0)["metadata"]["name"], 64)
+    until(lambda: any(each["type"] == "Failed" for each in status_of(fleet, "train").get("conditions", [])))
+    (failed,) = [each for each in status_of(fleet, "train")["conditions"] if each["type"] == "Failed"]
+    assert failed["reason"] == "PodFailurePolicy"
+    assert "exit code 64" in failed["message"]
+
+
+def test_a_deleted_pod_ends_by_sigterm_and_is_replaced(
+    fleet: EmbeddedCluster, job: Callable[..., None]
+) -> None:
+    job("train", 1)
+    until(all_ready(fleet, "train", 1))
+    (first,) = pods_of(fleet, "train")
+    fleet.api.delete(f"{PODS}/{first['metadata']['name']}")
+    until(lambda: pod_at(fleet, "train", 0)["metadata"]["uid"] != first["metadata"]["uid"])
+    until(all_ready(fleet, "train", 1))
+
+
+def test_what_cannot_end_on_demand_is_refused(fleet: EmbeddedCluster) -> None:
+    forever = {"metadata": {"name": "forever"}, "spec": {"containers": [{"name": "a", "image": "none"}]}}
+    fleet.api.create(PODS, forever)
+    until(lambda: is_ready(fleet.api.get(f"{PODS}/forever")))
+    with pytest.raises(
+        BiremeError, match="forever cannot end on demand: it is Running with restartPolicy Always"
+    ):
+        fleet.complete("forever")
+    with pytest.raises(BiremeError, match="there is no pod nobody in namespace default"):
+        fleet.fail("nobody", 1)
+    with pytest.raises(BiremeError, match="exit code 0 of forever"):
+        fleet.fail("forever", 0)
+    fleet.api.delete(f"{PODS}/forever")
+    until(lambda: fleet.api.find(f"{PODS}/forever") is None)
+
+
+# --- storage ---
+
+
+def test_a_claim_is_bound_to_storage_that_does_not_exist_and_goes_with_it(fleet: EmbeddedCluster) -> None:
+    fleet.add_claim("fsx-pvc")
+    fleet.add_claim("fsx-pvc")
+    until(lambda: fleet.api.get(f"{CLAIMS}/fsx-pvc")["status"].get("phase") == "Bound")
+    volume = fleet.api.get(f"{CLAIMS}/fsx-pvc")["spec"]["volumeName"]
+    fleet.api.delete(f"{CLAIMS}/fsx-pvc")
+    until(lambda: fleet.api.find(f"/api/v1/persistentvolumes/{volume}") is None)
+
+
+# --- nodes ---
+
+
+def test_nodes_are_added_under_the_next_free_names(
+    provider: EmbeddedProvider, fleet: EmbeddedCluster
+) -> None:
+    assert fleet.add_nodes("p3.8xlarge", 2) == ("p3-8xlarge-0", "p3-8xlarge-1")
+    fleet.remove_node("p3-8xlarge-0")
+    assert fleet.api.find("/api/v1/nodes/p3-8xlarge-0") is None
+    assert fleet.add_nodes("p3.8xlarge", 2) == ("p3-8xlarge-0", "p3-8xlarge-2")
+    assert provider.get("fleet").nodes["p3.8xlarge"] == 3
+
+
+def test_on_a_node_that_is_cut_off_a_deleted_pod_does_not_end(
+    fleet: EmbeddedCluster, job: Callable[..., None]
+) -> None:
+    """What follows by Kubernetes' own timeouts is in test_node_loss.py."""
+    (node,) = fleet.add_nodes("p4d.24xlarge", 1)
+    selector = {"nodeSelector": {"kubernetes.io/hostname": node}}
+    pod = {
+        "metadata": {"name": "stuck"},
+        "spec": {"containers": [{"name": "a", "image": "none"}], **selector},
+    }
+    pod["spec"]["tolerations"] = [{"operator": "Exists"}]
+    fleet.api.create(PODS, pod)
+    until(lambda: is_ready(fleet.api.get(f"{PODS}/stuck")))
+    fleet.cut_node(node)
+    time.sleep(0.5)
+    fleet.api.delete(f"{PODS}/stuck", gracePeriodSeconds="1")
+    time.sleep(3)
+    assert fleet.api.get(f"{PODS}/stuck")["status"]["phase"] == "Running"
+    fleet.taint_out_of_service(node)
+    fleet.taint_out_of_service(node)
+    taints = [taint["key"] for taint in fleet.api.get(f"/api/v1/nodes/{node}")["spec"]["taints"]]
+    assert taints.count("node.kubernetes.io/out-of-service") == 1
+    fleet.remove_node(node)
+    fleet.api.delete(f"{PODS}/stuck", gracePeriodSeconds="0")
+
+
+def test_a_node_that_is_not_there_is_named(fleet: EmbeddedCluster) -> None:
+    for act in (fleet.remove_node, fleet.cut_node, fleet.taint_out_of_service):
+        with pytest.raises(BiremeError, match="fleet has no node p9-0: see kubectl get nodes"):
+            act("p9-0")
