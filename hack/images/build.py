@@ -1,0 +1,126 @@
+"""Make the project's images, and the root file systems under them, without a container registry.
+
+    python hack/images/build.py rootfs torch-2.6    # prints the folder, usable as a chroot
+    python hack/images/build.py image torch         # prints the tag; needs a container engine
+
+Recipes are in recipes.toml. All that is made is kept, and made again only when its recipe changes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rootfs import RECIPES, Rootfs, ensure_rootfs, load_rootfs
+
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+CONSOLE = Console(stderr=True)
+PATHS = Paths.discover(start=Path(__file__))
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.argument("names", nargs=-1, required=True)
+def rootfs(names: tuple[str, ...]) -> None:
+    """Make root file systems and print their folders."""
+    for name in names:
+        print(ensure_rootfs(load_rootfs(name), PATHS.cache, CONSOLE))
+
+
+@main.command()
+@click.argument("names", nargs=-1, required=True)
+def image(names: tuple[str, ...]) -> None:
+    """Make images and print their tags."""
+    recipes = tomllib.loads(RECIPES.read_text())["image"]
+    for name in names:
+        if name not in recipes:
+            raise BiremeError(f"no image {name}: hack/images/recipes.toml has {', '.join(recipes)}")
+        print(make_image(recipes[name]))
+
+
+def make_image(recipe: dict[str, Any]) -> str:
+    """Make one [image.*] and return its tag."""
+    if "tool" in recipe:
+        return _image_of_tool(recipe)
+    base = _import_rootfs(load_rootfs(recipe["rootfs"]))
+    tag: str = recipe["tag"]
+    if "context" not in recipe:
+        _docker("tag", base, tag)
+        return tag
+    with CONSOLE.status(f"{tag}: docker build …"):
+        _docker("build", "--tag", tag, "--build-arg", f"BASE={base}", str(PATHS.root / recipe["context"]))
+    return tag
+
+
+def _import_rootfs(rootfs: Rootfs) -> str:
+    """The image that holds ``rootfs`` and nothing else; tagged by digest, so that one is imported once."""
+    tag = f"bireme/{rootfs.name}:{rootfs.digest}"
+    if _is_there(tag):
+        return tag
+    folder = ensure_rootfs(rootfs, PATHS.cache, CONSOLE)
+    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", **rootfs.env}
+    changes = [f"--change=ENV {key}={value}" for key, value in variables.items()]
+    with CONSOLE.status(f"{tag}: docker import …"):
+        archive = ["tar", "-C", folder, "--sort=name", "--numeric-owner", "--exclude=./dev/*", "-c", "."]
+        with subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
+            _docker("import", *changes, "-", tag, stdin=tar.stdout)
+        if tar.returncode:
+            _docker("image", "rm", tag)
+            raise BiremeError(f"{folder} could not be read: see tar's message above")
+    return tag
+
+
+def _image_of_tool(recipe: dict[str, Any]) -> str:
+    toolbox = Toolbox(PATHS, CONSOLE)
+    tag: str = recipe["tag"].format(version=toolbox.pin(recipe["tool"]).version)
+    binary, path = toolbox.path(recipe["tool"]), recipe["path"]
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo(path.lstrip("/"))
+        member.mode, member.size = 0o755, binary.stat().st_size
+        with binary.open("rb") as content:
+            tar.addfile(member, content)
+    changes = [f"--change=ENV PATH={os.path.dirname(path)}", f'--change=ENTRYPOINT ["{path}"]']
+    _docker("import", *changes, "-", tag, content=archive.getvalue())
+    return tag
+
+
+def _is_there(tag: str) -> bool:
+    return (
+        subprocess.run(["docker", "image", "inspect", tag], capture_output=True, check=False).returncode == 0
+    )
+
+
+def _docker(*arguments: str, stdin: Any = None, content: bytes | None = None) -> None:
+    # The engine of Debian 12 has no other builder than the old one.
+    environ = os.environ | {"DOCKER_BUILDKIT": "0"}
+    source = {"input": content} if content is not None else {"stdin": stdin or subprocess.DEVNULL}
+    try:
+        done = subprocess.run(["docker", *arguments], env=environ, capture_output=True, check=False, **source)
+    except FileNotFoundError:
+        raise BiremeError("docker is missing: run hack/engine/start, or install a container engine") from None
+    if done.returncode:
+        output = (done.stdout + done.stderr).decode(errors="replace").strip()
+        raise BiremeError(f"docker {arguments[0]} failed:\n{output}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BiremeError as error:
+        sys.exit(f"error: {error}")

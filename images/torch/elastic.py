@@ -1,0 +1,295 @@
+"""What a training script needs to lose nothing when workers come, go and are killed.
+
+A run is one process of an elastic torchrun job (or a single process without torchrun). Torchrun starts all
+processes again whenever a worker joins or leaves; each start resumes from the newest checkpoint in a folder
+that all workers share. SIGTERM (torchrun before such a restart, Kubernetes before it takes a pod away) makes
+all processes agree, at the end of the step they are in, on a checkpoint of that step.
+
+    run = elastic.Run(folder)
+    state = run.restore()
+    for step in ...:
+        ...
+        run.step_done(step, lambda: {"model": ..., "step": step}, due=step % 100 == 0)   # may not return
+    run.finish(step, lambda: {...})
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+STARTED = time.time()
+"""When the imports were done."""
+
+State = dict[str, Any]
+
+_COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+_SHARED_FOLDER_LAG = 30.0
+"""Seconds until all workers see a file that one wrote: network file systems cache folders."""
+_SECONDS_TO_BE_STOPPED = 5.0
+_LEAST_PATIENCE = 3.0
+_DEFAULT_GRACE = "30"
+"""Seconds from SIGTERM to SIGKILL if BIREME_GRACE_SECONDS doesn't say: torchrun's, and Kubernetes'."""
+_STATUS_OF_TERM = 128 + signal.SIGTERM
+_KEPT = 2
+
+
+class Run:
+    """One process of the job: its rank, its device, its checkpoints and its log.
+
+    ``folder`` is shared by all workers. Ends the process with status 0 if the run in it is done.
+    ``rank``, ``world_size`` and ``device`` are facts of this start; steps are optimizer steps of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = _device()
+        self._done = folder / "done"
+        if self._done.exists():
+            self.log(
+                "done", message=f"{self._done} says that this run is done; remove {folder} to train again"
+            )
+            raise SystemExit(0)
+        folder.mkdir(parents=True, exist_ok=True)
+        _join(self.device)
+        self._term = _Term()
+        self.log("start", host=socket.gethostname(), pid=os.getpid(), device=str(self.device), **_ages())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one process that writes checkpoints and event files."""
+        return self.rank == 0
+
+    def log(self, event: str, **facts: Any) -> None:
+        """One JSON line on stdout: the event, when, which rank of how many, and the facts."""
+        process = {"time": round(time.time(), 3), "rank": self.rank, "world_size": self.world_size}
+        sys.stdout.write(json.dumps({"event": event} | process | facts) + "\n")
+        sys.stdout.flush()
+
+    def restore(self) -> State | None:
+        """The newest checkpoint, the same in all processes; None at the very beginning."""
+        newest = torch.tensor([max(_checkpoints(self.folder), default=0)])
+        dist.broadcast(newest, 0)
+        step = int(newest.item())
+        if step == 0:
+            return None
+        state: State = torch.load(self._wait_for(step), map_location="cpu", weights_only=True)
+        self.log("resume", step=step)
+        return state
+
+    def step_done(self, step: int, state: Callable[[], State], due: bool = False) -> None:
+        """Call after every optimizer step, in all processes; saves if ``due`` or if a process has to go.
+
+        In the latter case it does not return: the step is saved, and torchrun starts the processes again.
+        """
+        self._term.step_done()
+        leaving = self.sum(float(self._term.received))[0] > 0
+        if due or leaving:
+            self.save(step, state)
+        if leaving:
+            self._leave(step)
+        self._term.step_begins()
+
+    def save(self, step: int, state: Callable[[], State]) -> None:
+        """Write the checkpoint of ``step`` (rank 0 does, atomically); all processes call it together.
+
+        From here to the next ``step_done`` there is nothing to lose, and SIGTERM ends a process at once.
+        """
+        with self._term.held():
+            if self.leads:
+                started = time.monotonic()
+                self._write(_path(self.folder, step), state())
+                self._prune()
+                self.log("checkpoint", step=step, seconds=round(time.monotonic() - started, 3))
+            self.sum(0)  # nobody goes on, or away, before it is written
+
+    def finish(self, step: int, state: Callable[[], State], **results: Any) -> None:
+        """Save the final checkpoint and mark the run as done, so that a rerun ends at once with status 0."""
+        self.save(step, state)
+        with self._term.held():
+            if self.leads:
+                partial = _partial(self._done)
+                partial.write_text(json.dumps({"step": step, **results}) + "\n")
+                partial.replace(self._done)
+            self.sum(0)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.log("done", step=step, **results)
+        dist.destroy_process_group()
+
+    def sum(self, *values: float) -> list[float]:
+        """The sums of ``values`` over all processes; CPUs compute them, without waiting for GPUs."""
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        return list(total.tolist())
+
+    def _wait_for(self, step: int) -> Path:
+        path = _path(self.folder, step)
+        deadline = time.monotonic() + _SHARED_FOLDER_LAG
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise SystemExit(
+                    f"error: rank 0 has {path}, rank {self.rank} does not see it: "
+                    "--checkpoints must be a folder that all workers share"
+                )
+            time.sleep(0.2)
+        return path
+
+    def _write(self, path: Path, state: State) -> None:
+        partial = _partial(path)
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+    def _prune(self) -> None:
+        for old in sorted(_checkpoints(self.folder))[:-_KEPT]:
+            _path(self.folder, old).unlink(missing_ok=True)
+        for abandoned in self.folder.glob(".*.pt.*"):
+            abandoned.unlink(missing_ok=True)
+
+    def _leave(self, step: int) -> None:
+        self.log("stop", step=step, reason="SIGTERM" if self._term.received else "SIGTERM of another process")
+        # The agent stops the others too, as soon as it knows that a worker left. If it is one that never
+        # knows, a process that fails tells it.
+        ended_by_agent = self._term.wait(_SECONDS_TO_BE_STOPPED)
+        os._exit(_STATUS_OF_TERM if ended_by_agent else 1)
+
+
+class _Term:
+    """SIGTERM: remembered until the step in progress is done and saved, if that can happen at all."""
+
+    def __init__(self) -> None:
+        self._received = threading.Event()
+        self._in_step = False
+        self._holds = 0
+        self._step_began = time.monotonic()
+        self._step_seconds = 0.0
+        # The wakeup descriptor is written when the signal arrives, even while the main thread waits in a
+        # collective for a process that is gone, where Python's handlers don't run.
+        inbox, self._outbox = socket.socketpair()
+        self._outbox.setblocking(False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=[inbox], daemon=True).start()
+
+    @property
+    def received(self) -> bool:
+        return self._received.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._received.wait(seconds)
+
+    def step_begins(self) -> None:
+        self._in_step, self._step_began = True, time.monotonic()
+
+    def step_done(self) -> None:
+        self._step_seconds = time.monotonic() - self._step_began
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._in_step = False
+        self._holds += 1
+        yield
+        self._holds -= 1
+
+    def _watch(self, inbox: socket.socket) -> None:
+        while signal.SIGTERM not in inbox.recv(1):
+            pass
+        self._received.set()
+        grace = float(os.environ.get("BIREME_GRACE_SECONDS", _DEFAULT_GRACE))
+        # A step that takes far longer than the last one waits for a process that is gone.
+        deadline = time.monotonic() + min(grace, max(_LEAST_PATIENCE, 5 * self._step_seconds))
+        while self._holds or (self._in_step and time.monotonic() < deadline):
+            time.sleep(0.02)
+        os._exit(_STATUS_OF_TERM)
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """The options that all scripts have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder that all workers share")
+    parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="(default: %(default)s)")
+    parser.add_argument("--tensorboard", type=Path, help="folder of event files (default: in --checkpoints)")
+    parser.add_argument("--epochs", type=int, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--step-seconds", type=float, default=0, help="sleep so long in every step")
+    return parser
+
+
+class EventFiles:
+    """Event files for TensorBoard, written by rank 0 if the image has the tensorboard package.
+
+    ``step`` is the one that training starts from: later events in ``folder`` are of steps that were lost.
+    """
+
+    def __init__(self, run: Run, folder: Path, step: int) -> None:
+        self._writer: Any = None
+        if not run.leads:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            run.log(
+                "notice", message=f"no event files in {folder}, the image has no tensorboard package: {error}"
+            )
+            return
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def record(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write the values of one step."""
+        if self._writer:
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(device: torch.device) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=_COLLECTIVE_TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"checkpoint-{step:09d}.pt"
+
+
+def _partial(path: Path) -> Path:
+    """Where ``path`` is written before it gets its name: a reader never sees a part of a file."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+
+
+def _checkpoints(folder: Path) -> list[int]:
+    return [int(path.stem.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*.pt")]
+
+
+def _ages() -> dict[str, float]:
+    """Seconds from the start of this process until its imports were done, and until now."""
+    start_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+    return {"import_seconds": round(age - (time.time() - STARTED), 3), "start_seconds": round(age, 3)}
