@@ -1,0 +1,222 @@
+"""Nodes without machines, played by kwok by the rules in stages.yaml, and what can be done to them.
+
+The nodes and whatever runs on them are stand-ins for hardware that is not here; the API server, the
+scheduler and the controllers around them are Kubernetes itself, embedded or in kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bireme.clusters import ClusterInfo
+from bireme.clusters.api import Api, ApiError
+from bireme.clusters.nodes import FAKE_LABEL, NODE_TYPE_LABEL, NodeShape, node_manifest, shape_of
+from bireme.clusters.patience import until
+from bireme.errors import BiremeError
+from bireme.instances import load_instances
+from bireme.paths import Paths
+
+STORAGE_CLASS = "fake"
+EXIT_CODE_ANNOTATION = "bireme.dev/exit-code"
+OUT_OF_SERVICE_TAINT = {
+    "key": "node.kubernetes.io/out-of-service",
+    "value": "nodeshutdown",
+    "effect": "NoExecute",
+}
+# The label that takes a node out of kwok's hands: from then on nobody answers for it.
+CUT_LABEL = "bireme.dev/cut"
+# The nodes that kwok plays: the fakes that still answer.
+MANAGED_NODES = f"{FAKE_LABEL}=true,!{CUT_LABEL}"
+
+_NODES_SECONDS = 180
+_END_SECONDS = 15
+
+
+def kwok_config() -> str:
+    """The configuration of kwok and the stages that nodes, pods and claims go through, as YAML documents."""
+    kwok = {
+        "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
+        "kind": "KwokConfiguration",
+        "options": {
+            "cidr": "10.0.0.0/16",
+            "podPlayStageParallelism": 16,
+            "nodePlayStageParallelism": 16,
+            "nodeLeaseParallelism": 16,
+            "podsOnNodeSyncParallelism": 4,
+        },
+    }
+    stages = resources.files("bireme.clusters").joinpath("stages.yaml").read_text(encoding="utf-8")
+    return "---\n".join([yaml.safe_dump(kwok), stages])
+
+
+@dataclass(frozen=True)
+class FakeNodes:
+    """A cluster some or all of whose nodes are fakes, and the things that happen to real ones, on demand."""
+
+    info: ClusterInfo
+    paths: Paths
+
+    @property
+    def name(self) -> str:
+        """Its name, unique among the clusters of one state directory."""
+        return self.info.name
+
+    @property
+    def provider(self) -> str:
+        """The name of the provider that it comes from."""
+        return self.info.provider
+
+    @property
+    def kubeconfig(self) -> Path:
+        """A kubeconfig of its own, with one context."""
+        return self.info.kubeconfig
+
+    @property
+    def context(self) -> str | None:
+        """None: the current context of that file."""
+        return self.info.context
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """Number of nodes by type that are there now. Raises BiremeError."""
+        nodes = self.api.get("/api/v1/nodes")["items"]
+        return dict(Counter(node["metadata"]["labels"][NODE_TYPE_LABEL] for node in nodes))
+
+    @cached_property
+    def api(self) -> Api:
+        """Its API server."""
+        return Api(self.kubeconfig, self.context)
+
+    def prepare(self, nodes: Sequence[tuple[NodeShape, int]]) -> None:
+        """Create the stand-in storage class and the nodes of a fresh cluster; returns when all are Ready."""
+        self.api.create("/apis/storage.k8s.io/v1/storageclasses", _storage_class())
+        self._create([(shape, index) for shape, count in nodes for index in range(count)])
+
+    def add_nodes(self, kind: str, count: int) -> tuple[str, ...]:
+        """Add ``count`` nodes of an instance type (or ``cpu``); their names, once they are Ready."""
+        shape = shape_of(kind, load_instances(self.paths))
+        taken = {node["metadata"]["name"] for node in self.api.get("/api/v1/nodes")["items"]}
+        free = [index for index in range(len(taken) + count) if shape.node_name(index) not in taken][:count]
+        self._create([(shape, index) for index in free])
+        return tuple(shape.node_name(index) for index in free)
+
+    def remove_node(self, node: str) -> None:
+        """Delete a Node, as the cloud controller does when the instance behind it is gone."""
+        self._node(node)
+        self.api.delete(f"/api/v1/nodes/{node}")
+
+    def cut_node(self, node: str) -> None:
+        """Make a node unreachable: its heartbeat stops, and nothing on it starts or ends any more.
+
+        The node lifecycle controller taints it after its grace period; its pods stay Terminating until
+        ``taint_out_of_service``.
+        """
+        self._node(node)
+        self.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {CUT_LABEL: "true"}}})
+
+    def taint_out_of_service(self, node: str) -> None:
+        """Declare a node lost for good, so that its pods are removed and replaced.
+
+        What an operator does by ``kubectl taint node NODE node.kubernetes.io/out-of-service=…:NoExecute``.
+        """
+        taints = self._node(node)["spec"].get("taints", [])
+        others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE_TAINT["key"]]
+        self.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": [*others, OUT_OF_SERVICE_TAINT]}})
+
+    def complete(self, pod: str, namespace: str = "default") -> None:
+        """Let every container of a running pod end with exit code 0; returns when it has."""
+        self._end(pod, namespace, 0)
+
+    def fail(self, pod: str, exit_code: int = 1, namespace: str = "default") -> None:
+        """Let every container of a running pod end with ``exit_code`` (1 to 255); returns when it has."""
+        if not 1 <= exit_code <= 255:
+            raise BiremeError(f"exit code {exit_code} of {pod}: a failed container has one of 1 to 255")
+        self._end(pod, namespace, exit_code)
+
+    def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
+        """Create a PersistentVolumeClaim that many nodes can share, on storage that does not exist.
+
+        A stand-in for the FSx and EFS claims that workloads name; one that is there stays as it is.
+        """
+        self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+        self._create_missing(path, _claim(claim, size))
+
+    def _create_missing(self, path: str, body: Mapping[str, Any]) -> None:
+        try:
+            self.api.create(path, body)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    def _node(self, node: str) -> dict[str, Any]:
+        found = self.api.find(f"/api/v1/nodes/{node}")
+        if found is None:
+            raise BiremeError(f"the cluster {self.name} has no node {node}: see kubectl get nodes")
+        return found
+
+    def _create(self, wanted: Sequence[tuple[NodeShape, int]]) -> None:
+        bodies = [node_manifest(shape, index, self.info.kubernetes) for shape, index in wanted]
+        self.api.each(lambda body: self.api.create("/api/v1/nodes", body), bodies)
+        names = {body["metadata"]["name"] for body in bodies}
+        until(lambda: names <= self._ready_nodes(), _NODES_SECONDS, f"{len(names)} nodes to be Ready")
+
+    def _ready_nodes(self) -> set[str]:
+        nodes = self.api.get("/api/v1/nodes", resourceVersion="0")["items"]
+        return {node["metadata"]["name"] for node in nodes if _schedulable(node)}
+
+    def _end(self, pod: str, namespace: str, exit_code: int) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
+        found = self.api.find(path)
+        if found is None:
+            raise BiremeError(f"there is no pod {pod} in namespace {namespace}: see kubectl get pods")
+        policy = found["spec"].get("restartPolicy")
+        phase = found["status"].get("phase")
+        if policy != "Never" or phase != "Running":
+            raise BiremeError(
+                f"the pod {pod} cannot end on demand: it is {phase} with restartPolicy {policy}, "
+                "and only a Running one that is never restarted ends for good"
+            )
+        self.api.patch(path, {"metadata": {"annotations": {EXIT_CODE_ANNOTATION: str(exit_code)}}})
+        until(lambda: self._has_ended(path), _END_SECONDS, f"the pod {pod} to end")
+
+    def _has_ended(self, path: str) -> bool:
+        pod = self.api.find(path)
+        return pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _schedulable(node: Mapping[str, Any]) -> bool:
+    conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", [])}
+    taints = {taint["key"] for taint in node["spec"].get("taints", [])}
+    return conditions.get("Ready") == "True" and "node.kubernetes.io/not-ready" not in taints
+
+
+def _storage_class() -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": STORAGE_CLASS,
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
+        "provisioner": "bireme.dev/fake",
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate",
+    }
+
+
+def _claim(name: str, size: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": STORAGE_CLASS,
+            "resources": {"requests": {"storage": size}},
+        },
+    }

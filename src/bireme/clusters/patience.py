@@ -1,0 +1,33 @@
+"""Waiting for what takes its time, and clearing up undisturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from bireme.errors import BiremeError
+
+
+@contextlib.contextmanager
+def no_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back meanwhile: impatience must not leave half of the cluster behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def until(done: Callable[[], bool], seconds: float, what: str) -> None:
+    """Return once ``done`` says so. Raises BiremeError, naming ``what`` was waited for, after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise BiremeError(f"waited {seconds:.0f} s in vain for {what}")
+        time.sleep(0.1)
