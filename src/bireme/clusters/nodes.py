@@ -139,8 +139,3 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     if close or family:
         return f"did you mean {' or '.join(dict.fromkeys(close + family))}?"
     return f"known are {', '.join(choices)}"
-
-
-def nodes_text(nodes: Mapping[str, int]) -> str:
-    """The counts as ``--nodes`` takes them: ``p4d.24xlarge=3,p3.8xlarge=4``."""
-    return ",".join(f"{kind}={count}" for kind, count in nodes.items())
