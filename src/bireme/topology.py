@@ -45,7 +45,12 @@ class PodPlan:
     @property
     def accelerators(self) -> int:
         """Accelerators it asks for, of whatever kind."""
-        return sum(int(quantity(self.resources.get(name, "0"))) for name in ACCELERATORS)
+        return _accelerators(self.resources)
+
+    @property
+    def efa(self) -> int:
+        """EFA interfaces it asks for."""
+        return int(quantity(self.resources.get(EFA, "0")))
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ def expand(
     totals = Totals(
         pods=len(pods),
         accelerators=sum(pod.accelerators for pod in pods),
-        efa=sum(int(quantity(pod.resources.get(EFA, "0"))) for pod in pods),
+        efa=sum(pod.efa for pod in pods),
         nodes=dict(Counter(node.type for node in placement)),
     )
     return Plan(release, namespace, workloads, totals, placement)
@@ -285,8 +290,11 @@ def _processes(pod_spec: Mapping[str, Any]) -> int | None:
         return None
     if said.isdigit():
         return int(said)
-    requests = pod_requests(pod_spec)
-    return sum(int(quantity(requests.get(name, "0"))) for name in ACCELERATORS) or None
+    return _accelerators(pod_requests(pod_spec)) or None
+
+
+def _accelerators(resources: Mapping[str, str]) -> int:
+    return sum(int(quantity(resources.get(name, "0"))) for name in ACCELERATORS)
 
 
 # --- quantities ---

@@ -1,0 +1,173 @@
+"""What an upgrade would do to a live release, object by object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bireme.changes import Changes, changes
+from bireme.manifests import Manifest
+from bireme.paths import Paths
+from bireme.render import Renderer, RenderRequest
+from bireme.values import load
+
+DIGESTS = {"image": "a", "env": "b", "volumes": "c"}
+
+
+def thing(kind: str, name: str, spec: Any = None, annotations: Any = None, **fields: Any) -> Manifest:
+    metadata = {"name": name, "annotations": annotations or {}, "labels": fields.pop("labels", {})}
+    return Manifest({"kind": kind, "metadata": metadata, **({"spec": spec} if spec else {}), **fields})
+
+
+def job(workers: int = 3, run: int = 1, digests: Any = None, labels: Any = None, **spec: Any) -> Manifest:
+    counts = {"completionMode": "Indexed", "completions": workers, "parallelism": workers}
+    kept = {"bireme.dev/immutable": json.dumps(DIGESTS | (digests or {}))}
+    return thing("Job", f"imagenet-r{run}", {**counts, **spec}, kept, labels=labels or {})
+
+
+def members(replicas: int = 3, **spec: Any) -> Manifest:
+    return thing("StatefulSet", "etcd", {"replicas": replicas, "serviceName": "peers", **spec})
+
+
+def said(current: list[Manifest], desired: list[Manifest]) -> list[str]:
+    return changes(current, desired).sentences()
+
+
+def test_an_upgrade_that_changes_nothing_says_so_for_every_workload() -> None:
+    found = changes([job(), members(), thing("Service", "s")], [thing("Service", "s"), members(), job()])
+    assert found.sentences() == ["Job/imagenet-r1: nothing", "StatefulSet/etcd: nothing"]
+    assert not found.is_refused
+    assert said([thing("Service", "s")], [thing("Service", "s")]) == ["nothing changes"]
+
+
+def test_another_number_of_workers_scales_in_place() -> None:
+    found = changes([job(3)], [job(5)])
+    assert found.sentences() == ["Job/imagenet-r1: scale in place 3 → 5"]
+    assert (found.changes[0].action, found.changes[0].before, found.changes[0].after) == ("scale", 3, 5)
+
+
+def test_labels_ttl_deadline_and_suspend_update_in_place() -> None:
+    new = job(labels={"queue": "a"}, ttlSecondsAfterFinished=60, activeDeadlineSeconds=9, suspend=True)
+    assert said([job()], [new]) == ["Job/imagenet-r1: update in place (labels, deadline, suspend, ttl)"]
+
+
+def test_scaling_and_updating_go_together() -> None:
+    assert said([job(3)], [job(2, suspend=False)]) == [
+        "Job/imagenet-r1: scale in place 3 → 2, update in place (suspend)"
+    ]
+
+
+def test_another_run_replaces_the_job() -> None:
+    found = changes([job(3)], [job(4, run=2, digests={"image": "x"})])
+    assert found.sentences() == [
+        "Job/imagenet-r2: replace: run r1 → r2; r1 must be stopped first (suspend=true)"
+    ]
+    assert [change.action for change in found.changes] == ["replace"]
+    assert not found.is_refused
+
+
+def test_an_immutable_part_under_the_same_run_is_refused_with_its_name_and_the_way_out() -> None:
+    found = changes([job(run=4)], [job(run=4, digests={"image": "x", "env": "y", "claims": "new"})])
+    assert found.is_refused
+    assert found.sentences() == [
+        "Job/imagenet-r4: refused: claims, env, image change, and Kubernetes does not change that in place; "
+        "needs run=5 (bireme install --replace stops run r4 and starts run r5)"
+    ]
+    assert found.changes[0].parts == ("claims", "env", "image")
+
+
+@pytest.mark.parametrize("kept", [None, {"bireme.dev/immutable": "no json"}, {"bireme.dev/immutable": "[]"}])
+def test_a_job_without_digests_is_judged_by_its_fields(kept: Any) -> None:
+    def plain(**spec: Any) -> Manifest:
+        counts = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "template": {"a": 1}}
+        return thing("Job", "stage", {**counts, **spec}, kept)
+
+    assert said([plain()], [plain(completions=3, parallelism=3)]) == ["Job/stage: scale in place 2 → 3"]
+    refused = changes([plain()], [plain(template={"a": 2}, podFailurePolicy={})])
+    assert refused.changes[0].parts == ("podFailurePolicy", "template")
+    assert "uninstall the release" in refused.sentences()[0]
+    assert changes([plain()], [plain(completions=3)]).changes[0].parts == ("completions",)
+
+
+def test_members_scale_and_roll_but_keep_their_claims_and_service() -> None:
+    assert said([members(1)], [members(3)]) == ["StatefulSet/etcd: scale in place 1 → 3"]
+    assert said([members()], [members(template={"x": 1})]) == [
+        "StatefulSet/etcd: update in place (pods, one by one)"
+    ]
+    found = changes([members()], [members(volumeClaimTemplates=[1], serviceName="other")])
+    assert found.is_refused
+    assert found.changes[0].parts == ("serviceName", "volumeClaimTemplates")
+
+
+def test_objects_that_come_and_go_are_named_and_hooks_are_not() -> None:
+    hook = thing("Pod", "test", annotations={"helm.sh/hook": "test"})
+    current = [thing("Service", "old"), job(run=1)]
+    desired = [thing("ConfigMap", "new"), hook]
+    assert said(current, desired) == [
+        "Job/imagenet-r1: removed",
+        "ConfigMap/new: added",
+        "Service/old: removed",
+    ]
+
+
+def test_an_immutable_config_is_refused_and_an_open_one_updated() -> None:
+    assert said([thing("ConfigMap", "c", data={"a": "1"})], [thing("ConfigMap", "c", data={"a": "2"})]) == [
+        "ConfigMap/c: update in place (data)"
+    ]
+    sealed = changes(
+        [thing("ConfigMap", "c", data={"a": "1"}, immutable=True)],
+        [thing("ConfigMap", "c", data={"a": "2"}, immutable=True)],
+    )
+    assert sealed.is_refused
+
+
+def test_a_deployments_selector_is_immutable_its_pods_are_not() -> None:
+    one, two = ({"replicas": 1, "selector": {"app": name}, "template": {}} for name in "ab")
+    assert changes([thing("Deployment", "d", one)], [thing("Deployment", "d", two)]).changes[0].parts == (
+        "selector",
+    )
+    rolled = {**one, "template": {"x": 1}, "replicas": 2}
+    assert said([thing("Deployment", "d", one)], [thing("Deployment", "d", rolled)]) == [
+        "Deployment/d: scale in place 1 → 2, update in place (pods, one by one)"
+    ]
+
+
+def test_changes_are_plain_json() -> None:
+    assert json.loads(json.dumps(changes([job(3)], [job(5)]).to_json())) == {
+        "refused": False,
+        "changes": [
+            {
+                "object": "Job/imagenet-r1",
+                "action": "scale",
+                "what": "scale in place 3 → 5",
+                "parts": [],
+                "before": 3,
+                "after": 5,
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("workers=5", "Job/imagenet-r1: scale in place 3 → 5"),
+        ("image.tag=9.9", "Job/imagenet-r1: refused: image change"),
+        ("env.A=b", "Job/imagenet-r1: refused: env change"),
+        ("run=2", "Job/imagenet-r2: replace: run r1 → r2"),
+        ("ttlSecondsAfterFinished=60", "Job/imagenet-r1: update in place (ttl)"),
+        ("workers=3", "Job/imagenet-r1: nothing"),
+    ],
+)
+def test_the_real_chart_upgrades_as_foreseen(
+    setting: str, sentence: str, paths: Paths, renderer: Renderer
+) -> None:
+    def rendered(*sets: str) -> tuple[Manifest, ...]:
+        given = load([paths.values / "instances" / "p4d.24xlarge.yaml"], ["workers=3", *sets])
+        return renderer.render(RenderRequest(paths.charts / "torch-elastic", given, "imagenet")).manifests
+
+    found: Changes = changes(rendered(), rendered(setting))
+    job_said = [text for text in found.sentences() if text.startswith("Job/")]
+    assert [text[: len(sentence)] for text in job_said] == [sentence]
