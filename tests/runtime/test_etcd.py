@@ -189,7 +189,7 @@ def test_the_cluster_is_described(client: etcd.Client, shared_etcd: EtcdServer) 
     assert member.client_urls == (f"http://{shared_etcd.endpoint}",)
 
 
-# TLS and users ------------------------------------------------------------------------------------------------
+# TLS and users ----------------------------------------
 
 
 def protected(server: EtcdServer) -> None:

@@ -14,7 +14,7 @@ from etcd_servers import EtcdServer, Proxy
 from bireme_runtime import etcd, protocol
 from bireme_runtime.protocol import Joined, Member, Over, Propose, Rendezvous, Round, Settings, View, Wait
 
-# Decisions ------------------------------------------------------------------------------------------------------
+# Decisions ----------------------------------------
 
 SETTINGS = Settings("run", 2, 3)
 
@@ -113,7 +113,7 @@ def test_settings_are_read_under_torchs_names() -> None:
     assert settings.last_call_timeout == 1
 
 
-# Members on a real etcd ------------------------------------------------------------------------------------------
+# Members on a real etcd ----------------------------------------
 
 Make = Callable[..., Rendezvous]
 

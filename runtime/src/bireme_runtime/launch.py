@@ -1,7 +1,7 @@
 """torchrun as the supervisor starts it: `python3 -m bireme_runtime.launch [torchrun options] SCRIPT ARGS…`.
 
-It is torch's own `torch.distributed.run`, with the backend registered on releases that look for no entry points,
-with a store that the build of torch has, and with a report to the supervisor of how it ended.
+It is torch's own `torch.distributed.run`, with the backend registered on releases that look for no entry
+points, with a store that the build of torch has, and with a report to the supervisor of how it ended.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ def _announce_finished_processes() -> None:
 
 
 def _has_libuv() -> bool:
-    if os.environ.get("USE_LIBUV") == "0" or not rendezvous.takes_use_libuv():
-        return not rendezvous.takes_use_libuv()
+    if not rendezvous.takes_use_libuv():
+        # Nothing in this release asks for it.
+        return True
+    if os.environ.get("USE_LIBUV") == "0":
+        return False
     store = importlib.import_module("torch.distributed").TCPStore
     try:
         store(

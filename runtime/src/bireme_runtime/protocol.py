@@ -411,7 +411,7 @@ class Rendezvous:
             return lost or self._view.number != world.number or bool(self._view.leavers())
 
     def publish_store(self, world: World, address: str) -> bool:
-        """Say, as rank 0, where the members of the round exchange data. False when the round is over already."""
+        """Say, as rank 0, where the members of the round exchange data. False when the round is over."""
         seat = self._seat
         if seat is None or seat.lost:
             return False

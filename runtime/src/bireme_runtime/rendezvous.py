@@ -1,8 +1,9 @@
 """The torchrun rendezvous backend `bireme-etcd`: torch's interface over `protocol`. Torch 2.1 and newer.
 
-torchrun finds it by the entry point `torchrun.handlers` (torch 2.6 and newer), or `bireme_runtime.launch` registers
-it. It reads PET_RDZV_ENDPOINT (host:port[,host:port…]), PET_RDZV_CONF (torch's names, and `etcd_prefix`, `protocol`,
-`cacert`, `cert`, `key`), the BIREME_ETCD_* variables of docs/runtime.md, JOB_COMPLETION_INDEX and USE_LIBUV.
+torchrun finds it by the entry point `torchrun.handlers` (torch 2.6 and newer), or `bireme_runtime.launch`
+registers it. It reads PET_RDZV_ENDPOINT (host:port[,host:port…]), PET_RDZV_CONF (torch's names, and
+`etcd_prefix`, `protocol`, `cacert`, `cert`, `key`), the BIREME_ETCD_* variables of docs/runtime.md,
+JOB_COMPLETION_INDEX and USE_LIBUV.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger("bireme_runtime")
 
 
 def torchrun_handler() -> Callable[[Any], Any]:
-    """What the entry point names: returns the function that makes a handler from torch's RendezvousParameters."""
+    """What the entry point names: returns the function that makes a handler of RendezvousParameters."""
     return create_handler
 
 

@@ -1,0 +1,287 @@
+"""The supervisor of torchrun: processes and signals. A tiny torchrun stands in for the real one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RUNTIME
+from etcd_servers import EtcdServer, free_port
+
+from bireme_runtime import etcd, protocol
+
+TINY = Path(__file__).with_name("tiny_torchrun.py")
+MAIN = f"import sys; from bireme_runtime import agent; sys.exit(agent.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
+
+
+class Worker:
+    """One supervised worker, as a pod would run it."""
+
+    def __init__(self, folder: Path, script: str, env: dict[str, str], command: list[str]) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text("import os, pathlib, signal, sys, time\n" + script)
+        self.errors = folder / "stderr"
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "PYTHONUNBUFFERED": "1", **env}
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen([*command, str(folder / "train.py"), "one", "two"],
+                                            env=environ, cwd=folder, stderr=errors)  # fmt: skip
+
+    def file(self, name: str, seconds: float = 10) -> str:
+        """What a training process wrote, as soon as it did."""
+        path, deadline = self.folder / name, time.monotonic() + seconds
+        while not path.exists() or not path.read_text():
+            assert time.monotonic() < deadline, f"{name} did not come; the agent said:\n{self.words}"
+            assert self.process.poll() is None or path.exists(), f"the agent has ended:\n{self.words}"
+            time.sleep(0.01)
+        return path.read_text()
+
+    @property
+    def words(self) -> str:
+        return self.errors.read_text()
+
+    def end(self, seconds: float = 15) -> int:
+        return self.process.wait(seconds)
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    workers: list[Worker] = []
+
+    def start(
+        script: str, command: tuple[str, ...] = (sys.executable, "-c", MAIN, "--"), **env: str
+    ) -> Worker:
+        workers.append(Worker(tmp_path / f"worker-{len(workers)}", script, env, list(command)))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture
+def on_etcd(shared_etcd: EtcdServer, prefix: str) -> dict[str, str]:
+    """The environment of a worker of a run of its own."""
+    return {
+        "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",
+        "PET_RDZV_CONF": f"etcd_prefix={prefix},last_call_timeout=0.1", "PET_NNODES": "1:4",
+        "BIREME_WAIT_SECONDS": "5",
+    }  # fmt: skip
+
+
+def gone(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+WRITE_PIDS = "pathlib.Path('pids').write_text(f\"{os.environ['AGENT_PID']} {os.getpid()}\")\n"
+SAVE_ON_TERM = """
+def save(*_):
+    time.sleep(0.5)
+    pathlib.Path('saved').write_text('step 5')
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+def test_the_script_runs_with_its_arguments_and_success_is_exit_code_0(start: Start) -> None:
+    worker = start("pathlib.Path('out').write_text(' '.join(sys.argv[1:]))")
+    assert worker.end() == 0
+    assert worker.file("out") == "one two"
+
+
+def test_the_scripts_own_failure_is_passed_on_after_the_restarts_that_torchrun_grants(start: Start) -> None:
+    worker = start("with open('out', 'a') as f: f.write('x')\nsys.exit(7)", PET_MAX_RESTARTS="2")
+    assert worker.end() == 1
+    assert worker.file("out") == "xxx"
+    assert "the script failed for good" in worker.words
+
+
+def test_a_killed_agent_is_started_again_and_its_training_processes_do_not_outlive_it(start: Start) -> None:
+    worker = start(WRITE_PIDS + "time.sleep(1 if pathlib.Path('again').exists() else 60)")
+    agent, trainer = map(int, worker.file("pids").split())
+    (worker.folder / "again").touch()
+    os.kill(agent, signal.SIGKILL)
+    assert worker.end() == 0
+    assert gone(trainer)
+    assert "the agent was killed by SIGKILL; restarting the agent in 0.2 s (1 of 20 restarts)" in worker.words
+
+
+def test_an_agent_that_dies_again_and_again_is_given_up_with_a_code_of_its_own(start: Start) -> None:
+    worker = start("os.kill(int(os.environ['AGENT_PID']), 9)\ntime.sleep(9)", BIREME_AGENT_RESTARTS="2")
+    assert worker.end() == 75
+    assert worker.words.count("restarting the agent") == 2
+    assert "the agent ended 3 times, the last time because the agent was killed by SIGKILL" in worker.words
+
+
+def test_an_agent_that_was_stable_has_its_whole_budget_again(start: Start) -> None:
+    script = (
+        "p = pathlib.Path('n'); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); time.sleep(0.3)\n"
+    )
+    script += "len(p.read_text()) < 4 and (os.kill(int(os.environ['AGENT_PID']), 9), time.sleep(9))"
+    worker = start(script, BIREME_AGENT_RESTARTS="1", BIREME_STABLE_SECONDS="0.2")
+    assert worker.end() == 0
+
+
+def test_on_term_the_training_processes_can_save_and_nothing_restarts_them(start: Start) -> None:
+    worker = start(SAVE_ON_TERM + WRITE_PIDS + "time.sleep(60)", PET_NPROC_PER_NODE="3", PET_MAX_RESTARTS="9")
+    worker.file("pids")
+    time.sleep(0.3)
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end(3) == 143
+    assert worker.file("saved") == "step 5"
+    assert "told to end: 3 training processes have 20 s to save" in worker.words
+
+
+def test_when_the_grace_period_is_over_all_processes_are_killed(start: Start) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WRITE_PIDS + "time.sleep(60)"
+    worker = start(script, BIREME_GRACE_SECONDS="0.5")
+    pids = [int(pid) for pid in worker.file("pids").split()]
+    worker.process.send_signal(signal.SIGTERM)
+    worker.process.send_signal(signal.SIGINT)
+    assert worker.end(3) == 143
+    assert all(gone(pid) for pid in pids)
+    assert "1 training processes did not end in time" in worker.words
+
+
+def test_orphans_that_end_are_buried_as_pid_1_must(start: Start) -> None:
+    orphan = "import os, pathlib; pathlib.Path('orphan').write_text(str(os.getpid()))"
+    shell = f"{sys.executable} -c {orphan!r} &"
+    script = f"import subprocess\nsubprocess.run(['sh', '-c', {shell!r}])\n"
+    script += "time.sleep(60)"
+    worker = start(script)
+    pid = int(worker.file("orphan"))
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_run_that_succeeded_is_not_run_again(start: Start, on_etcd: dict[str, str]) -> None:
+    assert start("pathlib.Path('out').write_text('1')", **on_etcd).end() == 0
+    late = start("pathlib.Path('out').write_text('2')", **on_etcd)
+    assert late.end() == 0
+    assert not (late.folder / "out").exists()
+    assert "the run has succeeded already" in late.words
+
+
+def test_a_failed_run_is_not_closed(start: Start, on_etcd: dict[str, str]) -> None:
+    assert start("sys.exit(3)", **on_etcd).end() == 1
+    assert start("pathlib.Path('out').write_text('2')", **on_etcd).end() == 0
+
+
+@pytest.mark.parametrize("victim", ["agent", "worker"])
+def test_whoever_goes_the_others_meet_again_at_once(
+    start: Start, on_etcd: dict[str, str], victim: str
+) -> None:
+    script = WRITE_PIDS + "pathlib.Path('world-' + os.environ['WORLD_SIZE']).write_text('x')\ntime.sleep(60)"
+    stays, goes = start(script, **on_etcd), start(script, **on_etcd)
+    stays.file("world-2")
+    goes.file("world-2")
+    (stays.folder / "world-1").unlink(missing_ok=True)
+    (stays.folder / "world-2").unlink()
+    since = time.monotonic()
+    if victim == "agent":
+        os.kill(int(goes.file("pids").split()[0]), signal.SIGKILL)
+        stays.file("world-2")
+    else:
+        goes.process.send_signal(signal.SIGTERM)
+        stays.file("world-1")
+        assert goes.end() == 143
+    # Far below the five seconds that the lease would have lived on.
+    assert time.monotonic() - since < 2.5
+
+
+def test_while_a_process_saves_the_member_keeps_its_place(
+    start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str
+) -> None:
+    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=2"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), sys.exit(0)))\n"
+        + WRITE_PIDS
+        + "time.sleep(60)"
+    )
+    worker = start(script, **on_etcd)
+    worker.file("pids")
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    worker.process.send_signal(signal.SIGTERM)
+    time.sleep(3.7)
+    assert client.range(f"{prefix}run/members/").keys
+    assert worker.end() == 143
+    assert not client.range(f"{prefix}run/members/").keys
+    assert protocol.outcome_of(client, f"{prefix}run/") == ""
+
+
+def test_waiting_for_etcd_is_bounded_said_and_ended_by_term(start: Start, on_etcd: dict[str, str]) -> None:
+    nowhere = {**on_etcd, "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
+    bounded = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "0.5"})
+    endless = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "600"})
+    assert bounded.end() == 75
+    assert "waiting for etcd, " in bounded.words
+    assert "etcd did not answer within" in bounded.words
+    endless.process.send_signal(signal.SIGTERM)
+    assert endless.end(2) == 143
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "sentence"),
+    [
+        ({"PET_NNODES": "few"}, 78, "a PET_ or BIREME_ variable is not the number it should be"),
+        ({"PET_RDZV_BACKEND": "bireme-etcd", "PET_NNODES": "3:2"}, 78, "the bounds 3:2 are not"),
+        ({"PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_CONF": "join_timeout"}, 78, "which is not key=value"),
+        ({"PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": "ftp://x"}, 78, "is not an etcd endpoint"),
+        ({"PET_RDZV_BACKEND": "bireme-etcd"}, 78, "needs at least one endpoint"),
+        ({"PET_RDZV_BACKEND": "c10d"}, 78, "must be the host:port of worker 0"),
+    ],
+)  # fmt: skip
+def test_what_no_restart_can_help_ends_with_a_sentence_and_the_code_for_it(
+    start: Start, env: dict[str, str], code: int, sentence: str
+) -> None:
+    worker = start("", **env)
+    assert worker.end() == code
+    assert sentence in worker.words
+
+
+def test_a_script_that_is_not_there_is_a_usage_error(start: Start) -> None:
+    worker = start("", command=(sys.executable, "-c", MAIN, "--", "/no/such/train.py"))
+    assert worker.end() == 64
+    assert "the script /no/such/train.py is not there" in worker.words
+
+
+def test_without_torch_in_the_image_the_real_launcher_says_so(start: Start) -> None:
+    worker = start("", command=(sys.executable, "-m", "bireme_runtime.agent", "--"))
+    assert worker.end() == 78
+    assert "No module named 'torch'" in worker.words
+
+
+@pytest.mark.parametrize(("index", "host"), [("0", "true"), ("3", "false")])
+def test_for_c10d_the_completion_index_says_who_hosts_the_store(start: Start, index: str, host: str) -> None:
+    script = "pathlib.Path('out').write_text('|'.join(os.environ[n] for n in ('PET_RDZV_CONF', 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE')))"  # noqa: E501
+    env = {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "localhost:29400",
+        "PET_RDZV_CONF": "join_timeout=9",
+    }
+    worker = start(script, **env, JOB_COMPLETION_INDEX=index)
+    assert worker.end() == 0
+    assert worker.file("out") == f"join_timeout=9,is_host={host}|1"
+
+
+def test_for_c10d_the_name_of_worker_0_is_waited_for(start: Start) -> None:
+    env = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "no-such-host.invalid:29400"}
+    worker = start("", **env, BIREME_WAIT_SECONDS="1")
+    assert worker.end() == 75
+    assert "waiting, 1 s at most, for the name no-such-host.invalid" in worker.words
+    assert "did not come to resolve" in worker.words

@@ -1,0 +1,57 @@
+"""A stand-in for torchrun, for tests of what supervises it: same command line, no torch.
+
+It joins the real rendezvous, starts PET_NPROC_PER_NODE training processes, starts them again on failures (up
+to PET_MAX_RESTARTS) and when the members change, and ends as they end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from bireme_runtime import etcd, protocol
+
+
+def member() -> protocol.Rendezvous | None:
+    if os.environ.get("PET_RDZV_BACKEND") != "bireme-etcd":
+        return None
+    client = etcd.Client(etcd.parse_endpoints(os.environ["PET_RDZV_ENDPOINT"]))
+    low, high = os.environ["PET_NNODES"].split(":")
+    conf = dict(pair.split("=") for pair in os.environ["PET_RDZV_CONF"].split(","))
+    settings = protocol.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
+    return protocol.Rendezvous(
+        client, settings, protocol.Identity(os.environ["BIREME_MEMBER"], 0, "127.0.0.1")
+    )
+
+
+def start(world: protocol.World | None) -> list[subprocess.Popen[bytes]]:
+    env = {**os.environ, "WORLD_SIZE": str(world.size if world else 1), "AGENT_PID": str(os.getpid())}
+    count = int(os.environ.get("PET_NPROC_PER_NODE", "1"))
+    return [subprocess.Popen([sys.executable, *sys.argv[1:]], env=env) for _ in range(count)]
+
+
+def main() -> int:
+    rendezvous = member()
+    restarts = int(os.environ.get("PET_MAX_RESTARTS", "0"))
+    while True:
+        trainers = start(rendezvous.join() if rendezvous else None)
+        while any(trainer.poll() is None for trainer in trainers) and not any(t.returncode for t in trainers):
+            if rendezvous and rendezvous.waiting():
+                break
+            time.sleep(0.02)
+        codes = [trainer.poll() for trainer in trainers]
+        for trainer in trainers:
+            trainer.kill()
+            trainer.wait()
+        if all(code == 0 for code in codes):
+            return 0
+        failed = [code for code in codes if code]
+        if failed and not restarts:
+            return 1
+        restarts -= bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
