@@ -2,7 +2,7 @@
 
 It works beside pytest-helm-charts and takes its options as they are: ``--cluster-type embedded`` (the default)
 starts a control plane of its own before ``kube_cluster`` asks for one, ``--cluster-type existing`` uses
-``--kube-config``. Namespaces come from pytest-helm-charts' own fixtures.
+``--kubeconfig``. Namespaces come from pytest-helm-charts' own fixtures.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from bireme import observe
 from bireme import values as value_files
+from bireme.changes import Changes
 from bireme.clusters import Cluster, provider
 from bireme.clusters.existing import ExistingProvider
 from bireme.clusters.nodes import parse_nodes
+from bireme.deploy import Deployer
 from bireme.instances import Instance, load_instances
 from bireme.observe import Difference, ObservedPod
 from bireme.paths import Paths
@@ -31,10 +33,6 @@ from bireme.release import Releases
 from bireme.render import Render, Renderer, RenderRequest
 from bireme.tools import Toolbox
 from bireme.topology import Plan, expand
-
-if TYPE_CHECKING:
-    from bireme.changes import Changes
-    from bireme.deploy import Deployer
 
 MARKERS = {
     "embedded": "runs on a control plane without containers (the embedded tier)",
@@ -162,7 +160,7 @@ def cluster(
     """The cluster of --cluster-type: embedded (default) or kind, made for the session and removed; or existing."""
     kind = _cluster_type(pytestconfig)
     if kind == "existing":
-        given = pytestconfig.getoption("kube_config")
+        given = pytestconfig.getoption("kubeconfig")
         yield ExistingProvider(bireme_paths, Path(given) if given else None).get()
         return
     nodes = pytestconfig.getoption("bireme_nodes") or pytestconfig.getini("bireme_nodes")
@@ -171,7 +169,7 @@ def cluster(
     clusters = provider(kind, bireme_paths, toolbox)
     name = f"pytest-{uuid.uuid4().hex[:8]}"
     made = clusters.up(name, parse_nodes(nodes, instances), **options)
-    pytestconfig.option.kube_config = str(made.kubeconfig)
+    pytestconfig.option.kubeconfig = str(made.kubeconfig)
     try:
         yield made
     finally:
@@ -270,8 +268,6 @@ class InstalledRelease:
         return self._request_for(self.chart, release=self.name, namespace=self.namespace, **said)
 
     def _deployer(self, helm: str) -> Deployer:
-        from bireme.deploy import Deployer
-
         instances = load_instances(self._request_for.paths)
         releases = Releases(self.cluster, self._toolbox, helm)
         return Deployer(self.cluster, releases, self._renderer, instances)
