@@ -1,0 +1,175 @@
+"""How long 1,000 whole-node workers take from `bireme install` to all Running, beside plain `kubectl create`.
+
+Both make the same Job, from the same rendered manifests, on the same embedded control plane with 1,000 fake
+p4d.24xlarge nodes, in turn; the ratio of each pair is what counts. `bireme install` renders, plans, installs
+by Helm, watches the pods arrive and compares all of them with the plan; kubectl creates, and waits until the
+Job's status says that as many are ready.
+
+    python benchmarks/scale.py [--workers 1000] [--pairs 3] [-o json]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+CONSOLE = Console(stderr=True)
+LIMIT_SECONDS = 900
+TYPE = "p4d.24xlarge"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One cluster and the two ways to put the same Job on it."""
+
+    cluster: EmbeddedCluster
+    paths: Paths
+    toolbox: Toolbox
+    workers: int
+
+    def bireme(self) -> None:
+        """`bireme install`, and its comparison with the plan."""
+        self._bireme("install", *self._chart("ours"), "-o", "json", "--timeout", str(LIMIT_SECONDS))
+
+    def remove_bireme(self) -> None:
+        """Uninstall, and wait until the pods are gone."""
+        self._bireme("uninstall", "ours", "--timeout", str(LIMIT_SECONDS))
+
+    def kubectl(self) -> None:
+        """`kubectl create` of the rendered manifests, and `kubectl wait` for the Job."""
+        self._kubectl("create", "-f", str(self._rendered))
+        ready = f"--for=jsonpath={{.status.ready}}={self.workers}"
+        self._kubectl("wait", "job/plain-r1", ready, f"--timeout={LIMIT_SECONDS}s")
+
+    def remove_kubectl(self) -> None:
+        """Delete the same, and wait until the pods are gone."""
+        self._kubectl(
+            "delete", "-f", str(self._rendered), "--cascade=foreground", f"--timeout={LIMIT_SECONDS}s"
+        )
+
+    def render(self) -> None:
+        """Write the manifests that kubectl creates; not part of what is measured."""
+        text = self._run([*_bireme_command(), "render", *self._chart("plain")])
+        self._rendered.write_text(text, encoding="utf-8")
+
+    @property
+    def _rendered(self) -> Path:
+        return self.paths.state / "plain.yaml"
+
+    def _chart(self, release: str) -> list[str]:
+        files = [f"instances/{TYPE}.yaml", "workloads/imagenet-efa.yaml"]
+        values = [word for file in files for word in ("-f", str(self.paths.values / file))]
+        sets = ["--set", f"workers={self.workers},maxWorkers={self.workers}"]
+        return [str(self.paths.charts / "torch-elastic"), *values, *sets, "--release", release]
+
+    def _bireme(self, *arguments: str) -> None:
+        self._run([*_bireme_command(), *arguments, "--cluster", self.cluster.name])
+
+    def _kubectl(self, *arguments: str) -> None:
+        kubectl = self.toolbox.path("kubectl")
+        self._run([str(kubectl), "--kubeconfig", str(self.cluster.kubeconfig), *arguments])
+
+    def _run(self, command: list[str]) -> str:
+        environment = os.environ | {"BIREME_STATE": str(self.paths.state)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        return done.stdout
+
+
+def _bireme_command() -> list[str]:
+    return [sys.executable, "-c", "from bireme.cli import main; main()"]
+
+
+def _timed(what: str, act: Callable[[], None]) -> float:
+    with CONSOLE.status(what):
+        started = time.perf_counter()
+        act()
+        return time.perf_counter() - started
+
+
+def _measure(stage: Stage, pairs: int) -> list[tuple[float, float]]:
+    """Seconds of Bireme and of kubectl, pair by pair; who goes first alternates."""
+    results = []
+    for number in range(pairs):
+        turns = [
+            ("bireme install", stage.bireme, stage.remove_bireme),
+            ("kubectl create", stage.kubectl, stage.remove_kubectl),
+        ]
+        seconds = {}
+        for name, act, remove in turns if number % 2 == 0 else reversed(turns):
+            seconds[name] = _timed(f"Pair {number + 1} of {pairs}: {name}", act)
+            _timed(f"Pair {number + 1} of {pairs}: removing", remove)
+        results.append((seconds["bireme install"], seconds["kubectl create"]))
+    return results
+
+
+def _report(workers: int, nodes_seconds: float, results: list[tuple[float, float]]) -> dict[str, object]:
+    ratios = [ours / plain for ours, plain in results]
+    return {
+        "workers": workers,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        "upSeconds": round(nodes_seconds, 1),
+        "biremeSeconds": [round(ours, 1) for ours, _ in results],
+        "kubectlSeconds": [round(plain, 1) for _, plain in results],
+        "ratio": {
+            "median": round(statistics.median(ratios), 2),
+            "lowest": round(min(ratios), 2),
+            "highest": round(max(ratios), 2),
+        },
+    }
+
+
+def _table(report: dict[str, object], results: list[tuple[float, float]]) -> Table:
+    table = Table("pair", "bireme install", "kubectl create", "ratio", title=f"{report['workers']} workers")
+    for number, (ours, plain) in enumerate(results, 1):
+        table.add_row(str(number), f"{ours:.1f} s", f"{plain:.1f} s", f"{ours / plain:.2f}")
+    table.caption = f"median ratio and spread: {report['ratio']}; {report['machine']}"
+    return table
+
+
+@click.command(help=__doc__)
+@click.option("--workers", default=1000, show_default=True)
+@click.option("--pairs", default=3, show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def main(workers: int, pairs: int, output: str) -> None:
+    found = Paths.discover(start=Path(__file__))
+    with tempfile.TemporaryDirectory() as state:
+        paths = Paths(found.root, found.cache, Path(state))
+        provider = EmbeddedProvider(paths, Toolbox(paths, CONSOLE), CONSOLE)
+        try:
+            started = time.perf_counter()
+            cluster = provider.up("scale", {TYPE: workers})
+            up_seconds = time.perf_counter() - started
+            cluster.add_claim("fsx-pvc")
+            stage = Stage(cluster, paths, Toolbox(paths), workers)
+            stage.render()
+            results = _measure(stage, pairs)
+        finally:
+            provider.down("scale")
+    report = _report(workers, up_seconds, results)
+    if output == "json":
+        print(json.dumps(report, indent=2))
+    else:
+        Console().print(_table(report, results))
+
+
+if __name__ == "__main__":
+    main()
