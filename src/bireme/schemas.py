@@ -10,6 +10,7 @@ import copy
 import difflib
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -505,7 +506,8 @@ def _patterns(schema: Any) -> Iterator[str]:
 
 def _foreign_parts(pattern: str) -> Iterator[str]:
     try:
-        re.compile(pattern)
+        with warnings.catch_warnings(action="ignore"):  # about POSIX classes, which are named below
+            re.compile(pattern)
     except re.error as error:
         yield f"Python refuses it ({error.msg})"
         return

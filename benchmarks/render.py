@@ -1,0 +1,139 @@
+"""The render harness beside what pytest suites of charts usually do, on the same cases in the same run.
+
+Usual: for every case a values file, a ``helm template`` process and ``yaml.safe_load_all``, one after another.
+Harness: `bireme.render.Renderer.render_many`, cold (an empty cache), warm from disk (as a new test run is), and
+warm from memory. The cases are torch-elastic on every instance type with every workload; those that the chart
+refuses are cases too.
+
+    python benchmarks/render.py [--repeats N] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bireme.paths import Paths
+from bireme.render import Renderer, RenderError, RenderRequest
+from bireme.tools import Toolbox
+from bireme.values import load
+
+AIMS = {"cold": 1.8, "warm from disk": 50.0, "warm from memory": 50.0}
+Counts = list[int | None]
+
+
+def cases(paths: Paths) -> list[RenderRequest]:
+    """torch-elastic on every instance type with every workload, values merged."""
+    workloads = sorted((paths.values / "workloads").glob("*.yaml"))
+    return [
+        RenderRequest(paths.charts / "torch-elastic", load([instance, workload]), release=workload.stem)
+        for instance in sorted((paths.values / "instances").glob("*.yaml"))
+        for workload in workloads
+    ]
+
+
+def usual(helm: Path, requests: Sequence[RenderRequest]) -> Counts:
+    """Objects per case, None where the chart refuses, by a process per case."""
+    counts: Counts = []
+    for request in requests:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as values:
+            yaml.safe_dump(dict(request.values), values)
+            values.flush()
+            command = [str(helm), "template", request.release, str(request.chart), "-f", values.name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        counts.append(None if done.returncode else sum(1 for each in yaml.safe_load_all(done.stdout) if each))
+    return counts
+
+
+def harness(renderer: Renderer, requests: Sequence[RenderRequest]) -> Counts:
+    """Objects per case, None where the chart refuses, by the harness."""
+    results = renderer.render_many(requests)
+    return [None if isinstance(result, RenderError) else len(result.manifests) for result in results]
+
+
+def timed(work: Callable[[], Counts], expected: Counts) -> float:
+    """Seconds that ``work`` takes; ends the program when it does not render what is expected."""
+    start = time.perf_counter()
+    counts = work()
+    seconds = time.perf_counter() - start
+    if counts != expected:
+        sys.exit("error: the two sides did not render the same objects")
+    return seconds
+
+
+def measure(paths: Paths, repeats: int) -> dict[str, list[float]]:
+    """Seconds per side and repeat, each repeat with an empty cache of its own."""
+    toolbox = Toolbox(paths)
+    helm, requests = toolbox.path("helm"), cases(paths)
+    expected = usual(helm, requests)
+    seconds: dict[str, list[float]] = {name: [] for name in ("usual", *AIMS)}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            own = replace(paths, cache=Path(cache))
+            seconds["usual"].append(timed(partial(usual, helm, requests), expected))
+            seconds["cold"].append(timed(partial(harness, Renderer(toolbox, own), requests), expected))
+            fresh = partial(harness, Renderer(toolbox, own), requests)
+            seconds["warm from disk"].append(timed(fresh, expected))
+            seconds["warm from memory"].append(timed(fresh, expected))
+    return seconds
+
+
+def report(seconds: Mapping[str, Sequence[float]], number: int) -> dict[str, Any]:
+    """Medians, and how many times faster than the usual way: median, least and most over the repeats."""
+    ratios = {
+        name: [usual / own for usual, own in zip(seconds["usual"], seconds[name], strict=True)]
+        for name in AIMS
+    }
+    return {
+        "cases": number,
+        "cores": os.cpu_count(),
+        "machine": platform.platform(),
+        "seconds": {name: statistics.median(times) for name, times in seconds.items()},
+        "times faster": {
+            name: {
+                "median": statistics.median(each),
+                "least": min(each),
+                "most": max(each),
+                "aim": AIMS[name],
+            }
+            for name, each in ratios.items()
+        },
+    }
+
+
+def main() -> None:
+    """Measure and print; exits with 1 when a median misses its aim."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    paths = Paths.discover()
+    found = report(measure(paths, max(1, options.repeats)), len(cases(paths)))
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(f"{found['cases']} cases on {found['cores']} cores, {found['machine']}")
+        print(f"{'usual':18} {found['seconds']['usual']:8.3f} s")
+        for name, ratio in found["times faster"].items():
+            spread = f"{ratio['least']:.1f} to {ratio['most']:.1f}"
+            faster = f"{ratio['median']:.1f} times faster ({spread}; aim {ratio['aim']})"
+            print(f"{name:18} {found['seconds'][name]:8.3f} s, {faster}")
+    sys.exit(any(ratio["median"] < ratio["aim"] for ratio in found["times faster"].values()))
+
+
+if __name__ == "__main__":
+    main()
