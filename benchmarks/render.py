@@ -1,9 +1,9 @@
 """The render harness beside what pytest suites of charts usually do, on the same cases in the same run.
 
-Usual: for every case a values file, a ``helm template`` process and ``yaml.safe_load_all``, one after another.
-Harness: `bireme.render.Renderer.render_many`, cold (an empty cache), warm from disk (as a new test run is), and
-warm from memory. The cases are torch-elastic on every instance type with every workload; those that the chart
-refuses are cases too.
+Usual: for every case a values file, a ``helm template`` process and ``yaml.safe_load_all``, in turn.
+Harness: `bireme.render.Renderer.render_many`, cold (an empty cache), warm from disk (as a new test run is),
+and warm from memory. The cases are torch-elastic on every instance type with every workload; those that the
+chart refuses are cases too.
 
     python benchmarks/render.py [--repeats N] [--json]
 """
