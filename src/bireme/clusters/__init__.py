@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bireme.tools import Toolbox
 
 DEFAULT_NAME = "bireme"
-PROVIDERS = ("embedded", "existing")
+PROVIDERS = ("embedded", "kind", "existing")
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _META = "meta.json"
@@ -57,6 +57,9 @@ class Cluster(Protocol):
     @property
     def api(self) -> Api:
         """Its API server."""
+
+    def add_claim(self, claim: str, namespace: str = "default") -> None:
+        """Make a claim that all nodes can mount, a stand-in for shared storage. Raises BiremeError."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None 
         from bireme.clusters.embedded import EmbeddedProvider
 
         return EmbeddedProvider(paths, toolbox, console)
+    if name == "kind":
+        from bireme.clusters.kind import KindProvider
+
+        return KindProvider(paths, toolbox, console)
     if name == "existing":
         from bireme.clusters.existing import ExistingProvider
 

@@ -88,7 +88,8 @@ class FakeNodes:
     def nodes(self) -> Mapping[str, int]:
         """Number of nodes by type that are there now. Raises BiremeError."""
         nodes = self.api.get("/api/v1/nodes")["items"]
-        return dict(Counter(node["metadata"]["labels"][NODE_TYPE_LABEL] for node in nodes))
+        kinds = (node["metadata"]["labels"].get(NODE_TYPE_LABEL) for node in nodes)
+        return dict(Counter(kind for kind in kinds if kind))
 
     @cached_property
     def api(self) -> Api:
@@ -97,8 +98,12 @@ class FakeNodes:
 
     def prepare(self, nodes: Sequence[tuple[NodeShape, int]]) -> None:
         """Create the stand-in storage class and the nodes of a fresh cluster; returns when all are Ready."""
-        self.api.create("/apis/storage.k8s.io/v1/storageclasses", _storage_class())
+        self.add_storage_class(default=True)
         self._create([(shape, index) for shape, count in nodes for index in range(count)])
+
+    def add_storage_class(self, *, default: bool) -> None:
+        """Create the class of claims that fake nodes can mount: on storage that does not exist."""
+        self._create_missing("/apis/storage.k8s.io/v1/storageclasses", _storage_class(default))
 
     def add_nodes(self, kind: str, count: int) -> tuple[str, ...]:
         """Add ``count`` nodes of an instance type (or ``cpu``); their names, once they are Ready."""
@@ -199,11 +204,11 @@ def _schedulable(node: Mapping[str, Any]) -> bool:
     return conditions.get("Ready") == "True" and "node.kubernetes.io/not-ready" not in taints
 
 
-def _storage_class() -> dict[str, Any]:
+def _storage_class(default: bool) -> dict[str, Any]:
     return {
         "metadata": {
             "name": STORAGE_CLASS,
-            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+            "annotations": {"storageclass.kubernetes.io/is-default-class": str(default).lower()},
         },
         "provisioner": "bireme.dev/fake",
         "reclaimPolicy": "Delete",

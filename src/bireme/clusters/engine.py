@@ -1,0 +1,65 @@
+"""The container engine, through its own command line."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from functools import cached_property
+
+from bireme.errors import BiremeError
+
+
+class Engine:
+    """Docker as ``docker`` on PATH reaches it. Nothing is started; hack/engine/start does that."""
+
+    def __call__(self, *arguments: str) -> str:
+        """The output of ``docker ARGUMENTS``. Raises BiremeError with what it said when it fails."""
+        done = self._run(arguments)
+        if done.returncode:
+            raise BiremeError(
+                f"docker {arguments[0]} failed: {_last_line(done.stderr) or done.stdout.strip()}"
+            )
+        return done.stdout.strip()
+
+    def succeeds(self, *arguments: str) -> bool:
+        """Whether ``docker ARGUMENTS`` exits with 0."""
+        return self._run(arguments).returncode == 0
+
+    def check(self) -> None:
+        """Raise BiremeError when no engine answers."""
+        if not self._facts:
+            raise BiremeError(
+                "no container engine answers: start Docker, or on Debian let root run hack/engine/start"
+            )
+
+    @property
+    def has_cgroup_v1(self) -> bool:
+        """Whether its host still has the first version of cgroups."""
+        return self._facts.get("cgroups") == "1"
+
+    def image_id(self, image: str) -> str | None:
+        """The identity of a local image, or None when there is none of this name."""
+        done = self._run(("image", "inspect", "--format", "{{.Id}}", image))
+        return None if done.returncode else done.stdout.strip()
+
+    @cached_property
+    def _facts(self) -> Mapping[str, str]:
+        done = self._run(("info", "--format", "{{.ServerVersion}} {{.CgroupVersion}}"))
+        parts = done.stdout.split()
+        return {"version": parts[0], "cgroups": parts[1]} if not done.returncode and len(parts) == 2 else {}
+
+    @staticmethod
+    def _run(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                ["docker", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            raise BiremeError(
+                "there is no docker on PATH: install Docker, or on Debian let root run hack/engine/start"
+            ) from None
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""

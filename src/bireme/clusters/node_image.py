@@ -1,0 +1,167 @@
+"""The image of kind's nodes: the official one where a registry answers, else one built here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bireme.clusters.engine import Engine
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+from bireme.store import make_once
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bireme.tools import Toolbox
+
+OFFICIAL = "kindest/node"
+LOCAL = "bireme/node"
+
+_REGISTRY = "https://registry-1.docker.io/v2/"
+_REGISTRY_SECONDS = 2.5
+_ARCHIVE = "image.tar"
+_KUBERNETES = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubeadm",
+    "kubectl",
+    "kubelet",
+)
+_OTHERS = (
+    "containerd",
+    "containerd-shim-runc-v2",
+    "coredns",
+    "crictl",
+    "ctr",
+    "etcd",
+    "host-local",
+    "loopback",
+    "portmap",
+    "ptp",
+)
+_ROOT_FILE_SYSTEMS = ("kind-node", "kube-proxy")
+
+
+class NodeImages:
+    """Gives the engine the node image of a Kubernetes version."""
+
+    def __init__(
+        self, paths: Paths, toolbox: Toolbox, engine: Engine, console: Console | None = None
+    ) -> None:
+        self._paths = paths
+        self._toolbox = toolbox
+        self._engine = engine
+        self._console = console
+
+    def ensure(self, kubernetes: str) -> str:
+        """The name of a node image of ``kubernetes`` (e.g. ``1.36.3``) that the engine has.
+
+        In this order: the official one that is there or can be pulled, one built here that is there, in the
+        cache, or built now. Raises BiremeError.
+        """
+        official = f"{OFFICIAL}:v{kubernetes}"
+        if self._engine.image_id(official):
+            return official
+        local = f"{LOCAL}:{kubernetes}-{self._digest(kubernetes)}"
+        if self._engine.image_id(local):
+            return local
+        if _registry_answers() and self._engine.succeeds("pull", "--quiet", official):
+            return official
+        self._build_or_load(local, kubernetes)
+        return local
+
+    def _build_or_load(self, image: str, kubernetes: str) -> None:
+        folder = self._paths.cache / "kind" / image.replace("/", "-").replace(":", "-")
+        built = make_once(
+            folder,
+            lambda partial: self._build(image, kubernetes, partial / _ARCHIVE),
+            waiting=lambda: self._say(f"another process is building {image}, waiting for it"),
+        )
+        if not built and not self._engine.image_id(image):
+            self._say(f"loading {image} from the cache")
+            self._engine("load", "--quiet", "--input", str(folder / _ARCHIVE))
+
+    def _build(self, image: str, kubernetes: str, archive: Path) -> None:
+        self._say(f"no registry has a node image: building {image}")
+        binaries = self._toolbox.ensure([f"{name}@{kubernetes}" for name in _KUBERNETES] + list(_OTHERS))
+        roots = self._root_file_systems()
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, binary in binaries.items():
+                Path(scratch, name.partition("@")[0]).symlink_to(binary)
+            kind = self._toolbox.source("kind")
+            self._run([str(self._recipe / "build"), scratch, str(kind), *roots, image])
+        self._engine("save", "--output", str(archive), image)
+
+    def _root_file_systems(self) -> list[str]:
+        command = [
+            sys.executable,
+            str(self._paths.hack / "images" / "build.py"),
+            "rootfs",
+            *_ROOT_FILE_SYSTEMS,
+        ]
+        return self._run(command).split()
+
+    def _run(self, command: list[str]) -> str:
+        # Its progress is for the person at the terminal, and so is what it says when it fails.
+        done = subprocess.run(
+            command,
+            cwd=self._paths.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise BiremeError(f"no node image: {Path(command[0]).name} failed, the lines above say why")
+        return done.stdout
+
+    @property
+    def _recipe(self) -> Path:
+        return self._paths.hack / "kind"
+
+    def _digest(self, kubernetes: str) -> str:
+        """Changes with everything the image is made of."""
+        pins = [self._toolbox.pin(name, kubernetes).cache_name for name in _KUBERNETES]
+        pins += [self._toolbox.pin(name).cache_name for name in (*_OTHERS, "kind")]
+        recipes = tomllib.loads((self._paths.hack / "images" / "recipes.toml").read_text(encoding="utf-8"))
+        roots = [recipes["defaults"], *(recipes["rootfs"][name] for name in _ROOT_FILE_SYSTEMS)]
+        digest = hashlib.sha256(json.dumps([pins, roots, _bounding_set()]).encode())
+        for file in sorted(self._recipe.iterdir()):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()[:12]
+
+    def _say(self, text: str) -> None:
+        if self._console:
+            self._console.print(text, style="dim", highlight=False)
+
+
+def _registry_answers() -> bool:
+    try:
+        urllib.request.urlopen(_REGISTRY, timeout=_REGISTRY_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        # A registry asks for credentials, which `docker pull` gets itself; a proxy in between refuses.
+        return error.code == 401
+    except OSError:
+        return False
+    return True
+
+
+def _bounding_set() -> str:
+    """The capabilities that this host grants: the image is built for them."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return os.uname().sysname
+    return next(line for line in status.splitlines() if line.startswith("CapBnd"))
