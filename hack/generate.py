@@ -1,5 +1,8 @@
-"""Write what is generated anew: `schemas` bundles charts/*/values.schema.json, `docs` makes charts/*/README.md by
-helm-docs and the picture of the README."""
+"""Write what is generated anew.
+
+`schemas` bundles charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs and draws the picture
+of the README.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,14 @@ from bireme.topology import expand
 
 def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
     """The README of ``chart`` as helm-docs makes it from values.yaml, Chart.yaml and README.md.gotmpl."""
-    command = [toolbox.path("helm-docs"), "--chart-search-root", paths.charts / chart, "--dry-run", "--log-level", "warning"]
+    command = [
+        toolbox.path("helm-docs"),
+        "--chart-search-root",
+        paths.charts / chart,
+        "--dry-run",
+        "--log-level",
+        "warning",
+    ]
     made = subprocess.run(command, cwd=paths.root, capture_output=True, text=True, check=True)
     return made.stdout.strip() + "\n"
 
@@ -25,7 +35,9 @@ def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
 def readme_picture(paths: Paths, toolbox: Toolbox) -> str:
     """The plan of imagenet-efa with three workers, drawn."""
     files = [paths.values / "instances/p4d.24xlarge.yaml", paths.values / "workloads/imagenet-efa.yaml"]
-    request = RenderRequest(paths.charts / "torch-elastic", values.load(files, ["workers=3"]), release="imagenet")
+    request = RenderRequest(
+        paths.charts / "torch-elastic", values.load(files, ["workers=3"]), release="imagenet"
+    )
     manifests = Renderer(toolbox, paths).render(request).manifests
     return svg(expand(request.release, request.namespace, manifests, load_instances(paths)))
 

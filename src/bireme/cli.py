@@ -61,7 +61,7 @@ class App:
         return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
 
     def cluster(self, name: str | None, kubeconfig: Path | None, context: str | None) -> Cluster:
-        """The cluster that the options name; without any, the one that `bireme up` made, else kubectl's own."""
+        """The cluster that the options name; without any, the one of `bireme up`, else kubectl's own."""
         if kubeconfig or context:
             from bireme.clusters.existing import ExistingProvider
 
@@ -96,21 +96,36 @@ def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def _output(*formats: str) -> Callable[[F], F]:
-    return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help="Format")
+    return click.option(
+        "-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help="Format"
+    )
 
 
-_namespace = click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the release")
+_namespace = click.option(
+    "-n", "--namespace", default="default", show_default=True, help="Namespace of the release"
+)
 _timeout = click.option("--timeout", default=300.0, show_default=True, help="Longest wait, in seconds")
 _target = _stacked(
-    click.option("--cluster", metavar="NAME", help="A cluster of `bireme up` (default: the only one there is)"),
+    click.option(
+        "--cluster", metavar="NAME", help="A cluster of `bireme up` (default: the only one there is)"
+    ),
     click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of another cluster"),
     click.option("--context", help="Context in the kubeconfig"),
 )
 _values = _stacked(
     click.argument("chart", type=click.Path(path_type=Path)),
-    click.option("-f", "--values", "files", multiple=True, type=click.Path(path_type=Path), help="Values file; later ones win"),
+    click.option(
+        "-f",
+        "--values",
+        "files",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        help="Values file; later ones win",
+    ),
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
-    click.option("--set-string", "set_strings", multiple=True, metavar="KEY=VALUE", help="One value, as text"),
+    click.option(
+        "--set-string", "set_strings", multiple=True, metavar="KEY=VALUE", help="One value, as text"
+    ),
     click.option("--set-json", "set_jsons", multiple=True, metavar="KEY=JSON", help="One value, as JSON"),
     click.option("--set-file", "set_files", multiple=True, metavar="KEY=FILE", help="One value, from a file"),
     click.option("--release", metavar="NAME", help="Name of the release (default: the chart's name)"),
@@ -143,7 +158,7 @@ def cli() -> None:
 @click.option("--helm3", is_flag=True, help="Render with Helm 3 instead of 4")
 @_output("yaml", "json")
 @pass_app
-def render(app: App, helm3: bool, output: str, **said: Any) -> None:
+def render(app: App, /, helm3: bool, output: str, **said: Any) -> None:
     """Render CHART and print its objects."""
     request = _request(**said)
     if output == "yaml":
@@ -163,7 +178,7 @@ def _with_helm(request: RenderRequest, helm3: bool) -> RenderRequest:
 @_values
 @_output("table", "json", "yaml")
 @pass_app
-def validate(app: App, output: str, **said: Any) -> None:
+def validate(app: App, /, output: str, **said: Any) -> None:
     """Check values against CHART's schema and rules, and say everything that is wrong."""
     request = _request(**said)
     found = [str(problem) for problem in problems(request.chart, request.values)]
@@ -172,7 +187,9 @@ def validate(app: App, output: str, **said: Any) -> None:
             app.renderer.render(request)
         except BiremeError as error:
             found = str(error).splitlines()
-    app.show(output, {"problems": found}, lambda: "\n".join(found) or f"{request.chart}: the values are valid")
+    app.show(
+        output, {"problems": found}, lambda: "\n".join(found) or f"{request.chart}: the values are valid"
+    )
     sys.exit(1 if found else 0)
 
 
@@ -185,6 +202,7 @@ def validate(app: App, output: str, **said: Any) -> None:
 @pass_app
 def plan(
     app: App,
+    /,
     nodes: str | None,
     against: str | None,
     cluster: str | None,
@@ -210,12 +228,24 @@ def plan(
 
 
 @cli.command()
-@click.option("--provider", "kind", default="embedded", show_default=True, help="embedded (needs no container engine) or kind")
+@click.option(
+    "--provider",
+    "kind",
+    default="embedded",
+    show_default=True,
+    help="embedded (needs no container engine) or kind",
+)
 @click.option("--nodes", default="p4d.24xlarge=3", show_default=True, help="Nodes by instance type")
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
-@click.option("--claim", "claims", multiple=True, metavar="NAME", help="Also make a claim that all nodes can mount (a stand-in)")
+@click.option(
+    "--claim",
+    "claims",
+    multiple=True,
+    metavar="NAME",
+    help="Also make a claim that all nodes can mount (a stand-in)",
+)
 @pass_app
-def up(app: App, kind: str, nodes: str, name: str, claims: tuple[str, ...]) -> None:
+def up(app: App, /, kind: str, nodes: str, name: str, claims: tuple[str, ...]) -> None:
     """Start a cluster with nodes shaped like these instance types."""
     wanted = parse_nodes(nodes, app.instances)
     cluster = provider(kind, app.paths, app.toolbox, app.err).up(name, wanted)
@@ -227,7 +257,7 @@ def up(app: App, kind: str, nodes: str, name: str, claims: tuple[str, ...]) -> N
 @cli.command()
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
 @pass_app
-def down(app: App, name: str) -> None:
+def down(app: App, /, name: str) -> None:
     """Stop a cluster of `bireme up` and remove everything of it."""
     info = find(app.paths, name)
     kind = info.provider if info else "embedded"
@@ -238,7 +268,7 @@ def down(app: App, name: str) -> None:
 @cli.command()
 @_output("table", "json", "yaml")
 @pass_app
-def clusters(app: App, output: str) -> None:
+def clusters(app: App, /, output: str) -> None:
     """List the clusters of `bireme up`."""
     found = list_clusters(app.paths)
     app.show(output, [info.to_json() for info in found], lambda: views.clusters_view(found))
@@ -247,12 +277,15 @@ def clusters(app: App, output: str) -> None:
 @cli.command()
 @_values
 @_target
-@click.option("--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run")
+@click.option(
+    "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
+)
 @_timeout
 @_output("table", "json", "yaml")
 @pass_app
 def install(
     app: App,
+    /,
     cluster: str | None,
     kubeconfig: Path | None,
     context: str | None,
@@ -262,8 +295,10 @@ def install(
     **said: Any,
 ) -> None:
     """Install CHART or upgrade its release, watch the pods arrive, and compare them with the plan."""
+    request = _request(**said)
+    app.renderer.render(request)  # values that the chart refuses are said before a cluster is looked for
     deployer = app.deployer(app.cluster(cluster, kubeconfig, context), quiet=output != "table")
-    _conclude(app, deployer.install(_request(**said), timeout, replace), output)
+    _conclude(app, deployer.install(request, timeout, replace), output)
 
 
 @cli.command()
@@ -273,13 +308,20 @@ def install(
 @_output("table", "json", "yaml")
 @pass_app
 def status(
-    app: App, release: str, namespace: str, cluster: str | None, kubeconfig: Path | None, context: str | None, output: str
+    app: App,
+    /,
+    release: str,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
 ) -> None:
     """Compare the pods of RELEASE with its plan, now."""
     _conclude(app, app.deployer(app.cluster(cluster, kubeconfig, context)).status(release, namespace), output)
 
 
-def _conclude(app: App, outcome: Outcome, output: str) -> None:
+def _conclude(app: App, /, outcome: Outcome, output: str) -> None:
     app.show(output, outcome.to_json(), lambda: views.outcome_view(outcome))
     sys.exit(1 if outcome.differences else 0)
 
@@ -291,7 +333,14 @@ def _conclude(app: App, outcome: Outcome, output: str) -> None:
 @_timeout
 @pass_app
 def uninstall(
-    app: App, release: str, namespace: str, cluster: str | None, kubeconfig: Path | None, context: str | None, timeout: float
+    app: App,
+    /,
+    release: str,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    timeout: float,
 ) -> None:
     """Remove RELEASE and wait until its pods are gone."""
     app.deployer(app.cluster(cluster, kubeconfig, context)).uninstall(release, namespace, timeout)
@@ -302,7 +351,7 @@ def uninstall(
 @click.option("--get", metavar="NAMES", help="First get these, e.g. helm,kubectl: found, downloaded or built")
 @_output("table", "json", "yaml")
 @pass_app
-def tools(app: App, get: str | None, output: str) -> None:
+def tools(app: App, /, get: str | None, output: str) -> None:
     """List every pinned tool: the pin, where it was found, its version."""
     if get:
         app.toolbox.ensure(get.split(","))
@@ -312,14 +361,19 @@ def tools(app: App, get: str | None, output: str) -> None:
 
 @cli.command()
 @pass_app
-def demo(app: App) -> None:
+def demo(app: App, /) -> None:
     """Train EfficientNet-B7 on three p4d.24xlarge, as far as that goes without machines.
 
     A real control plane schedules the real job onto fake nodes; the pods that arrive are compared with the
     plan, and everything is removed again.
     """
-    values = [app.paths.values / "instances/p4d.24xlarge.yaml", app.paths.values / "workloads/imagenet-efa.yaml"]
-    request = RenderRequest(app.paths.charts / "torch-elastic", value_files.load(values, ["workers=3"]), "imagenet")
+    values = [
+        app.paths.values / "instances/p4d.24xlarge.yaml",
+        app.paths.values / "workloads/imagenet-efa.yaml",
+    ]
+    request = RenderRequest(
+        app.paths.charts / "torch-elastic", value_files.load(values, ["workers=3"]), "imagenet"
+    )
     with _demo_cluster(app) as cluster:
         deployer = app.deployer(cluster)
         app.out.print(views.plan_view(deployer.plan(request)))
@@ -330,7 +384,7 @@ def demo(app: App) -> None:
 
 
 @contextmanager
-def _demo_cluster(app: App) -> Iterator[Cluster]:
+def _demo_cluster(app: App, /) -> Iterator[Cluster]:
     embedded = provider("embedded", app.paths, app.toolbox, app.err)
     name = f"demo-{uuid.uuid4().hex[:6]}"
     cluster = embedded.up(name, {"p4d.24xlarge": 3})
@@ -346,5 +400,7 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except BiremeError as error:
-        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        Console(stderr=True, highlight=False).print(
+            f"error: {error}", style="red", markup=False, soft_wrap=True
+        )
         sys.exit(1)

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -91,7 +90,7 @@ class Deployer:
         return Outcome(plan, self._pods(wanted.release, wanted.namespace), differences, notes)
 
     def status(self, release: str, namespace: str) -> Outcome:
-        """The release as it is now, against the plan of its latest revision. Raises BiremeError if none is."""
+        """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
         manifests = self._releases.manifests(release, namespace)
         plan = expand(release, namespace, manifests, self._instances)
         return Outcome(plan, self._pods(release, namespace), observe.check(self._cluster, plan))
@@ -118,7 +117,9 @@ class Deployer:
         live = self._releases.manifests(wanted.release, wanted.namespace)
         jobs = [item.name for item in live if item.kind == "Job"]
         runs = [int(found[1]) for found in map(_RUN.search, jobs) if found]
-        following = replace(wanted, values={**wanted.values, "run": max(runs, default=0) + 1, "suspend": None})
+        following = replace(
+            wanted, values={**wanted.values, "run": max(runs, default=0) + 1, "suspend": None}
+        )
         foreseen = self.changes(following)
         if foreseen.is_refused:
             raise BiremeError("\n".join(foreseen.sentences()))

@@ -52,7 +52,9 @@ class Paths:
         for origin in origins:
             for folder in [origin.resolve(), *origin.resolve().parents]:
                 if _is_checkout(folder):
-                    return cls(folder, _base(environ, "CACHE", ".cache"), _base(environ, "STATE", ".local/state"))
+                    return cls(
+                        folder, _base(environ, "CACHE", ".cache"), _base(environ, "STATE", ".local/state")
+                    )
         raise BiremeError(
             f"no Bireme checkout around {origins[0]}: run bireme inside a clone, "
             "the folder that holds charts/common and values/instances"
@@ -60,7 +62,9 @@ class Paths:
 
 
 def _is_checkout(folder: Path) -> bool:
-    return (folder / "charts" / "common" / "Chart.yaml").is_file() and (folder / "values" / "instances").is_dir()
+    return (folder / "charts" / "common" / "Chart.yaml").is_file() and (
+        folder / "values" / "instances"
+    ).is_dir()
 
 
 def _base(environ: Mapping[str, str], kind: str, fallback: str) -> Path:

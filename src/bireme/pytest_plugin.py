@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures that render, plan, install and observe charts.
 
-It works beside pytest-helm-charts and takes its options as they are: ``--cluster-type embedded`` (the default)
-starts a control plane of its own before ``kube_cluster`` asks for one, ``--cluster-type existing`` uses
+It works beside pytest-helm-charts and takes its options as they are: ``--cluster-type embedded``
+(the default) starts a control plane of its own before ``kube_cluster`` asks for one, ``--cluster-type existing`` uses
 ``--kubeconfig``. Namespaces come from pytest-helm-charts' own fixtures.
 """
 
@@ -44,7 +44,9 @@ MARKERS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options beside those of pytest-helm-charts."""
-    parser.addini("bireme_nodes", "nodes of the test cluster by type, e.g. p4d.24xlarge=3", default="p4d.24xlarge=3")
+    parser.addini(
+        "bireme_nodes", "nodes of the test cluster by type, e.g. p4d.24xlarge=3", default="p4d.24xlarge=3"
+    )
     parser.getgroup("bireme").addoption("--bireme-nodes", help="overrides the ini option bireme_nodes")
 
 
@@ -146,7 +148,7 @@ def _cluster_type(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use pytest-helm-charts' cluster get ours first, so that its kubeconfig is there to be read."""
+    """Tests with pytest-helm-charts' cluster get ours first, so that there is a kubeconfig to read."""
     for item in items:
         names = getattr(item, "fixturenames", [])
         if "kube_config" in names and _cluster_type(item.config) != "existing":
@@ -157,7 +159,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster(
     pytestconfig: pytest.Config, bireme_paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
 ) -> Iterator[Cluster]:
-    """The cluster of --cluster-type: embedded (default) or kind, made for the session and removed; or existing."""
+    """The cluster of --cluster-type: embedded (default) or kind, for the session only; or existing."""
     kind = _cluster_type(pytestconfig)
     if kind == "existing":
         given = pytestconfig.getoption("kubeconfig")
@@ -242,7 +244,9 @@ class InstalledRelease:
         deadline = time.monotonic() + timeout
         while not done():
             if time.monotonic() > deadline:
-                pytest.fail(f"not within {timeout:.0f} s: " + "; ".join(each.sentence for each in self.differences()))
+                pytest.fail(
+                    f"not within {timeout:.0f} s: " + "; ".join(each.sentence for each in self.differences())
+                )
             time.sleep(0.2)
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
@@ -295,7 +299,8 @@ def release(
     cluster: Cluster, request_for: Request, toolbox: Toolbox, renderer: Renderer, test_namespace: str
 ) -> Iterator[ReleaseFactory]:
     """``release("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: installed, as planned, and
-    removed when the test ends. Takes what ``render`` takes, and ``name``, ``expect_differences``, ``timeout``."""
+    removed when the test ends. Takes what ``render`` takes, and ``name``, ``expect_differences``, ``timeout``.
+    """
     installed: list[InstalledRelease] = []
 
     def _release(chart: str | Path, name: str | None = None, **said: Any) -> InstalledRelease:

@@ -27,13 +27,16 @@ def plan_view(plan: Plan) -> RenderableType:
         table.add_row(Text(_headline(workload), style="bold"), end_section=False)
         for pod in _some(workload.pods):
             table.add_row(*(_pod_row(pod) if pod else [f"  … {len(workload.pods) - _SHOWN_PODS} more"]))
-    return Group(Text(f"{plan.release} in namespace {plan.namespace}", style="bold"), table, totals_line(plan))
+    return Group(
+        Text(f"{plan.release} in namespace {plan.namespace}", style="bold"), table, totals_line(plan)
+    )
 
 
 def totals_line(plan: Plan) -> str:
     """Pods, accelerators, EFA interfaces and nodes of a plan in one line."""
     nodes = ", ".join(f"{count} × {kind}" for kind, count in sorted(plan.totals.nodes.items())) or "any"
-    return f"{plan.totals.pods} pods, {plan.totals.accelerators} accelerators, {plan.totals.efa} EFA, nodes: {nodes}"
+    totals = plan.totals
+    return f"{totals.pods} pods, {totals.accelerators} accelerators, {totals.efa} EFA, nodes: {nodes}"
 
 
 def differences_view(differences: Sequence[Difference]) -> RenderableType:
@@ -74,7 +77,11 @@ def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
 
 
 def _headline(workload: WorkloadPlan) -> str:
-    bounds = "" if workload.min_replicas == workload.max_replicas else f", {workload.min_replicas} to {workload.max_replicas}"
+    bounds = (
+        ""
+        if workload.min_replicas == workload.max_replicas
+        else f", {workload.min_replicas} to {workload.max_replicas}"
+    )
     state = ", suspended" if workload.suspended else ""
     return f"{workload.kind}/{workload.name} × {workload.replicas}{bounds}{state}"
 

@@ -31,7 +31,9 @@ def shell(tmp_path: Path, toolbox: Toolbox) -> Shell:
     }
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(line, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            line, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
 
     return run
 

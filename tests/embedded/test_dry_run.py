@@ -23,7 +23,16 @@ def test_server_side_dry_run_accepts_every_object(
 ) -> None:
     rendered = render(values.split("/")[1], files=[values], release="dry-run")
     objects = {"apiVersion": "v1", "kind": "List", "items": [item.thaw() for item in rendered.manifests]}
-    command = [toolbox.path("kubectl"), "--kubeconfig", cluster.kubeconfig, "apply", "--server-side", "--dry-run=server", "-f", "-"]
+    command = [
+        toolbox.path("kubectl"),
+        "--kubeconfig",
+        cluster.kubeconfig,
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "-f",
+        "-",
+    ]
     applied = subprocess.run(command, input=json.dumps(objects), capture_output=True, text=True, check=False)
     assert applied.returncode == 0, applied.stderr
     assert len(applied.stdout.splitlines()) == len(rendered.manifests)

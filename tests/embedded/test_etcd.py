@@ -12,12 +12,14 @@ IN_POD = "persistence.enabled=false"
 
 def test_one_member_grows_to_three_in_place(release: ReleaseFactory) -> None:
     etcd = release("etcd", sets=[IN_POD])
-    (first,) = [pod for pod in etcd.objects("pods")]
+    (first,) = etcd.objects("pods")
     etcd.upgrade(sets=[IN_POD, "replicas=3"])
     assert etcd.differences() == ()
     members = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in etcd.objects("pods")}
     assert set(members) == {f"{etcd.name}-{ordinal}" for ordinal in range(3)}
-    assert members[f"{etcd.name}-0"] == first["metadata"]["uid"], "growing must not restart the member that is there"
+    assert members[f"{etcd.name}-0"] == first["metadata"]["uid"], (
+        "growing must not restart the member that is there"
+    )
 
 
 def test_members_are_not_taken_away_by_an_upgrade(release: ReleaseFactory) -> None:

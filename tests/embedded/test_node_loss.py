@@ -27,7 +27,7 @@ def node_of(job: InstalledRelease, index: int) -> str:
 
 
 def test_lost_machines_are_reported_and_their_workers_replaced(release: ReleaseFactory) -> None:
-    """One job loses two machines at once: one whose Node the cloud controller deletes, one that only falls silent."""
+    """One job loses two machines: one whose Node the cloud controller deletes, one that only falls silent."""
     job = release("torch-elastic", sets=["workers=3"], **P4D)
     deleted, silent, kept = (node_of(job, index) for index in range(3))
     job.cluster.cut_node(silent)

@@ -84,18 +84,26 @@ def test_a_worker_that_fails_is_replaced_and_the_others_stay(release: ReleaseFac
 
 def test_a_configuration_error_fails_the_job_at_once(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
-    job.cluster.fail(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 78, job.namespace)
+    job.cluster.fail(
+        next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 78, job.namespace
+    )
     assert [each.kind for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
 def test_one_worker_that_succeeds_completes_the_job(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=3"], **P4D)
-    job.cluster.complete(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-2"), job.namespace)
-    job.until(lambda: any(c["type"] == "Complete" for c in job.objects("jobs")[0]["status"].get("conditions", [])))
+    job.cluster.complete(
+        next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-2"), job.namespace
+    )
+    job.until(
+        lambda: any(c["type"] == "Complete" for c in job.objects("jobs")[0]["status"].get("conditions", []))
+    )
     assert uids(job).keys() <= {"2"}
 
 
-def test_an_image_change_is_refused_as_planned_and_replaces_the_job_when_asked(release: ReleaseFactory) -> None:
+def test_an_image_change_is_refused_as_planned_and_replaces_the_job_when_asked(
+    release: ReleaseFactory,
+) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     before = uids(job)
     changed = ["workers=2", "image.tag=0.2.0"]
@@ -144,11 +152,16 @@ def test_two_releases_train_side_by_side(release: ReleaseFactory) -> None:
 
 
 def test_uninstall_leaves_nothing(release: ReleaseFactory) -> None:
-    full = {"files": ["charts/torch-elastic/ci/external-etcd-values.yaml"], "sets": ["serviceAccount.create=true"]}
+    full = {
+        "files": ["charts/torch-elastic/ci/external-etcd-values.yaml"],
+        "sets": ["serviceAccount.create=true"],
+    }
     job = release("torch-elastic", name="gone", **full)
     assert job.differences() == ()
     job.uninstall()
-    kinds = "pods jobs services configmaps secrets serviceaccounts statefulsets deployments poddisruptionbudgets"
+    kinds = (
+        "pods jobs services configmaps secrets serviceaccounts statefulsets deployments poddisruptionbudgets"
+    )
     assert {kind: job.names(kind) for kind in kinds.split() if job.names(kind)} == {}
 
 

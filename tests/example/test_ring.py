@@ -1,4 +1,4 @@
-"""How a team with a chart of its own tests it: nothing here but the fixtures of bireme and pytest-helm-charts."""
+"""How a team with a chart of its own tests it: with the fixtures of bireme and pytest-helm-charts alone."""
 
 from __future__ import annotations
 
@@ -24,5 +24,7 @@ def test_the_ring_arrives_as_planned(release: ReleaseFactory) -> None:
 
 def test_pytest_helm_charts_sees_the_same_cluster(kube_cluster: Any, release: ReleaseFactory) -> None:
     ring = release(RING)
-    pods = kube_cluster.kubectl(f"get pods --namespace {ring.namespace} --selector app.kubernetes.io/instance={ring.name}")
+    pods = kube_cluster.kubectl(
+        f"get pods --namespace {ring.namespace} --selector app.kubernetes.io/instance={ring.name}"
+    )
     assert {pod["metadata"]["name"] for pod in pods} == {pod.name for pod in ring.pods()}

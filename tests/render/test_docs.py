@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from cases import ROOT
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
@@ -22,8 +22,12 @@ CHARTS = [file.parent.name for file in sorted(ROOT.glob("charts/*/README.md.gotm
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_the_readme_of_a_chart_is_what_helm_docs_makes(bireme_paths: Paths, toolbox: Toolbox, chart: str) -> None:
-    assert (ROOT / "charts" / chart / "README.md").read_text() == generate.chart_readme(bireme_paths, toolbox, chart), "make docs"
+def test_the_readme_of_a_chart_is_what_helm_docs_makes(
+    bireme_paths: Paths, toolbox: Toolbox, chart: str
+) -> None:
+    assert (ROOT / "charts" / chart / "README.md").read_text() == generate.chart_readme(
+        bireme_paths, toolbox, chart
+    ), "make docs"
 
 
 def test_the_picture_of_the_readme_is_the_plan(bireme_paths: Paths, toolbox: Toolbox) -> None:
@@ -55,7 +59,9 @@ def test_a_packaged_chart_holds_its_dependencies_and_renders_alike(
     render: Callable[..., object], toolbox: Toolbox, tmp_path: Path, chart: str, helm: str
 ) -> None:
     binary = toolbox.path(helm)
-    subprocess.run([binary, "package", ROOT / "charts" / chart, "-d", tmp_path], check=True, capture_output=True)
+    subprocess.run(
+        [binary, "package", ROOT / "charts" / chart, "-d", tmp_path], check=True, capture_output=True
+    )
     (archive,) = tmp_path.glob("*.tgz")
     texts = [
         subprocess.run([binary, "template", "x", source], check=True, capture_output=True, text=True).stdout
@@ -67,5 +73,7 @@ def test_a_packaged_chart_holds_its_dependencies_and_renders_alike(
 def test_every_key_of_values_yaml_has_a_comment(charts: list[Path]) -> None:
     """helm-docs prints an empty description for a key without one."""
     for chart in charts:
-        rows = re.findall(r"^\| (\S+) \| \S+ \| (.+) \| (.*) \|$", (chart / "README.md").read_text(), re.MULTILINE)
+        rows = re.findall(
+            r"^\| (\S+) \| \S+ \| (.+) \| (.*) \|$", (chart / "README.md").read_text(), re.MULTILINE
+        )
         assert [key for key, _, description in rows if not description.strip()] == [], chart.name

@@ -15,18 +15,24 @@ def stateful_set(rendered: Render) -> Mapping[str, Any]:
     return next(item for item in rendered.manifests if item.kind == "StatefulSet")["spec"]
 
 
-def test_one_member_has_no_disruption_budget_and_three_lose_one_at_a_time(render: Callable[..., Render]) -> None:
+def test_one_member_has_no_disruption_budget_and_three_lose_one_at_a_time(
+    render: Callable[..., Render],
+) -> None:
     assert "PodDisruptionBudget" not in {item.kind for item in render("etcd").manifests}
     budget = next(i for i in render("etcd", sets=["replicas=3"]).manifests if i.kind == "PodDisruptionBudget")
     assert budget["spec"]["maxUnavailable"] == 1
 
 
-def test_growing_does_not_change_the_pods_of_the_members_that_are_there(render: Callable[..., Render]) -> None:
+def test_growing_does_not_change_the_pods_of_the_members_that_are_there(
+    render: Callable[..., Render],
+) -> None:
     one, three = (stateful_set(render("etcd", sets=[f"replicas={n}"])) for n in (1, 3))
     assert one["template"] == three["template"]
 
 
-def test_probes_ask_the_health_port_and_liveness_never_asks_for_a_quorum(render: Callable[..., Render]) -> None:
+def test_probes_ask_the_health_port_and_liveness_never_asks_for_a_quorum(
+    render: Callable[..., Render],
+) -> None:
     spec = stateful_set(render("etcd"))
     etcd = spec["template"]["spec"]["containers"][0]
     assert dict(etcd["livenessProbe"]["httpGet"]) == {"path": "/livez", "port": "health"}
@@ -54,7 +60,9 @@ def test_members_keep_apart(render: Callable[..., Render], mode: str, key: str) 
     assert key in spec["template"]["spec"]["affinity"]["podAntiAffinity"]
 
 
-def test_the_shared_configuration_is_etcds_own_format_with_whole_numbers(render: Callable[..., Render]) -> None:
+def test_the_shared_configuration_is_etcds_own_format_with_whole_numbers(
+    render: Callable[..., Render],
+) -> None:
     config = next(item for item in render("etcd").manifests if "etcd.json" in item.get("data", {}))
     assert json.loads(config["data"]["etcd.json"])["quota-backend-bytes"] == 2 * 1024**3
 

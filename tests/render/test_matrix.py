@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
+from cases import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
 
-from bireme.kubeschemas import kubernetes_schemas
 from bireme.manifests import Manifest, duplicates, kubeconform, name_problems
 from bireme.pytest_plugin import Request
 from bireme.render import Render, Renderer
@@ -25,7 +24,9 @@ def rendered(matrix: Matrix, case: Case, helm: str) -> Render:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSALS], ids=str)
-def test_renders_alike_under_both_helms_with_unique_keys_and_names_that_fit(matrix: Matrix, case: Case) -> None:
+def test_renders_alike_under_both_helms_with_unique_keys_and_names_that_fit(
+    matrix: Matrix, case: Case
+) -> None:
     new, old = (rendered(matrix, case, helm) for helm in HELMS)
     assert by_identity(new) == by_identity(old)
     assert len(by_identity(new)) == len(new.manifests), "two objects have one name"
@@ -54,13 +55,17 @@ def test_all_of_it_is_valid_kubernetes(matrix: Matrix, toolbox: Toolbox, version
 
 
 def test_a_misspelled_field_would_not_pass_as_kubernetes(toolbox: Toolbox) -> None:
-    service = Manifest({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"prots": []}})
+    service = Manifest(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"prots": []}}
+    )
     assert "prots" in " ".join(kubeconform({"bad": [service]}, KUBERNETES[0], toolbox))
 
 
 @pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
-def test_renders_the_same_bytes_twice(renderer: Renderer, request_for: Request, case: Case, helm: str) -> None:
+def test_renders_the_same_bytes_twice(
+    renderer: Renderer, request_for: Request, case: Case, helm: str
+) -> None:
     request = request_for(case.chart, files=[f"charts/{case.chart}/ci/{case.ci}"], helm=helm)
     assert renderer.text(request) == renderer.text(request)
 

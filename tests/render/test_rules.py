@@ -19,10 +19,20 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "workrs",
     ),
     ("a string where a number belongs", {}, ["workers=three"], "workers"),
-    ("9 GPUs on an 8-GPU type", P4D, ["accelerators=9"], "accelerators: 9 is more than the 8 A100 of a p4d.24xlarge"),
+    (
+        "9 GPUs on an 8-GPU type",
+        P4D,
+        ["accelerators=9"],
+        "accelerators: 9 is more than the 8 A100 of a p4d.24xlarge",
+    ),
     ("EFA 5 on p4d", P4D, ["efa=5"], "efa: 5 is more than the 4 EFA interfaces of a p4d.24xlarge"),
     ("EFA on CPU workers", P4D, ["accelerators=0", "efa=all"], "efa: this job wants EFA"),
-    ("min above max", {}, ["minWorkers=5", "maxWorkers=3", "workers=5"], "minWorkers: 5 is more than maxWorkers, 3"),
+    (
+        "min above max",
+        {},
+        ["minWorkers=5", "maxWorkers=3", "workers=5"],
+        "minWorkers: 5 is more than maxWorkers, 3",
+    ),
     ("fewer workers than min", {}, ["minWorkers=2"], "workers: 1 is fewer than minWorkers, 2"),
     ("more workers than max", {}, ["workers=129"], "workers: 129 is more than maxWorkers, 128"),
     (
@@ -49,10 +59,30 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         [r"resources.requests.vpc\.amazonaws\.com/efa=1"],
         "resources.requests.vpc.amazonaws.com/efa: 1 contradicts efa, which gives each worker 4",
     ),
-    ("huge pages without memory", {}, ["hugePages=5120Mi"], "hugePages: 5120Mi needs a memory or CPU request"),
-    ("huge pages beyond the node", P4D, ["hugePages=2000Gi"], "hugePages: 2000Gi and reserve.memoryMiB: 2048 leave no"),
-    ("a reserve beyond the node", {"instance": "g5.xlarge"}, ["reserve.cpu=5"], "reserve.cpu: 5 is more than the 4"),
-    ("/dev/shm beyond the memory", P4D, ["shm.size=2000Gi"], "shm.size: 2000Gi is more than the worker's memory"),
+    (
+        "huge pages without memory",
+        {},
+        ["hugePages=5120Mi"],
+        "hugePages: 5120Mi needs a memory or CPU request",
+    ),
+    (
+        "huge pages beyond the node",
+        P4D,
+        ["hugePages=2000Gi"],
+        "hugePages: 2000Gi and reserve.memoryMiB: 2048 leave no",
+    ),
+    (
+        "a reserve beyond the node",
+        {"instance": "g5.xlarge"},
+        ["reserve.cpu=5"],
+        "reserve.cpu: 5 is more than the 4",
+    ),
+    (
+        "/dev/shm beyond the memory",
+        P4D,
+        ["shm.size=2000Gi"],
+        "shm.size: 2000Gi is more than the worker's memory",
+    ),
     (
         "a node selector for another type",
         P4D,
@@ -65,7 +95,12 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["rendezvous.endpoints={etcd.training.svc:2379}"],
         "rendezvous.endpoints: the release's own etcd would stay unused",
     ),
-    ("no rendezvous", {}, ["etcd.enabled=false"], "rendezvous.endpoints: backend etcd without etcd.enabled needs"),
+    (
+        "no rendezvous",
+        {},
+        ["etcd.enabled=false"],
+        "rendezvous.endpoints: backend etcd without etcd.enabled needs",
+    ),
     ("c10d with an etcd", {}, ["rendezvous.backend=c10d"], "rendezvous.backend: c10d uses no etcd"),
     (
         "a Secret for endpoints that are not there",
@@ -94,10 +129,25 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "extraVolumes: ib mounts /dev/infiniband from the host",
     ),
     ("script and command", {}, ["script=print()", "command={sh}"], "command: it replaces the entry point"),
-    ("TensorBoard without logs", {}, ["tensorboard.enabled=true"], "tensorboard.logDir: (not set) is on none of the claims"),
-    ("a name that is too long", {}, [f"fullnameOverride={'x' * 60}"], "choose a shorter release name or fullnameOverride"),
+    (
+        "TensorBoard without logs",
+        {},
+        ["tensorboard.enabled=true"],
+        "tensorboard.logDir: (not set) is on none of the claims",
+    ),
+    (
+        "a name that is too long",
+        {},
+        [f"fullnameOverride={'x' * 60}"],
+        "choose a shorter release name or fullnameOverride",
+    ),
     ("an image tag that moves", {}, ["image.tag=latest"], "image"),
-    ("etcd's v2 API on 3.6", {}, ["etcd.v2API=true"], "v2API: etcd 3.6 removed the v2 API and image.tag is v3.6.5"),
+    (
+        "etcd's v2 API on 3.6",
+        {},
+        ["etcd.v2API=true"],
+        "v2API: etcd 3.6 removed the v2 API and image.tag is v3.6.5",
+    ),
     ("a typo in the dependency's values", {}, ["etcd.replica=3"], "replica"),
 ]
 
@@ -105,13 +155,19 @@ ETCD: list[tuple[str, list[str], str]] = [
     ("two members", ["replicas=2"], "replicas"),
     ("users without a Secret", ["auth.enabled=true"], "auth.existingSecret: auth.enabled needs a Secret"),
     ("the v2 API on 3.6", ["v2API=true"], "v2API: etcd 3.6 removed the v2 API"),
-    ("the v2 API on a tag that tells no version", ["v2API=true", "image.tag=stable"], "v2API: etcd 3.6 removed"),
+    (
+        "the v2 API on a tag that tells no version",
+        ["v2API=true", "image.tag=stable"],
+        "v2API: etcd 3.6 removed",
+    ),
     ("a name that is too long", [f"fullnameOverride={'x' * 53}"], "StatefulSet name"),
 ]
 
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
-@pytest.mark.parametrize(("said", "sets", "sentence"), [case[1:] for case in TORCH], ids=[case[0] for case in TORCH])
+@pytest.mark.parametrize(
+    ("said", "sets", "sentence"), [case[1:] for case in TORCH], ids=[case[0] for case in TORCH]
+)
 def test_torch_elastic_refuses(
     render: Callable[..., Render], said: dict[str, Any], sets: list[str], sentence: str, helm: str
 ) -> None:

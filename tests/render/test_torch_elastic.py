@@ -14,7 +14,11 @@ from bireme.topology import Plan
 
 def the(rendered: Render, kind: str, name: str = "") -> Manifest:
     """The one object of ``kind`` (and ``name``) that is not a hook."""
-    found = [item for item in rendered.manifests if item.kind == kind and not item.is_hook and name in ("", item.name)]
+    found = [
+        item
+        for item in rendered.manifests
+        if item.kind == kind and not item.is_hook and name in ("", item.name)
+    ]
     assert len(found) == 1, [item.identity for item in rendered.manifests]
     return found[0]
 
@@ -42,7 +46,9 @@ def test_imagenet_efa_takes_whole_p4d_nodes(render: Callable[..., Render]) -> No
     assert dict(volumes["shm"]["emptyDir"]) == {"medium": "Memory", "sizeLimit": "537772Mi"}
     assert volumes["claim-0"]["persistentVolumeClaim"]["claimName"] == "fsx-pvc"
     assert dict(pod["nodeSelector"]) == {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
-    assert {"nvidia.com/gpu", "vpc.amazonaws.com/efa"} <= {toleration["key"] for toleration in pod["tolerations"]}
+    assert {"nvidia.com/gpu", "vpc.amazonaws.com/efa"} <= {
+        toleration["key"] for toleration in pod["tolerations"]
+    }
     assert environment(rendered)["PET_NNODES"] == "1:128"
     assert environment(rendered)["PET_NPROC_PER_NODE"] == "8"
 
@@ -94,12 +100,22 @@ def test_nothing_in_the_pods_of_a_job_names_the_chart_version(render: Callable[.
 
 @pytest.mark.parametrize(
     "sets",
-    [["image.tag=2.7.0"], ["args={a.py}"], ["env.A=1"], ["podSecurityContext.runAsUser=2000"], ["efa=1"], ["script=pass"]],
+    [
+        ["image.tag=2.7.0"],
+        ["args={a.py}"],
+        ["env.A=1"],
+        ["podSecurityContext.runAsUser=2000"],
+        ["efa=1"],
+        ["script=pass"],
+    ],
 )
-def test_a_change_of_the_template_changes_the_immutable_digests(render: Callable[..., Render], sets: list[str]) -> None:
+def test_a_change_of_the_template_changes_the_immutable_digests(
+    render: Callable[..., Render], sets: list[str]
+) -> None:
     key = "bireme.dev/immutable"
     before, after = (
-        the(render("torch-elastic", instance="p4d.24xlarge", sets=said), "Job").annotations[key] for said in ([], sets)
+        the(render("torch-elastic", instance="p4d.24xlarge", sets=said), "Job").annotations[key]
+        for said in ([], sets)
     )
     assert before != after
 
@@ -171,7 +187,9 @@ def test_one_registry_replaces_all(render: Callable[..., Render]) -> None:
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "etcd"])
 def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Render], chart: str) -> None:
-    for item in render(chart, files=[f"charts/{chart}/ci/{'full' if chart == 'torch-elastic' else 'three'}-values.yaml"]).manifests:
+    for item in render(
+        chart, files=[f"charts/{chart}/ci/{'full' if chart == 'torch-elastic' else 'three'}-values.yaml"]
+    ).manifests:
         if item.pod_template is None:
             continue
         pod = item.pod_template["spec"]

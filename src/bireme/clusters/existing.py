@@ -45,6 +45,10 @@ class ExistingCluster:
         labels = (node["metadata"].get("labels", {}) for node in nodes)
         return dict(Counter(each.get(INSTANCE_TYPE_LABEL, "unknown") for each in labels))
 
+    def add_claim(self, claim: str, namespace: str = "default") -> None:
+        """Not here: a cluster that is there already has storage of its own. Raises BiremeError."""
+        raise BiremeError(f"the claim {claim}: make it with the storage of the cluster {self.name}")
+
     def info(self) -> ClusterInfo:
         """Its facts, asked of the cluster. Raises BiremeError when it does not answer."""
         version = self.api.get("/version")["gitVersion"].removeprefix("v")

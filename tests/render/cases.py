@@ -1,0 +1,75 @@
+"""The matrix of the render tier: every chart, instance type and workload, and every ci values file."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme.pytest_plugin import Request
+from bireme.render import Render, Renderer, RenderError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+INSTANCES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yaml"))
+# Which chart runs a workload; a test sees to it that no file is left out.
+WORKLOADS = {"imagenet-efa": "torch-elastic", "imagenet-fsx": "torch-elastic"}
+HELMS = ("helm", "helm3")
+KUBERNETES = ("1.34.4", "1.36.3")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of values for one chart: a ci values file, or an instance type with or without a workload."""
+
+    chart: str
+    instance: str | None = None
+    workload: str | None = None
+    ci: str | None = None
+
+    def __str__(self) -> str:
+        return "+".join(filter(None, (self.chart, self.workload, self.instance, self.ci)))
+
+
+def _cases() -> list[Case]:
+    charts = sorted(set(WORKLOADS.values()))
+    plain = [Case(chart, instance) for chart in charts for instance in INSTANCES]
+    jobs = [
+        Case(chart, instance, workload) for workload, chart in WORKLOADS.items() for instance in INSTANCES
+    ]
+    files = sorted(ROOT.glob("charts/*/ci/*-values.yaml"))
+    return [*(Case(file.parts[-3], ci=file.name) for file in files), *plain, *jobs]
+
+
+CASES = _cases()
+
+
+def _refusals() -> dict[Case, str]:
+    with (HERE / "refusals.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    return {Case(row["chart"], row["instance"], row["workload"]): row["sentence"] for row in rows}
+
+
+REFUSALS = _refusals()
+
+
+class Matrix:
+    """Every case rendered by both Helms, all at once, when the first is asked for."""
+
+    def __init__(self, renderer: Renderer, request_for: Request) -> None:
+        keys = [(case, helm) for case in CASES for helm in HELMS]
+        requests = [
+            request_for(
+                case.chart,
+                instance=case.instance,
+                workload=case.workload,
+                files=[f"charts/{case.chart}/ci/{case.ci}"] if case.ci else [],
+                release="matrix",
+                helm=helm,
+            )
+            for case, helm in keys
+        ]
+        self._results = dict(zip(keys, renderer.render_many(requests), strict=True))
+
+    def __getitem__(self, key: tuple[Case, str]) -> Render | RenderError:
+        return self._results[key]
