@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.manifests import parse
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 
@@ -65,9 +67,13 @@ class Stage:
         )
 
     def render(self) -> None:
-        """Write the manifests that kubectl creates; not part of what is measured."""
+        """Write the manifests that kubectl creates, without the hooks that Helm keeps for itself.
+
+        Not part of what is measured.
+        """
         text = self._run([*_bireme_command(), "render", *self._chart("plain")])
-        self._rendered.write_text(text, encoding="utf-8")
+        kept = [manifest.thaw() for manifest in parse(text) if not manifest.is_hook]
+        self._rendered.write_text(yaml.safe_dump_all(kept), encoding="utf-8")
 
     @property
     def _rendered(self) -> Path:

@@ -261,6 +261,9 @@ def _kwok_config(kubernetes: str, nodes: int, binaries: Mapping[str, Path], port
     patches = [
         # The data outlives neither the cluster nor the machine, so it need not reach the disk.
         _extra_args("etcd", {"unsafe-no-fsync": "true"}),
+        # Each runs once; a leader that a busy machine keeps from renewing its lease would end itself.
+        _extra_args("kube-controller-manager", {"leader-elect": "false"}),
+        _extra_args("kube-scheduler", {"leader-elect": "false"}),
         _extra_args(
             "kwok-controller",
             {"manage-all-nodes": "false", "manage-nodes-with-label-selector": MANAGED_NODES},
