@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_servers import EtcdServer
+from etcd_servers import RUNTIME, EtcdServer
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 
-RUNTIME = Path(__file__).parents[2] / "runtime" / "src"
 sys.path.insert(0, str(RUNTIME))
 
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# What pods have on PYTHONPATH.
+RUNTIME = Path(__file__).parents[2] / "runtime" / "src"
+
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nothing listens on."""
@@ -32,11 +35,12 @@ class EtcdServer:
     peer_port: int = field(default_factory=free_port)
     options: tuple[str, ...] = ()
     config: Path | None = None
+    host: str = "127.0.0.1"
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def start(self, wait: bool = True) -> EtcdServer:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RUNTIME
-from etcd_servers import EtcdServer, free_port
+from etcd_servers import RUNTIME, EtcdServer, free_port
 
 from bireme_runtime import etcd, protocol
 

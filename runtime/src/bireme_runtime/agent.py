@@ -214,7 +214,7 @@ class C10dBackend(Backend):
             conf["is_host"] = "true" if self._options.index == "0" else "false"
         return {
             "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in conf.items()),
-            # With it, a worker that joins late waits for an address that nobody publishes again.
+            # Were it shared, a worker that joins late would wait for an address that comes only once.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
         }
 

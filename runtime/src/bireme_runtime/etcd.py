@@ -305,9 +305,9 @@ class Client:
             int(answer.get("leader", 0)), int(header.get("revision", 0)),
         )  # fmt: skip
 
-    def members(self) -> tuple[ClusterMember, ...]:
-        """The members of the cluster, as a majority of them knows it."""
-        return _members(self.call("/v3/cluster/member/list", {"linearizable": True}))
+    def members(self, by_majority: bool = True) -> tuple[ClusterMember, ...]:
+        """The members of the cluster, as a majority knows them, or as the one that answers does."""
+        return _members(self.call("/v3/cluster/member/list", {"linearizable": by_majority}))
 
     def member_add(self, peer_url: str) -> tuple[ClusterMember, ...]:
         """Register one more voting member and return all. Never repeated: may raise Ambiguous."""

@@ -1,0 +1,35 @@
+"""The checks of `helm test`: one sentence and an exit code."""
+
+from __future__ import annotations
+
+import pytest
+from etcd_servers import EtcdServer, free_port
+
+from bireme_runtime import check
+
+Captured = pytest.CaptureFixture[str]
+SOON = {"BIREME_WAIT_SECONDS": "0.3"}
+
+
+def test_an_etcd_that_answers_is_named(shared_etcd: EtcdServer, capsys: Captured) -> None:
+    assert check.main(["etcd", f"127.0.0.1:{free_port()},{shared_etcd.endpoint}"], {}) == 0
+    assert f"at http://{shared_etcd.endpoint} answers, with a majority behind it" in capsys.readouterr().out
+
+
+def test_an_etcd_that_does_not_answer_fails_the_check(capsys: Captured) -> None:
+    assert check.main(["etcd", f"127.0.0.1:{free_port()}"], SOON) == 1
+    assert "etcd did not answer within" in capsys.readouterr().out
+
+
+def test_ports_are_reached_or_named(shared_etcd: EtcdServer, capsys: Captured) -> None:
+    assert check.main(["tcp", shared_etcd.endpoint], {}) == 0
+    assert capsys.readouterr().out == f"{shared_etcd.endpoint} can be reached\n"
+    closed = f"127.0.0.1:{free_port()}"
+    assert check.main(["tcp", shared_etcd.endpoint, closed], SOON) == 1
+    assert f"{closed} cannot be reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["etcd"], ["udp", "a:1"]])
+def test_other_arguments_show_the_usage(argv: list[str], capsys: Captured) -> None:
+    assert check.main(argv, {}) == 64
+    assert capsys.readouterr().out.startswith("usage: ")

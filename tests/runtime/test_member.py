@@ -1,0 +1,206 @@
+"""How etcd members find their cluster: real etcd processes, loopback addresses in the place of pods."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from etcd_servers import EtcdServer, free_port
+
+from bireme_runtime import etcd, member
+
+
+class Pods:
+    """A StatefulSet of etcd members: an address for each ordinal, data that stays or is lost."""
+
+    def __init__(self, binary: Path, folder: Path) -> None:
+        self.binary, self.folder = binary, folder
+        self.port, self.peer_port = free_port(), free_port()
+        self.running: dict[int, EtcdServer] = {}
+        self.addresses: set[str] = set()
+        self.words: list[str] = []
+
+    @staticmethod
+    def host(ordinal: int) -> str:
+        return f"127.77.0.{ordinal + 1}"
+
+    def seat(self, ordinal: int, wait_seconds: float = 30) -> member.Seat:
+        home = self.folder / str(ordinal)
+        home.mkdir(parents=True, exist_ok=True)
+        host = self.host(ordinal)
+        base = {
+            "listen-client-urls": f"http://{host}:{self.port}",
+            "listen-peer-urls": f"http://{host}:{self.peer_port}",
+            "unsafe-no-fsync": True,
+            "log-level": "error",
+        }
+        return member.Seat(
+            f"etcd-{ordinal}", ordinal, base, home / "data", home / "etcd.json", "test", self.host,
+            wait_seconds=wait_seconds, resolves=self.addresses.__contains__,
+        )  # fmt: skip
+
+    def start(self, ordinal: int, wait_seconds: float = 30) -> str:
+        """Run the init container, then etcd, of one pod."""
+        seat = self.seat(ordinal, wait_seconds)
+        self.addresses.add(self.host(ordinal))
+        how = member.prepare(seat, self.words.append)
+        server = EtcdServer(
+            self.binary, self.folder / str(ordinal), self.port, config=seat.config, host=self.host(ordinal)
+        )
+        self.running[ordinal] = server.start(wait=False)
+        return how
+
+    def start_together(self, *ordinals: int) -> list[str]:
+        with ThreadPoolExecutor(len(ordinals)) as pool:
+            return list(pool.map(self.start, ordinals))
+
+    def stop(self, ordinal: int, lose_data: bool = False) -> None:
+        self.running.pop(ordinal).stop()
+        self.addresses.discard(self.host(ordinal))
+        if lose_data:
+            shutil.rmtree(self.folder / str(ordinal) / "data")
+
+    def client(self) -> etcd.Client:
+        endpoints = ",".join(f"{self.host(ordinal)}:{self.port}" for ordinal in self.running)
+        return etcd.Client(etcd.parse_endpoints(endpoints), timeout=5)
+
+    def names(self) -> list[str]:
+        """Names of the members, as soon as all that run have told theirs."""
+        deadline = time.monotonic() + 15
+        while True:
+            try:
+                names = sorted(each.name for each in self.client().members())
+                if len(names) >= len(self.running) and all(names):
+                    return names
+            except etcd.EtcdError:
+                names = []
+            assert time.monotonic() < deadline, names
+            time.sleep(0.05)
+
+    def write(self, key: str) -> None:
+        deadline = time.monotonic() + 15
+        while True:
+            try:
+                self.client().put(key, "kept")
+                return
+            except etcd.EtcdError:
+                assert time.monotonic() < deadline, "no member took a write"
+                time.sleep(0.05)
+
+    def kept(self) -> list[str]:
+        return [kv.key for kv in self.client().range("/").keys]
+
+
+@pytest.fixture
+def pods(etcd_binary: Path, tmp_path: Path) -> Iterator[Pods]:
+    pods = Pods(etcd_binary, tmp_path)
+    yield pods
+    for server in pods.running.values():
+        server.stop()
+
+
+THREE = ["etcd-0", "etcd-1", "etcd-2"]
+
+
+def test_a_lone_member_bootstraps_restarts_with_its_data_and_starts_anew_without(pods: Pods) -> None:
+    assert pods.start(0) == "bootstraps"
+    pods.write("/a")
+    pods.stop(0)
+    assert pods.start(0) == "restarts"
+    assert (pods.names(), pods.kept()) == (["etcd-0"], ["/a"])
+    pods.stop(0, lose_data=True)
+    assert pods.start(0) == "bootstraps"
+    assert (pods.names(), pods.kept()) == (["etcd-0"], [])
+
+
+def test_one_member_grows_to_three_with_its_data_even_if_interrupted(pods: Pods) -> None:
+    pods.start(0)
+    pods.write("/a")
+    # The pod of ordinal 1 is killed after it was registered and before etcd started: it must find its entry again.
+    pods.addresses.add(pods.host(1))
+    assert member.prepare(pods.seat(1)) == "joins"
+    assert pods.start_together(2, 1) == ["joins", "joins"]
+    assert (pods.names(), pods.kept()) == (THREE, ["/a"])
+
+
+def test_three_that_start_together_are_one_cluster_that_outlives_each_of_its_members(pods: Pods) -> None:
+    assert pods.start_together(2, 1, 0) == ["joins", "joins", "bootstraps"]
+    assert pods.names() == THREE
+    for ordinal, lose_data, how in ((1, False, "restarts"), (0, True, "joins")):
+        pods.stop(ordinal, lose_data)
+        pods.write(f"/without-{ordinal}")
+        assert pods.start(ordinal) == how
+        assert pods.names() == THREE
+    assert pods.kept() == ["/without-0", "/without-1"]
+
+
+def test_without_data_ordinal_0_never_makes_a_second_cluster_beside_silent_members(pods: Pods) -> None:
+    pods.addresses |= {pods.host(1), pods.host(2)}
+    with pytest.raises(member.CannotJoin, match=r"waiting 1 s for 127.77.0.2, 127.77.0.3 to answer, .*data"):
+        pods.start(0, wait_seconds=1)
+    assert not pods.seat(0).config.exists()
+    assert pods.words[0].startswith("waiting, 1 s at most, for 127.77.0.2, 127.77.0.3 to answer")
+
+
+def test_a_name_service_that_does_not_even_know_the_member_itself_is_waited_for(pods: Pods) -> None:
+    seat = pods.seat(0, wait_seconds=0.5)
+    with pytest.raises(member.CannotJoin, match=r"the name service \(127.77.0.1 does not resolve yet\)"):
+        member.prepare(seat)
+
+
+def test_a_member_that_finds_no_cluster_gives_up_with_a_sentence(pods: Pods) -> None:
+    with pytest.raises(
+        member.CannotJoin, match=r"gave up after waiting 1 s for 127.77.0.1 to have an address"
+    ):
+        pods.start(1, wait_seconds=1)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    base = tmp_path / "base.json"
+    base.write_text(
+        '{"listen-client-urls": "https://0.0.0.0:2379", "listen-peer-urls": "http://0.0.0.0:2380"}'
+    )
+    return {
+        "POD_NAME": "imagenet-etcd-2", "BIREME_ETCD_PEER_DOMAIN": "imagenet-etcd-peers.default.svc",
+        "BIREME_ETCD_BASE": str(base), "BIREME_ETCD_DATA_DIR": str(tmp_path / "data"),
+        "BIREME_ETCD_CONFIG": str(tmp_path / "etcd.json"),
+    }  # fmt: skip
+
+
+def test_names_and_urls_follow_from_the_pods_name(environment: dict[str, str]) -> None:
+    seat = member.Seat.from_env({**environment, "BIREME_ETCD_ROOT_PASSWORD": "secret"})
+    assert seat.url(0, "client") == "https://imagenet-etcd-0.imagenet-etcd-peers.default.svc:2379"
+    assert seat.url(2, "peer") == "http://imagenet-etcd-2.imagenet-etcd-peers.default.svc:2380"
+    assert (seat.credentials.username, seat.wait_seconds) == ("root", 600)
+    assert "secret" not in repr(seat)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"POD_NAME": ""}, "an environment variable is not what it should be"),
+        ({"BIREME_ETCD_BASE": "/no/such"}, "an environment variable is not what it should be"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_named(
+    environment: dict[str, str], change: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert member.main({**environment, **change}) == 1
+    assert sentence in capsys.readouterr().err
+    del environment["POD_NAME"]
+    assert member.main(environment) == 1
+    assert "the environment variable POD_NAME is missing" in capsys.readouterr().err
+
+
+def test_a_member_with_data_is_ready_through_the_command_too(
+    environment: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "member" / "wal").mkdir(parents=True)
+    assert member.main(environment) == 0
+    assert "imagenet-etcd-2 restarts" in capsys.readouterr().err
+    assert '"initial-cluster-state": "existing"' in (tmp_path / "etcd.json").read_text()

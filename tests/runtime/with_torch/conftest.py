@@ -1,0 +1,115 @@
+"""Tests with real torchrun, in the root filesystem with Python and torch that BIREME_TORCH_ROOT names."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_servers import RUNTIME, EtcdServer
+
+ROOT = os.environ.get("BIREME_TORCH_ROOT", "")
+# Not part of a normal run: `BIREME_TORCH_ROOT=/path pytest tests/runtime/with_torch` as root.
+collect_ignore_glob = [] if ROOT else ["test_*.py"]
+
+
+class Job:
+    """Workers of one run, each in a mount namespace of its own over one root filesystem."""
+
+    def __init__(self, folder: Path, env: dict[str, str], steps: int, pause: float) -> None:
+        self.folder = folder
+        self.env = env
+        self.arguments = [str(steps), str(pause)]
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "train.py").write_bytes(Path(__file__).with_name("train.py").read_bytes())
+
+    def start(self, name: str, index: int = 0, **env: str) -> None:
+        """Start a worker; a name may be started again, as a replaced pod."""
+        inside = {
+            "PATH": "/usr/bin:/bin", "PYTHONPATH": "/srv", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1", "JOB_COMPLETION_INDEX": str(index), "PET_LOCAL_ADDR": "127.0.0.1",
+            **self.env, **env,
+        }  # fmt: skip
+        binds = ((RUNTIME, "srv"), (self.folder, "mnt"), ("/proc", "proc"), ("/dev", "dev"))
+        mounts = " && ".join(f"mount --rbind {source} {ROOT}/{target}" for source, target in binds)
+        script = ["/mnt/train.py", "/mnt", name, *self.arguments]
+        command = ["env", "-i", *(f"{key}={value}" for key, value in inside.items()),
+                   "python3", "-m", "bireme_runtime.agent", "--", *script]  # fmt: skip
+        with (self.folder / f"{name}.err").open("ab") as errors:
+            self.workers[name] = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot {ROOT} "$@"', "sh", *command],
+                stdout=errors, stderr=errors,
+            )  # fmt: skip
+
+    def notes(self, name: str, event: str, since: float = 0) -> list[dict[str, Any]]:
+        """What the training processes of a worker noted after a time."""
+        path = self.folder / f"{name}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        notes = [json.loads(line) for line in lines if line.endswith("}")]
+        return [note for note in notes if note["event"] == event and note["time"] > since]
+
+    def wait_for(
+        self, name: str, event: str, since: float = 0, seconds: float = 60, **facts: Any
+    ) -> dict[str, Any]:
+        """The first note of an event with these facts after a time."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for note in self.notes(name, event, since):
+                if all(note.get(key) == value for key, value in facts.items()):
+                    return note
+            time.sleep(0.05)
+        words = {name: (self.folder / f"{name}.err").read_text()[-3000:] for name in self.workers}
+        said = "\n".join(f"--- {key}\n{value}" for key, value in words.items())
+        raise AssertionError(f"{name} had no {event} with {facts}:\n{said}")
+
+    def end(self, name: str, seconds: float = 90) -> int:
+        """The exit code of a worker."""
+        return self.workers[name].wait(seconds)
+
+    def words(self, name: str) -> str:
+        return (self.folder / f"{name}.err").read_text()
+
+    def check_steps(self, last: int) -> None:
+        """Every step was made, and no world went back further than the step before the last checkpoint."""
+        done = sorted(
+            {note["step"] for path in self.folder.glob("*.jsonl") for note in self.notes(path.stem, "step")}
+        )
+        assert done == list(range(1, last + 1))
+
+    def stop(self) -> None:
+        for worker in self.workers.values():
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGTERM)
+        for worker in self.workers.values():
+            try:
+                worker.wait(10)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path, shared_etcd: EtcdServer, prefix: str) -> Iterator[Callable[..., Job]]:
+    """Make a job on the etcd rendezvous, or, by its environment, on another one."""
+    jobs: list[Job] = []
+
+    def make(steps: int = 60, pause: float = 0.2, **env: str) -> Job:
+        folder = tmp_path / f"job-{len(jobs)}"
+        folder.mkdir()
+        on_etcd = {
+            "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",
+            "PET_RDZV_CONF": f"etcd_prefix={prefix}", "PET_NNODES": "1:3", "PET_NPROC_PER_NODE": "1",
+            "PET_MAX_RESTARTS": "20", "PET_MONITOR_INTERVAL": "0.1", "BIREME_GRACE_SECONDS": "10",
+        }  # fmt: skip
+        jobs.append(Job(folder, {**on_etcd, **env}, steps, pause))
+        return jobs[-1]
+
+    yield make
+    for each in jobs:
+        each.stop()

@@ -1,0 +1,113 @@
+"""Training that survives, with real torchrun on the rendezvous `bireme-etcd`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from etcd_servers import EtcdServer
+
+Make = Callable[..., Any]
+NAMES = ("a", "b", "c")
+
+
+def three_workers(make: Make, **env: Any) -> Any:
+    job = make(**env)
+    for index, name in enumerate(NAMES):
+        job.start(name, index)
+    job.wait_for("c", "step", world=3)
+    return job
+
+
+def report(what: str, job: Any, since: float, name: str, world: int) -> None:
+    """Print the seconds from an event to the new world's first step, and to the start of its processes."""
+    step = job.wait_for(name, "step", since, world=world)["time"] - since
+    start = job.wait_for(name, "start", since, world=world)["time"] - since
+    imported = job.notes(name, "imported", since)[-1]["time"] - since
+    print(f"\n{what}: imported after {imported:.1f} s, joined {start:.1f} s, training {step:.1f} s")
+
+
+def test_three_workers_train_to_the_end_and_a_late_one_finds_nothing_to_do(job: Make) -> None:
+    run = three_workers(job, steps=30, pause=0.1)
+    ranks = {run.wait_for(name, "start", world=3)["rank"] for name in NAMES}
+    assert ranks == {0, 1, 2}
+    assert [run.end(name) for name in NAMES] == [0, 0, 0]
+    run.check_steps(30)
+    run.start("late")
+    assert run.end("late") == 0
+    assert "the run has succeeded already" in run.words("late")
+
+
+@pytest.mark.parametrize("victim", NAMES)
+def test_a_killed_agent_comes_back_and_the_run_finishes(job: Make, victim: str) -> None:
+    run = three_workers(job)
+    since = time.time()
+    os.kill(run.wait_for(victim, "start", world=3)["agent"], signal.SIGKILL)
+    survivor = "b" if victim != "b" else "c"
+    report(f"SIGKILL of agent {victim}", run, since, survivor, 3)
+    assert [run.end(name) for name in NAMES] == [0, 0, 0]
+    run.check_steps(60)
+
+
+def test_a_worker_that_is_told_to_end_saves_and_the_others_go_on(job: Make) -> None:
+    run = three_workers(job)
+    since = time.time()
+    run.workers["a"].send_signal(signal.SIGTERM)
+    report("TERM to worker a", run, since, "b", 2)
+    assert run.end("a") == 143
+    saved = run.wait_for("a", "saved", since)
+    assert run.wait_for("b", "start", since, world=2)["step"] >= saved["step"]
+    since = time.time()
+    run.start("a", 0)
+    report("a new pod for worker a", run, since, "b", 3)
+    assert [run.end(name) for name in NAMES] == [0, 0, 0]
+    run.check_steps(60)
+
+
+def test_a_killed_training_process_is_started_again_by_its_agent(job: Make) -> None:
+    run = three_workers(job)
+    since = time.time()
+    os.kill(run.wait_for("b", "start", world=3)["pid"], signal.SIGKILL)
+    report("SIGKILL of a training process", run, since, "a", 3)
+    assert [run.end(name) for name in NAMES] == [0, 0, 0]
+    run.check_steps(60)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_etcd_may_go_and_come_back_even_empty(
+    job: Make, new_etcd: Callable[..., EtcdServer], empty: bool
+) -> None:
+    server = new_etcd().start()
+    run = three_workers(job, PET_RDZV_ENDPOINT=server.endpoint)
+    server.stop()
+    time.sleep(2)
+    if empty:
+        new_etcd(port=server.port, peer_port=server.peer_port).start()
+    else:
+        server.start()
+    since = time.time()
+    assert [run.end(name) for name in NAMES] == [0, 0, 0]
+    run.check_steps(60)
+    if not empty:
+        assert not run.notes("a", "start", since), "a short outage interrupts no training"
+
+
+def test_a_script_that_always_fails_is_passed_on_with_its_code(job: Make) -> None:
+    run = job(PET_NNODES="1:1", PET_MAX_RESTARTS="1")
+    (run.folder / "train.py").write_text("import sys; sys.exit(42)")
+    run.start("a")
+    assert run.end("a") == 42
+    assert "the script failed for good, with code 42" in run.words("a")
+
+
+def test_an_option_that_torchrun_does_not_know_is_a_usage_error(job: Make) -> None:
+    run = job()
+    (run.folder / "train.py").write_text("")
+    run.env["PET_NPROC_PER_NODE"] = "several"
+    run.start("a")
+    assert run.end("a") == 78
+    assert "torchrun cannot start as configured" in run.words("a")

@@ -1,0 +1,66 @@
+"""A small elastic DDP training on CPU: one checkpoint file for all, one log of JSON lines for each worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+folder, name, steps, pause = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+checkpoint = folder / "checkpoint.pt"
+told_to_end = []
+signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(time.time()))
+
+
+def note(**facts: object) -> None:
+    with (folder / f"{name}.jsonl").open("a") as log:
+        log.write(json.dumps({"time": time.time(), **facts}) + "\n")
+
+
+torch.set_num_threads(1)
+note(event="imported")
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+step = 0
+if checkpoint.exists():
+    state = torch.load(checkpoint, weights_only=True)
+    model.module.load_state_dict(state["model"])
+    step = state["step"]
+note(event="start", rank=rank, world=world, step=step, pid=os.getpid(), agent=os.getppid())
+
+
+def save() -> None:
+    part = checkpoint.with_suffix(f".{os.getpid()}")
+    torch.save({"model": model.module.state_dict(), "step": step}, part)
+    part.replace(checkpoint)
+
+
+truth = torch.arange(16.0).unsqueeze(1) / 16
+while step < steps:
+    x = torch.randn(64, 16)
+    loss = torch.nn.functional.mse_loss(model(x), x @ truth)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    step += 1
+    if rank == 0:
+        save()
+    note(event="step", rank=rank, world=world, step=step, loss=loss.item())
+    if told_to_end:
+        save()
+        note(event="saved", step=step)
+        sys.exit(1)
+    time.sleep(pause)
+dist.barrier()
+note(event="done", rank=rank, step=step)
+dist.destroy_process_group()
