@@ -64,7 +64,7 @@ def test_another_root_password_is_refused_and_nothing_changes(
 ) -> None:
     assert auth.main(secret) == 0
     assert auth.main({**secret, "BIREME_ETCD_ROOT_PASSWORD": "lost", "BIREME_ETCD_PASSWORD": "two"}) == 1
-    assert "put the one it was set up with back into the Secret" in capsys.readouterr().err
+    assert "put the first one back into the Secret" in capsys.readouterr().err
     assert client(server, "trainer", "one").get("/bireme/a") is None
 
 
@@ -80,7 +80,7 @@ def test_an_interrupted_setup_is_completed(server: EtcdServer, secret: dict[str,
     ("change", "sentence"),
     [
         ({"BIREME_ETCD_PASSWORD": ""}, "BIREME_ETCD_PASSWORD must not be empty: fill the Secret's keys"),
-        ({"BIREME_ETCD_USERNAME": "root"}, "the user cannot be called root"),
+        ({"BIREME_ETCD_USERNAME": "root"}, "the user cannot be root"),
         ({"BIREME_ETCD_ENDPOINTS": ""}, "needs at least one endpoint"),
         ({"BIREME_ETCD_ENDPOINTS": "127.0.0.1:1", "BIREME_WAIT_SECONDS": "0.5"}, "cannot be reached"),
     ],

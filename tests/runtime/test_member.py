@@ -120,7 +120,7 @@ def test_a_lone_member_bootstraps_restarts_with_its_data_and_starts_anew_without
 def test_one_member_grows_to_three_with_its_data_even_if_interrupted(pods: Pods) -> None:
     pods.start(0)
     pods.write("/a")
-    # The pod of ordinal 1 is killed after it was registered and before etcd started: it must find its entry again.
+    # The pod of ordinal 1 is killed after it was registered and before etcd started.
     pods.addresses.add(pods.host(1))
     assert member.prepare(pods.seat(1)) == "joins"
     assert pods.start_together(2, 1) == ["joins", "joins"]

@@ -1,8 +1,8 @@
-"""Bring etcd's users in line with a Secret: `python3 -m bireme_runtime.auth`, a hook after install and upgrade.
+"""Bring etcd's users in line with a Secret: `python3 -m bireme_runtime.auth`, a hook after each upgrade.
 
 Reads BIREME_ETCD_ENDPOINTS, BIREME_ETCD_ROOT_PASSWORD, BIREME_ETCD_USERNAME, BIREME_ETCD_PASSWORD,
-BIREME_ETCD_PREFIX (what the user may read and write) and BIREME_WAIT_SECONDS. Running it again changes nothing, or
-what has changed: the user's password, its prefix.
+BIREME_ETCD_PREFIX (what the user may read and write) and BIREME_WAIT_SECONDS. Run again it changes nothing
+but what is different now: the user's password, its prefix.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ class Wanted:
             words = f"{', '.join(missing)} must not be empty"
             raise CannotProtect(f"{words}: fill the Secret's keys root-password, username and password")
         if env[names[1]] == _ROOT:
-            raise CannotProtect(
-                "the user cannot be called root, which is etcd's own; change username in the Secret"
-            )
-        return cls(*(env[name] for name in names), prefix=env.get("BIREME_ETCD_PREFIX") or "/")
+            raise CannotProtect("the user cannot be root, which is etcd's own; change username in the Secret")
+        root_password, username, password = (env[name] for name in names)
+        return cls(root_password, username, password, env.get("BIREME_ETCD_PREFIX") or "/")
 
 
 def protect(plain: etcd.Client, as_root: etcd.Client, wanted: Wanted) -> bool:
@@ -74,7 +73,7 @@ def _asks_for_users(plain: etcd.Client, as_root: etcd.Client) -> bool:
         return True
     except etcd.AuthError as error:
         raise CannotProtect(
-            f"etcd does not take root's password ({error}): put the one it was set up with back into the Secret"
+            f"etcd does not take root's password ({error}): put the first one back into the Secret"
         ) from error
 
 

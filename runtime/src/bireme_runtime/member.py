@@ -2,8 +2,8 @@
 
 Growth is one member at a time, whether a fresh cluster of three starts or one member becomes three: ordinal 0
 bootstraps alone, ordinal i is added through whoever answers once i-1 has started. A member that still has its
-data just starts. One that comes back empty while the cluster lives takes its old entry out and joins anew. What
-is decided goes into etcd's own configuration file, since the etcd image has no shell.
+data just starts. One that comes back empty while the cluster lives takes its old entry out and joins anew.
+The outcome is etcd's own configuration file, since the etcd image has no shell.
 
 While a member without data waits it says so on etcd's client port, so that ordinal 0, when it has no data
 either, can tell a cluster that starts for the first time from one that is alive but does not answer.

@@ -103,7 +103,8 @@ def job(tmp_path: Path, shared_etcd: EtcdServer, prefix: str) -> Iterator[Callab
         folder = tmp_path / f"job-{len(jobs)}"
         folder.mkdir()
         on_etcd = {
-            "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",
+            "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint,
+            "PET_RDZV_ID": "run",
             "PET_RDZV_CONF": f"etcd_prefix={prefix}", "PET_NNODES": "1:3", "PET_NPROC_PER_NODE": "1",
             "PET_MAX_RESTARTS": "20", "PET_MONITOR_INTERVAL": "0.1", "BIREME_GRACE_SECONDS": "10",
         }  # fmt: skip

@@ -1,0 +1,97 @@
+"""The runtime as pods get it: files on PYTHONPATH, any Python from 3.9 on, nothing else installed."""
+
+from __future__ import annotations
+
+import ast
+import email
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from etcd_servers import RUNTIME
+
+import bireme_runtime
+
+PACKAGE, METADATA = RUNTIME / "bireme_runtime", RUNTIME / "bireme_runtime.dist-info"
+PROJECT = tomllib.loads((RUNTIME.parent / "pyproject.toml").read_text())["project"]
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+FIND_BACKEND = """
+import importlib.metadata as metadata
+points = metadata.entry_points()
+group = "torchrun.handlers"
+found = points.get(group, []) if isinstance(points, dict) else points.select(group=group)
+for point in found:
+    print(point.name, point.load()().__name__, metadata.version("bireme-runtime"))
+"""
+
+
+def run(code: str, *paths: Path) -> str:
+    """What a Python with nothing but these folders on PYTHONPATH prints."""
+    env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-S", "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """The files as a ConfigMap mounts them: each a link to a link, the folder read-only."""
+    data = tmp_path / "..data"
+    for source in (*PACKAGE.glob("*.py"), *METADATA.iterdir()):
+        target = data / source.parent.name / source.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    for name in (PACKAGE.name, METADATA.name):
+        (folder / name).symlink_to(data / name)
+    return folder
+
+
+def test_torchrun_finds_the_backend_when_only_the_folder_is_on_the_path(mounted: Path) -> None:
+    assert run(FIND_BACKEND, mounted) == f"bireme-etcd create_handler {bireme_runtime.__version__}\n"
+
+
+def test_beside_an_installed_distribution_the_backend_is_there_once(mounted: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "site" / f"bireme_runtime-{bireme_runtime.__version__}.dist-info"
+    installed.mkdir(parents=True)
+    for path in METADATA.iterdir():
+        (installed / path.name).write_bytes(path.read_bytes())
+    assert run(FIND_BACKEND, mounted, installed.parent).count("bireme-etcd") == 1
+
+
+def test_every_module_imports_without_any_third_party_package(mounted: Path) -> None:
+    imports = "; ".join(f"import bireme_runtime.{name}" for name in MODULES if name != "__init__")
+    assert run(f"{imports}; import sys; print('torch' in sys.modules)", mounted) == "False\n"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_oldest_supported_python_understands_each_module(name: str) -> None:
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text(), feature_version=(3, 9))
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    roots = {each.partition(".")[0] for each in names}
+    assert roots <= set(sys.stdlib_module_names) | {"bireme_runtime"}
+
+
+def test_the_metadata_in_the_folder_is_that_of_the_distribution() -> None:
+    metadata = email.message_from_string((METADATA / "METADATA").read_text())
+    assert (metadata["Name"], metadata["Version"], metadata["Summary"], metadata["Requires-Python"]) == (
+        PROJECT["name"], PROJECT["version"], PROJECT["description"], PROJECT["requires-python"],
+    )  # fmt: skip
+    assert bireme_runtime.__version__ == PROJECT["version"]
+    assert PROJECT["dependencies"] == []
+    written = (METADATA / "entry_points.txt").read_text().split()
+    ((group, points),) = PROJECT["entry-points"].items()
+    assert written == [f"[{group}]", *(word for key, value in points.items() for word in (key, "=", value))]
+
+
+def test_the_files_are_small_and_their_names_survive_as_keys_of_a_config_map() -> None:
+    files = [*PACKAGE.glob("*.py"), *METADATA.iterdir()]
+    assert sum(path.stat().st_size for path in files) < 200_000
+    keys = {f"{path.parent.name}__{path.name}" for path in files}
+    assert len(keys) == len(files)
+    assert all(key.replace("_", "").replace(".", "").replace("-", "").isalnum() for key in keys)
