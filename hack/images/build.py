@@ -56,48 +56,54 @@ def image(names: tuple[str, ...]) -> None:
 def make_image(recipe: dict[str, Any]) -> str:
     """Make one [image.*] and return its tag."""
     if "tool" in recipe:
-        return _image_of_tool(recipe)
-    base = _import_rootfs(load_rootfs(recipe["rootfs"]))
-    tag: str = recipe["tag"]
-    if "context" not in recipe:
-        _docker("tag", base, tag)
+        toolbox = Toolbox(PATHS, CONSOLE)
+        tag = str(recipe["tag"]).format(version=toolbox.pin(recipe["tool"]).version)
+        _docker("tag", _import_tool(toolbox, recipe["tool"], recipe["path"]), tag)
         return tag
-    with CONSOLE.status(f"{tag}: docker build …"):
-        _docker("build", "--tag", tag, "--build-arg", f"BASE={base}", str(PATHS.root / recipe["context"]))
+    tag, base = str(recipe["tag"]), _import_rootfs(load_rootfs(recipe["rootfs"]))
+    if "context" in recipe:
+        with CONSOLE.status(f"{tag}: docker build …"):
+            _docker("build", "--tag", tag, "--build-arg", f"BASE={base}", str(PATHS.root / recipe["context"]))
+    else:
+        _docker("tag", base, tag)
     return tag
 
 
 def _import_rootfs(rootfs: Rootfs) -> str:
-    """The image that holds ``rootfs`` and nothing else; tagged by digest, so that one is imported once."""
-    tag = f"bireme/{rootfs.name}:{rootfs.digest}"
-    if _is_there(tag):
-        return tag
+    """The image that holds ``rootfs`` and nothing else; named by its digest, so that it is imported once."""
+    name = f"bireme/{rootfs.name}:{rootfs.digest}"
+    if _is_there(name):
+        return name
     folder = ensure_rootfs(rootfs, PATHS.cache, CONSOLE)
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", **rootfs.env}
-    changes = [f"--change=ENV {key}={value}" for key, value in variables.items()]
-    with CONSOLE.status(f"{tag}: docker import …"):
-        archive = ["tar", "-C", folder, "--sort=name", "--numeric-owner", "--exclude=./dev/*", "-c", "."]
-        with subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
-            _docker("import", *changes, "-", tag, stdin=tar.stdout)
-        if tar.returncode:
-            _docker("image", "rm", tag)
-            raise BiremeError(f"{folder} could not be read: see tar's message above")
-    return tag
+    archive = ["tar", "-C", folder, "--sort=name", "--numeric-owner", "--exclude=./dev/*", "-c", "."]
+    with CONSOLE.status(f"{name}: docker import …"), subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
+        _docker(
+            "import",
+            *(f"--change=ENV {key}={value}" for key, value in variables.items()),
+            "-",
+            name,
+            stdin=tar.stdout,
+        )
+    if tar.returncode:
+        _docker("image", "rm", name)
+        raise BiremeError(f"{folder} could not be read: tar says why, above")
+    return name
 
 
-def _image_of_tool(recipe: dict[str, Any]) -> str:
-    toolbox = Toolbox(PATHS, CONSOLE)
-    tag: str = recipe["tag"].format(version=toolbox.pin(recipe["tool"]).version)
-    binary, path = toolbox.path(recipe["tool"]), recipe["path"]
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
+def _import_tool(toolbox: Toolbox, tool: str, path: str) -> str:
+    """The image that holds a pinned tool's binary at ``path`` and nothing else; named as rootfs' are."""
+    name = f"bireme/{tool}:{toolbox.pin(tool).cache_name}"
+    if _is_there(name):
+        return name
+    binary, archive = toolbox.path(tool), io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar, binary.open("rb") as content:
         member = tarfile.TarInfo(path.lstrip("/"))
         member.mode, member.size = 0o755, binary.stat().st_size
-        with binary.open("rb") as content:
-            tar.addfile(member, content)
+        tar.addfile(member, content)
     changes = [f"--change=ENV PATH={os.path.dirname(path)}", f'--change=ENTRYPOINT ["{path}"]']
-    _docker("import", *changes, "-", tag, content=archive.getvalue())
-    return tag
+    _docker("import", *changes, "-", name, content=archive.getvalue())
+    return name
 
 
 def _is_there(tag: str) -> bool:

@@ -32,9 +32,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-STARTED = time.time()
-"""When the imports were done."""
-
 State = dict[str, Any]
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=5)
@@ -56,6 +53,7 @@ class Run:
     """
 
     def __init__(self, folder: Path) -> None:
+        import_seconds = _age()
         self.folder = folder
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.device = _device()
@@ -68,7 +66,14 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         _join(self.device)
         self._term = _Term()
-        self.log("start", host=socket.gethostname(), pid=os.getpid(), device=str(self.device), **_ages())
+        self.log(
+            "start",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=str(self.device),
+            import_seconds=import_seconds,
+            join_seconds=round(_age() - import_seconds, 3),
+        )
 
     @property
     def leads(self) -> bool:
@@ -99,10 +104,12 @@ class Run:
         """
         self._term.step_done()
         leaving = self.sum(float(self._term.received))[0] > 0
-        if due or leaving:
-            self.save(step, state)
         if leaving:
-            self._leave(step)
+            with self._term.held():
+                self.save(step, state)
+                self._leave(step)
+        if due:
+            self.save(step, state)
         self._term.step_begins()
 
     def save(self, step: int, state: Callable[[], State]) -> None:
@@ -212,10 +219,13 @@ class _Term:
         while signal.SIGTERM not in inbox.recv(1):
             pass
         self._received.set()
+        received = time.monotonic()
         grace = float(os.environ.get("BIREME_GRACE_SECONDS", _DEFAULT_GRACE))
         # A step that takes far longer than the last one waits for a process that is gone.
-        deadline = time.monotonic() + min(grace, max(_LEAST_PATIENCE, 5 * self._step_seconds))
-        while self._holds or (self._in_step and time.monotonic() < deadline):
+        patience = min(grace, max(_LEAST_PATIENCE, 5 * self._step_seconds))
+        while (waited := time.monotonic() - received) < grace:
+            if not self._holds and (not self._in_step or waited > patience):
+                break
             time.sleep(0.02)
         os._exit(_STATUS_OF_TERM)
 
@@ -288,8 +298,7 @@ def _checkpoints(folder: Path) -> list[int]:
     return [int(path.stem.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*.pt")]
 
 
-def _ages() -> dict[str, float]:
-    """Seconds from the start of this process until its imports were done, and until now."""
+def _age() -> float:
+    """Seconds since this process was started."""
     start_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
-    return {"import_seconds": round(age - (time.time() - STARTED), 3), "start_seconds": round(age, 3)}
+    return round(time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK"), 3)

@@ -1,0 +1,39 @@
+"""Fixtures of the training scripts' tests: the image's root file system, and jobs that run in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs import IMAGE, PATHS, SCRIPTS, Job, command_in, torchrun
+from rich.console import Console
+from rootfs import ensure_rootfs
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def image() -> Path:
+    """The root file system of the local torch image."""
+    return ensure_rootfs(IMAGE, PATHS.cache, Console(stderr=True))
+
+
+@pytest.fixture(scope="session")
+def start_in(image: Path) -> Iterator[Start]:
+    """Start a script on a folder: ``start_in(folder, "digits.py", "--steps=9", processes=2)``.
+
+    ``processes=0`` runs it without torchrun; a script that is not a file of images/torch is Python source.
+    """
+    jobs: list[Job] = []
+
+    def start(folder: Path, script: str, *arguments: str, processes: int = 0) -> Job:
+        program = [f"{SCRIPTS}/{script}"] if script.endswith(".py") else ["-c", script]
+        launcher = torchrun(processes) if processes else ["python3"]
+        command = command_in(image, folder, [*launcher, *program, *arguments])
+        jobs.append(Job(command, folder / f"log-{len(jobs)}"))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.clean_up()

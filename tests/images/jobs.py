@@ -1,0 +1,129 @@
+"""Training scripts that run in the root file system of the local image, and what they log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bireme.paths import Paths
+
+PATHS = Paths.discover(start=Path(__file__))
+sys.path.insert(0, str(PATHS.hack / "images"))
+
+from rootfs import enter, load_rootfs  # noqa: E402
+
+IMAGE = load_rootfs("torch-2.6")
+FOLDER = "/tmp/job"
+"""Where a job's folder is inside."""
+SCRIPTS = "/tmp/bireme"
+Event = dict[str, Any]
+SECONDS = 240
+"""Longest wait for anything: the machine may be busy with other tests."""
+
+# Debian's torch has no libuv, and torchrun's c10d backend does not ask.
+TORCHRUN = """
+import functools, torch.distributed as dist
+dist.TCPStore = functools.partial(dist.TCPStore, use_libuv=False)
+from torch.distributed.run import main
+main()
+"""
+
+
+class Job:
+    """A training script that runs in the image's root file system, under torchrun or by itself."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._log = log
+        with log.open("w") as output:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def events(self, name: str | None = None) -> list[Event]:
+        """The events in the log so far, in order."""
+        lines = [
+            line for line in self.output.splitlines() if line.startswith('{"event"') and line.endswith("}")
+        ]
+        return [event for event in map(json.loads, lines) if name in (None, event["event"])]
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_until(lambda: any(event["step"] >= step for event in self.events("step")), f"step {step}")
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not holds():
+            assert self._process.poll() is None, f"ended before {what}:\n{self.output[-3000:]}"
+            assert time.monotonic() < deadline, f"no {what} after {SECONDS} s:\n{self.output[-3000:]}"
+            time.sleep(0.02)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to the training process that has ``rank`` now."""
+        os.kill(self._pid(rank), number)
+
+    def is_alive(self, rank: int) -> bool:
+        """Whether the latest training process with ``rank`` still runs."""
+        try:
+            return "(zombie)" not in Path(f"/proc/{self._pid(rank)}/status").read_text()
+        except FileNotFoundError:
+            return False
+
+    def terminate(self) -> None:
+        """Send SIGTERM to torchrun itself, as when its pod is deleted, and wait for its end."""
+        self._process.terminate()
+        self._process.wait(SECONDS)
+
+    def status(self) -> int:
+        """Wait for the end; the exit status."""
+        return self._process.wait(SECONDS)
+
+    def _pid(self, rank: int) -> int:
+        return int([event["pid"] for event in self.events("start") if event["rank"] == rank][-1])
+
+    def clean_up(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            for event in self.events("start"):
+                try:
+                    os.kill(event["pid"], signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        self._process.wait()
+
+
+def command_in(root: Path, folder: Path, command: list[str]) -> list[str]:
+    """The command line that runs ``command`` in the image; ``folder`` is FOLDER inside."""
+    binds = {PATHS.root / "images" / "torch": SCRIPTS, folder: FOLDER}
+    env = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **IMAGE.env,
+    }
+    return enter(root, command, binds, env)
+
+
+def torchrun(processes: int) -> list[str]:
+    """The command line of torchrun on this machine, whose name cannot be resolved inside the image."""
+    rendezvous = [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
+        "--local-addr=127.0.0.1",
+    ]
+    options = [f"--nproc-per-node={processes}", "--max-restarts=5", "--monitor-interval=0.2"]
+    return ["python3", "-c", TORCHRUN, *options, *rendezvous]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,198 @@
+"""The example training scripts train, with real torch under real torchrun, and survive what jobs meet."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+STEPS = 220
+CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
+DIGITS = ("digits.py", CHECKPOINTS, f"--steps={STEPS}", "--checkpoint-every=20")
+TOLERANCE = 1e-3
+"""Of a step's loss, relative: sums over processes are rounded in another order."""
+ACCURACY_TOLERANCE = 0.01
+
+READ_EVENTS = """
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator("/tmp/job/checkpoints/tensorboard", size_guidance={"scalars": 0}).Reload()
+print(*([event.step for event in events.Scalars(name)] for name in ("loss", "accuracy")))
+"""
+MAKE_PHOTOS = """
+# Two classes of real pictures: pieces of the two photographs that come with scikit-learn.
+import random, pathlib
+from PIL import Image
+from sklearn.datasets import load_sample_images
+photos = load_sample_images()
+random.seed(0)
+for name, photo in zip(photos.filenames, photos.images):
+    for part, count in (("train", 24), ("val", 9)):
+        folder = pathlib.Path("/tmp/job/photos", part, pathlib.Path(name).stem)
+        folder.mkdir(parents=True)
+        for number in range(count):
+            left, top = random.randrange(640 - 160), random.randrange(427 - 160)
+            Image.fromarray(photo).crop((left, top, left + 160, top + 160)).save(folder / f"{number}.jpg")
+"""
+IMAGENET = ("imagenet.py", "--data=/tmp/job/photos", CHECKPOINTS, "--arch=resnet18", "--image-size=64")
+IMAGENET += ("--batch-size=2", "--workers=1", "--epochs=2", "--log-every=1", "--warm-up=1")
+
+
+@pytest.fixture(scope="module")
+def alone(start_in, tmp_path_factory):
+    """One process that nothing interrupts: what all others are held against."""
+    folder = tmp_path_factory.mktemp("alone")
+    job = start_in(folder, *DIGITS)
+    assert job.status() == 0, job.output
+    return job, folder
+
+
+@pytest.fixture
+def photos(start_in, tmp_path):
+    """A folder with photos/train and photos/val."""
+    job = start_in(tmp_path, MAKE_PHOTOS)
+    assert job.status() == 0, job.output
+    return tmp_path
+
+
+def losses(job) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in job.events("step")}
+
+
+def assert_same_training(job, alone) -> None:
+    """Every step of ``job``, repeated ones too, has the loss that it has in the process that ran alone."""
+    expected = losses(alone)
+    for event in job.events("step"):
+        assert event["loss"] == pytest.approx(expected[event["step"]], rel=TOLERANCE, abs=1e-5), event
+    assert max(losses(job)) == STEPS
+    accuracy = job.events("done")[0]["accuracy"]
+    assert accuracy == pytest.approx(alone.events("done")[0]["accuracy"], abs=ACCURACY_TOLERANCE)
+
+
+def test_one_process_learns_to_read_digits(alone):
+    job, folder = alone
+    assert sorted(losses(job)) == list(range(1, STEPS + 1))
+    assert job.events("done")[0]["accuracy"] >= 0.95
+    assert json.loads((folder / "checkpoints/done").read_text())["step"] == STEPS
+
+
+def test_a_run_that_is_done_exits_at_once_when_started_again(alone, start_in):
+    _, folder = alone
+    again = start_in(folder, *DIGITS, processes=2)
+    assert again.status() == 0
+    assert [event["event"] for event in again.events()] == ["done", "done"]
+
+
+def test_tensorboard_reads_every_step_from_the_event_files(alone, start_in):
+    _, folder = alone
+    job = start_in(folder, READ_EVENTS)
+    assert job.status() == 0, job.output
+    assert job.output.splitlines()[-1] == f"{list(range(1, STEPS + 1))} [{STEPS}]"
+
+
+def test_when_a_training_process_is_killed_then_the_job_goes_on_from_its_last_checkpoint(
+    alone, start_in, tmp_path
+):
+    job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", processes=2)
+    job.wait_for_step(50)
+    job.signal(1, signal.SIGKILL)
+    assert job.status() == 0, job.output
+    lost = [event["step"] for event in job.events("step") if event["time"] < job.events("resume")[0]["time"]][
+        -1
+    ]
+    resumed = {event["step"] for event in job.events("resume")}
+    assert resumed == {lost // 20 * 20}
+    assert_same_training(job, alone[0])
+
+
+def test_when_one_process_gets_sigterm_then_no_step_is_lost(alone, start_in, tmp_path):
+    job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", "--checkpoint-every=1000", processes=2)
+    job.wait_for_step(30)
+    job.signal(1, signal.SIGTERM)
+    assert job.status() == 0, job.output
+    (stopped,) = {event["step"] for event in job.events("stop")}
+    assert {event["step"] for event in job.events("resume")} == {stopped}
+    assert [event["step"] for event in job.events("step")] == list(range(1, STEPS + 1))
+    assert_same_training(job, alone[0])
+
+
+def test_when_torchrun_gets_sigterm_then_another_number_of_processes_goes_on_with_the_next_step(
+    alone, start_in, tmp_path
+):
+    first = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", "--checkpoint-every=1000", processes=3)
+    first.wait_for_step(30)
+    first.terminate()
+    second = start_in(tmp_path, *DIGITS)
+    assert second.status() == 0, second.output
+    assert min(losses(second)) == max(losses(first)) + 1
+    assert_same_training(second, alone[0])
+
+
+def test_when_its_peer_does_not_answer_then_a_process_that_gets_sigterm_ends_long_before_the_grace_period(
+    start_in, tmp_path
+):
+    job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", processes=2)
+    job.wait_for_step(30)
+    job.signal(1, signal.SIGSTOP)
+    time.sleep(1)  # until rank 0 waits for it
+    job.signal(0, signal.SIGTERM)
+    began = time.monotonic()
+    job.wait_until(lambda: not job.is_alive(0), "end of rank 0")
+    assert time.monotonic() - began < 15
+    job.signal(1, signal.SIGCONT)
+    assert job.status() == 0, job.output
+
+
+def test_an_image_classifier_goes_on_in_the_middle_of_an_epoch_with_fewer_processes(start_in, photos):
+    first = start_in(photos, *IMAGENET, "--accumulate=2", "--step-seconds=0.3", processes=2)
+    first.wait_for_step(2)
+    first.terminate()
+    (stopped,) = {event["step"] for event in first.events("stop")}
+    last = first.events("step")[-1]
+    assert (last["step"], last["seen"], last["global_batch"]) == (stopped, stopped * 8, 8)
+
+    second = start_in(photos, *IMAGENET)
+    assert second.status() == 0, second.output
+    (rescaled,) = second.events("rescale")
+    assert (rescaled["was"], rescaled["global_batch"]) == (8, 2)
+    of_first_epoch = [event for event in second.events("step") if event["epoch"] == 0]
+    assert of_first_epoch[0]["seen"] == last["seen"] + 2
+    assert of_first_epoch[-1]["seen"] == 48
+    assert [event["epoch"] for event in second.events("validate")] == [1, 2]
+    (done,) = second.events("done")
+    assert 0 <= done["accuracy"] <= done["best"] <= 1
+
+
+def test_an_image_classifier_in_two_processes_measures_what_one_does(start_in, photos):
+    """The 18 pictures of val/ are divided unevenly among decoding processes, and each counts once."""
+    job = start_in(photos, *IMAGENET, "--epochs=1", "--batch-size=4", processes=2)
+    assert job.status() == 0, job.output
+    assert (job.events("validate")[0]["accuracy"] * 18) % 1 == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "option", "sentence"),
+    [
+        (
+            lambda folder: (folder / "photos/val").rename(folder / "val"),
+            "--epochs=1",
+            "needs train/<class>/ and val/<class>/",
+        ),
+        (lambda _: None, "--arch=resnet19", "torchvision has no such classifier; it has alexnet"),
+        (lambda _: None, "--batch-size=64", "lower --batch-size or --accumulate"),
+    ],
+    ids=["no val", "misspelled arch", "batch beyond the data"],
+)
+def test_bad_input_is_answered_with_a_sentence(
+    spoil: Callable[[Path], object], option: str, sentence: str, start_in, photos
+):
+    spoil(photos)
+    job = start_in(photos, *IMAGENET, option)
+    assert job.status() != 0
+    assert sentence in job.output
+    assert "Traceback" not in job.output
