@@ -598,8 +598,8 @@ class Rendezvous:
             return
         for target in (self._renew, self._follow):
             thread = threading.Thread(target=target, name=f"bireme-{target.__name__.strip('_')}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _renew(self) -> None:
         while not self._closing.wait(self.settings.keep_alive_interval):

@@ -1,11 +1,17 @@
-"""Tests with real torchrun, in the root filesystem with Python and torch that BIREME_TORCH_ROOT names."""
+"""Tests with real torchrun, in the root filesystem with Python and torch that BIREME_TORCH_ROOT names.
+
+BIREME_TORCH_AGENT may name a folder with torch/distributed/{elastic,launcher,run.py} of another release: the
+agent is then that release's, and the rest of torch that of the root filesystem.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +20,10 @@ from typing import Any
 import pytest
 from etcd_servers import RUNTIME, EtcdServer
 
+from bireme_runtime import etcd
+
 ROOT = os.environ.get("BIREME_TORCH_ROOT", "")
+AGENT = os.environ.get("BIREME_TORCH_AGENT", "")
 # Not part of a normal run: `BIREME_TORCH_ROOT=/path pytest tests/runtime/with_torch` as root.
 collect_ignore_glob = [] if ROOT else ["test_*.py"]
 
@@ -27,6 +36,7 @@ class Job:
         self.env = env
         self.arguments = [str(steps), str(pause)]
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.rounds: list[tuple[float, int]] = []
         (folder / "train.py").write_bytes(Path(__file__).with_name("train.py").read_bytes())
 
     def start(self, name: str, index: int = 0, **env: str) -> None:
@@ -36,7 +46,10 @@ class Job:
             "PYTHONDONTWRITEBYTECODE": "1", "JOB_COMPLETION_INDEX": str(index), "PET_LOCAL_ADDR": "127.0.0.1",
             **self.env, **env,
         }  # fmt: skip
-        binds = ((RUNTIME, "srv"), (self.folder, "mnt"), ("/proc", "proc"), ("/dev", "dev"))
+        binds = [(RUNTIME, "srv"), (self.folder, "mnt"), ("/proc", "proc"), ("/dev", "dev")]
+        for name_there in ("elastic", "launcher", "run.py") if AGENT else ():
+            part = f"torch/distributed/{name_there}"
+            binds.append((f"{AGENT}/{part}", f"usr/lib/python3/dist-packages/{part}"))
         mounts = " && ".join(f"mount --rbind {source} {ROOT}/{target}" for source, target in binds)
         script = ["/mnt/train.py", "/mnt", name, *self.arguments]
         command = ["env", "-i", *(f"{key}={value}" for key, value in inside.items()),
@@ -82,6 +95,17 @@ class Job:
         )
         assert done == list(range(1, last + 1))
 
+    def follow(self, server: EtcdServer, prefix: str) -> None:
+        """Note when each round is agreed."""
+        client = etcd.Client(etcd.parse_endpoints(server.endpoint))
+
+        def note() -> None:
+            with contextlib.suppress(etcd.EtcdError):
+                for _, events in client.watch(f"{prefix}run/round", 1):
+                    self.rounds += [(time.time(), json.loads(event.kv.value)["number"]) for event in events]
+
+        threading.Thread(target=note, daemon=True).start()
+
     def stop(self) -> None:
         for worker in self.workers.values():
             if worker.poll() is None:
@@ -109,6 +133,7 @@ def job(tmp_path: Path, shared_etcd: EtcdServer, prefix: str) -> Iterator[Callab
             "PET_MAX_RESTARTS": "20", "PET_MONITOR_INTERVAL": "0.1", "BIREME_GRACE_SECONDS": "10",
         }  # fmt: skip
         jobs.append(Job(folder, {**on_etcd, **env}, steps, pause))
+        jobs[-1].follow(shared_etcd, prefix)
         return jobs[-1]
 
     yield make

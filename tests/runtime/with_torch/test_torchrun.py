@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from etcd_servers import EtcdServer
+from etcd_servers import EtcdServer, free_port
 
 Make = Callable[..., Any]
 NAMES = ("a", "b", "c")
@@ -24,11 +24,13 @@ def three_workers(make: Make, **env: Any) -> Any:
 
 
 def report(what: str, job: Any, since: float, name: str, world: int) -> None:
-    """Print the seconds from an event to the new world's first step, and to the start of its processes."""
-    step = job.wait_for(name, "step", since, world=world)["time"] - since
-    start = job.wait_for(name, "start", since, world=world)["time"] - since
-    imported = job.notes(name, "imported", since)[-1]["time"] - since
-    print(f"\n{what}: imported after {imported:.1f} s, joined {start:.1f} s, training {step:.1f} s")
+    """Print the seconds from an event to the agreed world, and, in a member of it, to the first step."""
+    step = job.wait_for(name, "step", since, world=world)
+    start = [note for note in job.notes(name, "start", since) if note["time"] <= step["time"]][-1]
+    imported = [note for note in job.notes(name, "imported", since) if note["time"] <= start["time"]][-1]
+    agreed = [moment for moment, _ in job.rounds if since < moment < imported["time"]][-1]
+    moments = {"agreed": agreed, **{note["event"]: note["time"] for note in (imported, start, step)}}
+    print(f"\n{what}:", ", ".join(f"{event} {moment - since:.1f} s" for event, moment in moments.items()))
 
 
 def test_three_workers_train_to_the_end_and_a_late_one_finds_nothing_to_do(job: Make) -> None:
@@ -111,3 +113,19 @@ def test_an_option_that_torchrun_does_not_know_is_a_usage_error(job: Make) -> No
     run.start("a")
     assert run.end("a") == 78
     assert "torchrun cannot start as configured" in run.words("a")
+
+
+def test_with_c10d_a_worker_that_is_told_to_end_does_not_close_the_run(job: Make) -> None:
+    run = job(
+        PET_RDZV_BACKEND="c10d", PET_RDZV_ENDPOINT=f"127.0.0.1:{free_port()}", PET_RDZV_CONF="last_call_timeout=2",
+        PET_NNODES="1:2",
+    )  # fmt: skip
+    run.start("a", 0)
+    run.start("b", 1)
+    run.wait_for("b", "step", world=2)
+    since = time.time()
+    run.workers["b"].send_signal(signal.SIGTERM)
+    assert run.end("b") == 143
+    run.wait_for("a", "step", since, world=1)
+    assert run.end("a") == 0
+    run.check_steps(60)
