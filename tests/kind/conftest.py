@@ -1,0 +1,66 @@
+"""Real containers: a kind cluster for the session, the project's images on it, restricted namespaces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from on_kind import Shell, Values
+
+from bireme.clusters.kind import KindCluster
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.kind)
+
+
+@pytest.fixture(scope="session")
+def shell(cluster: KindCluster, toolbox: Toolbox) -> Shell:
+    return Shell(cluster, toolbox)
+
+
+@pytest.fixture(scope="module")
+def test_namespace(random_namespace: Any, cluster: KindCluster) -> str:
+    """The module's namespace, which enforces the restricted Pod Security Standard."""
+    name: str = random_namespace.name
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.api.patch(f"/api/v1/namespaces/{name}", {"metadata": {"labels": labels}})
+    return name
+
+
+@pytest.fixture(scope="session")
+def load(cluster: KindCluster, bireme_paths: Paths) -> Callable[..., None]:
+    """``load("torch")``: the image of hack/images/recipes.toml is on every node."""
+
+    def _load(*names: str) -> None:
+        build = [sys.executable, str(bireme_paths.hack / "images" / "build.py"), "image", *names]
+        built = subprocess.run(build, cwd=bireme_paths.root, stdout=subprocess.PIPE, text=True, check=True)
+        cluster.load_image(*built.stdout.split())
+
+    return _load
+
+
+@pytest.fixture(scope="session")
+def etcd_images(load: Callable[..., None]) -> None:
+    load("etcd", "python")
+
+
+@pytest.fixture(scope="session")
+def torch_images(load: Callable[..., None]) -> None:
+    load("etcd", "python", "torch")
+
+
+@pytest.fixture(scope="session")
+def kind_values(bireme_paths: Paths) -> Values:
+    """values/kind.yaml."""
+    values: Values = yaml.safe_load((bireme_paths.values / "kind.yaml").read_text(encoding="utf-8"))
+    return values

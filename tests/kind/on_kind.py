@@ -1,0 +1,51 @@
+"""What the tests on kind share beside fixtures."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from bireme.clusters.kind import KindCluster
+from bireme.tools import Toolbox
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Shell:
+    """The pinned kubectl and helm on the cluster of the session."""
+
+    cluster: KindCluster
+    toolbox: Toolbox
+
+    def kubectl(self, *arguments: str, given: str = "") -> str:
+        """What kubectl prints; the test fails with its message when it fails."""
+        return self._run([str(self.toolbox.path("kubectl")), *arguments], given)
+
+    def helm(self, *arguments: str) -> str:
+        """What helm prints; the test fails with its message when it fails."""
+        return self._run([str(self.toolbox.path("helm")), *arguments])
+
+    def logs(self, pods: str, namespace: str) -> str:
+        """All that the containers of the pods with these labels have printed so far."""
+        return self.kubectl("logs", "-n", namespace, "-l", pods, "--tail=-1", "--prefix", "--ignore-errors")
+
+    def _run(self, command: list[str], given: str = "") -> str:
+        where = [command[0], "--kubeconfig", str(self.cluster.kubeconfig), *command[1:]]
+        done = subprocess.run(where, input=given, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, f"{' '.join(command[1:])}: {done.stderr}{done.stdout}"
+        return done.stdout
+
+
+def eventually(done: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait for ``done``; fail the test, saying what it waited for."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.5)

@@ -1,0 +1,54 @@
+"""The etcd chart with real members: they serve, they survive, and more of them join."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from on_kind import Shell, Values, eventually
+
+from bireme.clusters.kind import KindCluster
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+
+pytestmark = pytest.mark.usefixtures("etcd_images")
+
+Etcd = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def ask(cluster: KindCluster) -> Callable[..., dict[str, Any]]:
+    """``ask(release, "kv/range", key="a")``: etcd's JSON gateway through the API server; text is encoded."""
+
+    def _ask(release: InstalledRelease, call: str, **said: str) -> dict[str, Any]:
+        service = f"/api/v1/namespaces/{release.namespace}/services/{release.name}:2379/proxy/v3/{call}"
+        return cluster.api.create(service, {key: encode(value) for key, value in said.items()})
+
+    return _ask
+
+
+def encode(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_one_member_serves_and_grows_to_three_with_its_data(
+    release: ReleaseFactory, shell: Shell, kind_values: Values, ask: Etcd
+) -> None:
+    etcd = release("etcd", values=kind_values["etcd"], timeout=180)
+    ask(etcd, "kv/put", key="ship", value="bireme")
+    shell.helm("test", etcd.name, "-n", etcd.namespace, "--timeout", "2m")
+
+    etcd.upgrade(values={**kind_values["etcd"], "replicas": 3}, timeout=240)
+    members = ask(etcd, "cluster/member/list")["members"]
+    assert {member["name"] for member in members} == {f"{etcd.name}-{ordinal}" for ordinal in range(3)}
+    assert not [member for member in members if member.get("isLearner")]
+    (found,) = ask(etcd, "kv/range", key="ship")["kvs"]
+    assert base64.b64decode(found["value"]) == b"bireme"
+
+    etcd.delete_pod(f"{etcd.name}-0")
+    eventually(
+        lambda: bool(ask(etcd, "kv/put", key="ship", value="trireme")), 60, "a write with a member gone"
+    )
+    assert etcd.wait(timeout=120) == ()
+    shell.helm("test", etcd.name, "-n", etcd.namespace, "--timeout", "2m")
