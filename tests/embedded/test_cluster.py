@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -164,6 +165,20 @@ def test_a_cluster_that_is_not_there_says_how_to_start_one(provider: EmbeddedPro
         BiremeError, match="no embedded cluster nowhere: start it with: bireme up --name nowhere"
     ):
         provider.get("nowhere")
+
+
+def test_a_cluster_that_lost_a_process_says_which_and_what_to_do(
+    provider: EmbeddedProvider, state: Path
+) -> None:
+    provider.up("worn", {})
+    try:
+        (file,) = state.glob("clusters/worn/kwok/clusters/*/pids/kube-scheduler.pid")
+        os.kill(int(file.read_text()), signal.SIGKILL)
+        until(lambda: not any("worn" in line and "kube-scheduler " in line for line in processes_in(state)))
+        with pytest.raises(BiremeError, match=r"lost kube-scheduler .* run bireme down --name worn"):
+            provider.get("worn")
+    finally:
+        assert provider.down("worn") is True
 
 
 @pytest.mark.parametrize("name", ["Fleet", "a/b", "-a", "x" * 41])

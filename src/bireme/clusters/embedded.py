@@ -116,10 +116,11 @@ class EmbeddedProvider:
         info = find(self._paths, name)
         if info is None or info.provider != self.name:
             raise BiremeError(f"there is no embedded cluster {name}: start it with: bireme up --name {name}")
-        if not _processes(cluster_dir(self._paths, name)):
+        lost = _lost_components(cluster_dir(self._paths, name))
+        if lost:
             raise BiremeError(
-                f"the cluster {name} is not running any more (was the machine restarted?): "
-                f"run bireme down --name {name}, then bireme up"
+                f"the cluster {name} is not running any more, it has lost {', '.join(lost)} "
+                f"(was the machine restarted?): run bireme down --name {name}, then bireme up"
             )
         return EmbeddedCluster(info, self._paths)
 
@@ -182,7 +183,8 @@ def _start(folder: Path, name: str, kubernetes: str, nodes: int, binaries: Mappi
         ]
         environment = _environment(work, binaries)
         _run_kwokctl(command, environment, folder)
-    _check_components(work / "clusters" / name)
+    if lost := _lost_components(folder):
+        raise BiremeError(_failure(f"lost {', '.join(lost)}", folder))
 
 
 def _environment(work: Path, binaries: Mapping[str, Path]) -> dict[str, str]:
@@ -227,12 +229,10 @@ def _last_line(log: Path) -> str:
     return lines[-1][:400] if lines else ""
 
 
-def _check_components(folder: Path) -> None:
-    """Raise BiremeError when a component has ended already, for example for want of its port."""
-    running = {Path(program).name for _, program in _processes(folder)}
-    missing = [name for name in _COMPONENTS if name not in {_component(name) for name in running}]
-    if missing:
-        raise BiremeError(_failure(f"lost {', '.join(missing)}", folder.parents[2]))
+def _lost_components(folder: Path) -> list[str]:
+    """The components that do not run (any more), for example for want of a port."""
+    running = {_component(Path(program).name) for _, program in _processes(folder)}
+    return [name for name in _COMPONENTS if name not in running]
 
 
 def _component(program: str) -> str:
