@@ -1,7 +1,7 @@
 """Write what is generated anew.
 
-`schemas` bundles charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs and draws the picture
-of the README.
+`schemas` bundles charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs and draws the
+picture of the README.
 """
 
 from __future__ import annotations

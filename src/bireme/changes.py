@@ -88,6 +88,11 @@ class Changes:
         """Whether Kubernetes, or the chart before it, would refuse the upgrade as a whole."""
         return any(change.action == "refuse" for change in self.changes)
 
+    @property
+    def replaces_a_run(self) -> bool:
+        """Whether a Job gives way to the Job of another run."""
+        return any(change.action == "replace" for change in self.changes)
+
     def sentences(self) -> list[str]:
         """One sentence for each workload, and for each other object that changes."""
         said = [

@@ -112,21 +112,19 @@ class Deployer:
         """``wanted`` with the run after the live one, which is stopped, when there is one that must go."""
         if self._releases.current(wanted.release, wanted.namespace) is None:
             return wanted
-        if not self.changes(wanted).is_refused:
-            return wanted
         live = self._releases.manifests(wanted.release, wanted.namespace)
         jobs = [item.name for item in live if item.kind == "Job"]
-        runs = [int(found[1]) for found in map(_RUN.search, jobs) if found]
-        following = replace(
-            wanted, values={**wanted.values, "run": max(runs, default=0) + 1, "suspend": None}
-        )
-        foreseen = self.changes(following)
+        if self.changes(wanted).is_refused:
+            runs = [int(found[1]) for found in map(_RUN.search, jobs) if found]
+            run = max(runs, default=0) + 1
+            wanted = replace(wanted, values={**wanted.values, "run": run, "suspend": None})
+        foreseen = self.changes(wanted)
         if foreseen.is_refused:
             raise BiremeError("\n".join(foreseen.sentences()))
-        self._renderer.render(following)
-        for job in jobs:
-            self._stop(job, wanted, timeout)
-        return following
+        if foreseen.replaces_a_run:
+            for job in jobs:
+                self._stop(job, wanted, timeout)
+        return wanted
 
     def _stop(self, job: str, wanted: RenderRequest, timeout: float) -> None:
         """Suspend a Job and wait until its pods are gone; they have their grace period to save."""

@@ -60,7 +60,7 @@ def svg(plan: Plan) -> str:
     blocks = [_title(plan, fills)]
     for kind, group in groupby(plan.placement, key=lambda node: node.type):
         nodes = list(group)
-        blocks.append(_heading(f"{len(nodes)} × {kind}"))  # noqa: RUF001 - the sign, not the letter
+        blocks.append(_heading(f"{len(nodes)} × {kind}"))
         blocks += _rows([_node(node, number, owners) for number, node in enumerate(nodes[:_SHOWN_NODES])])
         if len(nodes) > _SHOWN_NODES:
             blocks.append(_line(f"… {len(nodes) - _SHOWN_NODES} more"))
@@ -191,6 +191,6 @@ def _accelerators(pods: Iterable[PodPlan]) -> int:
 
 def _totals(plan: Plan) -> str:
     totals = plan.totals
-    nodes = ", ".join(f"{count} × {kind}" for kind, count in totals.nodes.items())  # noqa: RUF001 - as above
+    nodes = ", ".join(f"{count} × {kind}" for kind, count in totals.nodes.items())
     counts = f"{totals.pods} pods, {totals.accelerators} accelerators, {totals.efa} EFA interfaces"
     return f"{counts} on {nodes}" if nodes else counts

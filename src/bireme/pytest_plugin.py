@@ -1,8 +1,8 @@
 """The pytest plugin: fixtures that render, plan, install and observe charts.
 
 It works beside pytest-helm-charts and takes its options as they are: ``--cluster-type embedded``
-(the default) starts a control plane of its own before ``kube_cluster`` asks for one, ``--cluster-type existing`` uses
-``--kubeconfig``. Namespaces come from pytest-helm-charts' own fixtures.
+(the default) starts a control plane of its own before ``kube_cluster`` asks for one, ``--cluster-type
+existing`` uses ``--kubeconfig``. Namespaces come from pytest-helm-charts' own fixtures.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def release(
     cluster: Cluster, request_for: Request, toolbox: Toolbox, renderer: Renderer, test_namespace: str
 ) -> Iterator[ReleaseFactory]:
     """``release("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: installed, as planned, and
-    removed when the test ends. Takes what ``render`` takes, and ``name``, ``expect_differences``, ``timeout``.
+    removed when the test ends. Takes what ``render`` takes, and name, expect_differences and timeout.
     """
     installed: list[InstalledRelease] = []
 

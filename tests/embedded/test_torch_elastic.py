@@ -181,3 +181,10 @@ def test_helm_3_scales_in_place_too(release: ReleaseFactory, helm: str) -> None:
     job.upgrade(sets=["workers=3"], helm=helm, **P4D)
     assert job.differences() == ()
     assert before.items() <= uids(job).items()
+
+
+def test_replace_stops_the_old_run_first_when_the_user_names_the_new_one(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    job.upgrade(sets=["workers=2", "run=5"], replace=True, **P4D)
+    assert job.differences() == ()
+    assert job.names("jobs") == [f"{job.name}-r5"]

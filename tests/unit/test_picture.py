@@ -58,9 +58,9 @@ def test_each_accelerator_shows_the_world_rank_that_uses_it(instances: Mapping[s
     assert ranks(picture) == [str(rank) for rank in range(24)]
     said = words(picture)
     assert "Job train-r1: 3 worker pods, elastic from 1 to 9" in said
-    assert "3 × p4d.24xlarge" in said  # noqa: RUF001
+    assert "3 × p4d.24xlarge" in said
     assert {"node 1, 4 EFA", "train-r1-2", "etcd-0"} <= set(said)
-    assert said[-1] == "4 pods, 24 accelerators, 12 EFA interfaces on 3 × p4d.24xlarge"  # noqa: RUF001
+    assert said[-1] == "4 pods, 24 accelerators, 12 EFA interfaces on 3 × p4d.24xlarge"
 
 
 def test_accelerators_that_nobody_asked_for_are_empty_slots(instances: Mapping[str, Instance]) -> None:
