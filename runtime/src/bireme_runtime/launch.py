@@ -1,7 +1,8 @@
 """torchrun as the supervisor starts it: `python3 -m bireme_runtime.launch [torchrun options] SCRIPT ARGS…`.
 
 It is torch's own `torch.distributed.run`, with the backend registered on releases that look for no entry
-points, with a store that the build of torch has, and with a report to the supervisor of how it ended.
+points, a store that the build of torch has, an agent that stops its processes within seconds for a new round,
+and a report to the supervisor of how it ended.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def adapt_torch() -> None:
     """Make up for what this release or build of torch lacks."""
     _register_backend()
     _announce_finished_processes()
+    _stop_processes_soon(float(os.environ.get("BIREME_STOP_SECONDS", "2")))
     if not _has_libuv():
         _do_without_libuv()
 
@@ -92,6 +94,21 @@ def _announce_finished_processes() -> None:
         return barrier(self)
 
     agent._exit_barrier = exit_barrier
+
+
+def _stop_processes_soon(longest: float) -> None:
+    """Bound the time that processes have to end before a new round.
+
+    torch grants 30 seconds after TERM. Those that handle TERM, to save before their pod goes, use them up when
+    they hang in a collective with a member that is gone, and all others would wait for them.
+    """
+    context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
+    stock = context.close
+
+    def close(self: Any, death_sig: Any = None, timeout: float = 30) -> None:
+        stock(self, death_sig, min(timeout, longest))
+
+    context.close = close
 
 
 def _has_libuv() -> bool:

@@ -117,9 +117,11 @@ def test_an_option_that_torchrun_does_not_know_is_a_usage_error(job: Make) -> No
 
 def test_with_c10d_a_worker_that_is_told_to_end_does_not_close_the_run(job: Make) -> None:
     run = job(
-        PET_RDZV_BACKEND="c10d", PET_RDZV_ENDPOINT=f"127.0.0.1:{free_port()}", PET_RDZV_CONF="last_call_timeout=2",
+        PET_RDZV_BACKEND="c10d",
+        PET_RDZV_ENDPOINT=f"127.0.0.1:{free_port()}",
+        PET_RDZV_CONF="last_call_timeout=2",
         PET_NNODES="1:2",
-    )  # fmt: skip
+    )
     run.start("a", 0)
     run.start("b", 1)
     run.wait_for("b", "step", world=2)
