@@ -207,6 +207,14 @@ def test_clusters_started_at_once_live_side_by_side(
         elsewhere.down("twin")
 
 
+@pytest.fixture
+def doomed(bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path) -> Iterator[EmbeddedProvider]:
+    """A provider whose cluster ``doomed`` is gone when the test ends, however that ends."""
+    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path), toolbox)
+    yield provider
+    provider.down("doomed")
+
+
 def start_up(state: Path) -> subprocess.Popen[str]:
     """``up`` in a process of its own, as far as its directory being there."""
     script = textwrap.dedent(
@@ -247,6 +255,7 @@ def makes_nodes(state: Path) -> bool:
         pytest.param(makes_nodes, id="nodes-are-made"),
     ],
 )
+@pytest.mark.usefixtures("doomed")
 def test_ctrl_c_during_up_leaves_nothing(tmp_path: Path, moment: Callable[[Path], bool]) -> None:
     process = start_up(tmp_path)
     until(lambda: moment(tmp_path))
@@ -258,7 +267,7 @@ def test_ctrl_c_during_up_leaves_nothing(tmp_path: Path, moment: Callable[[Path]
     assert list((tmp_path / "clusters").iterdir()) == []
 
 
-def test_down_clears_what_a_killed_up_left(bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path) -> None:
+def test_down_clears_what_a_killed_up_left(doomed: EmbeddedProvider, tmp_path: Path) -> None:
     process = start_up(tmp_path)
     until(lambda: runs("--etcd-servers")(tmp_path))
     process.kill()
