@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -397,6 +398,8 @@ def _demo_cluster(app: App, /) -> Iterator[Cluster]:
 
 def main() -> None:
     """Run the command line; what a person can mend is one sentence and exit code 1."""
+    # Ended by a supervisor or by Ctrl-C, a command clears up the same way.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         cli(standalone_mode=True)
     except BiremeError as error:
