@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from bireme.errors import BiremeError
+from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
 P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
@@ -118,6 +122,45 @@ def test_an_image_change_is_refused_as_planned_and_replaces_the_job_when_asked(
     (live,) = job.objects("jobs")
     assert live["metadata"]["name"] == f"{job.name}-r2"
     assert live["spec"]["template"]["spec"]["containers"][0]["image"] == "bireme/torch:0.2.0"
+
+
+@pytest.fixture
+def next_chart(bireme_paths: Paths, tmp_path: Path) -> Path:
+    """The chart as its next version ships it; a test may change more of it."""
+    for folder in ("charts", "runtime"):
+        shutil.copytree(bireme_paths.root / folder, tmp_path / folder, symlinks=True)
+    metadata = tmp_path / "charts/torch-elastic/Chart.yaml"
+    metadata.write_text(metadata.read_text().replace("\nversion: 0.1.0", "\nversion: 0.1.1"))
+    return metadata.parent
+
+
+def test_a_chart_upgrade_that_leaves_the_job_alone_leaves_the_pods_alone(
+    release: ReleaseFactory, next_chart: Path
+) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    before, identity = uids(job), job_uid(job)
+    job.chart = next_chart
+    assert not job.changes(sets=["workers=2"], **P4D).is_refused
+    job.upgrade(sets=["workers=2"], **P4D)
+    assert (uids(job), job_uid(job)) == (before, identity)
+    (live,) = job.objects("jobs")
+    assert live["metadata"]["labels"]["helm.sh/chart"] == "torch-elastic-0.1.1"
+
+
+def test_a_chart_upgrade_that_changes_the_job_is_refused_as_planned(
+    release: ReleaseFactory, next_chart: Path
+) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    before = uids(job)
+    template = next_chart / "templates/_job.tpl"
+    template.write_text(template.read_text().replace("enableServiceLinks: false", "enableServiceLinks: true"))
+    job.chart = next_chart
+    foreseen = job.changes(sets=["workers=2"], **P4D)
+    assert foreseen.is_refused
+    assert "enableServiceLinks" in " ".join(foreseen.sentences())
+    with pytest.raises(BiremeError, match="enableServiceLinks of the Job"):
+        job.upgrade(sets=["workers=2"], **P4D)
+    assert uids(job) == before
 
 
 def test_a_new_run_is_refused_while_the_old_one_trains(release: ReleaseFactory) -> None:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "bireme"
 ORDER = """
 errors paths store pins downloads gobuild tools values instances kubeschemas manifests schemas render topology
 picture changes clusters release observe deploy views cli pytest_plugin
-""".split()
+""".split()  # noqa: SIM905 -- a list of words reads better as words
 
 
 def imported(file: Path) -> set[str]:
