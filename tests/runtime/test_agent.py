@@ -149,6 +149,7 @@ def test_when_the_grace_period_is_over_all_processes_are_killed(start: Start) ->
     worker = start(script, BIREME_GRACE_SECONDS="0.5")
     pids = [int(pid) for pid in worker.file("pids").split()]
     worker.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
     worker.process.send_signal(signal.SIGINT)
     assert worker.end(3) == 143
     assert all(gone(pid) for pid in pids)

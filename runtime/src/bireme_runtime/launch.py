@@ -99,8 +99,8 @@ def _announce_finished_processes() -> None:
 def _stop_processes_soon(longest: float) -> None:
     """Bound the time that processes have to end before a new round.
 
-    torch grants 30 seconds after TERM. Those that handle TERM, to save before their pod goes, use them up when
-    they hang in a collective with a member that is gone, and all others would wait for them.
+    torch grants 30 seconds after TERM. Those that handle TERM, to save before their pod goes, use them up
+    when they hang in a collective with a member that is gone, and all others would wait for them.
     """
     context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
     stock = context.close
