@@ -48,6 +48,15 @@ def test_etcd_asks_for_users_afterwards_and_doing_it_again_changes_nothing(
         client(server, "", "").get("/bireme/a")
 
 
+def test_a_joining_member_gets_through_as_root(server: EtcdServer, secret: dict[str, str]) -> None:
+    assert auth.main(secret) == 0
+    root = client(server, "root", "root-1")
+    assert len(root.members(by_majority=False)) == 1
+    added = next(each for each in root.member_add("http://127.0.0.1:1") if not each.name)
+    # One of two has no majority any more: what can still be asked is who the members are.
+    assert added.id in {each.id for each in root.members(by_majority=False)}
+
+
 def test_a_changed_password_and_prefix_are_taken_over(server: EtcdServer, secret: dict[str, str]) -> None:
     assert auth.main(secret) == 0
     assert auth.main({**secret, "BIREME_ETCD_PASSWORD": "two", "BIREME_ETCD_PREFIX": "/jobs/"}) == 0

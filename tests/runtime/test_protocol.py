@@ -306,6 +306,10 @@ def test_a_member_that_finished_lets_the_others_go_on_without_it(make: Make) -> 
     join_all(a, b)
     a.finished()
     assert b.waiting() == 0
+    time.sleep(0.2)
+    a.leave()
+    time.sleep(0.2)
+    assert b.waiting() == 0, "it was done: that it goes must not interrupt what the others still save"
     assert b.join().size == 1
 
 

@@ -126,12 +126,7 @@ class EtcdBackend(Backend):
             settings = protocol.Settings.from_config(
                 options.run_id, options.min_nodes, options.max_nodes, options.conf
             )
-            known = etcd.Credentials.from_env(env)
-            files = {name: options.conf.get(name, getattr(known, name)) for name in ("cacert", "cert", "key")}
-            credentials = etcd.Credentials(known.username, known.password, **files)
-            scheme = options.conf.get("protocol", "https" if credentials.cacert else "http")
-            endpoints = etcd.parse_endpoints(options.endpoint, scheme)
-            self._client = etcd.Client(endpoints, credentials, _ETCD_SECONDS)
+            self._client = etcd.client_from(options.endpoint, env, _ETCD_SECONDS, options.conf)
         except (ValueError, OSError) as error:
             raise Stop(CONFIG, str(error)) from None
         self._wait_seconds = options.wait_seconds

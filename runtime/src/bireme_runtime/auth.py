@@ -104,12 +104,11 @@ def set_up(env: Mapping[str, str], say: Callable[[str], None]) -> None:
     Raises CannotProtect, ValueError, or etcd.EtcdError when the time is up.
     """
     wanted = Wanted.from_env(env)
-    files = etcd.Credentials.from_env(env)
-    scheme = "https" if files.cacert else "http"
-    endpoints = etcd.parse_endpoints(env.get("BIREME_ETCD_ENDPOINTS", ""), scheme)
-    tls = (files.cacert, files.cert, files.key)
-    plain = etcd.Client(endpoints, etcd.Credentials("", "", *tls))
-    as_root = etcd.Client(endpoints, etcd.Credentials(_ROOT, wanted.root_password, *tls))
+    endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
+    plain, as_root = (
+        etcd.client_from(endpoints, {**env, "BIREME_ETCD_USERNAME": name, "BIREME_ETCD_PASSWORD": password})
+        for name, password in (("", ""), (_ROOT, wanted.root_password))
+    )
     deadline = time.monotonic() + float(env.get("BIREME_WAIT_SECONDS", "600"))
     while True:
         try:

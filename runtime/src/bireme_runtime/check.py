@@ -22,9 +22,7 @@ def check_etcd(targets: Sequence[str], env: Mapping[str, str], seconds: float) -
 
     Raises etcd.EtcdError or ValueError.
     """
-    credentials = etcd.Credentials.from_env(env)
-    endpoints = etcd.parse_endpoints(",".join(targets), "https" if credentials.cacert else "http")
-    client = etcd.Client(endpoints, credentials)
+    client = etcd.client_from(",".join(targets), env)
     status = etcd.wait_until_up(client, seconds, lambda words: None)
     return f"etcd {status.version} at {status.endpoint} answers, with a majority behind it"
 

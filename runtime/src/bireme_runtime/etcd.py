@@ -19,7 +19,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 DEFAULT_PORT = 2379
@@ -544,6 +544,22 @@ class Watch:
     def close(self) -> None:
         """End the watch; a thread that is iterating over it returns."""
         self._stream.close()
+
+
+def client_from(
+    endpoints: str, env: Mapping[str, str], timeout: float = 5.0, conf: Mapping[str, Any] | None = None
+) -> Client:
+    """A client of these endpoints (`host:port[,host:port…]`) with the user and files of the environment.
+
+    `conf` may name other files, and the scheme, under torch's names: cacert, cert, key, protocol. Raises
+    ValueError with a sentence.
+    """
+    conf = conf or {}
+    known = Credentials.from_env(env)
+    files = {name: str(conf.get(name) or getattr(known, name)) for name in ("cacert", "cert", "key")}
+    credentials = replace(known, **files)
+    scheme = str(conf.get("protocol") or ("https" if credentials.cacert else "http"))
+    return Client(parse_endpoints(endpoints, scheme), credentials, timeout)
 
 
 def wait_until_up(client: Client, seconds: float, say: Callable[[str], None]) -> Status:

@@ -351,6 +351,7 @@ class Rendezvous:
         self._wanted_reading = 0
         self._trouble = "no answer yet"
         self._seen: set[str] = set()
+        self._ended: set[str] = set()
         self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
         self._seat: _Seat | None = None
@@ -398,7 +399,7 @@ class Rendezvous:
                 return 0
             if self._seat is None or self._seat.lost or self._view.number != self._world.number:
                 return 1
-            leavers = len(self._view.leavers())
+            leavers = len(self._leavers())
             arrivals = len(self._view.arrivals())
             ending = any(member.finished for member in self._view.members.values())
             full = self._world.size >= self.settings.max_nodes
@@ -408,7 +409,7 @@ class Rendezvous:
         """Whether the round of this world has lost a member or is no longer the latest."""
         with self._changed:
             lost = self._seat is None or self._seat.lost
-            return lost or self._view.number != world.number or bool(self._view.leavers())
+            return lost or self._view.number != world.number or bool(self._leavers())
 
     def publish_store(self, world: World, address: str) -> bool:
         """Say, as rank 0, where the members of the round exchange data. False when the round is over."""
@@ -484,6 +485,10 @@ class Rendezvous:
         assert self._seat is not None
         quiet = time.monotonic() - self._last_arrival
         return decide(self._view, self._seat.member.id, self._seat.member.ready, self.settings, quiet)
+
+    def _leavers(self) -> set[str]:
+        """Who went before its processes had ended: one that goes afterwards must not interrupt the others."""
+        return self._view.leavers() - self._ended
 
     def _enter(self, joined: Joined) -> World:
         current = self._view.round
@@ -656,6 +661,7 @@ class Rendezvous:
             if not view.members.keys() <= self._seen:
                 self._seen |= view.members.keys()
                 self._last_arrival = time.monotonic()
+            self._ended |= {id for id, member in view.members.items() if member.finished}
             seat = self._seat
             if seat and seat.mod_revision <= view.revision and seat.member.id not in view.members:
                 seat.lost = True

@@ -36,25 +36,12 @@ def torchrun_handler() -> Callable[[Any], Any]:
 def create_handler(params: Any) -> Any:
     """Make the handler of one agent. Raises ValueError with a sentence when a parameter makes no sense."""
     settings = protocol.Settings.from_config(params.run_id, params.min_nodes, params.max_nodes, params.config)
-    client = _client(params, settings)
+    client = etcd.client_from(params.endpoint, os.environ, settings.heartbeat_timeout, params.config)
     address = params.get("local_addr") or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or protocol.new_base(socket.gethostname())
     slot = int(os.environ.get("JOB_COMPLETION_INDEX") or _NO_SLOT)
     identity = protocol.Identity(base, slot, str(address))
     return _handler_class()(protocol.Rendezvous(client, settings, identity), client)
-
-
-def _client(params: Any, settings: protocol.Settings) -> etcd.Client:
-    known = etcd.Credentials.from_env(os.environ)
-    files = {name: params.get(name) or getattr(known, name) for name in ("cacert", "cert", "key")}
-    credentials = etcd.Credentials(known.username, known.password, **files)
-    scheme = params.get("protocol") or ("https" if credentials.cacert else "http")
-    endpoints = etcd.parse_endpoints(params.endpoint, scheme)
-    if not endpoints:
-        raise ValueError(
-            f"the backend {BACKEND} needs an endpoint, e.g. PET_RDZV_ENDPOINT=etcd.default.svc:2379"
-        )
-    return etcd.Client(endpoints, credentials, settings.heartbeat_timeout)
 
 
 def own_address(peer: etcd.Endpoint) -> str:

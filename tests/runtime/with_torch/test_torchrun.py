@@ -28,8 +28,9 @@ def report(what: str, job: Any, since: float, name: str, world: int) -> None:
     step = job.wait_for(name, "step", since, world=world)
     start = [note for note in job.notes(name, "start", since) if note["time"] <= step["time"]][-1]
     imported = [note for note in job.notes(name, "imported", since) if note["time"] <= start["time"]][-1]
-    agreed = [moment for moment, _ in job.rounds if since < moment < imported["time"]][-1]
-    moments = {"agreed": agreed, **{note["event"]: note["time"] for note in (imported, start, step)}}
+    rounds = [moment for moment, _ in job.rounds if since < moment < imported["time"]]
+    moments = {"first world": rounds[0], "its world": rounds[-1]}
+    moments |= {note["event"]: note["time"] for note in (imported, start, step)}
     print(f"\n{what}:", ", ".join(f"{event} {moment - since:.1f} s" for event, moment in moments.items()))
 
 
