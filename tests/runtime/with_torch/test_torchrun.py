@@ -25,8 +25,8 @@ def three_workers(make: Make, **env: Any) -> Any:
 
 def report(what: str, job: Any, since: float, name: str, world: int) -> None:
     """Print the seconds from an event to the agreed world, and, in a member of it, to the first step."""
-    step = job.wait_for(name, "step", since, world=world)
-    start = [note for note in job.notes(name, "start", since) if note["time"] <= step["time"]][-1]
+    start = job.wait_for(name, "start", since, world=world)
+    step = job.wait_for(name, "step", start["time"])
     imported = [note for note in job.notes(name, "imported", since) if note["time"] <= start["time"]][-1]
     rounds = [moment for moment, _ in job.rounds if since < moment < imported["time"]]
     moments = {"first world": rounds[0], "its world": rounds[-1]}
