@@ -1,0 +1,43 @@
+"""What the launcher makes of the ways in which torchrun ends. The classes are named as torch names them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from bireme_runtime import launch
+
+
+class RendezvousError(Exception):
+    pass
+
+
+class RendezvousTimeoutError(RendezvousError):
+    pass
+
+
+class ChildFailedError(Exception):
+    def __init__(self, exitcode: int) -> None:
+        super().__init__("train.py FAILED")
+        self.exitcode = exitcode
+
+    def get_first_failure(self) -> tuple[int, SimpleNamespace]:
+        return 0, SimpleNamespace(exitcode=self.exitcode)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (ChildFailedError(42), launch.SCRIPT, 42),
+        (ChildFailedError(-9), launch.SCRIPT, 137),
+        (ChildFailedError(3221225477), launch.SCRIPT, 1),
+        (RendezvousTimeoutError("late"), launch.RENDEZVOUS, 1),
+        (ModuleNotFoundError("No module named 'torch'"), launch.CONFIG, 1),
+        (ValueError("nproc"), launch.CONFIG, 1),
+        (RuntimeError("store"), launch.AGENT, 1),
+    ],
+)
+def test_what_ended_torchrun_says_whether_the_script_or_the_agent_is_to_blame(
+    error: Exception, kind: str, code: int
+) -> None:
+    assert launch.classify(error) == (kind, code)
