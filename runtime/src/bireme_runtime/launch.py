@@ -70,7 +70,7 @@ def adapt_torch() -> None:
     """Make up for what this release or build of torch lacks."""
     _register_backend()
     _announce_finished_processes()
-    _stop_processes_soon(float(os.environ.get("BIREME_STOP_SECONDS", "2")))
+    _stop_processes_soon(float(os.environ.get("BIREME_STOP_SECONDS", "0.5")))
     if not _has_libuv():
         _do_without_libuv()
 
