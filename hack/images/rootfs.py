@@ -163,17 +163,15 @@ class _Maker:
     def _wheels(self) -> None:
         (version,) = [path.name for path in (self.root / "usr/lib").glob("python3.*")]
         target = f"usr/local/lib/{version}/dist-packages"
-        pip = [
-            shutil.which("python3") or "python3",
-            "-m",
-            "pip",
-            "install",
-            "--no-deps",
-            "--no-compile",
-            "--only-binary=:all:",
-        ]
-        pip += ["--python-version", version.removeprefix("python"), "--target", str(self.root / target)]
-        self._run("wheels", [*pip, *self.rootfs.wheels])
+        options = ["--no-deps", "--no-compile", "--only-binary=:all:", "--target", str(self.root / target)]
+        options += ["--python-version", version.removeprefix("python")]
+        self._run("wheels", ["python3", "-m", "pip", "install", *options, *self.rootfs.wheels])
+        for script in (self.root / target).glob("bin/*"):
+            # Its first line names the Python that installed it, which is not the one inside.
+            _, _, program = script.read_text().partition("\n")
+            inside = self.root / "usr/local/bin" / script.name
+            inside.write_text(f"#!/usr/bin/python3\n{program}")
+            inside.chmod(0o755)
         self._chroot("compile wheels", "python3", "-m", "compileall", "-q", f"/{target}")
 
     def _clean(self) -> None:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -120,7 +120,7 @@ class Run:
         with self._term.held():
             if self.leads:
                 started = time.monotonic()
-                self._write(_path(self.folder, step), state())
+                publish(_path(self.folder, step), lambda file: torch.save(state(), file))
                 self._prune()
                 self.log("checkpoint", step=step, seconds=round(time.monotonic() - started, 3))
             self.sum(0)  # nobody goes on, or away, before it is written
@@ -130,9 +130,8 @@ class Run:
         self.save(step, state)
         with self._term.held():
             if self.leads:
-                partial = _partial(self._done)
-                partial.write_text(json.dumps({"step": step, **results}) + "\n")
-                partial.replace(self._done)
+                line = json.dumps({"step": step, **results}) + "\n"
+                publish(self._done, lambda file: file.write(line.encode()))
             self.sum(0)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.log("done", step=step, **results)
@@ -155,14 +154,6 @@ class Run:
                 )
             time.sleep(0.2)
         return path
-
-    def _write(self, path: Path, state: State) -> None:
-        partial = _partial(path)
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
 
     def _prune(self) -> None:
         for old in sorted(_checkpoints(self.folder))[:-_KEPT]:
@@ -222,7 +213,7 @@ class _Term:
         received = time.monotonic()
         grace = float(os.environ.get("BIREME_GRACE_SECONDS", _DEFAULT_GRACE))
         # A step that takes far longer than the last one waits for a process that is gone.
-        patience = min(grace, max(_LEAST_PATIENCE, 5 * self._step_seconds))
+        patience = min(grace, max(_LEAST_PATIENCE, 10 * self._step_seconds))
         while (waited := time.monotonic() - received) < grace:
             if not self._holds and (not self._in_step or waited > patience):
                 break
@@ -240,6 +231,16 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0, help="sleep so long in every step")
     return parser
+
+
+def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let ``write`` fill the file ``path``; whoever looks for it finds all of it or nothing."""
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 class EventFiles:
@@ -287,11 +288,6 @@ def _join(device: torch.device) -> None:
 
 def _path(folder: Path, step: int) -> Path:
     return folder / f"checkpoint-{step:09d}.pt"
-
-
-def _partial(path: Path) -> Path:
-    """Where ``path`` is written before it gets its name: a reader never sees a part of a file."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
 
 
 def _checkpoints(folder: Path) -> list[int]:

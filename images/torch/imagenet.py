@@ -8,12 +8,15 @@ interrupted goes on with the images it has not seen.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,8 @@ class Training:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
+        if args.workers:
+            start_decoders()
         self.run = elastic.Run(args.checkpoints)
         self.progress = Progress()
         self.accuracy = self.best = 0.0
@@ -247,24 +252,62 @@ def cross_entropy(scores: Any, labels: torch.Tensor, smoothing: float) -> torch.
     return losses[0] + 0.3 * sum(losses[1:])
 
 
-def folders(args: argparse.Namespace) -> tuple[ImageFolder, ImageFolder]:
+class Images(ImageFolder):
+    """An image folder of which the list of files is kept in ``index``, for as long as the run lasts.
+
+    Listing a million files takes minutes on a network file system, at every restart; and positions in an
+    epoch mean nothing when files come and go.
+    """
+
+    def __init__(self, folder: Path, index: Path, transform: Callable[..., Any]) -> None:
+        self._index = index
+        super().__init__(str(folder), transform)
+
+    def make_dataset(self, folder: str, class_to_idx: dict[str, int], *rest: Any, **options: Any) -> Any:
+        """The files and their classes, as torchvision asks for them."""
+        if self._index.exists():
+            listed = json.loads(self._index.read_text())
+        else:
+            found = super().make_dataset(folder, class_to_idx, *rest, **options)
+            listed = [(os.path.relpath(path, folder), label) for path, label in found]
+            elastic.publish(self._index, lambda file: file.write(json.dumps(listed).encode()))
+        return [(os.path.join(folder, path), label) for path, label in listed]
+
+
+def folders(args: argparse.Namespace) -> tuple[Images, Images]:
     """The images to train with, varied at random, and those to measure accuracy with."""
     normal = [transforms.ToTensor(), transforms.Normalize(MEAN, DEVIATION)]
     varied = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
     centred = [transforms.Resize(round(args.image_size * 256 / 224)), transforms.CenterCrop(args.image_size)]
+    indices = {part: args.checkpoints / f"{part}.json" for part in ("train", "val")}
     try:
-        train = ImageFolder(str(args.data / "train"), transforms.Compose([*varied, *normal]))
-        val = ImageFolder(str(args.data / "val"), transforms.Compose([*centred, *normal]))
+        train = Images(args.data / "train", indices["train"], transforms.Compose([*varied, *normal]))
+        val = Images(args.data / "val", indices["val"], transforms.Compose([*centred, *normal]))
     except FileNotFoundError as error:
         raise SystemExit(
             f"error: --data {args.data} needs train/<class>/ and val/<class>/ with images: {error}"
         ) from None
     if train.classes != val.classes:
-        odd = sorted(set(train.classes) ^ set(val.classes))
-        raise SystemExit(
-            f"error: --data {args.data}: train/ and val/ don't have the same classes: {', '.join(odd[:5])}"
-        )
+        odd = ", ".join(sorted(set(train.classes) ^ set(val.classes))[:5])
+        raise SystemExit(f"error: --data {args.data}: train/ and val/ don't have the same classes: {odd}")
     return train, val
+
+
+def start_decoders() -> None:
+    """Start the server that decoding processes come from, so that SIGTERM does not end it.
+
+    torchrun signals the whole process group, and the step in progress still needs its images. Decoding
+    processes that were forked from this one would hold its sockets open when it is killed, and its peers
+    would go on waiting for it.
+    """
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forkserver.ensure_running()
+    signal.signal(signal.SIGTERM, before)
+
+
+def ignore_term(_: int) -> None:
+    """Begin a decoding process."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def loader(
@@ -278,14 +321,8 @@ def loader(
         num_workers=args.workers,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=ignore_term,
-        # Forked ones would hold the sockets of a killed process open, and its peers would wait for it.
         multiprocessing_context="forkserver" if args.workers else None,
     )
-
-
-def ignore_term(_: int) -> None:
-    """In a decoding process: torchrun signals the whole group, and the step in progress needs its batch."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def precision(name: str, device: torch.device) -> torch.dtype:

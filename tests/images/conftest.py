@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs import IMAGE, PATHS, SCRIPTS, Job, command_in, torchrun
+from chroot_jobs import IMAGE, PATHS, SCRIPTS, Job, command_in, torchrun
 from rich.console import Console
 from rootfs import ensure_rootfs
 

@@ -20,9 +20,11 @@ TOLERANCE = 1e-3
 ACCURACY_TOLERANCE = 0.01
 
 READ_EVENTS = """
+import subprocess
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator("/tmp/job/checkpoints/tensorboard", size_guidance={"scalars": 0}).Reload()
 print(*([event.step for event in events.Scalars(name)] for name in ("loss", "accuracy")))
+subprocess.run(["tensorboard", "--version"], check=True, stdout=subprocess.DEVNULL)
 """
 MAKE_PHOTOS = """
 # Two classes of real pictures: pieces of the two photographs that come with scikit-learn.
