@@ -15,6 +15,9 @@ from bireme.tools import Toolbox
 
 Values = Mapping[str, Any]
 
+# The nodes of `make test-kind`: one accelerator and one EFA interface each.
+NODE_TYPE = "p5.4xlarge"
+
 
 @dataclass(frozen=True)
 class Shell:

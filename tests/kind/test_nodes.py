@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from on_kind import Shell, eventually
+from on_kind import NODE_TYPE, Shell, eventually
 
 from bireme.clusters.kind import KindCluster
 from bireme.clusters.nodes import FAKE_LABEL
@@ -54,7 +54,7 @@ def pod(name: str, node: str, command: list[str], env: dict[str, str] | None = N
 
 
 def test_nodes_carry_the_labels_taints_and_devices_of_their_instance_type(cluster: KindCluster) -> None:
-    nodes = nodes_of_type(cluster, "p4d.24xlarge")
+    nodes = nodes_of_type(cluster, NODE_TYPE)
     assert len(nodes) == 2
     for node in nodes:
         assert node["metadata"]["labels"]["topology.kubernetes.io/zone"] == "us-west-2a"
@@ -62,21 +62,21 @@ def test_nodes_carry_the_labels_taints_and_devices_of_their_instance_type(cluste
             {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
         ]
         for offer in (node["status"]["capacity"], node["status"]["allocatable"]):
-            assert (offer["nvidia.com/gpu"], offer["vpc.amazonaws.com/efa"]) == ("8", "4")
+            assert (offer["nvidia.com/gpu"], offer["vpc.amazonaws.com/efa"]) == ("1", "1")
 
 
 def test_the_control_plane_takes_pods_without_accelerators(cluster: KindCluster) -> None:
     (node,) = nodes_of_type(cluster, "m7i.2xlarge")
     assert "node-role.kubernetes.io/control-plane" in node["metadata"]["labels"]
     assert "taints" not in node["spec"]
-    assert cluster.nodes == {"cpu": 1, "p4d.24xlarge": 2}
+    assert cluster.nodes == {"cpu": 1, NODE_TYPE: 2}
 
 
 @pytest.mark.usefixtures("etcd_images")
 def test_a_pod_reaches_one_on_another_node_by_its_services_name(
     cluster: KindCluster, shell: Shell, test_namespace: str
 ) -> None:
-    one, other = (node["metadata"]["name"] for node in nodes_of_type(cluster, "p4d.24xlarge"))
+    one, other = (node["metadata"]["name"] for node in nodes_of_type(cluster, NODE_TYPE))
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -99,7 +99,7 @@ def test_a_claim_is_one_host_directory_on_every_node(
     cluster: KindCluster, shell: Shell, test_namespace: str
 ) -> None:
     cluster.add_claim("data", test_namespace)
-    for node in nodes_of_type(cluster, "p4d.24xlarge"):
+    for node in nodes_of_type(cluster, NODE_TYPE):
         name = node["metadata"]["name"]
         writer = pod(f"on-{name}", name, ["sh", "-c", f"echo {name} > /data/{name}"])
         writer["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from on_kind import Shell, eventually
+from on_kind import NODE_TYPE, Shell, eventually
 
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
@@ -40,7 +40,7 @@ def outcome(job: InstalledRelease) -> str:
 def test_two_workers_on_two_nodes_all_reduce(release: ReleaseFactory, shell: Shell) -> None:
     job = release(
         "torch-elastic",
-        instance="p4d.24xlarge",
+        instance=NODE_TYPE,
         files=[KIND],
         sets=["workers=2", "minWorkers=2"],
         timeout=180,
