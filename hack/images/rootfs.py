@@ -51,6 +51,7 @@ def load_rootfs(name: str) -> Rootfs:
             f"no root file system {name}: hack/images/recipes.toml has {', '.join(recipes['rootfs'])}"
         )
     recipe, defaults = recipes["rootfs"][name], recipes["defaults"]
+    recipe = recipes["rootfs"].get(recipe.get("like"), {}) | recipe
     return Rootfs(
         name,
         recipe["suite"],
