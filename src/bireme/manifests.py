@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from bireme.errors import BiremeError
+from bireme.helm_yaml import parse_yaml
 from bireme.kubeschemas import kubernetes_schemas, schema_location
 from bireme.tools import Toolbox
-from bireme.values import parse_yaml
 
 HOOK = "helm.sh/hook"
 _SOURCE = re.compile(r"^# Source: (.+)$", re.MULTILINE)

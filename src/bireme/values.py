@@ -1,187 +1,25 @@
-"""Values as Helm reads, sets, merges and coalesces them.
+"""Values as Helm merges and coalesces them.
 
-The rules are Helm's own (``pkg/cli/values``, ``pkg/strvals``, ``pkg/chart/common/util/coalesce.go`` and
-``sigs.k8s.io/yaml`` in Helm 4.3); tests hold this module against the real binaries. Where Helm 3.22 differs
-it is said at the place.
+The rules are Helm's own (``pkg/cli/values`` and ``pkg/chart/common/util/coalesce.go`` in Helm 4.3); tests
+hold this module against the real binaries. Where Helm 3.22 differs it is said at the place.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import math
-import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from bireme.errors import BiremeError
+from bireme.helm_yaml import Values, kind_of, parse_yaml
+from bireme.helm_yaml import merge as merge
+from bireme.settings import Setting, json_object, no_reader, typed
 
 GLOBAL = "global"
-_EXACT = 2**53
-
-Values = dict[str, Any]
-
-
-# --- YAML as Helm reads it ---
-
-_WORDS: Mapping[str, bool | None] = {
-    form: value
-    for words, value in (("y yes true on", True), ("n no false off", False), ("null", None))
-    for word in words.split()
-    for form in (word, word.capitalize(), word.upper())
-} | {"": None, "~": None}
-_NOT_JSON = {sign + word for word in (".inf", ".Inf", ".INF") for sign in ("", "+", "-")} | {
-    ".nan",
-    ".NaN",
-    ".NAN",
-}
-# Go's integer syntax with a base prefix, where a leading zero alone means octal; without underscores.
-_BASED = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_PLAIN = "plain"
-_RESOLVED = {_PLAIN} | {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null")}
-
-
-class _Loader(yaml.CSafeLoader):
-    """Leaves plain scalars to this module: PyYAML's own words and numbers are not Go's."""
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        if kind is yaml.ScalarNode and implicit[0]:
-            return _PLAIN
-        tag: str = super().resolve(kind, value, (False, False))  # type: ignore[no-untyped-call]
-        return tag
-
-
-def parse_yaml(text: str, where: str) -> Values:
-    """Read ``text`` as Helm reads a values file: YAML 1.1 words, Go's integers, dates as strings.
-
-    Several documents are merged in order, as Helm 4 does (Helm 3 reads only the first). ``where`` names the
-    source in errors. Raises BiremeError for broken YAML (with its line) and for anything but a mapping.
-    """
-    merged: Values = {}
-    try:
-        for node in yaml.compose_all(text, Loader=_Loader):
-            document = _plain(node, where, frozenset())
-            if document is not None and not isinstance(document, dict):
-                raise BiremeError(
-                    f"{where} holds {_kind(document)}, not a mapping: it must be made of `key: value` lines"
-                )
-            merged = merge(merged, document or {})
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" line {mark.line + 1}" if mark else ""
-        raise BiremeError(f"{where}{line} is not valid YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise BiremeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
-    return merged
-
-
-def _plain(node: yaml.Node | None, where: str, inside: frozenset[int]) -> Any:
-    if node is None:
-        return None
-    if isinstance(node, yaml.ScalarNode):
-        return _tagged_scalar(node, where)
-    if id(node) in inside:
-        raise BiremeError(f"{where} line {node.start_mark.line + 1}: an anchor contains itself")
-    inside |= {id(node)}
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, where, inside) for item in node.value]
-    return _mapping(node, where, inside)
-
-
-def _mapping(node: yaml.Node, where: str, inside: frozenset[int]) -> Values:
-    result: Values = {}
-    for key_node, value_node in node.value:
-        if isinstance(key_node, yaml.ScalarNode) and key_node.value == "<<" and key_node.tag == _PLAIN:
-            # Helm's reader merges where the `<<` stands, so keys written before it are overwritten.
-            sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-            for source in reversed(sources):
-                merged = _plain(source, where, inside)
-                if not isinstance(merged, dict):
-                    raise BiremeError(f"{where} line {value_node.start_mark.line + 1}: `<<` needs a mapping")
-                result.update(merged)
-            continue
-        result[_key(_plain(key_node, where, inside), where, key_node)] = _plain(value_node, where, inside)
-    return result
-
-
-def _key(key: Any, where: str, node: yaml.Node) -> str:
-    if isinstance(key, str):
-        return key
-    if isinstance(key, bool):
-        return "true" if key else "false"
-    if isinstance(key, int):
-        return str(key)
-    if isinstance(key, float):
-        return repr(key)
-    raise BiremeError(f"{where} line {node.start_mark.line + 1}: {_kind(key)} cannot be a key")
-
-
-def _tagged_scalar(node: yaml.ScalarNode, where: str) -> Any:
-    text: str = node.value
-    if node.tag not in _RESOLVED:
-        return text
-    if text in _NOT_JSON:
-        raise BiremeError(
-            f"{where} line {node.start_mark.line + 1}: {text} is not a number JSON has; Helm refuses it"
-        )
-    return _scalar(text)
-
-
-def _scalar(text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
-    if not text or text[0] not in "+-.0123456789":
-        return text
-    if text[0] == ".":
-        return _float(text) if _FLOAT.fullmatch(text) else text
-    digits = text.replace("_", "")
-    integer = _integer(digits)
-    if integer is not None:
-        return _json_number(integer)
-    return _float(digits, otherwise=text) if _FLOAT.fullmatch(digits) else text
-
-
-def _integer(digits: str) -> int | None:
-    match = _BASED.fullmatch(digits)
-    if not match:
-        return None
-    sign, hexadecimal, binary, octal, decimal = match.groups()
-    base, body = next(
-        (base, body)
-        for base, body in ((16, hexadecimal), (2, binary), (8, octal), (10, decimal))
-        if body is not None
-    )
-    value = int(sign + body, base)
-    fits = -(2**63) <= value < 2**63 or (not sign and value < 2**64)
-    return value if fits else None
-
-
-def _float(digits: str, otherwise: str | None = None) -> Any:
-    value = float(digits)
-    return _json_number(value) if math.isfinite(value) else (otherwise or digits)
-
-
-def _json_number(value: int | float) -> int | float:
-    """A number after Helm's detour through JSON: a double, printed without a point when whole."""
-    double = float(value)
-    return int(double) if double.is_integer() and abs(double) <= _EXACT else double
-
-
-def _kind(value: Any) -> str:
-    names = {
-        dict: "a mapping",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        type(None): "nothing (null)",
-    }
-    return names.get(type(value), "a number")
 
 
 # --- -f, --set-json, --set, --set-string, --set-file ---
@@ -206,15 +44,15 @@ def load(
         merged = merge(merged, read_file(file))
     for text in set_jsons:
         if text.strip().startswith("{"):
-            merged = merge(merged, _json_object(text))
+            merged = merge(merged, json_object(text))
         else:
-            _Setting("--set-json", text, _no_reader, is_json=True).apply(merged)
+            Setting("--set-json", text, no_reader, is_json=True).apply(merged)
     for text in sets:
-        _Setting("--set", text, _typed).apply(merged)
+        Setting("--set", text, typed).apply(merged)
     for text in set_strings:
-        _Setting("--set-string", text, str).apply(merged)
+        Setting("--set-string", text, str).apply(merged)
     for text in set_files:
-        _Setting("--set-file", text, lambda name: _read(Path(name), "--set-file")).apply(merged)
+        Setting("--set-file", text, lambda name: _read(Path(name), "--set-file")).apply(merged)
     return merged
 
 
@@ -232,215 +70,6 @@ def _read(file: Path, what: str) -> str:
         raise BiremeError(f"{what} {file} is not UTF-8 text") from error
     except OSError as error:
         raise BiremeError(f"{what} {file} cannot be read: {error.strerror}") from error
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
-    """``over`` on top of ``base``: mappings merge, lists and all else replace. Neither is changed."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
-    return merged
-
-
-def _json_object(text: str) -> Values:
-    try:
-        return dict(_JSON.decode(text.strip()))
-    except ValueError as error:
-        raise BiremeError(f"--set-json {text!r} is not valid JSON: {error}") from error
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_JSON = json.JSONDecoder(
-    parse_float=lambda text: _json_number(float(text)),
-    parse_int=lambda text: _json_number(int(text)),
-    parse_constant=_refuse_constant,
-)
-
-
-def _no_reader(text: str) -> Any:
-    raise AssertionError(f"--set-json reads JSON, not {text!r}")
-
-
-_SET_INT = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_SET_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
-
-
-def _typed(text: str) -> Any:
-    """What --set makes of a value: true, false, null and decimal integers have a type, the rest is text."""
-    if text.lower() in _SET_WORDS:
-        return _SET_WORDS[text.lower()]
-    if text == "0":
-        return 0
-    if not text.startswith("0") and _SET_INT.fullmatch(text) and -(2**63) <= int(text) < 2**63:
-        return int(text)
-    return text
-
-
-class _Setting:
-    """One --set style argument: ``a.b[0].c=1,d={x,y}``, applied onto a tree of values in place.
-
-    A backslash makes the next character plain. Accepts what Helm accepts, odd corners included, because a
-    command line must mean the same here and there. One corner differs between the Helms: an index without its
-    closing bracket is ignored by Helm 4 and refused by Helm 3, and here.
-    """
-
-    MAX_INDEX = 65536
-    MAX_DEPTH = 30
-
-    def __init__(self, option: str, text: str, reader: Callable[[str], Any], is_json: bool = False) -> None:
-        self._option = option
-        self._text = text
-        self._reader = reader
-        self._is_json = is_json
-        self._at = 0
-
-    def apply(self, values: Values) -> None:
-        while self._assign(values, 0):
-            pass
-
-    def _refuse(self, why: str) -> BiremeError:
-        return BiremeError(f"{self._option} {self._text!r}: {why}")
-
-    def _until(self, stops: str) -> tuple[str, str]:
-        """The text up to one of ``stops``, and that character, or "" at the end."""
-        taken: list[str] = []
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            self._at += 1
-            if char in stops:
-                return "".join(taken), char
-            if char == "\\":
-                if self._at == len(self._text):
-                    break
-                char = self._text[self._at]
-                self._at += 1
-            taken.append(char)
-        return "".join(taken), ""
-
-    def _assign(self, into: Values, depth: int) -> bool:
-        """Read one ``key…=value`` into ``into``; False at the end of the text."""
-        key, stop = self._until("=[,.")
-        if stop == "":
-            if key:
-                raise self._refuse(f"key {key!r} has no value: write {key}=VALUE")
-            return False
-        if stop == ",":
-            raise self._refuse(f"key {key!r} has no value before the comma (\\, is a plain comma)")
-        if stop == ".":
-            return self._nested(into, key, depth + 1)
-        if stop == "[":
-            index = self._index()
-            found = into.get(key, [])
-            if not isinstance(found, list):
-                raise self._refuse(f"{key} is {_kind(found)}, not a list, so {key}[{index}] cannot be set")
-            items, more = self._item(found, index, depth)
-            self._put(into, key, items)
-            return more
-        at_end = not self._is_json and self._at == len(self._text)
-        self._put(into, key, self._value())
-        return not at_end
-
-    @staticmethod
-    def _put(into: Values, key: str, value: Any) -> None:
-        if key:
-            into[key] = value
-
-    def _nested(self, into: Values, key: str, depth: int) -> bool:
-        if depth > self.MAX_DEPTH:
-            raise self._refuse(f"more than {self.MAX_DEPTH} levels of keys")
-        inner = into.get(key, {})
-        if not isinstance(inner, dict):
-            raise self._refuse(f"{key} is {_kind(inner)}, not a mapping, so no key under it can be set")
-        more = self._assign(inner, depth)
-        if more and not inner:
-            raise self._refuse(f"key {key!r} has no value")
-        if inner:
-            self._put(into, key, inner)
-        return more
-
-    def _index(self) -> int:
-        text, stop = self._until("]")
-        if not stop or not _SET_INT.fullmatch(text):
-            raise self._refuse(f"[{text} is not a list index: write [0], [1], …")
-        index = int(text)
-        if not 0 <= index <= self.MAX_INDEX:
-            raise self._refuse(f"list index {index} is not between 0 and {self.MAX_INDEX}")
-        return index
-
-    def _item(self, found: list[Any], index: int, depth: int) -> tuple[list[Any], bool]:
-        """``found`` with its item ``index`` set; False, and nothing added, when the text ends too early."""
-        rest, stop = self._until("[.=")
-        if rest:
-            raise self._refuse(f"unexpected {rest!r} after list index {index}")
-        if stop == "":
-            return found, False
-        current = found[index] if index < len(found) else None
-        item: Any
-        if stop == "[":
-            inner_index = self._index()
-            if current is not None and not isinstance(current, list):
-                raise self._refuse(f"item {index} is {_kind(current)}, not a list")
-            item, more = self._item(current or [], inner_index, depth)
-        elif stop == ".":
-            item = current if isinstance(current, dict) else {}
-            if index < len(found):
-                found[index] = item
-            more = self._assign(item, depth)
-        else:
-            item, more = self._value(), True
-        if not more:
-            return found, False
-        found = found + [None] * (index + 1 - len(found))
-        found[index] = item
-        return found, True
-
-    def _value(self) -> Any:
-        if self._is_json:
-            return self._json_value()
-        if self._text[self._at : self._at + 1] == "{":
-            self._at += 1
-            return self._braced()
-        if self._at == len(self._text):
-            return ""
-        return self._reader(self._until(",")[0])
-
-    def _braced(self) -> list[Any]:
-        items: list[Any] = []
-        while True:
-            text, stop = self._until(",}")
-            if stop == "":
-                raise self._refuse("a list must end with '}'")
-            items.append(self._reader(text))
-            if stop == "}":
-                break
-        if self._text[self._at : self._at + 1] == ",":
-            self._at += 1
-        return items
-
-    def _json_value(self) -> Any:
-        if self._skip_blank():
-            return None
-        try:
-            value, self._at = _JSON.raw_decode(self._text, self._at)
-        except ValueError as error:
-            raise self._refuse(f"not valid JSON: {error}") from error
-        self._skip_blank()
-        return value
-
-    def _skip_blank(self) -> bool:
-        """Skip spaces, and one comma after them; True when there was no value in between."""
-        while self._at < len(self._text) and self._text[self._at].isspace():
-            self._at += 1
-        if self._at == len(self._text):
-            return True
-        if self._text[self._at] == ",":
-            self._at += 1
-            return True
-        return False
 
 
 # --- what templates see as .Values ---
@@ -557,8 +186,8 @@ class _Coalescer:
             below = values.setdefault(dependency.name, {})
             if not isinstance(below, dict):
                 raise BiremeError(
-                    f"{dependency.name} is {_kind(below)}, but {chart.name} depends on a chart of that name: "
-                    "its values must be a mapping"
+                    f"{dependency.name} is {kind_of(below)}, but {chart.name} depends on a chart of this "
+                    "name: its values must be a mapping"
                 )
             self._hand_down_globals(values, below)
             values[dependency.name] = self._onto(dependency, below, merge_only)

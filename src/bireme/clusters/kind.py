@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,7 @@ _VOLUME_SIZE = "100Gi"
 _KUBELETS_OWN = frozenset({"cpu", "memory", "pods", "ephemeral-storage", HUGE_PAGES})
 _UP_SECONDS = 300
 _READY_SECONDS = 180
+_SETTLE_SECONDS = 60
 
 
 class KindProvider:
@@ -206,9 +208,8 @@ class KindProvider:
             try:
                 code = process.wait(_UP_SECONDS)
             except BaseException as error:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                with no_interrupts():
+                    _stop(process)
                 if isinstance(error, subprocess.TimeoutExpired):
                     raise BiremeError(f"kind was not done after {_UP_SECONDS} s: {_end_of(log)}") from error
                 raise
@@ -219,18 +220,15 @@ class KindProvider:
         """Remove everything of the cluster. Safe to repeat; True when there was anything."""
         folder = cluster_dir(self._paths, name)
         found = folder.exists()
-        # Looked for twice: an engine that was told to create one when `kind` was killed still does.
-        for pause in (0, 0.5):
-            time.sleep(pause)
-            containers = _containers(self._engine, name)
-            found = found or bool(containers)
-            if containers:
-                self._empty(containers)
-                self._engine("rm", "--force", "--volumes", *containers)
+        containers = _containers(self._engine, name)
+        if containers:
+            self._empty(containers)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(partial(self._engine, "rm", "--force", "--volumes"), containers))
         self._engine.succeeds("network", "rm", _kind_name(name))
         if folder.exists():
             shutil.rmtree(folder)
-        return found
+        return found or bool(containers)
 
     def _empty(self, containers: Sequence[str]) -> None:
         """Remove what pods left in the shared folder, in their own names: who runs this may not be root."""
@@ -272,6 +270,7 @@ class KindCluster(FakeNodes):
         )
         self._connect()
         self._advertise()
+        self._keep_pods_away()
         self._make_volumes()
         until(lambda: set(names) <= self._ready_nodes(), _READY_SECONDS, f"{len(names)} nodes to be Ready")
         until(self._services_answer, _READY_SECONDS, "the cluster's DNS and services")
@@ -370,6 +369,13 @@ class KindCluster(FakeNodes):
             if devices:
                 path = f"/api/v1/nodes/{node['metadata']['name']}/status"
                 self.api.patch(path, {"status": {"capacity": devices, "allocatable": devices}})
+
+    def _keep_pods_away(self) -> None:
+        """Taint a control plane that is no node of any type; kind opens one that is alone to all pods."""
+        taint = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+        for node in self._real_nodes():
+            if NODE_TYPE_LABEL not in node["metadata"]["labels"]:
+                self.api.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"taints": [taint]}})
 
     def _make_volumes(self) -> None:
         """Where nothing provisions volumes of the default class, have some that claims can bind to."""
@@ -518,6 +524,24 @@ def _containers(engine: Engine, name: str, *, running: bool = False) -> tuple[st
 def _kind_name(name: str) -> str:
     """What kind calls the cluster, and its network: beside clusters that others made with kind."""
     return f"bireme-{name}"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Kill kind and what it started, once the containers that are being made are there to be removed."""
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while _makes_containers(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _makes_containers(group: int) -> bool:
+    """Whether a process of this group is a ``docker run``, which the engine carries out though it is killed."""
+    listing = subprocess.run(["ps", "-axww", "-o", "pgid=,args="], capture_output=True, text=True, check=True)
+    processes = (line.split(maxsplit=3) for line in listing.stdout.splitlines())
+    return any(parts[0] == str(group) and parts[2:3] == ["run"] for parts in processes)
 
 
 def _full_name(image: str) -> str:

@@ -1,0 +1,179 @@
+"""YAML as Helm reads it: ``sigs.k8s.io/yaml``, whose words and numbers are not PyYAML's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from bireme.errors import BiremeError
+
+Values = dict[str, Any]
+
+_EXACT = 2**53
+_WORDS: Mapping[str, bool | None] = {
+    form: value
+    for words, value in (("y yes true on", True), ("n no false off", False), ("null", None))
+    for word in words.split()
+    for form in (word, word.capitalize(), word.upper())
+} | {"": None, "~": None}
+_NOT_JSON = {sign + word for word in (".inf", ".Inf", ".INF") for sign in ("", "+", "-")} | {
+    ".nan",
+    ".NaN",
+    ".NAN",
+}
+# Go's integer syntax with a base prefix, where a leading zero alone means octal; without underscores.
+_BASED = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_PLAIN = "plain"
+_RESOLVED = {_PLAIN} | {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null")}
+
+
+class _Loader(yaml.CSafeLoader):
+    """Leaves plain scalars to this module: PyYAML's own words and numbers are not Go's."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and implicit[0]:
+            return _PLAIN
+        tag: str = super().resolve(kind, value, (False, False))  # type: ignore[no-untyped-call]
+        return tag
+
+
+def parse_yaml(text: str, where: str) -> Values:
+    """Read ``text`` as Helm reads a values file: YAML 1.1 words, Go's integers, dates as strings.
+
+    Several documents are merged in order, as Helm 4 does (Helm 3 reads only the first). ``where`` names the
+    source in errors. Raises BiremeError for broken YAML (with its line) and for anything but a mapping.
+    """
+    merged: Values = {}
+    try:
+        for node in yaml.compose_all(text, Loader=_Loader):
+            document = _plain(node, where, frozenset())
+            if document is not None and not isinstance(document, dict):
+                raise BiremeError(
+                    f"{where} holds {kind_of(document)}, not a mapping: it must be made of `key: value` lines"
+                )
+            merged = merge(merged, document or {})
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" line {mark.line + 1}" if mark else ""
+        raise BiremeError(f"{where}{line} is not valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise BiremeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    return merged
+
+
+def _plain(node: yaml.Node | None, where: str, inside: frozenset[int]) -> Any:
+    if node is None:
+        return None
+    if isinstance(node, yaml.ScalarNode):
+        return _tagged_scalar(node, where)
+    if id(node) in inside:
+        raise BiremeError(f"{where} line {node.start_mark.line + 1}: an anchor contains itself")
+    inside |= {id(node)}
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, where, inside) for item in node.value]
+    return _mapping(node, where, inside)
+
+
+def _mapping(node: yaml.Node, where: str, inside: frozenset[int]) -> Values:
+    result: Values = {}
+    for key_node, value_node in node.value:
+        if isinstance(key_node, yaml.ScalarNode) and key_node.value == "<<" and key_node.tag == _PLAIN:
+            # Helm's reader merges where the `<<` stands, so keys written before it are overwritten.
+            sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            for source in reversed(sources):
+                merged = _plain(source, where, inside)
+                if not isinstance(merged, dict):
+                    raise BiremeError(f"{where} line {value_node.start_mark.line + 1}: `<<` needs a mapping")
+                result.update(merged)
+            continue
+        result[_key(_plain(key_node, where, inside), where, key_node)] = _plain(value_node, where, inside)
+    return result
+
+
+def _key(key: Any, where: str, node: yaml.Node) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    if isinstance(key, int):
+        return str(key)
+    if isinstance(key, float):
+        return repr(key)
+    raise BiremeError(f"{where} line {node.start_mark.line + 1}: {kind_of(key)} cannot be a key")
+
+
+def _tagged_scalar(node: yaml.ScalarNode, where: str) -> Any:
+    text: str = node.value
+    if node.tag not in _RESOLVED:
+        return text
+    if text in _NOT_JSON:
+        raise BiremeError(
+            f"{where} line {node.start_mark.line + 1}: {text} is not a number JSON has; Helm refuses it"
+        )
+    return _scalar(text)
+
+
+def _scalar(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    if not text or text[0] not in "+-.0123456789":
+        return text
+    if text[0] == ".":
+        return _float(text) if _FLOAT.fullmatch(text) else text
+    digits = text.replace("_", "")
+    integer = _integer(digits)
+    if integer is not None:
+        return json_number(integer)
+    return _float(digits, otherwise=text) if _FLOAT.fullmatch(digits) else text
+
+
+def _integer(digits: str) -> int | None:
+    match = _BASED.fullmatch(digits)
+    if not match:
+        return None
+    sign, hexadecimal, binary, octal, decimal = match.groups()
+    base, body = next(
+        (base, body)
+        for base, body in ((16, hexadecimal), (2, binary), (8, octal), (10, decimal))
+        if body is not None
+    )
+    value = int(sign + body, base)
+    fits = -(2**63) <= value < 2**63 or (not sign and value < 2**64)
+    return value if fits else None
+
+
+def _float(digits: str, otherwise: str | None = None) -> Any:
+    value = float(digits)
+    return json_number(value) if math.isfinite(value) else (otherwise or digits)
+
+
+def json_number(value: int | float) -> int | float:
+    """A number after Helm's detour through JSON: a double, printed without a point when whole."""
+    double = float(value)
+    return int(double) if double.is_integer() and abs(double) <= _EXACT else double
+
+
+def kind_of(value: Any) -> str:
+    """What ``value`` is, in words for an error message."""
+    names = {
+        dict: "a mapping",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "nothing (null)",
+    }
+    return names.get(type(value), "a number")
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
+    """``over`` on top of ``base``: mappings merge, lists and all else replace. Neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+    return merged
