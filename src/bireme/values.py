@@ -186,7 +186,7 @@ class _Coalescer:
             below = values.setdefault(dependency.name, {})
             if not isinstance(below, dict):
                 raise BiremeError(
-                    f"{dependency.name} is {kind_of(below)}, but {chart.name} depends on a chart of this "
+                    f"{dependency.name} is {kind_of(below)}, but {chart.name} depends on a chart of that "
                     "name: its values must be a mapping"
                 )
             self._hand_down_globals(values, below)
