@@ -25,8 +25,7 @@ from typing import Any
 DEFAULT_PORT = 2379
 
 # gRPC status codes, as the gateway reports them.
-_NOT_FOUND, _ALREADY_EXISTS, _PERMISSION_DENIED, _EXHAUSTED, _PRECONDITION = 5, 6, 7, 8, 9
-_UNIMPLEMENTED, _UNAVAILABLE, _UNAUTHENTICATED = 12, 14, 16
+_NOT_FOUND, _PERMISSION_DENIED, _EXHAUSTED, _UNAVAILABLE, _UNAUTHENTICATED = 5, 7, 8, 14, 16
 # A write that ends so may have reached the log all the same.
 _UNKNOWN_OUTCOME = {1, 2, 4, 13, 14}
 
@@ -200,11 +199,6 @@ def put_op(key: str, value: str, lease: int = 0) -> dict[str, Any]:
     return {"request_put": {"key": _b64(key), "value": _b64(value), "lease": str(lease)}}
 
 
-def delete_op(key: str) -> dict[str, Any]:
-    """Operation of a transaction: delete a key."""
-    return {"request_delete_range": {"key": _b64(key)}}
-
-
 class Client:
     """One user's view of one etcd cluster. Safe to share between threads.
 
@@ -250,10 +244,6 @@ class Client:
         """Write a key whatever it holds; returns the revision. Repeated by itself: for sole writers."""
         body = {"key": _b64(key), "value": _b64(value), "lease": str(lease)}
         return _revision(self.call("/v3/kv/put", body))
-
-    def delete(self, key: str) -> None:
-        """Delete a key if it is there."""
-        self.call("/v3/kv/deleterange", {"key": _b64(key)})
 
     def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]]) -> Outcome:
         """Do `success`, atomically, if all comparisons hold. Never repeated: may raise Ambiguous."""
@@ -399,10 +389,10 @@ class Client:
             self._keep(endpoint, connection)
         return answer
 
-    def _connect(self, endpoint: Endpoint, timeout: float | None = None) -> http.client.HTTPConnection:
+    def _connect(self, endpoint: Endpoint) -> http.client.HTTPConnection:
         """An idle connection to the endpoint that is still good, or a new one. Raises Unavailable."""
         with self._lock:
-            mine = [pair for pair in self._idle if pair[0] == endpoint] if timeout is None else []
+            mine = [pair for pair in self._idle if pair[0] == endpoint]
             if mine:
                 self._idle.remove(mine[-1])
         if mine:
@@ -411,7 +401,10 @@ class Client:
             if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
                 return connection
             connection.close()
-        connection = self._new_connection(endpoint)
+        return self._new_connection(endpoint)
+
+    def _new_connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:
+        connection = self._connection(endpoint)
         try:
             connection.connect()
             if connection.sock is not None:
@@ -421,7 +414,7 @@ class Client:
             raise Unavailable(f"{endpoint} cannot be reached ({_reason(error)})") from error
         return connection
 
-    def _new_connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:
+    def _connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:
         host, port, timeout = endpoint.host, endpoint.port, self._timeout
         if endpoint.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
@@ -433,13 +426,6 @@ class Client:
                 self._idle.append((endpoint, connection))
                 return
         connection.close()
-
-    def close(self) -> None:
-        """Close the idle connections. The client stays usable."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
-            connection.close()
 
     def _in_order(self) -> Iterator[Endpoint]:
         first = self._preferred
@@ -470,7 +456,7 @@ class Client:
             except Refused as refused:
                 if not _auth_is_off(refused):
                     raise
-        connection = self._connect(endpoint, timeout=idle_timeout or 0.0)
+        connection = self._new_connection(endpoint)
         sock = connection.sock
         try:
             connection.request("POST", path, json.dumps(body), _headers(self._token))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -132,3 +133,18 @@ def test_with_c10d_a_worker_that_is_told_to_end_does_not_close_the_run(job: Make
     run.wait_for("a", "step", since, world=1)
     assert run.end("a") == 0
     run.check_steps(60)
+
+
+def test_a_run_outlives_random_kills_of_agents_and_training_processes(job: Make) -> None:
+    kills = int(os.environ.get("BIREME_KILLS", "5"))
+    run = three_workers(job, steps=40 * (kills + 1))
+    chance = random.Random(7)
+    for _ in range(kills):
+        since = time.time()
+        name, victim = chance.choice(NAMES), chance.choice(["agent", "pid"])
+        os.kill(run.notes(name, "start")[-1][victim], signal.SIGKILL)
+        for each in NAMES:
+            run.wait_for(each, "step", run.wait_for(each, "start", since, world=3)["time"])
+        time.sleep(chance.uniform(0, 4))
+    assert [run.end(name, 300) for name in NAMES] == [0, 0, 0]
+    run.check_steps(40 * (kills + 1))
