@@ -12,7 +12,7 @@ import pytest
 import yaml
 from on_kind import Shell, Values
 
-from bireme.clusters.kind import KindCluster
+from bireme.clusters.kind_cluster import KindCluster
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 

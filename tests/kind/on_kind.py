@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters.kind import KindCluster
+from bireme.clusters.kind_cluster import KindCluster
 from bireme.tools import Toolbox
 
 Values = Mapping[str, Any]
 
-# The nodes of `make test-kind`: one accelerator and one EFA interface each.
+# `make test-kind` has three of them: one accelerator and one EFA interface each.
 NODE_TYPE = "p5.4xlarge"
 
 

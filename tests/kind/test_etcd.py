@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from on_kind import Shell, Values, eventually
 
-from bireme.clusters.kind import KindCluster
+from bireme.clusters.kind_cluster import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
 pytestmark = pytest.mark.usefixtures("etcd_images")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from on_kind import NODE_TYPE, Shell, eventually
 
-from bireme.clusters.kind import KindCluster
+from bireme.clusters.kind_cluster import KindCluster
 from bireme.clusters.nodes import FAKE_LABEL
 
 RESTRICTED = {
@@ -55,7 +55,7 @@ def pod(name: str, node: str, command: list[str], env: dict[str, str] | None = N
 
 def test_nodes_carry_the_labels_taints_and_devices_of_their_instance_type(cluster: KindCluster) -> None:
     nodes = nodes_of_type(cluster, NODE_TYPE)
-    assert len(nodes) == 2
+    assert len(nodes) == 3
     for node in nodes:
         assert node["metadata"]["labels"]["topology.kubernetes.io/zone"] == "us-west-2a"
         assert node["spec"]["taints"] == [
@@ -69,14 +69,14 @@ def test_the_control_plane_takes_pods_without_accelerators(cluster: KindCluster)
     (node,) = nodes_of_type(cluster, "m7i.2xlarge")
     assert "node-role.kubernetes.io/control-plane" in node["metadata"]["labels"]
     assert "taints" not in node["spec"]
-    assert cluster.nodes == {"cpu": 1, NODE_TYPE: 2}
+    assert cluster.nodes == {"cpu": 1, NODE_TYPE: 3}
 
 
 @pytest.mark.usefixtures("etcd_images")
 def test_a_pod_reaches_one_on_another_node_by_its_services_name(
     cluster: KindCluster, shell: Shell, test_namespace: str
 ) -> None:
-    one, other = (node["metadata"]["name"] for node in nodes_of_type(cluster, NODE_TYPE))
+    one, other, _ = (node["metadata"]["name"] for node in nodes_of_type(cluster, NODE_TYPE))
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -106,7 +106,7 @@ def test_a_claim_is_one_host_directory_on_every_node(
         writer["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
         shell.kubectl("apply", "-n", test_namespace, "-f", "-", given=yaml.safe_dump(writer))
     folder = cluster.claim_folder("data", test_namespace)
-    eventually(lambda: len(list(folder.iterdir())) == 2, 60, "both pods to write to the claim")
+    eventually(lambda: len(list(folder.iterdir())) == 3, 60, "all pods to write to the claim")
     assert {file.name for file in folder.iterdir()} == {file.read_text().strip() for file in folder.iterdir()}
 
 

@@ -1,0 +1,314 @@
+"""A running kind cluster: its nodes, their network and devices, images, claims, and what happens to nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bireme.clusters import cluster_dir
+from bireme.clusters.engine import Engine
+from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
+from bireme.clusters.nodes import FAKE_LABEL, NODE_TYPE_LABEL, shape_of
+from bireme.clusters.patience import until
+from bireme.errors import BiremeError
+from bireme.instances import HUGE_PAGES, load_instances
+
+if TYPE_CHECKING:
+    from bireme.tools import Toolbox
+
+SHARED = "/bireme/shared"
+"""Where every node has the one host directory that claims live in."""
+IMAGES = "/bireme/images"
+"""Where every node reads the images that are being loaded."""
+STANDARD_CLASS = "standard"
+"""kind's default storage class."""
+POD_NETWORK = "10.244.0.0/16"
+
+_CLUSTER_LABEL = "io.x-k8s.kind.cluster"
+_VOLUMES = 12
+_VOLUME_SIZE = "100Gi"
+# Resources that the kubelet reports itself.
+_KUBELETS_OWN = frozenset({"cpu", "memory", "pods", "ephemeral-storage", HUGE_PAGES})
+_READY_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class KindCluster(FakeNodes):
+    """A running kind cluster. Its fake nodes, when it has some, obey the methods of FakeNodes."""
+
+    engine: Engine
+    toolbox: Toolbox
+
+    @property
+    def shared(self) -> Path:
+        """The host directory that all nodes have at ``SHARED``."""
+        return cluster_dir(self.paths, self.name) / "shared"
+
+    def containers(self) -> tuple[str, ...]:
+        """The node containers, which are called like their Nodes."""
+        return containers_of(self.engine, self.name)
+
+    def prepare_nodes(self) -> None:
+        """Connect the nodes of a fresh cluster and give them their devices; returns when all are Ready."""
+        names = self.containers()
+        until(
+            lambda: len(self._real_nodes()) == len(names), _READY_SECONDS, f"{len(names)} nodes to register"
+        )
+        self._connect()
+        self._advertise()
+        self._keep_pods_away()
+        self._make_volumes()
+        until(lambda: set(names) <= self._ready_nodes(), _READY_SECONDS, f"{len(names)} nodes to be Ready")
+        until(self._services_answer, _READY_SECONDS, "the cluster's DNS and services")
+
+    def add_nodes(self, kind: str, count: int) -> tuple[str, ...]:
+        """Add ``count`` fake nodes of an instance type (or ``cpu``); their names, once they are Ready."""
+        self._start_kwok()
+        return super().add_nodes(kind, count)
+
+    def load_image(self, *images: str) -> None:
+        """Put images of the engine onto every node. Raises BiremeError for one that is not there.
+
+        Each is written once into a host directory that all nodes have, and imported by all at the same time.
+        """
+        for image in images:
+            identity = self.engine.image_id(image)
+            if identity is None:
+                raise BiremeError(f"the engine has no image {image}: build or pull it first")
+            nodes = [node for node in self.containers() if not self._has_image(node, image, identity)]
+            if nodes:
+                archive = self._archive(image, identity)
+                self.api.each(partial(self._import, archive), nodes)
+
+    def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
+        """Create a claim that all nodes share, on a directory of the host; see ``claim_folder``.
+
+        Stands in for the FSx and EFS claims that workloads name; one that is there stays as it is.
+        """
+        self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        volume = f"{namespace}-{claim}"
+        self._create_volume(volume, "", size, {"namespace": namespace, "name": claim})
+        self._create_missing(
+            f"/api/v1/namespaces/{namespace}/persistentvolumeclaims",
+            {
+                "metadata": {"name": claim},
+                "spec": {
+                    "accessModes": ["ReadWriteMany"],
+                    "storageClassName": "",
+                    "volumeName": volume,
+                    "resources": {"requests": {"storage": size}},
+                },
+            },
+        )
+
+    def claim_folder(self, claim: str, namespace: str = "default") -> Path:
+        """The directory of this machine that a claim of ``add_claim`` keeps its files in."""
+        return self.shared / f"{namespace}-{claim}"
+
+    def stop_node(self, node: str) -> None:
+        """Stop a node's container, as if the machine had lost its power."""
+        self.engine("kill", self._container(node))
+
+    def start_node(self, node: str) -> None:
+        """Start a stopped node's container again, with its routes and devices."""
+        self.engine("start", self._container(node))
+        self._connect()
+        self._advertise()
+
+    def on_node(self, node: str, *command: str) -> str:
+        """What ``command`` prints when it runs on a node, as root. Raises BiremeError when it fails."""
+        return self.engine("exec", self._container(node), *command)
+
+    def _container(self, node: str) -> str:
+        if node not in self.containers():
+            raise BiremeError(
+                f"the cluster {self.name} has no node {node} in a container: see kubectl get nodes"
+            )
+        return node
+
+    def _real_nodes(self) -> list[dict[str, Any]]:
+        """The nodes with a kubelet that have their pod network."""
+        nodes = self.api.get("/api/v1/nodes", labelSelector=f"!{FAKE_LABEL}")["items"]
+        return [node for node in nodes if node["spec"].get("podCIDR")]
+
+    def _connect(self) -> None:
+        """Give every node its pod network, and the routes to the others'."""
+        running = set(containers_of(self.engine, self.name, running=True))
+        nodes = [node for node in self._real_nodes() if node["metadata"]["name"] in running]
+        self.api.each(
+            lambda node: self.on_node(node["metadata"]["name"], "bash", "-euc", _network_script(node, nodes)),
+            nodes,
+        )
+
+    def _advertise(self) -> None:
+        """Let the nodes offer the accelerators and EFA interfaces of their instance type.
+
+        A stand-in for the device plugins: the scheduler counts them, but no device is behind them.
+        """
+        instances = load_instances(self.paths)
+        for node in self._real_nodes():
+            kind = node["metadata"]["labels"].get(NODE_TYPE_LABEL)
+            shape = shape_of(kind, instances) if kind else None
+            devices = (
+                {key: n for key, n in shape.capacity.items() if key not in _KUBELETS_OWN} if shape else {}
+            )
+            if devices:
+                path = f"/api/v1/nodes/{node['metadata']['name']}/status"
+                self.api.patch(path, {"status": {"capacity": devices, "allocatable": devices}})
+
+    def _keep_pods_away(self) -> None:
+        """Taint a control plane that is no node of any type; kind opens one that is alone to all pods."""
+        taint = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+        for node in self._real_nodes():
+            if NODE_TYPE_LABEL not in node["metadata"]["labels"]:
+                self.api.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"taints": [taint]}})
+
+    def _make_volumes(self) -> None:
+        """Where nothing provisions volumes of the default class, have some that claims can bind to."""
+        standard = self.api.find(f"/apis/storage.k8s.io/v1/storageclasses/{STANDARD_CLASS}")
+        if standard and standard["provisioner"] == "kubernetes.io/no-provisioner":
+            for index in range(_VOLUMES):
+                self._create_volume(f"{STANDARD_CLASS}-{index}", STANDARD_CLASS, _VOLUME_SIZE, None)
+
+    def _create_volume(
+        self, name: str, storage_class: str, size: str, claim: Mapping[str, str] | None
+    ) -> None:
+        folder = self.shared / name
+        folder.mkdir(exist_ok=True)
+        # Pods write under user ids of their own, and a host directory knows no fsGroup.
+        folder.chmod(0o777)
+        spec: dict[str, Any] = {
+            "capacity": {"storage": size},
+            "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": storage_class,
+            "hostPath": {"path": f"{SHARED}/{name}", "type": "Directory"},
+        }
+        if claim:
+            spec["claimRef"] = {"kind": "PersistentVolumeClaim", "apiVersion": "v1", **claim}
+        self._create_missing("/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": spec})
+
+    def _services_answer(self) -> bool:
+        system = "/apis/apps/v1/namespaces/kube-system"
+        dns = self.api.get(f"{system}/deployments/coredns")["status"]
+        proxies = self.api.get(f"{system}/daemonsets/kube-proxy")["status"]
+        return (
+            bool(dns.get("availableReplicas")) and proxies["numberReady"] == proxies["desiredNumberScheduled"]
+        )
+
+    def _has_image(self, node: str, image: str, identity: str) -> bool:
+        listed = json.loads(self.on_node(node, "crictl", "images", "--output", "json", _full_name(image)))
+        return identity in {each["id"] for each in listed["images"]}
+
+    def _archive(self, image: str, identity: str) -> Path:
+        folder = self.paths.cache / "kind" / "images"
+        stem = image.replace("/", "-").replace(":", "-")
+        archive = folder / f"{stem}@{identity.removeprefix('sha256:')[:12]}.tar"
+        if not archive.exists():
+            for outdated in folder.glob(f"{stem}@*.tar"):
+                outdated.unlink()
+            unfinished = archive.with_suffix(f".{os.getpid()}")
+            self.engine("save", "--output", str(unfinished), image)
+            unfinished.rename(archive)
+        return archive
+
+    def _import(self, archive: Path, node: str) -> None:
+        command = ["ctr", "--namespace", "k8s.io", "images", "import", "--local", "--digests"]
+        self.on_node(node, *command, "--snapshotter", "overlayfs", f"{IMAGES}/{archive.name}")
+
+    def _start_kwok(self) -> None:
+        """Run kwok on the control plane as a service, so that it lives and goes with that container."""
+        (node,) = [name for name in self.containers() if name.endswith("-control-plane")]
+        if self.engine.succeeds("exec", node, "systemctl", "is-active", "--quiet", "kwok"):
+            return
+        folder = cluster_dir(self.paths, self.name)
+        files = {"kwok.yaml": kwok_config(), "kwok.service": _KWOK_SERVICE}
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        self.engine("cp", "--follow-link", str(self.toolbox.path("kwok")), f"{node}:/usr/local/bin/kwok")
+        self.engine("cp", str(folder / "kwok.yaml"), f"{node}:/etc/kwok.yaml")
+        self.engine("cp", str(folder / "kwok.service"), f"{node}:/etc/systemd/system/kwok.service")
+        self.on_node(node, "systemctl", "enable", "--now", "kwok")
+        self.add_storage_class(default=False)
+
+
+_KWOK_SERVICE = f"""\
+[Unit]
+Description=kwok plays the kubelets of the fake nodes
+After=kubelet.service
+
+[Service]
+ExecStart=/usr/local/bin/kwok --kubeconfig=/etc/kubernetes/admin.conf --config=/etc/kwok.yaml \\
+    --manage-all-nodes=false --manage-nodes-with-label-selector={MANAGED_NODES} \\
+    --node-lease-duration-seconds=40
+Restart=always
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def containers_of(engine: Engine, name: str, *, running: bool = False) -> tuple[str, ...]:
+    """The node containers of the cluster ``name`` by name; with ``running``, those that run."""
+    scope = [] if running else ["--all"]
+    listed = engine(
+        "ps", *scope, "--filter", f"label={_CLUSTER_LABEL}={kind_name(name)}", "--format", "{{.Names}}"
+    )
+    return tuple(sorted(listed.split()))
+
+
+def kind_name(name: str) -> str:
+    """What kind calls the cluster, and its network: beside clusters that others made with kind."""
+    return f"bireme-{name}"
+
+
+def _network_script(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Plain CNI plugins with the node's own addresses, a route to each other node's, and a way out."""
+    subnet = node["spec"]["podCIDR"]
+    network = {
+        "cniVersion": "1.0.0",
+        "name": "bireme",
+        "plugins": [
+            {
+                "type": "ptp",
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": "/run/cni-ipam-state",
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                    "ranges": [[{"subnet": subnet}]],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+    lines = [
+        f"echo '{json.dumps(network)}' > /etc/cni/net.d/.new",
+        "mv /etc/cni/net.d/.new /etc/cni/net.d/10-bireme.conflist",
+    ]
+    lines += [
+        f"ip route replace {other['spec']['podCIDR']} via {_address(other)}"
+        for other in nodes
+        if other["metadata"]["name"] != node["metadata"]["name"]
+    ]
+    outside = f"POSTROUTING -s {POD_NETWORK} ! -d {POD_NETWORK} -j MASQUERADE"
+    lines.append(f"iptables -t nat -C {outside} 2>/dev/null || iptables -t nat -A {outside}")
+    return "\n".join(["mkdir -p /etc/cni/net.d", *lines])
+
+
+def _address(node: Mapping[str, Any]) -> str:
+    addresses = node["status"]["addresses"]
+    return next(str(each["address"]) for each in addresses if each["type"] == "InternalIP")
+
+
+def _full_name(image: str) -> str:
+    """The name under which containerd knows an image of the engine."""
+    first, slash, _ = image.partition("/")
+    if not slash:
+        return f"docker.io/library/{image}"
+    return image if "." in first or ":" in first or first == "localhost" else f"docker.io/{image}"
