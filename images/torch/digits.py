@@ -100,4 +100,4 @@ def measure(network: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> f
 
 
 if __name__ == "__main__":
-    main()
+    elastic.execute(main)

@@ -11,6 +11,8 @@ all processes agree, at the end of the step they are in, on a checkpoint of that
         ...
         run.step_done(step, lambda: {"model": ..., "step": step}, due=step % 100 == 0)   # may not return
     run.finish(step, lambda: {...})
+
+with all of it in a function that ``elastic.execute`` calls.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 import torch._dynamo  # torch.optim would import it later: so it counts as import_seconds
@@ -136,7 +139,6 @@ class Run:
             self.sum(0)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.log("done", step=step, **results)
-        dist.destroy_process_group()
 
     def sum(self, *values: float) -> list[float]:
         """The sums of ``values`` over all processes; CPUs compute them, without waiting for GPUs."""
@@ -220,6 +222,27 @@ class _Term:
                 break
             time.sleep(0.02)
         os._exit(_STATUS_OF_TERM)
+
+
+def execute(main: Callable[[], None]) -> NoReturn:
+    """Call ``main``, and end the process with the status that Python would give it, but at once.
+
+    An orderly exit takes the process group apart, and gloo sometimes waits for ever in that when a peer does
+    the same or is gone; torchrun would wait with it.
+    """
+    status = 1
+    try:
+        main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:

@@ -361,5 +361,9 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-if __name__ == "__main__":
+def main() -> None:
     Training(arguments()).fit()
+
+
+if __name__ == "__main__":
+    elastic.execute(main)

@@ -234,7 +234,6 @@ class InstalledRelease:
     def wait(self, timeout: float = 120, until: str | None = None) -> tuple[Difference, ...]:
         """Wait until all is as planned, or until a difference of kind ``until`` shows; what differs then."""
         if until is None:
-            self._settle()
             return observe.wait(self.cluster, self.plan, timeout)
         self.until(lambda: until in {each.kind for each in self.differences()}, timeout)
         return self.differences()
@@ -263,10 +262,6 @@ class InstalledRelease:
     def delete_pod(self, name: str) -> None:
         """Delete a pod, as a drain does."""
         self.cluster.api.delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
-
-    def _settle(self) -> None:
-        """Give the controllers a moment to notice what the test just did."""
-        time.sleep(1)
 
     def _request(self, said: Mapping[str, Any]) -> RenderRequest:
         return self._request_for(self.chart, release=self.name, namespace=self.namespace, **said)

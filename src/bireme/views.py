@@ -58,8 +58,9 @@ def pods_view(pods: Iterable[ObservedPod]) -> RenderableType:
 def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
     """Every pinned tool: pin, where it was found, its own version."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("tool", "pin", "found", "version", "path"):
-        table.add_column(column, overflow="fold")
+    for column in ("tool", "pin", "found", "version"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("path", no_wrap=True, overflow="ellipsis")
     for tool in tools:
         table.add_row(tool.name, tool.pin, tool.source, tool.version or "", str(tool.path or tool.note or ""))
     return table

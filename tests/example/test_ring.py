@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ def test_four_half_node_workers_need_two_nodes(plan: Callable[..., Plan]) -> Non
 def test_the_ring_arrives_as_planned(release: ReleaseFactory) -> None:
     ring = release(RING, sets=["workers=6"])
     assert ring.differences() == ()
-    assert len({pod.node for pod in ring.pods()}) == 3
+    assert max(Counter(pod.node for pod in ring.pods()).values()) <= 2
 
 
 def test_pytest_helm_charts_sees_the_same_cluster(kube_cluster: Any, release: ReleaseFactory) -> None:
