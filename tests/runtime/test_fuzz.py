@@ -1,6 +1,6 @@
 """The rendezvous under random joins, leaves, deaths, partitions, lost leases, lost answers and etcd restarts.
 
-BIREME_FUZZ_SECONDS (8) says for how long, BIREME_FUZZ_SEED (by chance) in which order.
+BIREME_FUZZ_SECONDS (6) says for how long, BIREME_FUZZ_SEED (by chance) in which order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from etcd_servers import EtcdServer, Proxy
 
 from bireme_runtime import etcd, protocol
 
-SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "8"))
+SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "6"))
 MIN, MAX, MOST = 2, 4, 6
 
 
