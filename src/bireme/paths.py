@@ -44,27 +44,24 @@ class Paths:
 
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ, start: Path | None = None) -> Paths:
-        """Find the project around ``start`` (default: the working directory), else around this package.
+        """Find the project: a checkout around ``start`` (default: the working directory), else one around
+        this package, else what an installed package brings along, which is everything but the charts.
 
-        Raises BiremeError when neither lies in a Bireme checkout.
+        Raises BiremeError when there is none of them.
         """
-        origins = [start or Path.cwd(), Path(__file__)]
-        for origin in origins:
-            for folder in [origin.resolve(), *origin.resolve().parents]:
-                if _is_checkout(folder):
-                    return cls(
-                        folder, _base(environ, "CACHE", ".cache"), _base(environ, "STATE", ".local/state")
-                    )
+        origin = (start or Path.cwd()).resolve()
+        package = Path(__file__).resolve().parent
+        for folder in [origin, *origin.parents, *package.parents, package / "project"]:
+            if _is_project(folder):
+                return cls(folder, _base(environ, "CACHE", ".cache"), _base(environ, "STATE", ".local/state"))
         raise BiremeError(
-            f"no Bireme checkout around {origins[0]}: run bireme inside a clone, "
-            "the folder that holds charts/common and values/instances"
+            f"no Bireme checkout around {origin}: run bireme inside a clone, "
+            "the folder that holds values/instances and hack/tools"
         )
 
 
-def _is_checkout(folder: Path) -> bool:
-    return (folder / "charts" / "common" / "Chart.yaml").is_file() and (
-        folder / "values" / "instances"
-    ).is_dir()
+def _is_project(folder: Path) -> bool:
+    return (folder / "values" / "instances").is_dir() and (folder / "hack" / "tools").is_dir()
 
 
 def _base(environ: Mapping[str, str], kind: str, fallback: str) -> Path:

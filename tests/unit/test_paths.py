@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,14 +12,16 @@ import pytest
 from bireme import paths as paths_module
 from bireme.errors import BiremeError
 from bireme.paths import Paths
+from bireme.pins import load_pins
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "clone"
-    (root / "charts" / "common").mkdir(parents=True)
-    (root / "charts" / "common" / "Chart.yaml").touch()
-    (root / "values" / "instances").mkdir(parents=True)
+    for folder in ("charts/common", "values/instances", "hack/tools"):
+        (root / folder).mkdir(parents=True)
     return root
 
 
@@ -45,6 +50,36 @@ def test_given_no_clone_at_all_when_discovered_then_the_error_says_where_to_run(
 
     with pytest.raises(BiremeError, match=f"no Bireme checkout around {tmp_path}: run bireme inside a clone"):
         Paths.discover({}, start=tmp_path)
+
+
+def test_given_the_installed_wheel_and_no_clone_when_discovered_then_instances_and_pins_come_along(
+    tmp_path: Path,
+) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site-packages")
+    program = (
+        "from pathlib import Path\n"
+        "from bireme.paths import Paths\n"
+        "from bireme.instances import load_instances\n"
+        "from bireme.pins import load_pins\n"
+        "paths = Paths.discover(start=Path('/'))\n"
+        "print(len(load_instances(paths)), load_pins(paths.hack / 'tools').tool('helm').version, paths.root)"
+    )
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(tmp_path / "site-packages"),
+    }
+    asked = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    count, version, root = asked.stdout.split()
+    assert int(count) == len(list((ROOT / "values/instances").glob("*.yaml")))
+    assert version == load_pins(ROOT / "hack/tools").tool("helm").version
+    assert Path(root) == tmp_path / "site-packages/bireme/project"
 
 
 @pytest.mark.parametrize(
