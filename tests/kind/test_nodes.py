@@ -139,7 +139,8 @@ def test_fake_nodes_run_what_no_container_could(
     ready = ("get", "job", "big", "-n", test_namespace, "-o", "jsonpath={.status.ready}")
     eventually(lambda: shell.kubectl(*ready) == "3", 60, "three whole-node pods to run")
     assert set(shell.kubectl(*running).split()) == set(fakes)
-    shell.kubectl("delete", "job", "big", "-n", test_namespace)
+    # With its pods, while there still is a kwok that ends them.
+    shell.kubectl("delete", "job", "big", "-n", test_namespace, "--cascade=foreground")
 
 
 def whole_node_job(kind: str, count: int) -> dict[str, Any]:

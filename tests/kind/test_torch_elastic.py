@@ -80,7 +80,7 @@ def train(
             }
             said = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180}
             job = release("torch-elastic", name=name, values=values, **said)
-            return followed.enter_context(Training(job, shell).followed())
+            return followed.enter_context(Training(job, shell, said | {"values": values}).followed())
 
         yield _train
 
@@ -112,5 +112,19 @@ def test_three_workers_lose_a_process_an_agent_and_a_pod_and_learn_as_much_as_on
     assert done["step"] == steps
     # Sums in another order round differently; one of the 360 test samples is 0.003.
     assert done["accuracy"] == pytest.approx(accuracy_of_one_process(steps), abs=0.01)
+    eventually(lambda: is_finished(training.job), 60, "the job to finish")
+    assert outcome(training.job) == "Complete"
+
+
+def test_workers_come_and_go_while_training(train: Callable[..., Training]) -> None:
+    steps = 600
+    training = train(workers=2, steps=steps)
+    training.until_trained(30, world_size=2)
+    training.scale(3)
+    training.until_trained(30, world_size=3)
+    training.scale(1)
+    training.until_trained(30, world_size=1)
+    assert training.until_done()["step"] == steps
+    training.assert_nothing_was_lost(CHECKPOINT_EVERY)
     eventually(lambda: is_finished(training.job), 60, "the job to finish")
     assert outcome(training.job) == "Complete"

@@ -6,7 +6,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,10 +34,11 @@ for entry in Path("/proc").iterdir():
 
 @dataclass
 class Training:
-    """One job. ``events`` has the JSON lines of all its workers in the order in which they came."""
+    """One job, and what it was installed with. ``events`` has the JSON lines of its workers as they came."""
 
     job: InstalledRelease
     shell: Shell
+    installed: Mapping[str, Any]
     events: list[Event] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     _followed: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
@@ -87,6 +88,10 @@ class Training:
         words = ("bireme_runtime.launch",) if agent else ("digits.py", "bireme_runtime")
         command = ["exec", "-n", self.job.namespace, self.pod(index), "--", "python3", "-c", KILL, *words]
         assert self.shell.kubectl(*command), f"worker {index} had no {words[0]} to kill"
+
+    def scale(self, workers: int) -> None:
+        """Upgrade to another number of workers; returns when so many are there."""
+        self.job.upgrade(**{**self.installed, "values": {**self.installed["values"], "workers": workers}})
 
     def assert_nothing_was_lost(self, checkpoint_every: int) -> None:
         """Every restart resumed from the last checkpoint, or a later step, and every step was made."""
