@@ -42,6 +42,12 @@ lint: setup ## Check style and types of the Python code
 test: lint tools ## Lint, types, unit, render and embedded tests
 	$(PYTEST) $(PARALLEL) tests/unit tests/runtime tests/render tests/embedded
 
+KIND_NODES := p5.4xlarge=3
+
+.PHONY: test-kind
+test-kind: setup ## The kind tier: real containers, real training (needs a container engine: hack/engine/start)
+	$(PYTEST) --cluster-type kind --bireme-nodes $(KIND_NODES) tests/kind
+
 .PHONY: test-matrix
 test-matrix: setup ## The embedded tests on the oldest Kubernetes that is supported
 	$(PYTEST) $(PARALLEL) --cluster-version 1.34.4 tests/embedded

@@ -30,7 +30,6 @@ class Rootfs:
     name: str
     suite: str
     packages: tuple[str, ...]
-    mirror: str
     leave_out: tuple[str, ...]
     check: str
     wheels: tuple[str, ...]
@@ -56,7 +55,6 @@ def load_rootfs(name: str) -> Rootfs:
         name,
         recipe["suite"],
         tuple(recipe["packages"]),
-        recipe.get("mirror", defaults["mirror"]),
         tuple(defaults["leave-out"] + recipe.get("leave-out", [])),
         recipe.get("check", ""),
         tuple(recipe.get("wheels", [])),
@@ -67,7 +65,8 @@ def load_rootfs(name: str) -> Rootfs:
 def ensure_rootfs(rootfs: Rootfs, cache: Path, console: Console) -> Path:
     """The folder ``<cache>/rootfs/<digest>``, made if missing; ``<cache>/rootfs/<name>`` links to it.
 
-    Needs root, debootstrap and the Debian mirror; BiremeError says which of them failed and how.
+    Needs root, debootstrap and a Debian mirror, another one if BIREME_DEBIAN_MIRROR names it;
+    BiremeError says which of them failed and how.
     """
     folder = cache / "rootfs" / rootfs.digest
     make_once(
@@ -141,7 +140,8 @@ class _Maker:
             "--components=main",
             self.rootfs.suite,
             str(self.root),
-            self.rootfs.mirror,
+            # Else debootstrap's own choice for the suite.
+            *filter(None, [os.environ.get("BIREME_DEBIAN_MIRROR")]),
         ]
         # In a mount namespace of its own: whatever it mounts is gone when it ends, however it ends.
         self._run("debootstrap", ["unshare", "--mount", "debootstrap", *arguments])

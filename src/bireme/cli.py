@@ -261,8 +261,9 @@ def up(app: App, /, kind: str, nodes: str, name: str, claims: tuple[str, ...]) -
 def down(app: App, /, name: str) -> None:
     """Stop a cluster of `bireme up` and remove everything of it."""
     info = find(app.paths, name)
-    kind = info.provider if info else "embedded"
-    removed = provider(kind, app.paths, app.toolbox, app.err).down(name)
+    # What an `up` that was killed left behind says nothing of its kind: each looks for its own.
+    kinds = [info.provider] if info else ["embedded", "kind"]
+    removed = [kind for kind in kinds if provider(kind, app.paths, app.toolbox, app.err).down(name)]
     app.out.print(f"cluster {name} is gone" if removed else f"there was no cluster {name}")
 
 

@@ -47,7 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "bireme_nodes", "nodes of the test cluster by type, e.g. p4d.24xlarge=3", default="p4d.24xlarge=3"
     )
-    parser.getgroup("bireme").addoption("--bireme-nodes", help="overrides the ini option bireme_nodes")
+    meaning = "overrides the ini option bireme_nodes; on kind, these are containers (else kwok plays them)"
+    parser.getgroup("bireme").addoption("--bireme-nodes", help=meaning)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -165,12 +166,15 @@ def cluster(
         given = pytestconfig.getoption("kubeconfig")
         yield ExistingProvider(bireme_paths, Path(given) if given else None).get()
         return
-    nodes = pytestconfig.getoption("bireme_nodes") or pytestconfig.getini("bireme_nodes")
+    real = pytestconfig.getoption("bireme_nodes")
+    nodes = parse_nodes(real or pytestconfig.getini("bireme_nodes"), instances)
     version = pytestconfig.getoption("cluster_version") or os.environ.get("ATS_CLUSTER_VERSION")
-    options = {"kubernetes": version} if version else {}
+    options: dict[str, Any] = {"kubernetes": version} if version else {}
+    if kind == "kind" and not real:
+        nodes, options["fake"] = {}, nodes
     clusters = provider(kind, bireme_paths, toolbox)
     name = f"pytest-{uuid.uuid4().hex[:8]}"
-    made = clusters.up(name, parse_nodes(nodes, instances), **options)
+    made = clusters.up(name, nodes, **options)
     pytestconfig.option.kubeconfig = str(made.kubeconfig)
     try:
         yield made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import cached_property
@@ -24,6 +25,11 @@ class Engine:
     def succeeds(self, *arguments: str) -> bool:
         """Whether ``docker ARGUMENTS`` exits with 0."""
         return self._run(arguments).returncode == 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is an engine, and it runs."""
+        return shutil.which("docker") is not None and bool(self._facts)
 
     def check(self) -> None:
         """Raise BiremeError when no engine answers."""

@@ -102,9 +102,10 @@ class KindProvider:
     def down(self, name: str = DEFAULT_NAME) -> bool:
         """Remove the cluster's containers, network and files; False when there was nothing to do.
 
-        Also clears what a crashed ``up`` left. Raises BiremeError when the engine does not answer.
+        Also clears what a crashed ``up`` left. Raises BiremeError when there are files of the cluster but no
+        engine answers.
         """
-        if not cluster_dir(self._paths, name).exists() and shutil.which("docker") is None:
+        if not cluster_dir(self._paths, name).exists() and not self._engine.answers:
             return False
         return self._destroy(name)
 
