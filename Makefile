@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
-# One worker per core; tests of a file share a worker, and so a cluster.
+# One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
 PARALLEL ?= -n auto --dist loadfile
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
 TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,etcd,kwok,kwokctl,$(CONTROL_PLANE)
@@ -40,7 +40,7 @@ lint: setup ## Check style and types of the Python code
 
 .PHONY: test
 test: lint tools ## Lint, types, unit, render and embedded tests
-	$(PYTEST) $(PARALLEL) tests/unit tests/runtime tests/render tests/embedded
+	$(PYTEST) $(PARALLEL) tests/embedded tests/runtime tests/unit tests/render
 
 KIND_NODES := p5.4xlarge=3
 
