@@ -46,6 +46,11 @@ def test_imagenet_efa_with_3_workers_fills_3_p4d_nodes(release: ReleaseFactory) 
     assert {pod.hostname for pod in workers} == {f"imagenet-r1-{index}" for index in range(3)}
 
 
+def test_a_job_without_huge_pages_fits_nodes_that_set_them_aside(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"])
+    assert job.differences() == ()
+
+
 def test_imagenet_fsx_with_4_workers_fills_4_p3_nodes(release: ReleaseFactory) -> None:
     job = release("torch-elastic", instance="p3.8xlarge", workload="imagenet-fsx", sets=["workers=4"])
     assert job.differences() == ()

@@ -58,6 +58,14 @@ def test_imagenet_fsx_takes_whole_p3_nodes_without_efa(plan: Callable[..., Plan]
     assert (totals.accelerators, totals.efa, dict(totals.nodes)) == (16, 0, {"p3.8xlarge": 4})
 
 
+@pytest.mark.parametrize("sets", [[], ["hugePages=5120Mi"], ["hugePages=1024Mi"]])
+def test_huge_pages_of_efa_nodes_are_no_memory_for_workers(
+    render: Callable[..., Render], sets: list[str]
+) -> None:
+    rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
+    assert trainer(rendered)["resources"]["limits"]["memory"] == "1075544Mi"
+
+
 @pytest.mark.parametrize(
     ("instance", "sets", "accelerators", "efa"),
     [

@@ -6,7 +6,8 @@ Answer (JSON): type, whole (accelerators of the node), accelerators, resource, e
 share (0..1 of the node), cpu, memory (quantities, empty when unknown), memoryMiB, hugePages, shm.
 
 A worker with all of a node's accelerators, or with none, gets the node less the reserve; one with some
-of them gets that share. Huge pages are taken out of a node's memory before anything else.
+of them gets that share. Huge pages are taken out of a node's memory before anything else: those asked for, and
+at least those that nodes with EFA set aside whether somebody asks for them or not.
 Arguments: root (values instance, accelerators, efa, processesPerWorker, hugePages, reserve, shm, resources).
 */}}
 {{- define "common.worker" -}}
@@ -26,7 +27,8 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker, hugePag
     "resource" ($accelerator.resource | default "nvidia.com/gpu") "hugePages" $v.hugePages "cpu" "" "memory" "" "memoryMiB" 0 }}
 {{- if $type }}
 {{- $cpu := mulf (subf ($v.instance.vcpu | float64) $v.reserve.cpu) $share 1000 | floor | int64 }}
-{{- $memory := mulf (subf ($v.instance.allocatableMemoryMiB | float64) $v.reserve.memoryMiB $hugeMiB) $share | floor | int64 }}
+{{- $asideMiB := max $hugeMiB (ternary ($v.reserve.hugePagesMiB | int64) 0 (gt $maxEfa 0)) }}
+{{- $memory := mulf (subf ($v.instance.allocatableMemoryMiB | float64) $v.reserve.memoryMiB $asideMiB) $share | floor | int64 }}
 {{- $_ := set $answer "cpu" (printf "%dm" $cpu) }}
 {{- $_ := set $answer "memory" (printf "%dMi" $memory) }}
 {{- $_ := set $answer "memoryMiB" $memory }}
