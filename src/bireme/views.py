@@ -21,8 +21,11 @@ _SHOWN_PODS = 12
 def plan_view(plan: Plan) -> RenderableType:
     """The plan: a line for each workload and its pods, then the totals. Long workloads are shortened."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("pod", "role", "rank", "world ranks", "host name", "resources", "node"):
-        table.add_column(column, overflow="fold")
+    # A pod's host name is its own name wherever it has one that lasts.
+    for column in ("pod and host name", "role", "rank", "world"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("resources", min_width=len("hugepages-2Mi=5120Mi"))
+    table.add_column("node", no_wrap=True)
     for workload in plan.workloads:
         table.add_row(Text(_headline(workload), style="bold"), end_section=False)
         for pod in _some(workload.pods):
@@ -100,12 +103,12 @@ def _pod_row(pod: PodPlan) -> list[str]:
     if pod.rank is not None and pod.processes:
         first = pod.rank * pod.processes
         world = f"{first}–{first + pod.processes - 1}" if pod.processes > 1 else str(first)
+    host = f" ({pod.hostname or 'no host name'})" if pod.hostname != pod.name else ""
     return [
-        f"  {pod.name}",
+        f"  {pod.name}{host}",
         pod.role,
         rank,
         world,
-        pod.hostname or "",
         _resources(pod.resources),
         pod.instance_type or "",
     ]
