@@ -25,7 +25,7 @@ def plan_view(plan: Plan) -> RenderableType:
     for column in ("pod and host name", "role", "rank", "world"):
         table.add_column(column, no_wrap=True)
     table.add_column("resources", min_width=len("hugepages-2Mi=5120Mi"))
-    table.add_column("node", no_wrap=True)
+    table.add_column("node", no_wrap=True, min_width=len("p4d.24xlarge"))
     for workload in plan.workloads:
         table.add_row(Text(_headline(workload), style="bold"), end_section=False)
         for pod in _some(workload.pods):
