@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from bireme.changes import Changes, changes
 from bireme.clusters import Cluster
 from bireme.errors import BiremeError
 from bireme.instances import Instance
+from bireme.manifests import Manifest
 from bireme.observe import Difference, ObservedPod
 from bireme.release import Releases
 from bireme.render import Renderer, RenderRequest
@@ -70,8 +71,7 @@ class Deployer:
 
     def changes(self, wanted: RenderRequest) -> Changes:
         """What installing ``wanted`` would do to the release that is there. Raises BiremeError if none is."""
-        live = self._releases.manifests(wanted.release, wanted.namespace)
-        return changes(live, self._renderer.render(replace(wanted, is_upgrade=True)).manifests)
+        return self._foreseen(self._releases.manifests(wanted.release, wanted.namespace), wanted)
 
     def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
         """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
@@ -108,17 +108,21 @@ class Deployer:
     def _pods(self, release: str, namespace: str) -> tuple[ObservedPod, ...]:
         return observe.observe(self._cluster, release, namespace)
 
+    def _foreseen(self, live: Sequence[Manifest], wanted: RenderRequest) -> Changes:
+        return changes(live, self._renderer.render(replace(wanted, is_upgrade=True)).manifests)
+
     def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
         """``wanted`` with the run after the live one, which is stopped, when there is one that must go."""
         if self._releases.current(wanted.release, wanted.namespace) is None:
             return wanted
         live = self._releases.manifests(wanted.release, wanted.namespace)
         jobs = [item.name for item in live if item.kind == "Job"]
-        if self.changes(wanted).is_refused:
+        foreseen = self._foreseen(live, wanted)
+        if foreseen.is_refused:
             runs = [int(found[1]) for found in map(_RUN.search, jobs) if found]
             run = max(runs, default=0) + 1
             wanted = replace(wanted, values={**wanted.values, "run": run, "suspend": None})
-        foreseen = self.changes(wanted)
+            foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
             raise BiremeError("\n".join(foreseen.sentences()))
         if foreseen.replaces_a_run:
@@ -133,11 +137,19 @@ class Deployer:
             return
         self._cluster.api.patch(path, {"spec": {"suspend": True}})
         self._until(
-            lambda: not [pod for pod in self._pods(wanted.release, wanted.namespace) if pod.workload == job],
+            lambda: (
+                not [pod for pod in self._pods(wanted.release, wanted.namespace) if pod.workload == job]
+                and self._counts_no_pods(path)
+            ),
             timeout,
             f"{job} was suspended to be replaced, but its pods are still there after {timeout:.0f} s; "
             f"nothing else was changed: look at them with bireme status {wanted.release}, then try again",
         )
+
+    def _counts_no_pods(self, path: str) -> bool:
+        """Whether the Job says so itself: its status, which the chart's rule reads, comes after the pods."""
+        status = (self._cluster.api.find(path) or {}).get("status", {})
+        return not status.get("active") and not status.get("terminating")
 
     def _until(self, done: Callable[[], bool], timeout: float, otherwise: str) -> None:
         deadline = time.monotonic() + timeout

@@ -185,10 +185,18 @@ def cluster(
 class InstalledRelease:
     """A release that a test installed. Its namespace and its removal are the fixture's care."""
 
-    def __init__(self, request_for: Request, toolbox: Toolbox, renderer: Renderer, cluster: Any) -> None:
+    def __init__(
+        self,
+        request_for: Request,
+        toolbox: Toolbox,
+        renderer: Renderer,
+        instances: Mapping[str, Instance],
+        cluster: Any,
+    ) -> None:
         self._request_for = request_for
         self._toolbox = toolbox
         self._renderer = renderer
+        self._instances = instances
         self.cluster = cluster
 
     def install(
@@ -271,9 +279,8 @@ class InstalledRelease:
         return self._request_for(self.chart, release=self.name, namespace=self.namespace, **said)
 
     def _deployer(self, helm: str) -> Deployer:
-        instances = load_instances(self._request_for.paths)
         releases = Releases(self.cluster, self._toolbox, helm)
-        return Deployer(self.cluster, releases, self._renderer, instances)
+        return Deployer(self.cluster, releases, self._renderer, self._instances)
 
 
 _GROUPS = {
@@ -295,7 +302,12 @@ def test_namespace(random_namespace: Any) -> str:
 
 @pytest.fixture
 def release(
-    cluster: Cluster, request_for: Request, toolbox: Toolbox, renderer: Renderer, test_namespace: str
+    cluster: Cluster,
+    request_for: Request,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+    test_namespace: str,
 ) -> Iterator[ReleaseFactory]:
     """``release("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: installed, as planned, and
     removed when the test ends. Takes what ``render`` takes, and name, expect_differences and timeout.
@@ -303,7 +315,7 @@ def release(
     installed: list[InstalledRelease] = []
 
     def _release(chart: str | Path, name: str | None = None, **said: Any) -> InstalledRelease:
-        one = InstalledRelease(request_for, toolbox, renderer, cluster)
+        one = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
         installed.append(one)
         return one.install(chart, name or f"t{uuid.uuid4().hex[:6]}", test_namespace, **said)
 

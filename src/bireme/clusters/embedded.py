@@ -31,7 +31,7 @@ from bireme.clusters import (
 )
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import CPU_TYPE, shape_of
-from bireme.clusters.patience import no_interrupts
+from bireme.clusters.patience import no_interrupts, status
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.paths import Paths
@@ -91,11 +91,11 @@ class EmbeddedProvider:
         binaries = self._binaries(kubernetes)
         self._claim(folder, name)
         try:
-            with self._status(f"Starting Kubernetes {kubernetes}"):
+            with status(self._console, f"Starting Kubernetes {kubernetes}"):
                 _start(folder, name, kubernetes, sum(wanted.values()), binaries)
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted, kubernetes)
             cluster = EmbeddedCluster(info, self._paths)
-            with self._status(f"Creating {sum(wanted.values())} nodes"):
+            with status(self._console, f"Creating {sum(wanted.values())} nodes"):
                 cluster.prepare([(shapes[kind], count) for kind, count in wanted.items()])
             write_info(self._paths, info)
         except BaseException:
@@ -143,14 +143,6 @@ class EmbeddedProvider:
         control_plane = [name for name in _COMPONENTS if name.startswith("kube-")]
         found = {name: self._toolbox.path(name, version=kubernetes) for name in control_plane}
         return found | {name: self._toolbox.path(name) for name in ("etcd", "kwok", "kwokctl", "kubectl")}
-
-    @contextlib.contextmanager
-    def _status(self, text: str) -> Iterator[None]:
-        if self._console is None:
-            yield
-            return
-        with self._console.status(text):
-            yield
 
 
 @dataclass(frozen=True)

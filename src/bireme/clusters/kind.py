@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from bireme.clusters.engine import Engine
 from bireme.clusters.kind_cluster import IMAGES, POD_NETWORK, SHARED, KindCluster, containers_of, kind_name
 from bireme.clusters.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import CPU_TYPE, FAKE_LABEL, NodeShape, node_manifest, shape_of
-from bireme.clusters.patience import no_interrupts
+from bireme.clusters.patience import no_interrupts, status
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.paths import Paths
@@ -85,12 +85,14 @@ class KindProvider:
         try:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted | fakes, kubernetes)
             cluster = KindCluster(info, self._paths, self._engine, self._toolbox)
-            with self._status(f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"):
+            with status(
+                self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"
+            ):
                 self._create(folder, name, self._config(folder, image, shapes))
-            with self._status("Waiting for the nodes"):
+            with status(self._console, "Waiting for the nodes"):
                 cluster.prepare_nodes()
             for kind, count in fakes.items():
-                with self._status(f"Creating {count} fake nodes"):
+                with status(self._console, f"Creating {count} fake nodes"):
                     cluster.add_nodes(kind, count)
             write_info(self._paths, info)
         except BaseException:
@@ -222,14 +224,6 @@ class KindProvider:
             command = ("exec", container, "find", SHARED, "-mindepth", "1", "-delete")
             if self._engine.succeeds(*command):
                 return
-
-    @contextlib.contextmanager
-    def _status(self, text: str) -> Iterator[None]:
-        if self._console is None:
-            yield
-            return
-        with self._console.status(text):
-            yield
 
 
 def _identity(role: str, shape: NodeShape | None) -> dict[str, Any]:

@@ -7,8 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from bireme.errors import BiremeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @contextlib.contextmanager
@@ -22,6 +26,16 @@ def no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def status(console: Console | None, text: str) -> Iterator[None]:
+    """Show ``text`` on the console, if there is one, while the work goes on."""
+    if console is None:
+        yield
+        return
+    with console.status(text):
+        yield
 
 
 def until(done: Callable[[], bool], seconds: float, what: str) -> None:
