@@ -45,8 +45,13 @@ test: lint tools ## Lint, types, unit, render and embedded tests
 KIND_NODES := p5.4xlarge=3
 
 .PHONY: test-kind
-test-kind: setup ## The kind tier: real containers, real training (needs a container engine: hack/engine/start)
+test-kind: setup ## The core of the kind tier: real containers, real training (needs a container engine: hack/engine/start)
+	$(PYTEST) --cluster-type kind --bireme-nodes $(KIND_NODES) -m "not whole" tests/kind
+
+.PHONY: test-kind-full
+test-kind-full: setup ## The whole kind tier (an hour), and the topology tests on fake nodes inside a kind cluster
 	$(PYTEST) --cluster-type kind --bireme-nodes $(KIND_NODES) tests/kind
+	$(PYTEST) --cluster-type kind tests/embedded/test_torch_elastic.py
 
 .PHONY: test-matrix
 test-matrix: setup ## The embedded tests on the oldest Kubernetes that is supported
