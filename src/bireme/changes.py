@@ -46,7 +46,8 @@ _IMMUTABLE: Mapping[str, frozenset[str]] = {
     "Deployment": frozenset({"selector"}),
     "DaemonSet": frozenset({"selector"}),
 }
-_WORKLOADS = frozenset({"Job", "StatefulSet", "Deployment", "DaemonSet"})
+_RUNS = frozenset({"Job", "MPIJob"})
+_WORKLOADS = frozenset({*_RUNS, "StatefulSet", "Deployment", "DaemonSet"})
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _come_and_go(gone: list[Manifest], come: list[Manifest]) -> Iterator[Change]
 
 
 def _base(job: Manifest) -> str | None:
-    found = _RUN.match(job.name) if job.kind == "Job" else None
+    found = _RUN.match(job.name) if job.kind in _RUNS else None
     return found["base"] if found else None
 
 
@@ -174,7 +175,7 @@ def _compare(live: Manifest, wanted: Manifest) -> Change:
 def _refusal(live: Manifest, parts: tuple[str, ...]) -> str:
     verb = "changes" if len(parts) == 1 else "change"
     why = f"refused: {', '.join(parts)} {verb}, and Kubernetes does not change that in place"
-    run = _run(live) if live.kind == "Job" else None
+    run = _run(live) if live.kind in _RUNS else None
     if run is not None:
         following = f"(bireme install --replace stops run r{run} and starts run r{run + 1})"
         return f"{why}; needs run={run + 1} {following}"
@@ -220,7 +221,7 @@ def _changed_parts(live: Manifest, wanted: Manifest) -> tuple[str, ...]:
     is_workload = live.kind in _WORKLOADS
     for field in _differing(live, wanted):
         if field == "spec" and is_workload:
-            parts += [part for part in _differing(live["spec"], wanted["spec"]) if part not in _COUNTS]
+            parts += [part for part in _differing(_spec(live), _spec(wanted)) if part not in _COUNTS]
         elif field != "metadata":
             parts.append(field)
     return tuple(_SAID.get(part, part) for part in parts)
@@ -231,7 +232,23 @@ _SAID = {
     "ttlSecondsAfterFinished": "ttl",
     "activeDeadlineSeconds": "deadline",
     "template": "pods, one by one",
+    # mpi-operator makes what is missing and leaves what is there as it is.
+    "launcher": "a launcher not made yet",
+    "worker": "workers made from now on",
 }
+
+
+def _spec(manifest: Manifest) -> Mapping[str, Any]:
+    """The spec's fields; an MPIJob's on one level, as a Job has them."""
+    spec: Mapping[str, Any] = manifest.get("spec") or {}
+    if manifest.kind != "MPIJob":
+        return spec
+    replicas = spec.get("mpiReplicaSpecs") or {}
+    worker = dict(replicas.get("Worker") or {})
+    count = worker.pop("replicas", 1) if worker else 0
+    own = {key: value for key, value in spec.items() if key not in {"mpiReplicaSpecs", "runPolicy"}}
+    both = {"replicas": count, "worker": worker, "launcher": replicas.get("Launcher")}
+    return {**own, **(spec.get("runPolicy") or {}), **both}
 
 
 def _differing(one: Any, other: Any) -> list[str]:
@@ -240,7 +257,7 @@ def _differing(one: Any, other: Any) -> list[str]:
 
 
 def _pods(manifest: Manifest) -> int | None:
-    spec = manifest.get("spec") or {}
+    spec = _spec(manifest)
     if manifest.kind == "Job":
         return int(spec.get("parallelism", 1))
-    return int(spec.get("replicas", 1)) if manifest.kind in {"StatefulSet", "Deployment"} else None
+    return int(spec.get("replicas", 1)) if manifest.kind in {"MPIJob", "StatefulSet", "Deployment"} else None

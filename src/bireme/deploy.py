@@ -23,6 +23,11 @@ from bireme.topology import Plan, expand
 
 _POLL_SECONDS = 0.5
 _RUN = re.compile(r"-r(\d+)$")
+# The kinds that stop when they are told to: their plural, and the fields of the spec that tell them.
+_SUSPENDED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "Job": ("jobs", {"suspend": True}),
+    "MPIJob": ("mpijobs", {"runPolicy": {"suspend": True}}),
+}
 
 
 @dataclass(frozen=True)
@@ -116,10 +121,10 @@ class Deployer:
         if self._releases.current(wanted.release, wanted.namespace) is None:
             return wanted
         live = self._releases.manifests(wanted.release, wanted.namespace)
-        jobs = [item.name for item in live if item.kind == "Job"]
+        jobs = [item for item in live if item.kind in _SUSPENDED]
         foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
-            runs = [int(found[1]) for found in map(_RUN.search, jobs) if found]
+            runs = [int(found[1]) for job in jobs if (found := _RUN.search(job.name))]
             run = max(runs, default=0) + 1
             wanted = replace(wanted, values={**wanted.values, "run": run, "suspend": None})
             foreseen = self._foreseen(live, wanted)
@@ -130,24 +135,25 @@ class Deployer:
                 self._stop(job, wanted, timeout)
         return wanted
 
-    def _stop(self, job: str, wanted: RenderRequest, timeout: float) -> None:
-        """Suspend a Job and wait until its pods are gone; they have their grace period to save."""
-        path = f"/apis/batch/v1/namespaces/{wanted.namespace}/jobs/{job}"
+    def _stop(self, job: Manifest, wanted: RenderRequest, timeout: float) -> None:
+        """Suspend a job and wait until its pods are gone; they have their grace period to save."""
+        plural, suspended = _SUSPENDED[job.kind]
+        path = f"/apis/{job.api_version}/namespaces/{wanted.namespace}/{plural}/{job.name}"
         if self._cluster.api.find(path) is None:
             return
-        self._cluster.api.patch(path, {"spec": {"suspend": True}})
+        self._cluster.api.patch(path, {"spec": suspended})
         self._until(
             lambda: (
-                not [pod for pod in self._pods(wanted.release, wanted.namespace) if pod.workload == job]
+                not [pod for pod in self._pods(wanted.release, wanted.namespace) if pod.workload == job.name]
                 and self._counts_no_pods(path)
             ),
             timeout,
-            f"{job} was suspended to be replaced, but its pods are still there after {timeout:.0f} s; "
+            f"{job.name} was suspended to be replaced, but its pods are still there after {timeout:.0f} s; "
             f"nothing else was changed: look at them with bireme status {wanted.release}, then try again",
         )
 
     def _counts_no_pods(self, path: str) -> bool:
-        """Whether the Job says so itself: its status, which the chart's rule reads, comes after the pods."""
+        """Whether a Job says so itself: its status, which the chart's rule reads, comes after the pods."""
         status = (self._cluster.api.find(path) or {}).get("status", {})
         return not status.get("active") and not status.get("terminating")
 

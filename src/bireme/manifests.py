@@ -115,6 +115,14 @@ class Manifest(Mapping[str, Any]):
         template = spec.get("template") if isinstance(spec, Mapping) else None
         return template if isinstance(template, Mapping) and "spec" in template else None
 
+    @property
+    def pod_templates(self) -> tuple[Mapping[str, Any], ...]:
+        """All the pods this object makes: its `pod_template`, or one for each role of an MPIJob."""
+        if self.kind == "MPIJob":
+            replicas = (self._content.get("spec") or {}).get("mpiReplicaSpecs") or {}
+            return tuple(each["template"] for each in replicas.values())
+        return () if self.pod_template is None else (self.pod_template,)
+
     def thaw(self) -> dict[str, Any]:
         """A deep copy in plain dicts and lists, free to change."""
         thawed: dict[str, Any] = thaw(self._content)
@@ -184,8 +192,7 @@ _DEFAULTS = {"protocol": "TCP"}
 def duplicates(manifest: Manifest) -> list[str]:
     """Items of one list that server-side apply cannot tell apart, as sentences; empty when all is well."""
     found: list[str] = []
-    template = manifest.pod_template
-    if template is not None:
+    for template in manifest.pod_templates:
         pod = template["spec"]
         found += _repeated(manifest, "pod", pod, _POD_LISTS)
         for kind in ("initContainers", "containers"):
@@ -259,6 +266,10 @@ def _object_name(manifest: Manifest) -> Iterator[str]:
         suffix = _job_suffix(manifest)
         if len(name) + suffix > 63:
             yield f"pod names would have {len(name) + suffix} characters with their index, 63 is the most"
+    elif kind == "MPIJob":
+        suffix = _mpi_suffix(manifest)
+        if len(name) + suffix > 63:
+            yield f"host names would have {len(name) + suffix} characters with role and index, 63 is the most"
     elif len(name) > limit:
         why = f" ({_WHY[kind]})" if kind in _WHY else ""
         yield f"the name has {len(name)} characters, {limit} is the most{why}"
@@ -272,10 +283,18 @@ def _job_suffix(manifest: Manifest) -> int:
     return 1 + len(str(max(0, int(spec.get("completions") or 1) - 1)))
 
 
+def _mpi_suffix(manifest: Manifest) -> int:
+    """Characters mpi-operator adds for host names: ``-launcher``, or ``-worker-<index>``."""
+    replicas = (manifest.get("spec") or {}).get("mpiReplicaSpecs") or {}
+    worker = replicas.get("Worker") or {}
+    last = max(0, int(worker.get("replicas", 1)) - 1)
+    return max(len("-launcher"), len(f"-worker-{last}"))
+
+
 def _label_values(manifest: Manifest) -> Iterator[str]:
-    template = (manifest.pod_template if manifest.kind != "Pod" else None) or {}
-    pod_labels = (template.get("metadata") or {}).get("labels") or {}
-    for where, labels in (("label", manifest.labels), ("pod label", pod_labels)):
+    templates = manifest.pod_templates if manifest.kind != "Pod" else ()
+    of_pods = [("pod label", (each.get("metadata") or {}).get("labels") or {}) for each in templates]
+    for where, labels in [("label", manifest.labels), *of_pods]:
         for key, value in labels.items():
             if not isinstance(value, str):
                 yield f"{where} {key} is {value!r}, it must be a string"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
-from bireme.topology import Plan, PodPlan, WorkloadPlan, pod_requests, quantity
+from bireme.topology import LAUNCHER_SUFFIX, Plan, PodPlan, WorkloadPlan, pod_requests, quantity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 JOB_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+MPI_JOB_LABEL = "training.kubeflow.org/job-name"
 HOOK_ANNOTATION = "helm.sh/hook"
 UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
@@ -102,8 +103,9 @@ class ObservedPod:
 class ObservedWorkload:
     """What a workload says of itself, when that is more than its pods show.
 
-    ``state`` is ``Complete`` or ``Failed`` for a Job that has ended, ``Updating`` for a StatefulSet or
-    Deployment whose pods are not all of its newest template yet, else ""; ``message`` says why.
+    ``state`` is ``Complete`` or ``Failed`` for a Job or MPIJob that has ended, ``Updating`` for a
+    StatefulSet or Deployment whose pods are not all of its newest template yet, else ""; ``message`` says
+    why.
     """
 
     kind: str
@@ -317,6 +319,7 @@ class _Scene:
         self._selector = f"{INSTANCE_LABEL}={release}"
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self._jobs_path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        self._mpi_jobs_path = f"/apis/kubeflow.org/v2beta1/namespaces/{namespace}/mpijobs"
         self._apps_path = f"/apis/apps/v1/namespaces/{namespace}"
         self._raw: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[str, ObservedPod]] = {}
@@ -374,12 +377,22 @@ class _Scene:
         self._hooks = frozenset(job["metadata"]["name"] for job in jobs if _has_hook(job))
         self._workloads = (
             *(_observed_job(job) for job in jobs if not _has_hook(job)),
+            *(_observed_mpi_job(job) for job in self._mpi_jobs()),
             *(_replicated("StatefulSet", each) for each in self._list(f"{self._apps_path}/statefulsets")),
             *(_replicated("Deployment", each) for each in self._list(f"{self._apps_path}/deployments")),
         )
         if self._nodes is not None and self._nodes_are_old(self._nodes):
             self._nodes = self._node_states()
             self._nodes_read = time.monotonic()
+
+    def _mpi_jobs(self) -> list[dict[str, Any]]:
+        """The MPIJobs; none where the cluster does not know the kind, or its user may not see them."""
+        try:
+            return self._list(self._mpi_jobs_path)
+        except ApiError as error:
+            if error.status in (403, 404):
+                return []
+            raise
 
     def _list(self, path: str) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self._api.get(path, labelSelector=self._selector)["items"]
@@ -446,7 +459,10 @@ def _has_hook(thing: Mapping[str, Any]) -> bool:
 
 
 def _owner(pod: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and name of the workload that made a pod; a ReplicaSet stands for its Deployment."""
+    """Kind and name of the workload that made a pod.
+
+    A ReplicaSet stands for its Deployment, and the Job of an MPIJob's launcher for the MPIJob.
+    """
     meta = pod["metadata"]
     owner = next((each for each in meta.get("ownerReferences", []) if each.get("controller")), None)
     if owner is None:
@@ -454,6 +470,9 @@ def _owner(pod: Mapping[str, Any]) -> tuple[str, str]:
     template = meta.get("labels", {}).get("pod-template-hash")
     if owner["kind"] == "ReplicaSet" and template and owner["name"].endswith(f"-{template}"):
         return "Deployment", owner["name"].removesuffix(f"-{template}")
+    mpi_job = meta.get("labels", {}).get(MPI_JOB_LABEL)
+    if owner["kind"] == "Job" and mpi_job and owner["name"] == f"{mpi_job}{LAUNCHER_SUFFIX}":
+        return "MPIJob", mpi_job
     return owner["kind"], owner["name"]
 
 
@@ -461,6 +480,9 @@ def _slot(pod: Mapping[str, Any], kind: str, workload: str) -> str | None:
     index = pod["metadata"].get("labels", {}).get(JOB_INDEX_LABEL)
     if kind == "Job" and index is not None:
         return f"{workload}-{index}"
+    if kind == "MPIJob":
+        # The launcher's pod has a made-up name, but mpi-operator says its host name as it does the workers'.
+        return str(pod["spec"].get("hostname") or pod["metadata"]["name"])
     return pod["metadata"]["name"] if kind in ("StatefulSet", "Pod") else None
 
 
@@ -474,6 +496,15 @@ def _observed_job(job: Mapping[str, Any]) -> ObservedWorkload:
     if "Failed" in ended:
         return ObservedWorkload("Job", name, "Failed", ended["Failed"].get("message", ""))
     return ObservedWorkload("Job", name, "")
+
+
+def _observed_mpi_job(job: Mapping[str, Any]) -> ObservedWorkload:
+    conditions = job.get("status", {}).get("conditions", [])
+    true = {each["type"]: each for each in conditions if each["status"] == "True"}
+    name = job["metadata"]["name"]
+    if "Failed" in true:
+        return ObservedWorkload("MPIJob", name, "Failed", true["Failed"].get("message", ""))
+    return ObservedWorkload("MPIJob", name, "Complete" if "Succeeded" in true else "")
 
 
 def _replicated(kind: str, thing: Mapping[str, Any]) -> ObservedWorkload:

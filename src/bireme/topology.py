@@ -19,6 +19,8 @@ from bireme.manifests import Manifest
 
 ACCELERATORS = ("nvidia.com/gpu", "aws.amazon.com/neuron")
 COMPONENT = "app.kubernetes.io/component"
+# What mpi-operator adds to an MPIJob's name for the Job and the host of its launcher.
+LAUNCHER_SUFFIX = "-launcher"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,11 @@ class PodPlan:
 
 @dataclass(frozen=True)
 class WorkloadPlan:
-    """One Job, StatefulSet, Deployment or bare Pod. A suspended Job's pods are those it has once resumed."""
+    """One Job, MPIJob, StatefulSet, Deployment or bare Pod.
+
+    A suspended Job's pods are those it has once resumed. ``role`` and ``replicas`` of an MPIJob are its
+    workers'; its launcher is the first of its ``pods``.
+    """
 
     name: str
     kind: str
@@ -232,8 +238,45 @@ def _bare_pod(manifest: Manifest) -> WorkloadPlan:
     return WorkloadPlan(manifest.name, "Pod", pod.role, 1, 1, 1, (pod,))
 
 
+def _mpi_job(manifest: Manifest) -> WorkloadPlan:
+    """A launcher and workers, whose host names mpi-operator makes from the job's.
+
+    Ranks follow the host file, which it writes: a worker's are index·slots and on, and a launcher that works
+    too comes first (mpi-operator ``pkg/controller/mpi_job_controller.go``).
+    """
+    spec = manifest["spec"]
+    launcher, worker = (spec["mpiReplicaSpecs"].get(role) for role in ("Launcher", "Worker"))
+    if launcher is None:
+        raise BiremeError(f"{manifest.identity} has no Launcher in spec.mpiReplicaSpecs: an MPIJob needs one")
+    slots, works = int(spec.get("slotsPerWorker", 1)), bool(spec.get("runLauncherAsWorker"))
+    replicas = int(worker.get("replicas", 1)) if worker else 0
+    first = _replica(f"{manifest.name}{LAUNCHER_SUFFIX}", launcher, "launcher", 0 if works else None, slots)
+    others = (
+        _replica(f"{manifest.name}-worker-{index}", worker, "worker", index + works, slots)
+        for index in range(replicas)
+    )
+    pods = (first, *others)
+    suspended = bool((spec.get("runPolicy") or {}).get("suspend"))
+    return WorkloadPlan(manifest.name, "MPIJob", pods[-1].role, replicas, replicas, replicas, pods, suspended)
+
+
+def _replica(name: str, spec: Mapping[str, Any], role: str, rank: int | None, slots: int) -> PodPlan:
+    template = spec["template"]
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return PodPlan(
+        name=name,
+        role=str(labels.get(COMPONENT) or role),
+        rank=rank,
+        hostname=name,
+        resources=pod_requests(template["spec"]),
+        node_selector=dict(template["spec"].get("nodeSelector") or {}),
+        processes=None if rank is None else slots,
+    )
+
+
 _EXPANDERS: Mapping[str, Callable[[Manifest], WorkloadPlan]] = {
     "Job": _job,
+    "MPIJob": _mpi_job,
     "StatefulSet": _replicated,
     "Deployment": _replicated,
     "Pod": _bare_pod,

@@ -31,6 +31,16 @@ def members(replicas: int = 3, **spec: Any) -> Manifest:
     return thing("StatefulSet", "etcd", {"replicas": replicas, "serviceName": "peers", **spec})
 
 
+def mpi_job(
+    workers: int = 3, run: int = 1, worker: Any = None, launcher: Any = None, **policy: Any
+) -> Manifest:
+    roles = {
+        "Worker": {"replicas": workers, "template": worker or {}},
+        "Launcher": {"template": launcher or {}},
+    }
+    return thing("MPIJob", f"maskrcnn-r{run}", {"runPolicy": policy, "mpiReplicaSpecs": roles})
+
+
 def said(current: list[Manifest], desired: list[Manifest]) -> list[str]:
     return changes(current, desired).sentences()
 
@@ -89,6 +99,17 @@ def test_a_job_without_digests_is_judged_by_its_fields(kept: Any) -> None:
     assert refused.changes[0].parts == ("podFailurePolicy", "template")
     assert "uninstall the release" in refused.sentences()[0]
     assert changes([plain()], [plain(completions=3)]).changes[0].parts == ("completions",)
+
+
+def test_an_mpi_job_scales_its_workers_and_takes_what_its_operator_still_looks_at() -> None:
+    assert said([mpi_job(3)], [mpi_job(5)]) == ["MPIJob/maskrcnn-r1: scale in place 3 → 5"]
+    assert said([mpi_job()], [mpi_job()]) == ["MPIJob/maskrcnn-r1: nothing"]
+    assert said([mpi_job()], [mpi_job(suspend=True, worker={"x": 1}, launcher={"y": 1})]) == [
+        "MPIJob/maskrcnn-r1: update in place (a launcher not made yet, suspend, workers made from now on)"
+    ]
+    assert said([mpi_job()], [mpi_job(run=2)]) == [
+        "MPIJob/maskrcnn-r2: replace: run r1 → r2; r1 must be stopped first (suspend=true)"
+    ]
 
 
 def test_members_scale_and_roll_but_keep_their_claims_and_service() -> None:

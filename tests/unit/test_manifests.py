@@ -66,6 +66,10 @@ def test_dates_stay_the_strings_they_are_for_kubernetes() -> None:
     assert parse(TEXT)[0].annotations["day"] == "2020-01-01"
 
 
+def mpi_job(name: str, **replicas: Any) -> Manifest:
+    return Manifest({"kind": "MPIJob", "metadata": {"name": name}, "spec": {"mpiReplicaSpecs": replicas}})
+
+
 @pytest.mark.parametrize(
     ("text", "said"), [("# Source: a.yaml\n- 1\n", "a.yaml holds a list"), ("a: [", "not valid YAML")]
 )
@@ -142,6 +146,16 @@ def test_duplicates_are_found_in_pod_templates_services_and_claims() -> None:
     ]
 
 
+def test_both_roles_of_an_mpi_job_are_looked_at() -> None:
+    twice = {"spec": {"containers": [{"name": "c", "env": [{"name": "A"}, {"name": "A"}]}]}}
+    once = {"metadata": {"labels": {"app": "a b"}}, "spec": {"containers": [{"name": "c"}]}}
+    found = mpi_job("m", Launcher={"template": once}, Worker={"template": twice})
+    assert duplicates(found) == ["MPIJob/m: two entries in env of container c have name A"]
+    assert name_problems(found) == [
+        "MPIJob/m: pod label app='a b' must be at most 63 letters, digits, '-', '_' or '.'"
+    ]
+
+
 def test_one_port_under_two_protocols_is_no_duplicate() -> None:
     ports = [{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}]
     assert duplicates(Manifest(pod(containers=[{"name": "c", "ports": ports}]))) == []
@@ -157,6 +171,8 @@ def test_one_port_under_two_protocols_is_no_duplicate() -> None:
         named("Service", "s" * 63, version="1.2.3_x", empty=""),
         job("j" * 61, completions=10),
         job("j" * 63, mode="NonIndexed"),
+        mpi_job("m" * 54),
+        mpi_job("m" * 53, Worker={"replicas": 100, "template": {}}),
     ],
     ids=repr,
 )
@@ -172,6 +188,8 @@ def test_names_that_kubernetes_and_its_controllers_can_live_with_pass(fine: Mani
         (named("Service", "1st"), "the name '1st' may only hold"),
         (named("Pod", "Upper"), "the name 'Upper' may only hold"),
         (job("j" * 61, completions=11), "pod names would have 64 characters with their index"),
+        (mpi_job("m" * 55), "host names would have 64 characters with role and index"),
+        (mpi_job("m" * 54, Worker={"replicas": 11, "template": {}}), "host names would have 64 characters"),
         (named("Pod", "p", app="x" * 64), "must be at most 63"),
         (named("Pod", "p", app="-x"), "label app='-x' must be"),
         (named("Pod", "p", app=True), "label app is True, it must be a string"),

@@ -79,12 +79,57 @@ def worker(
     return observed_pod(pod, node_state)
 
 
+def mpi_job(workers: int = 2, name: str = "maskrcnn-r1") -> WorkloadPlan:
+    names = [f"{name}-launcher", *(f"{name}-worker-{index}" for index in range(workers))]
+    roles = ["launcher", *["worker"] * workers]
+    pods = tuple(PodPlan(host, role, None, host, {}, {}) for host, role in zip(names, roles, strict=True))
+    return WorkloadPlan(name, "MPIJob", "worker", workers, workers, workers, pods)
+
+
+def mpi_pod(
+    host: str, owner: tuple[str, str], name: str | None = None, phase: str = "Running"
+) -> ObservedPod:
+    labels = {"training.kubeflow.org/job-name": "maskrcnn-r1"}
+    owners = [{"kind": owner[0], "name": owner[1], "controller": True}]
+    conditions = [{"type": "Ready", "status": str(phase == "Running")}]
+    return observed_pod(
+        {
+            "metadata": {"name": name or host, "labels": labels, "ownerReferences": owners},
+            "spec": {"hostname": host, "nodeName": "n", "containers": []},
+            "status": {"phase": phase, "conditions": conditions},
+        }
+    )
+
+
+def mpi_launcher(phase: str = "Running") -> ObservedPod:
+    owner = ("Job", "maskrcnn-r1-launcher")
+    return mpi_pod("maskrcnn-r1-launcher", owner, "maskrcnn-r1-launcher-x2x4z", phase)
+
+
+def mpi_worker(index: int) -> ObservedPod:
+    return mpi_pod(f"maskrcnn-r1-worker-{index}", ("MPIJob", "maskrcnn-r1"))
+
+
 def kinds(differences: tuple[Difference, ...]) -> list[tuple[str, str]]:
     return [(each.kind, each.pod) for each in differences]
 
 
 def test_what_is_as_planned_has_no_difference() -> None:
     assert compare(plan_of(job(2)), [worker(0), worker(1)]) == ()
+
+
+def test_an_mpi_jobs_workers_and_the_pod_of_its_launchers_job_are_matched_by_host_name() -> None:
+    plan = plan_of(mpi_job(2))
+    assert compare(plan, [mpi_worker(0), mpi_worker(1), mpi_launcher()]) == ()
+    (found,) = compare(plan, [mpi_worker(0), mpi_worker(1)])
+    assert (found.kind, found.pod) == ("missing", "maskrcnn-r1-launcher")
+    extra = compare(plan, [mpi_worker(0), mpi_worker(1), mpi_worker(2), mpi_launcher()])
+    assert kinds(extra) == [("extra", "maskrcnn-r1-worker-2")]
+
+
+def test_an_mpi_job_that_is_done_keeps_its_launcher_and_misses_no_worker() -> None:
+    done = ObservedWorkload("MPIJob", "maskrcnn-r1", "Complete")
+    assert compare(plan_of(mpi_job(2)), [mpi_launcher("Succeeded")], [done]) == ()
 
 
 def test_resources_are_compared_as_amounts_not_as_text() -> None:

@@ -93,6 +93,57 @@ def test_a_suspended_job_is_planned_as_it_will_be_once_resumed(instances: Facts)
     assert (job.suspended, len(job.pods)) == (True, 2)
 
 
+def mpi_job(workers: int = 3, slots: int | None = None, name: str = "maskrcnn-r1", **fields: Any) -> Manifest:
+    def replica(role: str, spec: dict[str, Any], **counts: int) -> dict[str, Any]:
+        labels = {"app.kubernetes.io/component": role}
+        return {**counts, "template": {"metadata": {"labels": labels}, "spec": spec}}
+
+    roles = {
+        "Launcher": replica("launcher", pod_spec(None, cpu="500m")),
+        "Worker": replica("worker", whole_node(), replicas=workers),
+    }
+    spec = {"mpiReplicaSpecs": roles, **({"slotsPerWorker": slots} if slots else {}), **fields}
+    return Manifest({"kind": "MPIJob", "metadata": {"name": name}, "spec": spec})
+
+
+def test_an_mpi_job_becomes_a_launcher_without_a_rank_and_workers_ranked_as_in_the_host_file(
+    instances: Facts,
+) -> None:
+    plan = planned(instances, mpi_job(2, slots=8))
+    [job] = plan.workloads
+    assert (job.kind, job.name, job.role, job.replicas, job.suspended) == (
+        "MPIJob",
+        "maskrcnn-r1",
+        "worker",
+        2,
+        False,
+    )
+    assert [(pod.name, pod.role, pod.rank, pod.processes, pod.efa) for pod in job.pods] == [
+        ("maskrcnn-r1-launcher", "launcher", None, None, 0),
+        ("maskrcnn-r1-worker-0", "worker", 0, 8, 4),
+        ("maskrcnn-r1-worker-1", "worker", 1, 8, 4),
+    ]
+    assert [pod.hostname for pod in job.pods] == [pod.name for pod in job.pods]
+    assert (plan.totals.pods, plan.totals.accelerators, plan.totals.efa) == (3, 16, 8)
+    assert plan.totals.nodes == {P4D: 2}
+
+
+def test_a_launcher_that_works_too_has_the_first_ranks(instances: Facts) -> None:
+    [job] = planned(instances, mpi_job(2, slots=8, runLauncherAsWorker=True)).workloads
+    assert [(pod.role, pod.rank) for pod in job.pods] == [("launcher", 0), ("worker", 1), ("worker", 2)]
+
+
+def test_a_suspended_mpi_job_is_planned_as_it_will_be_once_resumed(instances: Facts) -> None:
+    [job] = planned(instances, mpi_job(2, runPolicy={"suspend": True})).workloads
+    assert (job.suspended, len(job.pods)) == (True, 3)
+
+
+def test_an_mpi_job_without_a_launcher_is_refused_by_name(instances: Facts) -> None:
+    job = Manifest({"kind": "MPIJob", "metadata": {"name": "m"}, "spec": {"mpiReplicaSpecs": {}}})
+    with pytest.raises(BiremeError, match="MPIJob/m has no Launcher"):
+        planned(instances, job)
+
+
 def test_members_deployments_and_bare_pods_expand_each_in_their_way(instances: Facts) -> None:
     bare = Manifest(
         {"kind": "Pod", "metadata": {"name": "shell"}, "spec": {"hostname": "box", "containers": []}}
