@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import tomllib
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from bireme.errors import BiremeError
 from bireme.store import make_once
 
-RECIPES = Path(__file__).resolve().parent / "recipes.toml"
+PROJECT = Path(__file__).resolve().parents[2]
+RECIPES = PROJECT / "hack" / "images" / "recipes.toml"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LINES_OF_A_FAILURE = 20
+_READ_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is compiled inside; see recipes.toml. ``source`` is URL#sha256=…, ``packages`` go afterwards."""
+
+    script: str
+    source: str
+    packages: tuple[str, ...]
+
+    @property
+    def program(self) -> Path:
+        return PROJECT / self.script
 
 
 @dataclass(frozen=True)
@@ -33,12 +52,20 @@ class Rootfs:
     leave_out: tuple[str, ...]
     check: str
     wheels: tuple[str, ...]
+    build: tuple[Build, ...]
+    run: tuple[str, ...]
     env: Mapping[str, str]
 
     @property
     def digest(self) -> str:
         """Names the content: other packages, another folder."""
         facts = asdict(self) | {"name": "", "env": {}}
+        for field in ("build", "run"):  # came later: recipes without them keep the digest they had
+            if not facts[field]:
+                del facts[field]
+        programs = [build.program.read_text() for build in self.build]
+        if programs:
+            facts["programs"] = programs
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -49,16 +76,25 @@ def load_rootfs(name: str) -> Rootfs:
         raise BiremeError(
             f"no root file system {name}: hack/images/recipes.toml has {', '.join(recipes['rootfs'])}"
         )
-    recipe, defaults = recipes["rootfs"][name], recipes["defaults"]
-    recipe = recipes["rootfs"].get(recipe.get("like"), {}) | recipe
+    own = recipes["rootfs"][name]
+    base = recipes["rootfs"].get(own.get("like"), {})
+    recipe = base | own
+
+    def joined(field: str) -> tuple[Any, ...]:
+        return (*base.get(field, []), *own.get(field, []))
+
     return Rootfs(
-        name,
-        recipe["suite"],
-        tuple(recipe["packages"]),
-        tuple(defaults["leave-out"] + recipe.get("leave-out", [])),
-        recipe.get("check", ""),
-        tuple(recipe.get("wheels", [])),
-        recipe.get("env", {}),
+        name=name,
+        suite=recipe["suite"],
+        packages=joined("packages"),
+        leave_out=(*recipes["defaults"]["leave-out"], *joined("leave-out")),
+        check=recipe.get("check", ""),
+        wheels=joined("wheels"),
+        build=tuple(
+            Build(each["script"], each["source"], tuple(each["packages"])) for each in joined("build")
+        ),
+        run=joined("run"),
+        env=recipe.get("env", {}),
     )
 
 
@@ -106,6 +142,21 @@ def enter(
     return ["unshare", "--mount", "sh", "-c", script, *arguments, "env", "-i", *variables, *command]
 
 
+def _fetch(address: str, folder: Path) -> Path:
+    """The file of ``address`` (URL#sha256=…), in ``folder`` under its own name."""
+    url, _, checksum = address.partition("#sha256=")
+    try:
+        with urllib.request.urlopen(url, timeout=_READ_SECONDS) as answer:
+            content: bytes = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise BiremeError(f"{url} cannot be had: {error}") from None
+    if hashlib.sha256(content).hexdigest() != checksum:
+        raise BiremeError(f"{url} is not the file that hack/images/recipes.toml pins: its SHA-256 differs")
+    target = folder / url.rpartition("/")[2]
+    target.write_bytes(content)
+    return target
+
+
 def _link(link: Path, folder: Path) -> None:
     if link.is_symlink() and os.readlink(link) == folder.name:
         return
@@ -130,6 +181,10 @@ class _Maker:
         self._install()
         if self.rootfs.wheels:
             self._wheels()
+        for build in self.rootfs.build:
+            self._build(build)
+        for command in self.rootfs.run:
+            self._chroot(command, "sh", "-c", command)
         self._clean()
         if self.rootfs.check:
             self._chroot("check", "python3", "-c", self.rootfs.check)
@@ -156,9 +211,12 @@ class _Maker:
 
     def _install(self) -> None:
         self._chroot("apt-get update", "apt-get", "update")
+        self._packages(self.rootfs.packages)
+
+    def _packages(self, names: Sequence[str]) -> None:
         self._chroot(
-            f"install {len(self.rootfs.packages)} packages and what they need",
-            "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", *self.rootfs.packages,
+            f"install {len(names)} packages and what they need",
+            "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", *names,
         )  # fmt: skip
 
     def _wheels(self) -> None:
@@ -174,6 +232,19 @@ class _Maker:
             inside.write_text(f"#!/usr/bin/python3\n{program}")
             inside.chmod(0o755)
         self._chroot("compile wheels", "python3", "-m", "compileall", "-q", f"/{target}")
+
+    def _build(self, build: Build) -> None:
+        passing = sorted(set(build.packages) - set(self.rootfs.packages))
+        self._packages(passing)
+        with tempfile.TemporaryDirectory() as folder:
+            source = _fetch(build.source, Path(folder))
+            shutil.copy(build.program, folder)
+            inside = "/tmp/build"
+            script, argument = f"{inside}/{build.program.name}", f"{inside}/{source.name}"
+            command = enter(self.root, ["sh", script, argument], {Path(folder): inside})
+            self._run(f"build {source.name}", command)
+        self._chroot("packages of the build", "apt-mark", "auto", *passing)
+        self._chroot("remove them", "apt-get", "autoremove", "--purge", "-y")
 
     def _clean(self) -> None:
         for pattern in self.rootfs.leave_out:
