@@ -1,0 +1,110 @@
+"""The charts' pods pass the restricted Pod Security Standard; docs/pod-security.md lists the exceptions."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.clusters import Cluster
+from bireme.render import Render
+from bireme.tools import Toolbox
+
+ROOT = Path(__file__).parents[2]
+CHARTS = sorted({file.parts[-3] for file in ROOT.glob("charts/*/ci/*-values.yaml")})
+STANDARDS = ("restricted", "baseline", "privileged")
+ROW = re.compile(r"^\| ([\w-]+) \| ([\w-]+) \| (baseline|privileged) \| (\S.+) \|$", re.MULTILINE)
+# What a cluster must have before it takes a pod, and what says nothing about security.
+ELSEWHERE = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName")
+
+Exceptions = Mapping[tuple[str, str], str]
+
+
+def listed() -> Exceptions:
+    """The standard that each exception passes, by chart and component."""
+    rows = ROW.findall((ROOT / "docs/pod-security.md").read_text(encoding="utf-8"))
+    return {(chart, component): standard for chart, component, standard, _ in rows}
+
+
+def pods(node: Any) -> Iterator[dict[str, Any]]:
+    """Every pod, or template of one, that an object holds."""
+    if isinstance(node, list):
+        for each in node:
+            yield from pods(each)
+    if isinstance(node, dict):
+        if isinstance(node.get("spec"), dict) and isinstance(node["spec"].get("containers"), list):
+            yield node
+        for each in node.values():
+            yield from pods(each)
+
+
+@pytest.fixture(scope="module")
+def passes(cluster: Cluster, toolbox: Toolbox) -> Iterator[Callable[[list[dict[str, Any]]], list[str]]]:
+    """``passes(pods)``: for each the strictest standard with which the API server takes it."""
+    names = {standard: f"{standard}-{uuid.uuid4().hex[:6]}" for standard in STANDARDS}
+    for standard, name in names.items():
+        labels = {"pod-security.kubernetes.io/enforce": standard}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        cluster.api.create("/api/v1/namespaces", namespace)
+    kubectl = [str(toolbox.path("kubectl")), "--kubeconfig", str(cluster.kubeconfig), "create", "-f", "-"]
+
+    def taken(pods: list[dict[str, Any]], standard: str) -> set[str]:
+        command = [*kubectl, "-n", names[standard], "--dry-run=server", "-o", "name"]
+        items = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+        done = subprocess.run(command, input=items, capture_output=True, text=True, check=False)
+        others = [line for line in done.stderr.splitlines() if "violates PodSecurity" not in line]
+        assert not others, f"refused for another reason: {others}"
+        return {line.removeprefix("pod/") for line in done.stdout.split()}
+
+    def _passes(pods: list[dict[str, Any]]) -> list[str]:
+        bare = [bare_pod(pod, f"pod-{number}") for number, pod in enumerate(pods)]
+        accepted = {standard: taken(bare, standard) for standard in STANDARDS}
+        return [
+            next(standard for standard in STANDARDS if pod["metadata"]["name"] in accepted[standard])
+            for pod in bare
+        ]
+
+    yield _passes
+    for name in names.values():
+        cluster.api.delete(f"/api/v1/namespaces/{name}")
+
+
+def bare_pod(template: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A template as a pod of its own; volumes that a StatefulSet would claim for it are empty ones."""
+    spec = {key: value for key, value in template["spec"].items() if key not in ELSEWHERE}
+    containers = [*spec["containers"], *spec.get("initContainers", [])]
+    mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts", [])}
+    volumes = spec.get("volumes", [])
+    claimed = sorted(mounted - {volume["name"] for volume in volumes})
+    spec["volumes"] = [*volumes, *({"name": volume, "emptyDir": {}} for volume in claimed)]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_pods_are_restricted_but_for_the_listed_exceptions(
+    chart: str, render: Callable[..., Render], passes: Callable[[list[dict[str, Any]]], list[str]]
+) -> None:
+    found: list[dict[str, Any]] = []
+    for values in sorted((ROOT / "charts" / chart / "ci").glob("*-values.yaml")):
+        rendered = render(chart, files=[str(values.relative_to(ROOT))])
+        found += pods([manifest.thaw() for manifest in rendered.manifests])
+    components = [pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in found]
+    weakest: dict[tuple[str, str], str] = {}
+    for component, standard in zip(components, passes(found), strict=True):
+        if standard != "restricted":
+            weakest[chart, component] = max(standard, weakest.get((chart, component), ""))
+    expected = {key: standard for key, standard in listed().items() if key[0] == chart}
+    assert weakest == expected, "docs/pod-security.md lists the exceptions with their reasons"
+
+
+def test_every_exception_names_a_chart() -> None:
+    table = (ROOT / "docs/pod-security.md").read_text(encoding="utf-8")
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| chart")]
+    assert len(rows) == len(listed()), "a row is: | chart | pod | baseline or privileged | why |"
+    assert {chart for chart, _ in listed()} <= set(CHARTS)
