@@ -238,6 +238,15 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _RBAC_NAME = re.compile(r"[^/%]+")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+_LONG_NAMES = {
+    "ConfigMap",
+    "CustomResourceDefinition",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+    "Secret",
+    "ServiceAccount",
+    "StorageClass",
+}
 _LIMITS = {"StatefulSet": 52, "CronJob": 52}
 _WHY = {
     "StatefulSet": "its controller adds an 11-character revision hash",
@@ -256,7 +265,7 @@ def _object_name(manifest: Manifest) -> Iterator[str]:
         pattern, limit = _RBAC_NAME, 253
     elif kind == "Service":
         pattern, limit = _SERVICE_NAME, 63
-    elif kind in {"ConfigMap", "Secret", "ServiceAccount", "CustomResourceDefinition", "StorageClass"}:
+    elif kind in _LONG_NAMES:
         pattern, limit = _SUBDOMAIN, 253
     else:
         pattern, limit = _LABEL, _LIMITS.get(kind, 63)

@@ -13,7 +13,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 INSTANCES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yaml"))
 # Which chart runs a workload; a test sees to it that no file is left out.
-WORKLOADS = {"imagenet-efa": "torch-elastic", "imagenet-fsx": "torch-elastic"}
+WORKLOADS = {"imagenet-efa": "torch-elastic", "imagenet-fsx": "torch-elastic", "efs-volume": "efs"}
+# Charts whose objects are of no instance type.
+WITHOUT_INSTANCE = {"efs"}
 HELMS = ("helm", "helm3")
 KUBERNETES = ("1.34.4", "1.36.3")
 
@@ -32,10 +34,12 @@ class Case:
 
 
 def _cases() -> list[Case]:
-    charts = sorted(set(WORKLOADS.values()))
+    charts = sorted(set(WORKLOADS.values()) - WITHOUT_INSTANCE)
     plain = [Case(chart, instance) for chart in charts for instance in INSTANCES]
     jobs = [
-        Case(chart, instance, workload) for workload, chart in WORKLOADS.items() for instance in INSTANCES
+        Case(chart, instance, workload)
+        for workload, chart in WORKLOADS.items()
+        for instance in ([None] if chart in WITHOUT_INSTANCE else INSTANCES)
     ]
     files = sorted(ROOT.glob("charts/*/ci/*-values.yaml"))
     return [*(Case(file.parts[-3], ci=file.name) for file in files), *plain, *jobs]
@@ -47,7 +51,7 @@ CASES = _cases()
 def _refusals() -> dict[Case, str]:
     with (HERE / "refusals.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
-    return {Case(row["chart"], row["instance"], row["workload"]): row["sentence"] for row in rows}
+    return {Case(row["chart"], row["instance"] or None, row["workload"]): row["sentence"] for row in rows}
 
 
 REFUSALS = _refusals()

@@ -63,8 +63,12 @@ def test_a_packaged_chart_holds_its_dependencies_and_renders_alike(
         [binary, "package", ROOT / "charts" / chart, "-d", tmp_path], check=True, capture_output=True
     )
     (archive,) = tmp_path.glob("*.tgz")
+    # Not all charts have something to make without values.
+    values = min((ROOT / "charts" / chart / "ci").glob("*-values.yaml"))
     texts = [
-        subprocess.run([binary, "template", "x", source], check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            [binary, "template", "x", source, "-f", values], check=True, capture_output=True, text=True
+        ).stdout
         for source in (ROOT / "charts" / chart, archive)
     ]
     assert texts[0] == texts[1]

@@ -12,6 +12,8 @@ from bireme.pytest_plugin import Request
 from bireme.render import Render, Renderer
 from bireme.tools import Toolbox
 
+CLUSTER_KINDS = {"PersistentVolume", "StorageClass"}
+
 
 def by_identity(render: Render) -> dict[str, str]:
     return {item.identity: json.dumps(item.thaw(), sort_keys=True) for item in render.manifests}
@@ -75,6 +77,6 @@ def test_every_object_says_its_namespace_chart_and_release(matrix: Matrix, case:
     for item in rendered(matrix, case, "helm").manifests:
         if item.name.endswith("-extra"):
             continue  # the user's own object, passed through as it is
-        assert item.namespace == "default"
+        assert item.namespace == (None if item.kind in CLUSTER_KINDS else "default")
         assert item.labels["app.kubernetes.io/instance"] == "matrix"
         assert item.labels["app.kubernetes.io/managed-by"] == "Helm"

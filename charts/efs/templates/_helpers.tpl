@@ -1,0 +1,77 @@
+{{/*
+The options that EFS recommends for its NFS mounts
+(docs.aws.amazon.com/efs/latest/ug/mounting-fs-nfs-mount-settings.html).
+*/}}
+{{- define "efs.nfsOptions" -}}
+{{- list "nfsvers=4.1" "rsize=1048576" "wsize=1048576" "hard" "timeo=600" "retrans=2" "noresvport" | toJson }}
+{{- end }}
+
+{{/*
+One volume with what its type implies, as JSON: what the user set, and capacity, accessMode, storageClassName,
+volumeName, mountOptions, source (of a static one), parameters (of a dynamic one).
+Arguments: root, claim, volume.
+*/}}
+{{- define "efs.volume" -}}
+{{- $own := include "common.volumeName" (dict "root" .root "claim" .claim) }}
+{{- $given := .volume }}
+{{- $options := list }}
+{{- if eq $given.type "nfs" }}{{ $options = include "efs.nfsOptions" . | fromJsonArray }}{{ end }}
+{{- if $given.iam }}{{ $options = append $options "iam" }}{{ end }}
+{{- $size := $given.size | default "50Gi" }}
+{{- $volume := merge (dict) (deepCopy $given) (dict "size" $size "capacity" $size "accessMode" "ReadWriteMany"
+    "mountOptions" $options "reclaimPolicy" "Retain" "path" "/" "storageClassName" "" "keep" false) }}
+{{- if eq $given.type "dynamic" }}
+{{- $parameters := dict "provisioningMode" "efs-ap" "fileSystemId" $given.fileSystemId "directoryPerms" ($given.directoryPerms | default "700") }}
+{{- with $given.basePath }}{{ $_ := set $parameters "basePath" . }}{{ end }}
+{{- if not (kindIs "invalid" $given.uid) }}{{ $_ := set $parameters "uid" (int64 $given.uid | toString) }}{{ end }}
+{{- if not (kindIs "invalid" $given.gid) }}{{ $_ := set $parameters "gid" (int64 $given.gid | toString) }}{{ end }}
+{{- $_ := set $volume "makesClass" (not $given.storageClassName) }}
+{{- $_ := set $volume "parameters" $parameters }}
+{{- $_ := set $volume "storageClassName" ($given.storageClassName | default $own) }}
+{{- else }}
+{{- $_ := set $volume "volumeName" $own }}
+{{- $_ := set $volume "source" (include (printf "efs.%sSource" $given.type) (dict "volume" $volume) | fromJson) }}
+{{- end }}
+{{- toJson $volume }}
+{{- end }}
+
+{{/*
+Arguments: volume.
+*/}}
+{{- define "efs.nfsSource" -}}
+{{- dict "nfs" (dict "server" .volume.server "path" .volume.path) | toJson }}
+{{- end }}
+
+{{/*
+The handle is FILE-SYSTEM[:PATH[:ACCESS-POINT]], as the driver reads it.
+Arguments: volume.
+*/}}
+{{- define "efs.csiSource" -}}
+{{- $path := ternary "" .volume.path (eq .volume.path "/") }}
+{{- $handle := printf "%s:%s:%s" .volume.fileSystemId $path (.volume.accessPointId | default "") | trimSuffix ":" | trimSuffix ":" }}
+{{- $source := dict "driver" "efs.csi.aws.com" "volumeHandle" $handle }}
+{{- if eq (toString .volume.encryptInTransit) "false" }}{{ $_ := set $source "volumeAttributes" (dict "encryptInTransit" "false") }}{{ end }}
+{{- dict "csi" $source | toJson }}
+{{- end }}
+
+{{/*
+What an upgrade cannot change of a claim and what stands behind it.
+Arguments: volume (the answer of efs.volume).
+*/}}
+{{- define "efs.immutableParts" -}}
+{{- $parts := pick .volume "type" "source" "size" "accessMode" }}
+{{- if .volume.makesClass }}{{ $parts = merge $parts (pick .volume "parameters" "reclaimPolicy") }}
+{{- else if not .volume.source }}{{ $parts = merge $parts (pick .volume "storageClassName") }}{{ end }}
+{{- toJson $parts }}
+{{- end }}
+
+{{/*
+Where the data lies, in words.
+Arguments: volume (the answer of efs.volume).
+*/}}
+{{- define "efs.place" -}}
+{{- if eq .volume.type "nfs" }}{{ .volume.server }}:{{ .volume.path }}
+{{- else if eq .volume.type "csi" }}{{ .volume.source.csi.volumeHandle }}
+{{- else }}a new access point by StorageClass {{ .volume.storageClassName }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,126 @@
+"""Claims and volumes of EFS on a real volume controller: they find each other and nobody else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bireme.clusters import Cluster
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import ReleaseFactory
+
+SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
+VOLUMES = "/api/v1/persistentvolumes"
+NFS: dict[str, Any] = {"type": "nfs", "server": SERVER, "size": "50Gi", "capacity": "100Gi"}
+# Bound by the controller in a moment; what must not bind has had that moment too.
+SECONDS = 60
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < deadline, f"not within {SECONDS} s"
+        time.sleep(0.1)
+
+
+def claims_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+
+
+def bound_to(cluster: Cluster, namespace: str, claim: str) -> str | None:
+    """The volume a claim is bound to, None while it is not."""
+    found = cluster.api.find(f"{claims_path(namespace)}/{claim}")
+    if found is None or found["status"].get("phase") != "Bound":
+        return None
+    return str(found["spec"]["volumeName"])
+
+
+def volume_names(cluster: Cluster) -> set[str]:
+    return {item["metadata"]["name"] for item in cluster.api.get(VOLUMES)["items"]}
+
+
+@pytest.fixture
+def stranger(cluster: Cluster, test_namespace: str) -> Iterator[dict[str, Any]]:
+    """A free volume and a waiting claim, each of which matches the chart's in size, mode and class."""
+    volume = {
+        "metadata": {"name": f"free.{test_namespace}"},
+        "spec": {
+            "capacity": {"storage": "50Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "nfs": {"server": "elsewhere", "path": "/"},
+        },
+    }
+    # More than the free volume has: only the chart's could serve it.
+    claim = {
+        "metadata": {"name": "waiting"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "resources": {"requests": {"storage": "60Gi"}},
+        },
+    }
+    cluster.api.create(VOLUMES, volume)
+    cluster.api.create(claims_path(test_namespace), claim)
+    yield {"volume": volume["metadata"]["name"], "claim": "waiting"}
+    cluster.api.delete(f"{claims_path(test_namespace)}/waiting")
+    cluster.api.delete(f"{VOLUMES}/{volume['metadata']['name']}")
+
+
+def test_claims_bind_to_their_own_volumes_amid_strangers(
+    release: ReleaseFactory, cluster: Cluster, test_namespace: str, stranger: dict[str, Any]
+) -> None:
+    efs = release("efs", values={"volumes": {"efsvol": NFS, "runs": NFS | {"path": "/runs"}}})
+    for claim in ("efsvol", "runs"):
+        until(lambda claim=claim: bound_to(cluster, test_namespace, claim) is not None)
+        assert bound_to(cluster, test_namespace, claim) == f"{test_namespace}.{efs.name}.{claim}"
+    assert cluster.api.get(f"{VOLUMES}/{stranger['volume']}")["status"]["phase"] == "Available"
+    assert bound_to(cluster, test_namespace, stranger["claim"]) is None
+
+
+def test_uninstalling_leaves_what_was_asked_to_stay_and_a_second_install_takes_it_back(
+    release: ReleaseFactory, cluster: Cluster, test_namespace: str
+) -> None:
+    values = {"volumes": {"kept": NFS | {"keep": True}, "gone": NFS | {"path": "/gone"}}}
+    efs = release("efs", values=values)
+    until(lambda: all(bound_to(cluster, test_namespace, claim) for claim in ("kept", "gone")))
+    kept, gone = (f"{test_namespace}.{efs.name}.{claim}" for claim in ("kept", "gone"))
+    efs.uninstall()
+    until(lambda: gone not in volume_names(cluster))
+    assert efs.names("persistentvolumeclaims") == ["kept"]
+    assert bound_to(cluster, test_namespace, "kept") == kept
+    efs.install("efs", efs.name, test_namespace, values=values)
+    until(lambda: bound_to(cluster, test_namespace, "gone") == gone)
+    assert bound_to(cluster, test_namespace, "kept") == kept
+    efs.upgrade(
+        values={"volumes": {claim: given | {"keep": False} for claim, given in values["volumes"].items()}}
+    )
+    efs.uninstall()
+    until(lambda: not {kept, gone} & volume_names(cluster))
+    assert efs.names("persistentvolumeclaims") == []
+
+
+def test_an_upgrade_that_moves_a_claim_elsewhere_is_refused_by_name(release: ReleaseFactory) -> None:
+    efs = release("efs", values={"volumes": {"data": NFS}})
+    with pytest.raises(BiremeError, match="this upgrade changes source of the PersistentVolumeClaim data"):
+        efs.upgrade(values={"volumes": {"data": NFS | {"server": "fs-0.efs.us-west-2.amazonaws.com"}}})
+    with pytest.raises(BiremeError, match="this upgrade changes size of the PersistentVolumeClaim data"):
+        efs.upgrade(values={"volumes": {"data": NFS | {"size": "60Gi"}}})
+
+
+def test_volumes_of_the_driver_wait_for_the_driver(release: ReleaseFactory, cluster: Cluster) -> None:
+    values = {"volumes": {"shared": {"type": "csi", "fileSystemId": "fs-0123456789abcdef0"}}}
+    with pytest.raises(
+        BiremeError, match=r"volumes\.shared: this cluster has no CSI driver efs\.csi\.aws\.com"
+    ):
+        release("efs", values=values)
+    drivers = "/apis/storage.k8s.io/v1/csidrivers"
+    cluster.api.create(drivers, {"metadata": {"name": "efs.csi.aws.com"}, "spec": {"attachRequired": False}})
+    try:
+        efs = release("efs", values=values)
+        until(lambda: bound_to(cluster, efs.namespace, "shared") is not None)
+    finally:
+        cluster.api.delete(f"{drivers}/efs.csi.aws.com")

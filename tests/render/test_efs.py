@@ -1,0 +1,159 @@
+"""What one efs release renders to, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bireme.manifests import Manifest
+from bireme.render import Render, RenderError
+
+SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
+NFS: dict[str, Any] = {"type": "nfs", "server": SERVER}
+CSI: dict[str, Any] = {"type": "csi", "fileSystemId": "fs-0123456789abcdef0"}
+DYNAMIC: dict[str, Any] = {"type": "dynamic", "fileSystemId": "fs-0123456789abcdef0"}
+
+
+def objects(rendered: Render, kind: str) -> dict[str, Manifest]:
+    return {item.name: item for item in rendered.manifests if item.kind == kind and not item.is_hook}
+
+
+def volume(rendered: Render) -> Manifest:
+    (only,) = objects(rendered, "PersistentVolume").values()
+    return only
+
+
+def test_the_sources_volume_of_100_gi_is_claimed_for_50(render: Callable[..., Render]) -> None:
+    rendered = render("efs", workload="efs-volume", sets=[f"volumes.efsvol.server={SERVER}"])
+    spec = volume(rendered)["spec"]
+    assert dict(spec["nfs"]) == {"server": SERVER, "path": "/"}
+    assert spec["capacity"]["storage"] == "100Gi"
+    assert spec["persistentVolumeReclaimPolicy"] == "Retain"
+    claim = objects(rendered, "PersistentVolumeClaim")["efsvol"]["spec"]
+    assert claim["resources"]["requests"]["storage"] == "50Gi"
+    assert list(claim["accessModes"]) == ["ReadWriteMany"]
+
+
+def test_a_volume_and_its_claim_name_each_other(render: Callable[..., Render]) -> None:
+    rendered = render("efs", values={"volumes": {"data": NFS}}, release="files", namespace="team")
+    spec = volume(rendered)["spec"]
+    assert (spec["claimRef"]["namespace"], spec["claimRef"]["name"]) == ("team", "data")
+    claim = objects(rendered, "PersistentVolumeClaim")["data"]["spec"]
+    assert claim["volumeName"] == volume(rendered).name == "team.files.data"
+    assert claim["storageClassName"] == spec["storageClassName"] == ""
+
+
+def test_nfs_mounts_as_efs_recommends_unless_told_otherwise(render: Callable[..., Render]) -> None:
+    said = volume(render("efs", values={"volumes": {"data": NFS}}))["spec"]["mountOptions"]
+    assert {"nfsvers=4.1", "hard", "noresvport", "rsize=1048576", "wsize=1048576"} <= set(said)
+    own = NFS | {"mountOptions": ["nfsvers=4.0"]}
+    assert list(volume(render("efs", values={"volumes": {"data": own}}))["spec"]["mountOptions"]) == [
+        "nfsvers=4.0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "handle"),
+    [
+        ({}, "fs-0123456789abcdef0"),
+        ({"path": "/runs"}, "fs-0123456789abcdef0:/runs"),
+        ({"accessPointId": "fsap-0123456789abcdef0"}, "fs-0123456789abcdef0::fsap-0123456789abcdef0"),
+    ],
+)
+def test_the_driver_is_told_file_system_folder_and_access_point(
+    render: Callable[..., Render], more: dict[str, Any], handle: str
+) -> None:
+    source = volume(render("efs", values={"volumes": {"data": CSI | more}}))["spec"]["csi"]
+    assert (source["driver"], source["volumeHandle"]) == ("efs.csi.aws.com", handle)
+
+
+def test_a_dynamic_volume_has_a_class_of_its_own_that_retains(render: Callable[..., Render]) -> None:
+    given = {"volumes": {"data": DYNAMIC | {"uid": 1000, "gid": 1000}}}
+    rendered = render("efs", values=given, release="files", namespace="team")
+    storage_class = objects(rendered, "StorageClass")["team.files.data"]
+    assert storage_class["reclaimPolicy"] == "Retain"
+    assert storage_class["parameters"]["uid"] == "1000"
+    claim = objects(rendered, "PersistentVolumeClaim")["data"]["spec"]
+    assert claim["storageClassName"] == "team.files.data"
+    assert "volumeName" not in claim
+    assert not objects(rendered, "PersistentVolume")
+
+
+@pytest.mark.parametrize("given", [NFS, DYNAMIC])
+def test_all_of_a_kept_volume_is_kept_and_nothing_else(
+    render: Callable[..., Render], given: dict[str, Any]
+) -> None:
+    rendered = render("efs", values={"volumes": {"kept": given | {"keep": True}, "gone": given}})
+    kinds = {"PersistentVolume", "PersistentVolumeClaim", "StorageClass"}
+    for item in rendered.manifests:
+        if item.kind in kinds:
+            assert ("helm.sh/resource-policy" in item.annotations) == item.name.endswith("kept")
+
+
+def test_the_test_mounts_every_claim(render: Callable[..., Render]) -> None:
+    rendered = render("efs", files=["charts/efs/ci/nfs-values.yaml"])
+    (pod,) = [item for item in rendered.manifests if item.kind == "Pod"]
+    mounts = {mount["mountPath"]: mount["readOnly"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts == {"/volumes/rw/efsvol": False, "/volumes/ro/datasets": True}
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("nothing to make", {}, "volumes: none is given"),
+    ("nfs without a server", {"data": {"type": "nfs"}}, "volumes.data.server: type nfs needs"),
+    ("csi without a file system", {"data": {"type": "csi"}}, "volumes.data.fileSystemId: type csi needs"),
+    (
+        "dynamic without either",
+        {"data": {"type": "dynamic"}},
+        "volumes.data.fileSystemId: type dynamic needs",
+    ),
+    (
+        "dynamic with both",
+        {"data": DYNAMIC | {"storageClassName": "efs-sc"}},
+        "volumes.data.fileSystemId: type dynamic needs either",
+    ),
+    (
+        "a key of another type",
+        {"data": NFS | {"fileSystemId": "fs-0123456789abcdef0"}},
+        "volumes.data.fileSystemId: a volume of type nfs has no use for it",
+    ),
+    ("a placeholder", {"data": CSI | {"fileSystemId": "<fs-id>"}}, "fileSystemId"),
+    ("Recycle", {"data": NFS | {"reclaimPolicy": "Recycle"}}, "reclaimPolicy"),
+    (
+        "deleting what nobody made",
+        {"data": NFS | {"reclaimPolicy": "Delete"}},
+        "volumes.data.reclaimPolicy: nobody deletes a file system",
+    ),
+    (
+        "a volume smaller than its claim",
+        {"data": NFS | {"capacity": "10Gi"}},
+        "volumes.data.capacity: 10Gi is less than the 50Gi",
+    ),
+    ("an owner without a group", {"data": DYNAMIC | {"uid": 0}}, "volumes.data.uid: uid and gid go together"),
+    (
+        "IAM without TLS",
+        {"data": CSI | {"iam": True, "encryptInTransit": False}},
+        "volumes.data.iam: EFS takes IAM identities over TLS only",
+    ),
+    (
+        "one folder twice",
+        {"a": CSI, "b": CSI},
+        "volumes.b: it is the same folder of the same file system as a",
+    ),
+    (
+        "an owner for a class that is there",
+        {"data": {"type": "dynamic", "storageClassName": "efs-sc", "uid": 1, "gid": 1}},
+        "volumes.data.storageClassName: the class efs-sc decides",
+    ),
+    ("a misspelled key", {"data": NFS | {"sever": "x"}}, "sever"),
+]
+
+
+@pytest.mark.parametrize(
+    ("volumes", "sentence"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_is_refused(render: Callable[..., Render], volumes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render("efs", values={"volumes": volumes})
+    assert sentence in str(refused.value)
