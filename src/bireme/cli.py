@@ -23,6 +23,8 @@ from bireme.clusters.nodes import parse_nodes
 from bireme.deploy import Deployer, Outcome
 from bireme.errors import BiremeError
 from bireme.instances import Instance, load_instances
+from bireme.nccl import Asked, asked_by, judge, load_measured, parse
+from bireme.observe import launcher_log
 from bireme.paths import Paths
 from bireme.picture import svg
 from bireme.release import Releases
@@ -321,6 +323,56 @@ def status(
 ) -> None:
     """Compare the pods of RELEASE with its plan, now."""
     _conclude(app, app.deployer(app.cluster(cluster, kubeconfig, context)).status(release, namespace), output)
+
+
+@cli.command()
+@click.argument("release", required=False)
+@click.option("--file", "log", type=click.Path(path_type=Path), help="A log on disk instead of a release")
+@click.option("--instance", metavar="TYPE", help="With --file: the type of its nodes, e.g. p4d.24xlarge")
+@click.option("--nodes", type=int, help="With --file: their number (default: the hosts in the log)")
+@click.option(
+    "--efa", default=0, show_default=True, help="With --file: EFA interfaces the job asked for, each"
+)
+@_namespace
+@_target
+@_output("table", "json", "yaml")
+@pass_app
+def nccl(
+    app: App,
+    /,
+    release: str | None,
+    log: Path | None,
+    instance: str | None,
+    nodes: int | None,
+    efa: int,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Read what nccl-tests printed in RELEASE: is it EFA, and how fast?
+
+    Exits with 1 when there is no result, when sums were wrong, or when the job asked for EFA and NCCL took
+    something else.
+    """
+    if (release is None) == (log is None):
+        raise BiremeError("name a release or a log: bireme nccl RELEASE, or bireme nccl --file LOG")
+    if instance and instance not in app.instances:
+        raise BiremeError(
+            f"{instance} is not in values/instances: known types are {', '.join(app.instances)}"
+        )
+    if log:
+        report = parse(value_files.read_text(log, "log"), str(log))
+        asked = Asked(instance, nodes or report.hosts or 0, efa) if instance or efa else None
+    else:
+        name, target = str(release), app.cluster(cluster, kubeconfig, context)
+        asked = asked_by(app.deployer(target).planned(name, namespace))
+        report = parse(launcher_log(target, name, namespace), f"the log of {name}'s launcher")
+    verdict = judge(report, asked, load_measured(app.paths), app.instances)
+    app.show(output, verdict.to_json(), lambda: views.bandwidth_view(verdict))
+    if verdict.problems:
+        raise BiremeError("\n".join(verdict.problems))
 
 
 def _conclude(app: App, /, outcome: Outcome, output: str) -> None:

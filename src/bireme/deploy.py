@@ -96,9 +96,13 @@ class Deployer:
 
     def status(self, release: str, namespace: str) -> Outcome:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
-        manifests = self._releases.manifests(release, namespace)
-        plan = expand(release, namespace, manifests, self._instances)
+        plan = self.planned(release, namespace)
         return Outcome(plan, self._pods(release, namespace), observe.check(self._cluster, plan))
+
+    def planned(self, release: str, namespace: str) -> Plan:
+        """The plan of a release's latest revision. Raises BiremeError if there is none."""
+        manifests = self._releases.manifests(release, namespace)
+        return expand(release, namespace, manifests, self._instances)
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
         """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""

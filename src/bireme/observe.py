@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
+from bireme.errors import BiremeError
 from bireme.topology import LAUNCHER_SUFFIX, Plan, PodPlan, WorkloadPlan, pod_requests, quantity
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
+LAUNCHER_ROLE = "launcher"
 JOB_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 MPI_JOB_LABEL = "training.kubeflow.org/job-name"
 HOOK_ANNOTATION = "helm.sh/hook"
@@ -136,6 +138,24 @@ class Difference:
 def observe(cluster: Cluster, release: str, namespace: str) -> tuple[ObservedPod, ...]:
     """The pods of a release, by name; those of hooks and helm tests are left out. Raises BiremeError."""
     return _Scene(cluster, release, namespace).look().pods()
+
+
+def launcher_log(cluster: Cluster, release: str, namespace: str) -> str:
+    """What the newest launcher of an MPI job has printed: an MPIJob's, or the first pod of an Indexed Job.
+
+    Raises BiremeError when the release has none, or one that has not started.
+    """
+    pods = observe(cluster, release, namespace)
+    launchers = [pod for pod in pods if pod.role == LAUNCHER_ROLE]
+    launchers = launchers or [pod for pod in pods if pod.kind == "Job" and pod.slot == f"{pod.workload}-0"]
+    if not launchers:
+        raise BiremeError(
+            f"{release} in namespace {namespace} has no launcher: bireme status {release} says what is there"
+        )
+    newest = max(launchers, key=lambda pod: pod.created)
+    path = f"/api/v1/namespaces/{namespace}/pods/{newest.name}"
+    container = cluster.api.get(path)["spec"]["containers"][0]["name"]
+    return cluster.api.text(f"{path}/log", container=container)
 
 
 def check(cluster: Cluster, plan: Plan) -> tuple[Difference, ...]:

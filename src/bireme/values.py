@@ -52,16 +52,17 @@ def load(
     for text in set_strings:
         Setting("--set-string", text, str).apply(merged)
     for text in set_files:
-        Setting("--set-file", text, lambda name: _read(Path(name), "--set-file")).apply(merged)
+        Setting("--set-file", text, lambda name: read_text(Path(name), "--set-file")).apply(merged)
     return merged
 
 
 def read_file(file: Path) -> Values:
     """One values file, as Helm reads it. Raises BiremeError when it is missing, broken or not a mapping."""
-    return parse_yaml(_read(file, "values file"), str(file))
+    return parse_yaml(read_text(file, "values file"), str(file))
 
 
-def _read(file: Path, what: str) -> str:
+def read_text(file: Path, what: str) -> str:
+    """A text file; ``what`` is what errors call it. Raises BiremeError when it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -101,7 +102,7 @@ def load_chart(chart_dir: Path) -> Chart:
 
     def read(name: str) -> str | None:
         file = chart_dir / name
-        return _read(file, "chart file") if file.is_file() else None
+        return read_text(file, "chart file") if file.is_file() else None
 
     found = sorted((chart_dir / "charts").iterdir()) if (chart_dir / "charts").is_dir() else []
     dependencies = [load_chart(path) for path in found if (path / "Chart.yaml").is_file()]

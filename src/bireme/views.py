@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bireme.clusters import ClusterInfo
 from bireme.deploy import Outcome
+from bireme.nccl import Verdict
 from bireme.observe import Difference, ObservedPod
 from bireme.tools import ToolStatus
 from bireme.topology import Plan, PodPlan, WorkloadPlan
@@ -56,6 +57,33 @@ def pods_view(pods: Iterable[ObservedPod]) -> RenderableType:
         phase = "Terminating" if pod.terminating else pod.phase
         table.add_row(pod.name, pod.role, phase, "yes" if pod.ready else "no", pod.node or "", pod.reason)
     return table
+
+
+def bandwidth_view(verdict: Verdict) -> RenderableType:
+    """Who talked over what, and the bus bandwidth beside what is expected."""
+    report, asked = verdict.report, verdict.asked
+    cards = f", {report.interfaces} interfaces" if report.interfaces is not None else ""
+    lines = [
+        f"provider {' and '.join(report.providers) or 'not named in the log'}{cards}: "
+        f"{'EFA' if report.is_efa else 'not EFA'}",
+        f"{report.ranks or '?'} ranks on {report.hosts or '?'} hosts, "
+        f"{report.sizes[0].bytes} to {report.sizes[-1].bytes} bytes, {report.wrong} wrong values",
+    ]
+    if asked:
+        lines.append(f"asked for: {asked.nodes} × {asked.type or 'any node'}, {asked.efa} EFA each")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("bus bandwidth, GB/s")
+    for column in ("measured", "expected", "line rate"):
+        table.add_column(column, justify="right")
+    line_rate = _figure(verdict.line_rate)
+    table.add_row("average", _figure(report.average), _figure(verdict.expected_average), "")
+    table.add_row("maximum", _figure(report.maximum), _figure(verdict.expected_maximum), line_rate)
+    remarks = [Text(f"! {remark}", style="yellow") for remark in verdict.remarks]
+    return Group(*map(Text, lines), table, *remarks)
+
+
+def _figure(gigabytes: float | None) -> str:
+    return "–" if gigabytes is None else f"{gigabytes:.2f}"
 
 
 def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:

@@ -75,6 +75,11 @@ class Api:
                 return None
             raise
 
+    def text(self, path: str, **query: str) -> str:
+        """The text at ``path``, e.g. a pod's log. Raises ApiError."""
+        response = self._send("GET", path, None, query, None, _READ_SECONDS, accept="*/*")
+        return str(response.data.decode(errors="replace"))
+
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create ``body`` in the collection at ``path``. Raises ApiError."""
         return self._json("POST", path, body)
@@ -132,6 +137,7 @@ class Api:
         query: Mapping[str, str],
         content_type: str | None,
         read_seconds: float,
+        accept: str = "application/json",
     ) -> Any:
         import urllib3
 
@@ -140,7 +146,7 @@ class Api:
             path,
             query_params=list(query.items()),
             header_params={
-                "Accept": "application/json",
+                "Accept": accept,
                 "Content-Type": content_type or "application/json",
             },
             auth_settings=["BearerToken"],

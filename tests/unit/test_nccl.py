@@ -1,0 +1,251 @@
+"""What `bireme nccl` reads from a log of nccl-tests, and what it makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bireme.cli import cli, main
+from bireme.errors import BiremeError
+from bireme.instances import Instance
+from bireme.nccl import Asked, Report, Verdict, judge, load_measured, parse
+from bireme.paths import Paths
+
+# What large messages reached on two p4d.24xlarge: time in us, algbw, busbw; out of place, in place.
+LARGE = {
+    268435456: (12738, 21.07, 39.51, 12802, 20.97, 39.31),
+    536870912: (24375, 22.03, 41.30, 24403, 22.00, 41.25),
+    1073741824: (47904, 22.41, 42.03, 47893, 22.42, 42.04),
+}
+SWEEP = {8 << step: (629.7, 0.0, 0.0, 631.4, 0.0, 0.0) for step in range(25)} | LARGE
+HOSTS = ("nccl-worker-0", "nccl-worker-1")
+EFA_OLD = "NCCL INFO NET/OFI Selected Provider is efa"
+EFA_NEW = "NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 4 nics)"
+TCP = "NCCL INFO NET/OFI Selected Provider is tcp"
+SOCKET = "NCCL INFO Using network Socket"
+ROOT = Path(__file__).parents[2]
+P4D = "p4d.24xlarge"
+
+
+def line(size: int, kind: str, figures: tuple[float, ...], check: str) -> str:
+    """One size of the sweep."""
+    out_of_place, in_place = (f"{each[0]} {each[1]:.2f} {each[2]:.2f}" for each in (figures[:3], figures[3:]))
+    return f"{size:12} {size // 4:12} {kind} {out_of_place} {check} {in_place} {check}"
+
+
+def old_log(average: str | None = "8.23785", network: str = EFA_OLD, sizes=SWEEP) -> str:
+    """As nccl-tests 2.0 wrote it: errors instead of counts of wrong values, no root, tagged by mpirun."""
+    rows = [line(size, "float sum", figures, "5e-07") for size, figures in sizes.items()]
+    end = ["# Out of bounds values : 0 OK", f"# Avg bus bandwidth : {average}"] if average else []
+    lines = ["# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824", *rows, *end]
+    told = [f"[1,{rank}]<stdout>:{HOSTS[0]}:33:33 [{rank}] {network}" for rank in range(2)]
+    nranks = f"[1,4]<stdout>:{HOSTS[0]}:33:33 [4] NCCL INFO comm 0x7fd4 rank 4 nranks 16 - Init COMPLETE"
+    return "\n".join([*told, nranks, *(f"[1,0]<stdout>:{line}" for line in lines)])
+
+
+def new_log(network: str = EFA_NEW, wrong: int = 0, ranks: int = 16, average: str = "8.24") -> str:
+    """As nccl-tests 2.16 writes it: a root, counts of wrong values, a line for each rank."""
+    host = [HOSTS[rank * 2 // ranks] for rank in range(ranks)]
+    places = [
+        f"#  Rank {rank:2} Group  0 Pid  {rank + 30} on {host[rank]} device  {rank % 8} [0x10] A100"
+        for rank in range(ranks)
+    ]
+    rows = [line(size, "float     sum      -1", figures, "N/A") for size, figures in SWEEP.items()]
+    end = [
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {average}",
+    ]
+    return "\n".join([*places, f"{HOSTS[0]}:33:57 [3] {network}", *rows, *end, "#"])
+
+
+@pytest.fixture(scope="module")
+def measured(paths: Paths):
+    return load_measured(paths)
+
+
+@pytest.mark.parametrize("log", [old_log(), new_log()], ids=["old", "new"])
+def test_a_log_of_either_format_tells_network_size_and_bandwidth(log: str) -> None:
+    report = parse(log)
+    assert report.is_efa
+    assert report.ranks == 16
+    assert report.average == pytest.approx(8.24, abs=0.01)
+    assert report.maximum == 42.04
+    assert [size.bytes for size in report.sizes] == list(SWEEP)
+    assert report.sizes[-1].out_of_place == 42.03
+    assert report.wrong == 0
+
+
+def test_new_logs_tell_hosts_and_interfaces_too() -> None:
+    report = parse(new_log())
+    assert (report.hosts, report.interfaces) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("network", "providers"),
+    [
+        (TCP, ("tcp",)),
+        (SOCKET, ("socket",)),
+        (f"{EFA_OLD}\nw:33:33 [0] {TCP}", ("efa", "tcp")),
+        ("no word of it", ()),
+    ],
+)
+def test_it_is_efa_only_if_every_rank_that_says_so_took_it(network: str, providers: tuple[str, ...]) -> None:
+    report = parse(new_log(network))
+    assert report.providers == providers
+    assert not report.is_efa
+
+
+def test_of_several_sweeps_in_a_log_the_last_one_counts() -> None:
+    report = parse("\n".join([old_log("1.5", sizes={8: LARGE[268435456]}), new_log(average="7.5")]))
+    assert report.average == 7.5
+    assert [size.bytes for size in report.sizes] == list(SWEEP)
+
+
+def test_a_line_that_two_processes_wrote_into_is_left_out() -> None:
+    torn = "16 4 float sum 630.5 0.00 w:33: NCCL INFO 1e-07 628.1 0.00 0.00"
+    assert parse(f"{torn}\n{old_log()}").sizes[0].bytes == 8
+
+
+@pytest.mark.parametrize(
+    ("log", "sentence"),
+    [
+        ("", "has no result: no line of it is of nccl-tests"),
+        ("mpirun was unable to find the specified executable file", "no line of it is of nccl-tests"),
+        (old_log(average=None), "the sweep stopped after 1073741824 bytes"),
+        ("# Avg bus bandwidth : 3", "without a line of sizes before it: give the whole log"),
+        (old_log(average="-nan"), "has no result: the average bus bandwidth is '-nan'"),
+    ],
+    ids=["empty", "other", "unfinished", "tail", "nan"],
+)
+def test_a_log_without_a_result_is_one_sentence(log: str, sentence: str) -> None:
+    with pytest.raises(BiremeError, match=r"^log\.txt ") as refusal:
+        parse(log, "log.txt")
+    assert sentence in str(refusal.value)
+
+
+def verdict(report: Report, asked: Asked | None, measured, instances: Mapping[str, Instance]) -> Verdict:
+    return judge(report, asked, measured, instances)
+
+
+@pytest.mark.parametrize(("efa", "average", "maximum"), [(4, 8.24, 42.04), (1, 3.02, 5.89), (0, 0.97, 2.38)])
+def test_two_p4d_are_compared_with_what_was_published(efa, average, maximum, measured, instances) -> None:
+    found = verdict(parse(new_log()), Asked(P4D, 2, efa), measured, instances)
+    assert (found.expected_average, found.expected_maximum) == (average, maximum)
+    assert found.line_rate == 50
+    assert not found.problems
+    assert not found.remarks
+
+
+def test_a_bandwidth_far_below_what_such_nodes_reached_is_remarked(measured, instances) -> None:
+    found = verdict(parse(new_log(average="4.12")), Asked(P4D, 2, 4), measured, instances)
+    assert found.remarks == ("the average of 4.12 GB/s is 50% of the 8.24 that such nodes reached",)
+
+
+def test_sweeps_over_other_sizes_are_not_compared(measured, instances) -> None:
+    small = {size: row for size, row in SWEEP.items() if size < 1 << 20}
+    found = verdict(parse(old_log(sizes=small)), Asked(P4D, 2, 4), measured, instances)
+    assert (found.expected_average, found.expected_maximum) == (None, None)
+    larger = {size: row for size, row in SWEEP.items() if size > 1 << 20}
+    found = verdict(parse(old_log(sizes=larger)), Asked(P4D, 2, 4), measured, instances)
+    assert (found.expected_average, found.expected_maximum) == (None, 42.04)
+
+
+def test_nodes_that_nobody_measured_have_a_line_rate_only(measured, instances) -> None:
+    found = verdict(parse(new_log()), Asked("p5.48xlarge", 2, 32), measured, instances)
+    assert (found.expected_average, found.expected_maximum, found.line_rate) == (None, None, 400)
+
+
+@pytest.mark.parametrize(
+    ("network", "sentence"),
+    [
+        (TCP, "the job asked for 4 EFA interfaces per node, but NCCL took tcp: the image needs"),
+        ("no word of it", "its log does not name the network that NCCL took: run it with NCCL_DEBUG=INFO"),
+    ],
+)
+def test_another_network_than_the_efa_that_was_asked_for_is_a_problem(
+    network, sentence, measured, instances
+) -> None:
+    (problem,) = verdict(parse(new_log(network)), Asked(P4D, 2, 4), measured, instances).problems
+    assert sentence in problem
+    assert not verdict(parse(new_log(network)), Asked(P4D, 2, 0), measured, instances).problems
+
+
+def test_wrong_sums_are_a_problem_on_any_network(measured, instances) -> None:
+    (problem,) = verdict(parse(new_log(wrong=3)), None, measured, instances).problems
+    assert problem.startswith("3 of the sums are wrong")
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"), [("measured: [{type: p4d.24xlarge}]", "nodes"), ("measured: 3", "int")]
+)
+def test_broken_facts_are_named(facts: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / "values").mkdir()
+    (tmp_path / "values/bandwidth.yaml").write_text(facts)
+    with pytest.raises(BiremeError, match=rf"bandwidth.yaml: measured must be a list of type.*{word}"):
+        load_measured(Paths(tmp_path, tmp_path, tmp_path))
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """Run ``bireme nccl --file`` on a log."""
+
+    def run(log: str, *options: str) -> Result:
+        file = tmp_path / "log.txt"
+        file.write_text(log)
+        return CliRunner().invoke(cli, ["nccl", "--file", str(file), *options])
+
+    return run
+
+
+def test_the_command_prints_what_was_measured_beside_what_is_expected(run) -> None:
+    result = run(old_log(), "--instance", P4D, "--nodes", "2", "--efa", "4")
+    assert result.exit_code == 0
+    assert "provider efa: EFA" in result.output
+    lines = {line.split()[0]: line.split()[1:] for line in result.output.splitlines() if line.strip()}
+    assert lines["average"] == ["8.24", "8.24"]
+    assert lines["maximum"] == ["42.04", "42.04", "50.00"]
+
+
+def test_the_command_prints_json_for_machines(run) -> None:
+    result = run(new_log(), "--instance", P4D, "--efa", "1", "-o", "json")
+    data = json.loads(result.stdout)
+    assert data["efa"] is True
+    assert data["busBandwidth"] == {"average": 8.24, "maximum": 42.04}
+    assert data["expected"] == {"average": 3.02, "maximum": 5.89}
+    assert data["asked"] == {"type": P4D, "nodes": 2, "efa": 1}
+
+
+def test_the_command_fails_when_efa_was_asked_for_and_not_taken(run) -> None:
+    result = run(new_log(TCP), "--efa", "4", "-o", "json")
+    assert isinstance(result.exception, BiremeError)
+    assert json.loads(result.stdout)["providers"] == ["tcp"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name a release or a log"),
+        (["nccl-tests", "--file", "log.txt"], "name a release or a log"),
+        (["--file", "no-such-log.txt"], "log no-such-log.txt does not exist"),
+        (["--file", __file__, "--instance", "p4d.25xlarge"], "p4d.25xlarge is not in values/instances"),
+        (["--file", "pyproject.toml"], "pyproject.toml has no result"),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_sentence_and_exit_code_1(
+    arguments, sentence, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["bireme", "nccl", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert sentence in said
