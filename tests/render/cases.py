@@ -15,7 +15,7 @@ INSTANCES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yam
 # Which chart runs a workload; a test sees to it that no file is left out.
 WORKLOADS = {"imagenet-efa": "torch-elastic", "imagenet-fsx": "torch-elastic", "efs-volume": "efs"}
 # Charts whose objects are of no instance type.
-WITHOUT_INSTANCE = {"efs"}
+WITHOUT_INSTANCE = {"efs", "fsx"}
 HELMS = ("helm", "helm3")
 KUBERNETES = ("1.34.4", "1.36.3")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,23 @@ def test_the_readme_of_a_chart_is_what_helm_docs_makes(
     assert (ROOT / "charts" / chart / "README.md").read_text() == generate.chart_readme(
         bireme_paths, toolbox, chart
     ), "make docs"
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_the_install_commands_of_a_readme_render(toolbox: Toolbox, chart: str) -> None:
+    """As they stand, but for values that only the reader knows: those are in the command."""
+    text = (ROOT / "charts" / chart / "README.md").read_text()
+    commands = re.findall(rf"^helm install (\S+ charts/{chart}(?: .*)?)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        done = subprocess.run(
+            [toolbox.path("helm"), "template", *shlex.split(command)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_picture_of_the_readme_is_the_plan(bireme_paths: Paths, toolbox: Toolbox) -> None:

@@ -1,0 +1,64 @@
+{{/*
+The volume as JSON: size, accessMode, keep, storageClassName, and volumeName and source of a static one.
+*/}}
+{{- define "fsx.volume" -}}
+{{- $v := .Values }}
+{{- $own := include "common.volumeName" (dict "root" . "claim" $v.claimName) }}
+{{- $volume := pick $v "size" "accessMode" "keep" }}
+{{- if eq $v.provisioning "static" }}
+{{- $attributes := dict "dnsname" $v.static.dnsName "mountname" $v.static.mountName }}
+{{- $source := dict "csi" (dict "driver" "fsx.csi.aws.com" "volumeHandle" $v.static.fileSystemId "volumeAttributes" $attributes) }}
+{{- $volume = merge $volume (dict "storageClassName" "" "volumeName" $own "source" $source) }}
+{{- else }}
+{{- $volume = merge $volume (dict "storageClassName" $own) }}
+{{- end }}
+{{- toJson $volume }}
+{{- end }}
+
+{{/*
+What the driver makes a file system by, as JSON {parameter: text}; a parameter that says nothing is left out
+(docs/options.md of kubernetes-sigs/aws-fsx-csi-driver).
+*/}}
+{{- define "fsx.parameters" -}}
+{{- $d := .Values.dynamic }}
+{{- $persistent := ne $d.deploymentType "SCRATCH_2" }}
+{{- $parameters := dict "subnetId" $d.subnetId "securityGroupIds" (join "," $d.securityGroupIds) "storageType" "SSD"
+    "deploymentType" $d.deploymentType "fileSystemTypeVersion" $d.fileSystemTypeVersion
+    "dataCompressionType" $d.dataCompressionType "s3ImportPath" $d.s3ImportPath "s3ExportPath" $d.s3ExportPath
+    "kmsKeyId" $d.kmsKeyId "metadataConfigurationMode" $d.metadata.mode }}
+{{- if and $d.s3ImportPath (ne $d.autoImportPolicy "NONE") }}{{ $_ := set $parameters "autoImportPolicy" $d.autoImportPolicy }}{{ end }}
+{{- if $d.efaEnabled }}{{ $_ := set $parameters "efaEnabled" "true" }}{{ end }}
+{{- if $persistent }}
+{{- $_ := set $parameters "automaticBackupRetentionDays" (int64 $d.automaticBackupRetentionDays | toString) }}
+{{- $_ := set $parameters "perUnitStorageThroughput" (int64 $d.perUnitStorageThroughput | toString) }}
+{{- end }}
+{{- if $d.metadata.iops }}{{ $_ := set $parameters "metadataIops" (int64 $d.metadata.iops | toString) }}{{ end }}
+{{- $tags := list }}
+{{- range $key, $value := $d.extraTags }}{{ $tags = append $tags (printf "%s=%s" $key $value) }}{{ end }}
+{{- $_ := set $parameters "extraTags" (join "," $tags) }}
+{{- range keys $parameters }}{{ if not (get $parameters .) }}{{ $_ := unset $parameters . }}{{ end }}{{ end }}
+{{- toJson $parameters }}
+{{- end }}
+
+{{/*
+What an upgrade cannot change. The driver can grow a file system, so a dynamic claim's size is not among it.
+*/}}
+{{- define "fsx.immutableParts" -}}
+{{- $parts := dict "provisioning" .Values.provisioning "accessMode" .Values.accessMode }}
+{{- if eq .Values.provisioning "static" }}
+{{- $parts = merge $parts (dict "static" .Values.static "size" .Values.size "zone" .Values.zone) }}
+{{- else }}
+{{- $parts = merge $parts (dict "dynamic" (include "fsx.parameters" . | fromJson)) (pick .Values.dynamic "reclaimPolicy" "volumeBindingMode") }}
+{{- end }}
+{{- toJson $parts }}
+{{- end }}
+
+{{/*
+GiB in which a file system of this kind grows, after its first 1200 (aws fsx create-file-system). With EFA it
+starts at the step, too (docs.aws.amazon.com/fsx/latest/LustreGuide/efa-file-systems.html).
+*/}}
+{{- define "fsx.stepGiB" -}}
+{{- if .Values.dynamic.efaEnabled }}{{ div 4800000 (.Values.dynamic.perUnitStorageThroughput | default 1000 | int64) }}
+{{- else }}2400
+{{- end }}
+{{- end }}

@@ -1,0 +1,131 @@
+"""A claim on FSx for Lustre: its volume only, its zone only, and what stays of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+
+DRIVERS = "/apis/storage.k8s.io/v1/csidrivers"
+VOLUMES = "/api/v1/persistentvolumes"
+SECONDS = 60
+STATIC: dict[str, Any] = {
+    "provisioning": "static",
+    "static": {
+        "fileSystemId": "fs-0123456789abcdef0",
+        "dnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+        "mountName": "fsx",
+    },
+}
+DYNAMIC: dict[str, Any] = {
+    "provisioning": "dynamic",
+    "dynamic": {"subnetId": "subnet-0123456789abcdef0", "securityGroupIds": ["sg-0123456789abcdef0"]},
+}
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < deadline, f"not within {SECONDS} s"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def driver(cluster: EmbeddedCluster) -> Iterator[None]:
+    """The driver's registration; nothing is mounted here, so there is no more of it."""
+    cluster.api.create(DRIVERS, {"metadata": {"name": "fsx.csi.aws.com"}, "spec": {"attachRequired": False}})
+    yield
+    cluster.api.delete(f"{DRIVERS}/fsx.csi.aws.com")
+
+
+@pytest.fixture
+def far_node(cluster: EmbeddedCluster) -> Iterator[str]:
+    """A node in another zone than all the others."""
+    (name,) = cluster.add_nodes("cpu", 1)
+    labels = {"topology.kubernetes.io/zone": "us-west-2b"}
+    cluster.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
+    yield name
+    cluster.remove_node(name)
+
+
+def claim_of(release: InstalledRelease, name: str) -> dict[str, Any] | None:
+    path = f"/api/v1/namespaces/{release.namespace}/persistentvolumeclaims/{name}"
+    found: dict[str, Any] | None = release.cluster.api.find(path)
+    return found
+
+
+def is_bound(release: InstalledRelease, name: str) -> bool:
+    claim = claim_of(release, name)
+    return claim is not None and claim["status"].get("phase") == "Bound"
+
+
+def reader(name: str, claim: str) -> dict[str, Any]:
+    """A pod that mounts the claim and says nothing of where it wants to be."""
+    mount = {"name": "lustre", "mountPath": "/fsx"}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "containers": [{"name": "reader", "image": "none", "volumeMounts": [mount]}],
+            "volumes": [{"name": "lustre", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }
+
+
+@pytest.mark.usefixtures("driver")
+def test_pods_that_mount_it_land_in_its_zone(
+    release: ReleaseFactory, cluster: EmbeddedCluster, far_node: str
+) -> None:
+    fsx = release("fsx", values=STATIC | {"claimName": "zonal", "zone": "us-west-2b"})
+    pods = f"/api/v1/namespaces/{fsx.namespace}/pods"
+    names = [f"reader-{number}" for number in range(3)]
+    for name in names:
+        cluster.api.create(pods, reader(name, "zonal"))
+    until(lambda: all("nodeName" in cluster.api.get(f"{pods}/{name}")["spec"] for name in names))
+    assert {cluster.api.get(f"{pods}/{name}")["spec"]["nodeName"] for name in names} == {far_node}
+    for name in names:
+        cluster.api.delete(f"{pods}/{name}")
+
+
+@pytest.mark.usefixtures("driver")
+def test_uninstalling_leaves_only_what_was_asked_to_stay(
+    release: ReleaseFactory, cluster: EmbeddedCluster
+) -> None:
+    values = STATIC | {"claimName": "kept"}
+    fsx = release("fsx", values=values | {"keep": True})
+    volume = f"{VOLUMES}/{fsx.namespace}.{fsx.name}.kept"
+    until(lambda: is_bound(fsx, "kept"))
+    fsx.uninstall()
+    assert is_bound(fsx, "kept")
+    assert cluster.api.find(volume) is not None
+    fsx.install("fsx", fsx.name, fsx.namespace, values=values)
+    fsx.uninstall()
+    until(lambda: claim_of(fsx, "kept") is None and cluster.api.find(volume) is None)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_new_file_systems_claim_waits_for_the_driver_and_is_taken_by_no_other(
+    release: ReleaseFactory, cluster: EmbeddedCluster
+) -> None:
+    """The fake class's volumes, which bind at once, are the strangers here."""
+    values = DYNAMIC | {"claimName": "made"}
+    fsx = release("fsx", values=values)
+    cluster.add_claim("stranger", fsx.namespace)
+    stranger = f"/api/v1/namespaces/{fsx.namespace}/persistentvolumeclaims/stranger"
+    until(lambda: cluster.api.get(stranger)["status"].get("phase") == "Bound")
+    claim = claim_of(fsx, "made")
+    assert claim is not None
+    assert claim["status"]["phase"] == "Pending"
+    assert claim["spec"]["storageClassName"] == f"{fsx.namespace}.{fsx.name}.made"
+    with pytest.raises(BiremeError, match="this upgrade changes dynamic of the PersistentVolumeClaim made"):
+        fsx.upgrade(values=values | {"dynamic": DYNAMIC["dynamic"] | {"dataCompressionType": "LZ4"}})
+
+
+def test_without_the_driver_nothing_is_made(release: ReleaseFactory) -> None:
+    with pytest.raises(BiremeError, match=r"this cluster has no CSI driver fsx\.csi\.aws\.com"):
+        release("fsx", values=STATIC)

@@ -1,0 +1,165 @@
+"""What one fsx release renders to, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bireme.manifests import Manifest
+from bireme.render import Render, RenderError
+
+STATIC: dict[str, Any] = {
+    "provisioning": "static",
+    "static": {
+        "fileSystemId": "fs-0123456789abcdef0",
+        "dnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+        "mountName": "fsx",
+    },
+}
+DYNAMIC: dict[str, Any] = {
+    "provisioning": "dynamic",
+    "dynamic": {"subnetId": "subnet-0123456789abcdef0", "securityGroupIds": ["sg-0123456789abcdef0"]},
+}
+
+
+def static(**more: Any) -> dict[str, Any]:
+    return STATIC | {"static": STATIC["static"] | more}
+
+
+def dynamic(size: str = "1200Gi", **more: Any) -> dict[str, Any]:
+    return DYNAMIC | {"size": size, "dynamic": DYNAMIC["dynamic"] | more}
+
+
+def the(rendered: Render, kind: str) -> Manifest:
+    (only,) = [item for item in rendered.manifests if item.kind == kind and not item.is_hook]
+    return only
+
+
+def test_the_imagenet_workloads_mount_its_claim(render: Callable[..., Render]) -> None:
+    claim = the(render("fsx", values=DYNAMIC), "PersistentVolumeClaim")
+    job = the(render("torch-elastic", instance="p4d.24xlarge", workload="imagenet-efa"), "Job")
+    volumes = [dict(volume) for volume in job["spec"]["template"]["spec"]["volumes"]]
+    assert claim.name in {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in volumes}
+
+
+def test_a_file_system_that_is_there_is_mounted_by_its_own_names(render: Callable[..., Render]) -> None:
+    rendered = render("fsx", values=STATIC, release="fsx", namespace="team")
+    spec = the(rendered, "PersistentVolume")["spec"]
+    assert spec["csi"]["volumeHandle"] == "fs-0123456789abcdef0"
+    assert dict(spec["csi"]["volumeAttributes"]) == {
+        "dnsname": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+        "mountname": "fsx",
+    }
+    assert (spec["claimRef"]["namespace"], spec["claimRef"]["name"]) == ("team", "fsx-pvc")
+    assert the(rendered, "PersistentVolumeClaim")["spec"]["volumeName"] == "team.fsx.fsx-pvc"
+    assert spec["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+def test_a_new_file_system_is_made_by_a_class_of_the_claims_own(render: Callable[..., Render]) -> None:
+    rendered = render("fsx", values=dynamic(), release="fsx", namespace="team")
+    storage_class = the(rendered, "StorageClass")
+    assert the(rendered, "PersistentVolumeClaim")["spec"]["storageClassName"] == storage_class.name
+    assert storage_class["provisioner"] == "fsx.csi.aws.com"
+    assert storage_class["reclaimPolicy"] == "Retain"
+    assert dict(storage_class["parameters"]) == {
+        "subnetId": "subnet-0123456789abcdef0",
+        "securityGroupIds": "sg-0123456789abcdef0",
+        "storageType": "SSD",
+        "deploymentType": "PERSISTENT_2",
+        "perUnitStorageThroughput": "250",
+        "fileSystemTypeVersion": "2.15",
+        "dataCompressionType": "NONE",
+        "automaticBackupRetentionDays": "0",
+    }
+
+
+def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> None:
+    said = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
+    assert (said["s3ImportPath"], said["s3ExportPath"]) == ("s3://imagenet/ILSVRC", "s3://imagenet/export")
+    assert said["autoImportPolicy"] == "NEW_CHANGED"
+    assert not {"perUnitStorageThroughput", "automaticBackupRetentionDays"} & set(said)
+
+
+def test_a_file_system_over_efa_says_what_the_driver_needs_for_it(render: Callable[..., Render]) -> None:
+    said = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["parameters"]
+    assert (said["efaEnabled"], said["metadataConfigurationMode"], said["metadataIops"]) == (
+        "true",
+        "USER_PROVISIONED",
+        "6000",
+    )
+
+
+def test_the_first_pods_of_a_waiting_claim_land_in_its_zone(render: Callable[..., Render]) -> None:
+    (term,) = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["allowedTopologies"]
+    (expression,) = term["matchLabelExpressions"]
+    assert (expression["key"], list(expression["values"])) == ("topology.kubernetes.io/zone", ["us-west-2b"])
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("no choice", {}, "provisioning: choose where the file system comes from"),
+    ("no subnet", dynamic(subnetId=""), "dynamic.subnetId: the file system needs a subnet"),
+    ("no security group", dynamic(securityGroupIds=[]), "dynamic.securityGroupIds: the file system needs"),
+    ("no file system", static(fileSystemId=""), "static.fileSystemId: the file system is not given"),
+    ("no DNS name", static(dnsName=""), "static.dnsName: the file system is not given"),
+    ("no mount name", static(mountName=""), "static.mountName: the file system is not given"),
+    ("a placeholder", static(mountName="???"), "mountName"),
+    ("another's DNS name", static(fileSystemId="fs-99999999"), "static.dnsName: fs-0123456789abcdef0.fsx"),
+    ("both", dynamic() | {"static": STATIC["static"]}, "static.fileSystemId: with provisioning dynamic"),
+    ("a size FSx has not", dynamic("2000Gi"), "size: FSx makes no file system of 2000Gi; set 1200Gi or a"),
+    (
+        "too small for EFA",
+        dynamic("2400Gi", efaEnabled=True, metadata={"mode": "AUTOMATIC"}),
+        "size: FSx makes no file system of 2400Gi; set a multiple of 19200Gi",
+    ),
+    (
+        "EFA without metadata servers",
+        dynamic("4800Gi", efaEnabled=True, perUnitStorageThroughput=1000),
+        "dynamic.metadata.mode: EFA needs metadata servers",
+    ),
+    (
+        "EFA on PERSISTENT_1",
+        dynamic("48000Gi", efaEnabled=True, deploymentType="PERSISTENT_1", perUnitStorageThroughput=100),
+        "dynamic.efaEnabled: PERSISTENT_1 has no EFA",
+    ),
+    (
+        "a throughput of another type",
+        dynamic(perUnitStorageThroughput=200),
+        "dynamic.perUnitStorageThroughput: PERSISTENT_2 has 125, 250, 500, 1000, not 200",
+    ),
+    (
+        "a throughput of scratch",
+        dynamic(deploymentType="SCRATCH_2"),
+        "dynamic.perUnitStorageThroughput: SCRATCH_2 has a throughput of its own",
+    ),
+    (
+        "metadata IOPS by FSx's choice",
+        dynamic(metadata={"mode": "AUTOMATIC", "iops": 6000}),
+        "dynamic.metadata.iops: it belongs to",
+    ),
+    (
+        "S3 with PERSISTENT_2",
+        dynamic(s3ImportPath="s3://imagenet"),
+        "dynamic.s3ImportPath: the driver links S3 to SCRATCH_2 and PERSISTENT_1 only",
+    ),
+    (
+        "an export to another bucket",
+        dynamic(
+            deploymentType="PERSISTENT_1",
+            perUnitStorageThroughput=100,
+            s3ImportPath="s3://imagenet/a",
+            s3ExportPath="s3://other/a",
+        ),
+        "dynamic.s3ExportPath: FSx exports to the bucket that it imports from",
+    ),
+    ("nothing to follow", dynamic(autoImportPolicy="NEW"), "dynamic.autoImportPolicy: there is no S3 folder"),
+    ("Recycle", dynamic(reclaimPolicy="Recycle"), "reclaimPolicy"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
+def test_is_refused(render: Callable[..., Render], values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render("fsx", values=values)
+    assert sentence in str(refused.value)
