@@ -83,18 +83,26 @@ def alive(pids: Sequence[int]) -> list[int]:
     return [pid for pid in pids if pid in running]
 
 
+def environment(pid: int) -> bytes:
+    """The environment that a process was started with, as /proc has it; nothing when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
 def kill_descendants(seconds: float = 5.0) -> None:
     """KILL all processes that descend from this one, and bury them."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        descendants = _descendants(os.getpid())
-        for pid in descendants:
+        left = descendants(os.getpid())
+        for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not descendants:
+        if not left:
             return
         time.sleep(0.02)
 
@@ -119,7 +127,8 @@ def wait_for_end(pids: Sequence[int], seconds: float, each_look: Callable[[], No
             wait(0.05, {})
 
 
-def _descendants(ancestor: int) -> list[int]:
+def descendants(ancestor: int) -> list[int]:
+    """The living processes that descend from this one."""
     processes = [each for each in _processes() if each.state != "Z"]
     found: list[int] = []
     parents = {ancestor}
