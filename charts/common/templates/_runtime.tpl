@@ -4,14 +4,19 @@ carries a digest of the content, so a newer runtime is a change of the pod templ
 */}}
 
 {{/*
-The runtime's files as JSON {path: source}.
+The runtime's files as JSON {path: source}. The modules of a service (dispatch_*) are only in charts whose
+Chart.yaml has its prefix in the annotation bireme.dev/runtime: objects beyond 256 KiB are too large for
+`kubectl apply`, which keeps a copy of each in an annotation.
 Arguments: root.
 */}}
 {{- define "common.runtimeFiles" -}}
-{{- $library := (required "common.runtimeFiles needs root" .root).Subcharts.common }}
+{{- $root := required "common.runtimeFiles needs root" .root }}
+{{- $services := index $root.Chart.Annotations "bireme.dev/runtime" | default "" }}
 {{- $files := dict }}
-{{- range $path, $content := $library.Files.Glob "files/runtime/**" }}
+{{- range $path, $content := $root.Subcharts.common.Files.Glob "files/runtime/**" }}
+{{- if or (contains "dispatch_" $services) (not (hasPrefix "dispatch_" (base $path))) }}
 {{- $_ := set $files (trimPrefix "files/runtime/" $path) ($content | toString) }}
+{{- end }}
 {{- end }}
 {{- toJson $files }}
 {{- end }}

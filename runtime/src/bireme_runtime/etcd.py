@@ -199,6 +199,11 @@ def put_op(key: str, value: str, lease: int = 0) -> dict[str, Any]:
     return {"request_put": {"key": _b64(key), "value": _b64(value), "lease": str(lease)}}
 
 
+def delete_op(key: str, end: str = "") -> dict[str, Any]:
+    """Operation of a transaction: delete one key, or all from it on and before `end`."""
+    return {"request_delete_range": {"key": _b64(key), **({"range_end": _b64(end)} if end else {})}}
+
+
 class Client:
     """One user's view of one etcd cluster. Safe to share between threads.
 
@@ -239,6 +244,19 @@ class Client:
     def _range(self, body: dict[str, Any]) -> Snapshot:
         answer = self.call("/v3/kv/range", body)
         return Snapshot(_revision(answer), tuple(_key_value(kv) for kv in answer.get("kvs", ())))
+
+    def span(self, first: str, end: str, keys_only: bool = False) -> Snapshot:
+        """Read the keys from `first` on and before `end`, in order; without their values if so wanted."""
+        return self._range({"key": _b64(first), "range_end": _b64(end), "keys_only": keys_only})
+
+    def count(self, first: str, end: str) -> int:
+        """How many keys there are from `first` on and before `end`."""
+        body = {"key": _b64(first), "range_end": _b64(end), "count_only": True}
+        return int(self.call("/v3/kv/range", body).get("count", 0))
+
+    def delete_span(self, first: str, end: str) -> None:
+        """Delete the keys from `first` on and before `end`; repeated by itself: for keys nobody writes."""
+        self.call("/v3/kv/deleterange", {"key": _b64(first), "range_end": _b64(end)})
 
     def put(self, key: str, value: str, lease: int = 0) -> int:
         """Write a key whatever it holds; returns the revision. Repeated by itself: for sole writers."""
@@ -310,6 +328,23 @@ class Client:
         except Refused as refused:
             if refused.code != _NOT_FOUND:
                 raise
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The database of the first server that answers, in pieces, and after it its SHA-256 (32 bytes).
+
+        Whoever reads it must check that: a server that goes away may end it early.
+        """
+        stream, remaining = self._stream("/v3/maintenance/snapshot", {}, self._timeout), 1
+        try:
+            for message in stream:
+                result = message.get("result", message)
+                remaining = int(result.get("remaining_bytes", 0))
+                yield base64.b64decode(result.get("blob", ""))
+        except Unavailable:
+            if remaining:
+                raise
+        finally:
+            stream.close()
 
     # Users ----------------------------------------
 

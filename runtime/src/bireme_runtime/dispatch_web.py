@@ -1,0 +1,118 @@
+"""HTTP/1.1 for many connections that stay open: what the dispatcher's service needs, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+_LARGEST_BODY = 4 * 1024 * 1024
+_REASONS = {
+    200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found", 409: "Conflict", 410: "Gone",
+    413: "Content Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
+}  # fmt: skip
+
+log = logging.getLogger("bireme_runtime")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: `path` without its query, decoded; `target` as it was sent."""
+
+    method: str
+    target: str
+    path: str
+    query: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """The body, an object. Raises ValueError with a sentence."""
+        try:
+            record = json.loads(self.body or b"{}")
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise ValueError("the body must be a JSON object")
+        return record
+
+
+@dataclass(frozen=True)
+class Response:
+    """What goes back. `body` is bytes of the type that `headers` say, JSON by default."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, status: int, body: Any, headers: Mapping[str, str] | None = None) -> Response:
+        """A JSON answer."""
+        return cls(status, json.dumps(body).encode(), headers or {})
+
+    def encode(self) -> bytes:
+        """The bytes on the wire."""
+        headers = {"Content-Type": "application/json", **self.headers, "Content-Length": len(self.body)}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        reason = _REASONS.get(self.status, "")
+        return f"HTTP/1.1 {self.status} {reason}\r\n{head}\r\n".encode() + self.body
+
+
+# The second argument says whether the client is still there.
+Handler = Callable[[Ask, Callable[[], bool]], Awaitable[Response]]
+
+
+async def serve_connection(
+    handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Answer the requests of one connection until the client closes it."""
+    try:
+        while True:
+            ask, keep = await _read(reader)
+            try:
+                response = await handler(ask, lambda: not reader.at_eof())
+            except Exception:
+                log.exception("%s %s", ask.method, ask.target)
+                response = Response.of(500, {"error": "the dispatcher failed; its log says how"})
+            writer.write(response.encode())
+            await writer.drain()
+            if not keep:
+                return
+    except _Malformed as error:
+        writer.write(Response.of(error.status, {"error": str(error)}).encode())
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError, OSError):
+        # The client went, or the service ends.
+        return
+    finally:
+        with contextlib.suppress(OSError):
+            writer.close()
+
+
+class _Malformed(Exception):
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[Ask, bool]:
+    """The next request, and whether the connection stays open after it."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3:
+        raise _Malformed("that is not HTTP")
+    method, target, version = words
+    headers = {name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    length = headers.get("content-length", "0")
+    if not length.isdigit() or "transfer-encoding" in headers:
+        raise _Malformed("a body needs a Content-Length")
+    if int(length) > _LARGEST_BODY:
+        raise _Malformed(f"the body is larger than {_LARGEST_BODY} bytes", 413)
+    body = await reader.readexactly(int(length)) if length != "0" else b""
+    parts = urlsplit(target)
+    keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
+    return Ask(method, target, unquote(parts.path), dict(parse_qsl(parts.query)), body), keep
