@@ -175,7 +175,7 @@ def test_a_new_run_is_refused_while_the_old_one_trains(release: ReleaseFactory) 
 
 
 def test_a_job_that_does_not_fit_says_so(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=6"], expect_differences=True, **P4D)
+    job = release("torch-elastic", sets=["workers=6"], expect_differences=True, timeout=30, **P4D)
     (problem,) = [each for each in job.differences() if each.kind == "pending"]
     assert "Insufficient" in problem.sentence
 
