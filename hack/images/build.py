@@ -8,12 +8,14 @@ Recipes are in recipes.toml. All that is made is kept, and made again only when 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from bireme.tools import Toolbox
 
 CONSOLE = Console(stderr=True)
 PATHS = Paths.discover(start=Path(__file__))
+_BIN = "/usr/local/bin"
 
 
 @click.group(help=__doc__)
@@ -55,10 +58,10 @@ def image(names: tuple[str, ...]) -> None:
 
 def make_image(recipe: dict[str, Any]) -> str:
     """Make one [image.*] and return its tag."""
-    if "tool" in recipe:
+    if "tools" in recipe:
         toolbox = Toolbox(PATHS, CONSOLE)
-        tag = str(recipe["tag"]).format(version=toolbox.pin(recipe["tool"]).version)
-        _docker("tag", _import_tool(toolbox, recipe["tool"], recipe["path"]), tag)
+        tag = str(recipe["tag"]).format(version=toolbox.pin(recipe["tools"][0]).version)
+        _docker("tag", _import_tools(toolbox, recipe["tools"]), tag)
         return tag
     tag, base = str(recipe["tag"]), _import_rootfs(load_rootfs(recipe["rootfs"]))
     if "context" in recipe:
@@ -91,17 +94,21 @@ def _import_rootfs(rootfs: Rootfs) -> str:
     return name
 
 
-def _import_tool(toolbox: Toolbox, tool: str, path: str) -> str:
-    """The image that holds a pinned tool's binary at ``path`` and nothing else; named as rootfs' are."""
-    name = f"bireme/{tool}:{toolbox.pin(tool).cache_name}"
+def _import_tools(toolbox: Toolbox, tools: Sequence[str]) -> str:
+    """The image that holds these pinned tools and nothing else; named as rootfs' are. It runs the first."""
+    digest = hashlib.sha256("".join(toolbox.pin(tool).cache_name for tool in tools).encode()).hexdigest()
+    name = f"bireme/{tools[0]}:{digest[:12]}"
     if _is_there(name):
         return name
-    binary, archive = toolbox.path(tool), io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar, binary.open("rb") as content:
-        member = tarfile.TarInfo(path.lstrip("/"))
-        member.mode, member.size = 0o755, binary.stat().st_size
-        tar.addfile(member, content)
-    changes = [f"--change=ENV PATH={os.path.dirname(path)}", f'--change=ENTRYPOINT ["{path}"]']
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for tool in tools:
+            binary = toolbox.path(tool)
+            member = tarfile.TarInfo(f"{_BIN}/{tool}".lstrip("/"))
+            member.mode, member.size = 0o755, binary.stat().st_size
+            with binary.open("rb") as content:
+                tar.addfile(member, content)
+    changes = [f"--change=ENV PATH={_BIN}", f'--change=ENTRYPOINT ["{_BIN}/{tools[0]}"]']
     _docker("import", *changes, "-", name, content=archive.getvalue())
     return name
 
