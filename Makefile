@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest
 # One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
 PARALLEL ?= -n auto --dist loadfile
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
-TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,etcd,kwok,kwokctl,$(CONTROL_PLANE)
+TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 
@@ -65,10 +65,18 @@ schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
 docs: setup ## Write charts/*/README.md and the picture of the README anew
 	$(BIN)/python hack/generate.py docs
 
+.PHONY: crds
+crds: setup ## Make the kind of charts/mpijob anew from the Go types of the pinned mpi-operator
+	$(BIN)/python hack/generate.py crds
+
 .PHONY: bench
 bench: setup ## Run the benchmarks (some minutes)
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/scale.py
+
+.PHONY: bench-recovery
+bench-recovery: setup ## How fast training goes on after a kill, beside stock torchrun (half an hour; needs a container engine)
+	$(BIN)/python benchmarks/recovery.py
 
 .PHONY: lock
 lock: setup ## Write requirements.lock anew from pyproject.toml

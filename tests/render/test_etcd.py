@@ -71,3 +71,73 @@ def test_users_are_made_by_a_hook_after_install_and_upgrade(render: Callable[...
     rendered = render("etcd", sets=["auth.enabled=true", "auth.existingSecret=users"])
     job = next(item for item in rendered.manifests if item.kind == "Job")
     assert job.annotations["helm.sh/hook"] == "post-install,post-upgrade"
+
+
+SECURED = "charts/etcd/ci/secured-values.yaml"
+
+
+def manifest(rendered: Render, kind: str, name: str) -> Mapping[str, Any]:
+    return next(item for item in rendered.manifests if (item.kind, item.name) == (kind, name))
+
+
+def test_with_tls_members_listen_to_nobody_without_a_certificate(render: Callable[..., Render]) -> None:
+    rendered = render("etcd", files=[SECURED], release="safe")
+    config = json.loads(manifest(rendered, "ConfigMap", "safe")["data"]["etcd.json"])
+    assert config["listen-client-urls"].startswith("https:")
+    assert config["listen-peer-urls"].startswith("https:")
+    assert config["client-transport-security"]["client-cert-auth"] is True
+    assert config["peer-transport-security"]["client-cert-auth"] is True
+
+
+def test_a_server_certificate_alone_lets_clients_in_without_one_and_keeps_its_key_from_them(
+    render: Callable[..., Render],
+) -> None:
+    rendered = render("etcd", sets=["tls.serverSecret=server"], release="safe")
+    config = json.loads(manifest(rendered, "ConfigMap", "safe")["data"]["etcd.json"])
+    assert config["client-transport-security"]["client-cert-auth"] is False
+    (volume,) = [v for v in manifest(rendered, "Pod", "safe-test")["spec"]["volumes"] if "secret" in v]
+    assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
+
+
+def test_certificates_carry_the_names_of_as_many_members_as_there_can_be(
+    render: Callable[..., Render],
+) -> None:
+    rendered = render("etcd", files=["charts/etcd/ci/cert-manager-values.yaml"], release="safe")
+    certificates = {item.name: item["spec"] for item in rendered.manifests if item.kind == "Certificate"}
+    assert set(certificates) == {"safe-server-tls", "safe-client-tls", "safe-peer-tls"}
+    for use in ("server", "peer"):
+        names = certificates[f"safe-{use}-tls"]["dnsNames"]
+        assert {f"safe-{ordinal}.safe-peers.default.svc" for ordinal in range(5)} < set(names)
+        assert "client auth" in certificates[f"safe-{use}-tls"]["usages"]
+
+
+def test_a_job_with_its_own_etcd_shows_itself_as_that_etcd_wants(render: Callable[..., Render]) -> None:
+    tls = ["etcd.tls.serverSecret=server", "etcd.tls.clientSecret=client"]
+    rendered = render("torch-elastic", sets=tls, release="job")
+    for pod in (
+        manifest(rendered, "Job", "job-r1")["spec"]["template"],
+        manifest(rendered, "Pod", "job-test"),
+    ):
+        env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert env["BIREME_ETCD_CACERT"] == "/bireme/etcd-tls/ca.crt"
+        assert env["BIREME_ETCD_CERT"] == "/bireme/etcd-tls/tls.crt"
+        secrets = {v["secret"]["secretName"] for v in pod["spec"]["volumes"] if "secret" in v}
+        assert secrets == {"client"}
+
+
+def test_endpoints_of_ones_own_are_asked_over_tls_with_their_authority(render: Callable[..., Render]) -> None:
+    own = ["etcd.enabled=false", "rendezvous.endpoints={etcd.training.svc:2379}"]
+    rendered = render("torch-elastic", sets=[*own, "rendezvous.tls.existingSecret=ca"], release="job")
+    pod = manifest(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
+    env = {each["name"] for each in pod["containers"][0]["env"]}
+    assert "BIREME_ETCD_CACERT" in env
+    assert "BIREME_ETCD_CERT" not in env
+
+
+def test_snapshots_and_defragmentation_are_asked_for_by_root(render: Callable[..., Render]) -> None:
+    rendered = render("etcd", files=[SECURED], release="safe")
+    for name in ("safe-backup", "safe-defragmentation"):
+        pod = manifest(rendered, "CronJob", name)["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        env = {each["name"]: each for each in pod["containers"][0]["env"]}
+        assert env["BIREME_ETCD_USERNAME"]["value"] == "root"
+        assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"] == "root-password"

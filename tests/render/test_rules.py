@@ -101,6 +101,12 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["etcd.enabled=false"],
         "rendezvous.endpoints: backend etcd without etcd.enabled needs",
     ),
+    (
+        "a CA for endpoints that are not given",
+        {},
+        ["rendezvous.tls.existingSecret=ca"],
+        "rendezvous.tls.existingSecret: it belongs to rendezvous.endpoints",
+    ),
     ("c10d with an etcd", {}, ["rendezvous.backend=c10d"], "rendezvous.backend: c10d uses no etcd"),
     (
         "a Secret for endpoints that are not there",
@@ -154,6 +160,23 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
 ETCD: list[tuple[str, list[str], str]] = [
     ("two members", ["replicas=2"], "replicas"),
     ("users without a Secret", ["auth.enabled=true"], "auth.existingSecret: auth.enabled needs a Secret"),
+    (
+        "certificates from two sources",
+        ["tls.certManager.enabled=true", "tls.certManager.issuerRef.name=ca", "tls.serverSecret=mine"],
+        "tls.certManager: cert-manager makes the Secrets itself",
+    ),
+    (
+        "cert-manager without an issuer",
+        ["tls.certManager.enabled=true"],
+        "tls.certManager.issuerRef: cert-manager needs to know who signs",
+    ),
+    (
+        "client certificates without TLS",
+        ["tls.clientSecret=mine"],
+        "tls.clientSecret: clients prove themselves over TLS only",
+    ),
+    ("snapshots that go nowhere", ["backup.enabled=true"], "backup.claimName: name the claim"),
+    ("a restore from nowhere", ["restore.enabled=true"], "restore.claimName: name the claim"),
     ("the v2 API on 3.6", ["v2API=true"], "v2API: etcd 3.6 removed the v2 API"),
     (
         "the v2 API on a tag that tells no version",

@@ -7,16 +7,113 @@ The settings that all members share, as etcd's own configuration file; a member 
 and whom it joins. Health is served on a port of its own, so that probes work whatever clients must show.
 */}}
 {{- define "etcd.config" -}}
+{{- $tls := include "etcd.tls" . | fromJson }}
 {{- $config := dict
-    "listen-client-urls" "http://0.0.0.0:2379"
-    "listen-peer-urls" "http://0.0.0.0:2380"
+    "listen-client-urls" (ternary "https://0.0.0.0:2379" "http://0.0.0.0:2379" (not (empty $tls.server)))
+    "listen-peer-urls" (ternary "https://0.0.0.0:2380" "http://0.0.0.0:2380" (not (empty $tls.peer)))
     "listen-metrics-urls" "http://0.0.0.0:2381"
     "quota-backend-bytes" (mul (int64 .Values.quotaMiB) 1048576)
     "auto-compaction-mode" "periodic"
     "auto-compaction-retention" (printf "%dh" (int64 .Values.compaction.retentionHours))
     "logger" "zap" }}
 {{- if .Values.v2API }}{{ $_ := set $config "enable-v2" true }}{{ end }}
+{{- with $tls.server }}
+{{- $_ := set $config "client-transport-security" (include "etcd.transportSecurity" (dict "folder" "/bireme/tls/server" "clientCertAuth" (not (empty $tls.client))) | fromJson) }}
+{{- end }}
+{{- with $tls.peer }}
+{{- $_ := set $config "peer-transport-security" (include "etcd.transportSecurity" (dict "folder" "/bireme/tls/peer" "clientCertAuth" true) | fromJson) }}
+{{- end }}
 {{- toPrettyJson $config }}
+{{- end }}
+
+{{/*
+The Secrets of TLS as JSON {server, client, peer}; "" where there is none.
+*/}}
+{{- define "etcd.tls" -}}
+{{- $tls := .Values.tls }}
+{{- $secrets := dict "server" $tls.serverSecret "client" $tls.clientSecret "peer" $tls.peerSecret }}
+{{- if $tls.certManager.enabled }}
+{{- range $use := list "server" "client" "peer" }}
+{{- $_ := set $secrets $use (printf "%s-%s-tls" (include "common.fullname" (dict "root" $)) $use) }}
+{{- end }}
+{{- end }}
+{{- toJson $secrets }}
+{{- end }}
+
+{{/*
+One transport's part of etcd's configuration file, as JSON.
+Arguments: folder (where its Secret is mounted), clientCertAuth.
+*/}}
+{{- define "etcd.transportSecurity" -}}
+{{- dict "cert-file" (printf "%s/tls.crt" .folder) "key-file" (printf "%s/tls.key" .folder) "trusted-ca-file" (printf "%s/ca.crt" .folder) "client-cert-auth" .clientCertAuth | toJson }}
+{{- end }}
+
+{{/*
+What a client of these members has to show, as JSON {secret, certificate}: the Secret with ca.crt, and whether
+it also is to send tls.crt. Arguments: the chart's own root, also of a parent chart (.Subcharts.etcd).
+*/}}
+{{- define "etcd.clientTls" -}}
+{{- $tls := include "etcd.tls" . | fromJson }}
+{{- dict "secret" (ternary ($tls.client | default $tls.server) "" (not (empty $tls.server))) "certificate" (not (empty $tls.client)) | toJson }}
+{{- end }}
+
+{{/*
+All names by which clients and members know the members, for certificates: as many as there can ever be, so
+that growing needs no new certificate.
+*/}}
+{{- define "etcd.dnsNames" -}}
+{{- $peers := include "etcd.peerService" . }}
+{{- $fullname := include "common.fullname" (dict "root" .) }}
+{{- $names := list "localhost" (printf "%s.%s.svc" $fullname .Release.Namespace) }}
+{{- range $ordinal := until 5 }}{{ $names = append $names (printf "%s-%d.%s.%s.svc" $fullname $ordinal $peers $.Release.Namespace) }}{{ end }}
+{{- toJson $names }}
+{{- end }}
+
+{{/*
+The spec of a pod that does one thing to the members, as a user of theirs.
+Arguments: root, name (of the container), command, waitSeconds, credentials {env name: Secret key},
+env (list of EnvVar), mounts, volumes.
+*/}}
+{{- define "etcd.clientPod" -}}
+{{- $root := required "etcd.clientPod needs root" .root }}
+{{- $tls := include "etcd.clientTls" $root | fromJson -}}
+restartPolicy: Never
+automountServiceAccountToken: false
+{{- include "common.imagePullSecrets" (dict "root" $root) }}
+securityContext:
+  {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
+containers:
+  - name: {{ required "etcd.clientPod needs name" .name }}
+    image: {{ include "common.image" (dict "root" $root "image" $root.Values.joinImage) }}
+    imagePullPolicy: {{ $root.Values.joinImage.pullPolicy }}
+    command:
+      {{- toYaml .command | nindent 6 }}
+    env:
+      - {name: PYTHONPATH, value: /bireme/runtime}
+      - {name: BIREME_ETCD_ENDPOINTS, value: "{{ include "common.fullname" (dict "root" $root) }}.{{ $root.Release.Namespace }}.svc:2379"}
+      - {name: BIREME_WAIT_SECONDS, value: "{{ int64 (required "etcd.clientPod needs waitSeconds" .waitSeconds) }}"}
+      {{- include "common.etcdTls.env" $tls | nindent 6 }}
+      {{- include "etcd.authEnv" (dict "root" $root "keys" .credentials) | nindent 6 }}
+      {{- with .env }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+    resources:
+      requests: {cpu: 50m, memory: 64Mi}
+      limits: {memory: 256Mi}
+    securityContext:
+      {{- toYaml $root.Values.securityContext | nindent 6 }}
+    volumeMounts:
+      - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
+      {{- include "common.etcdTls.mount" $tls | nindent 6 }}
+      {{- with .mounts }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+volumes:
+  {{- include "common.runtimeVolume" (dict "root" $root) | nindent 2 }}
+  {{- include "common.etcdTls.volume" $tls | nindent 2 }}
+  {{- with .volumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/*
@@ -33,8 +130,52 @@ Arguments: root, keys {env name: Secret key}.
 {{- end }}
 {{- end }}
 
+{{/*
+What makes a data directory of ordinal 0 of the snapshot; the others join it. Revisions go on well above
+those of the snapshot, so that whoever watched before notices.
+*/}}
+{{- define "etcd.restoreCommand" -}}
+{{- $name := printf "%s-0" (include "common.fullname" (dict "root" .)) }}
+{{- $tls := include "etcd.tls" . | fromJson }}
+{{- $url := printf "%s://%s.%s.%s.svc:2380" (ternary "https" "http" (not (empty $tls.peer))) $name (include "etcd.peerService" .) .Release.Namespace -}}
+- etcdutl
+- snapshot
+- restore
+- /snapshots/{{ .Values.restore.file }}
+- --data-dir=/bireme/restored/data
+- --name={{ $name }}
+- --initial-cluster={{ $name }}={{ $url }}
+- --initial-advertise-peer-urls={{ $url }}
+- --bump-revision=1000000000
+- --mark-compacted
+{{- end }}
+
+{{/*
+Snapshots and defragmentation are root's.
+*/}}
+{{- define "etcd.rootUser" -}}
+{{- if .Values.auth.enabled -}}
+- {name: BIREME_ETCD_USERNAME, value: root}
+{{- else -}}
+[]
+{{- end }}
+{{- end }}
+
+{{/*
+The claim with snapshots, mounted at /snapshots, and its volume.
+Arguments: from {claimName, subPath}.
+*/}}
+{{- define "etcd.snapshotMount" -}}
+{name: snapshots, mountPath: /snapshots{{ with .from.subPath }}, subPath: {{ . | quote }}{{ end }}}
+{{- end }}
+
+{{- define "etcd.snapshotVolume" -}}
+{name: snapshots, persistentVolumeClaim: {claimName: {{ .from.claimName }}}}
+{{- end }}
+
 {{- define "etcd.immutableParts" -}}
-{{- dict "persistence" (pick .Values.persistence "enabled" "size" "storageClassName") "name" (include "etcd.peerService" .) | toJson }}
+{{- $tls := include "etcd.tls" . | fromJson }}
+{{- dict "persistence" (pick .Values.persistence "enabled" "size" "storageClassName") "name" (include "etcd.peerService" .) "TLS between members" (not (empty $tls.peer)) | toJson }}
 {{- end }}
 
 {{/*

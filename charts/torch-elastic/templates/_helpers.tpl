@@ -39,6 +39,35 @@ The Secret that holds the user of etcd, if one is needed.
 {{- end }}
 
 {{/*
+How agents show themselves to etcd, as JSON {secret, certificate}; no secret, no TLS.
+*/}}
+{{- define "torch-elastic.etcdTls" -}}
+{{- $tls := .Values.rendezvous.tls }}
+{{- if ne .Values.rendezvous.backend "etcd" }}
+{{- dict "secret" "" "certificate" false | toJson }}
+{{- else if .Values.rendezvous.endpoints }}
+{{- dict "secret" $tls.existingSecret "certificate" $tls.clientCertificate | toJson }}
+{{- else if .Subcharts.etcd }}
+{{- include "etcd.clientTls" .Subcharts.etcd }}
+{{- end }}
+{{- end }}
+
+{{/*
+What a client of etcd reads: files of TLS and a user, where there are any.
+*/}}
+{{- define "torch-elastic.etcdEnv" -}}
+{{- include "common.etcdTls.env" (include "torch-elastic.etcdTls" . | fromJson) }}
+{{- with include "torch-elastic.authSecret" . }}
+- name: BIREME_ETCD_USERNAME
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: username}
+- name: BIREME_ETCD_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: password}
+{{- end }}
+{{- end }}
+
+{{/*
 What the agents read, as a list of EnvVar. Nothing here depends on the number of workers.
 Arguments: root, worker.
 */}}
@@ -62,14 +91,7 @@ Arguments: root, worker.
 - {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.agentRestarts }}"}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
-{{- with include "torch-elastic.authSecret" .root }}
-- name: BIREME_ETCD_USERNAME
-  valueFrom:
-    secretKeyRef: {name: {{ . }}, key: username}
-- name: BIREME_ETCD_PASSWORD
-  valueFrom:
-    secretKeyRef: {name: {{ . }}, key: password}
-{{- end }}
+{{- include "torch-elastic.etcdEnv" .root | nindent 0 }}
 {{- end }}
 
 {{/*

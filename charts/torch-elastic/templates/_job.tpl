@@ -3,6 +3,7 @@ Everything of the Job's spec that Kubernetes will not change in place. job.yaml 
 */}}
 {{- define "torch-elastic.run" -}}
 {{- $worker := include "common.worker" (dict "root" .) | fromJson }}
+{{- $etcdTls := include "torch-elastic.etcdTls" . | fromJson }}
 {{- $script := include "torch-elastic.scriptSource" . -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.backoffLimitPerIndex }}
@@ -72,6 +73,7 @@ template:
           {{- if $script }}
           - {name: script, mountPath: /bireme/script, readOnly: true}
           {{- end }}
+          {{- include "common.etcdTls.mount" $etcdTls | nindent 10 }}
           {{- include "common.claimMounts" (dict "root" . "readOnly" false) | nindent 10 }}
           {{- with .Values.extraVolumeMounts }}
           {{- toYaml . | nindent 10 }}
@@ -84,6 +86,7 @@ template:
       - name: script
         configMap: {name: {{ include "torch-elastic.scriptName" . }}}
       {{- end }}
+      {{- include "common.etcdTls.volume" $etcdTls | nindent 6 }}
       {{- include "common.claimVolumes" (dict "root" .) | nindent 6 }}
       {{- with .Values.extraVolumes }}
       {{- toYaml . | nindent 6 }}

@@ -3,6 +3,7 @@
 Growth is one member at a time, whether a fresh cluster of three starts or one member becomes three: ordinal 0
 bootstraps alone, ordinal i is added through whoever answers once i-1 has started. A member that still has its
 data just starts. One that comes back empty while the cluster lives takes its old entry out and joins anew.
+Where a snapshot has been restored, ordinal 0 starts from that in the place of nothing.
 The outcome is etcd's own configuration file, since the etcd image has no shell.
 
 While a member without data waits it says so on etcd's client port, so that ordinal 0, when it has no data
@@ -16,6 +17,7 @@ import http.client
 import http.server
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -54,7 +56,8 @@ def resolve(host: str) -> bool:
 class Seat:
     """One member's place: its name and ordinal, what all members share, where its files are.
 
-    `host` gives the host name of an ordinal, and `resolves` whether it has an address.
+    `host` gives the host name of an ordinal, and `resolves` whether it has an address. `restored` is a data
+    directory that etcdutl made of a snapshot.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Seat:
     token: str
     host: Callable[[int], str]
     credentials: etcd.Credentials = field(default_factory=etcd.Credentials)
+    restored: Path | None = None
     wait_seconds: float = 600.0
     resolves: Callable[[str], bool] = resolve
 
@@ -87,6 +91,7 @@ class Seat:
                 credentials=etcd.Credentials(
                     "root" if password else "", password, files.cacert, files.cert, files.key
                 ),
+                restored=Path(env["BIREME_ETCD_RESTORED"]) if env.get("BIREME_ETCD_RESTORED") else None,
                 wait_seconds=float(env.get("BIREME_WAIT_SECONDS", "600")),
             )
         except KeyError as error:
@@ -113,8 +118,8 @@ class Seat:
 def prepare(seat: Seat, say: Callable[[str], None] = lambda sentence: None) -> str:
     """Make the member ready to start, write its configuration, and return how it starts.
 
-    That is "restarts", "bootstraps" or "joins". Waits for others at most `wait_seconds`, then raises
-    CannotJoin; run again, it goes on where it was.
+    That is "restarts", "bootstraps", "starts from the snapshot" or "joins". Waits for others at most
+    `wait_seconds`, then raises CannotJoin; run again, it goes on where it was.
     """
     if seat.has_data:
         _write(seat, "existing", {seat.name: seat.url(seat.ordinal, "peer")})
@@ -123,7 +128,10 @@ def prepare(seat: Seat, say: Callable[[str], None] = lambda sentence: None) -> s
     with _saying_that_it_waits(seat):
         if seat.ordinal == 0 and not _cluster_exists(seat, patience):
             _write(seat, "new", {seat.name: seat.url(0, "peer")})
-            return "bootstraps"
+            if seat.restored is None:
+                return "bootstraps"
+            _adopt(seat.restored, seat.data_dir)
+            return "starts from the snapshot"
         _write(seat, "existing", _join(seat, patience))
     return "joins"
 
@@ -289,6 +297,16 @@ def _write(seat: Seat, state: str, members: Mapping[str, str]) -> None:
     part = seat.config.with_name(seat.config.name + ".part")
     part.write_text(json.dumps(config, indent=2) + "\n")
     part.replace(seat.config)
+
+
+def _adopt(restored: Path, data_dir: Path) -> None:
+    """Copy a data directory that has been made elsewhere; it is there as a whole or not at all."""
+    part = data_dir.with_name(data_dir.name + ".part")
+    for old in (part, data_dir):
+        shutil.rmtree(old, ignore_errors=True)
+    shutil.copytree(restored, part)
+    part.chmod(0o700)
+    part.replace(data_dir)
 
 
 class _Patience:

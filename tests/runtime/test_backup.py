@@ -1,0 +1,134 @@
+"""Snapshots of a real etcd, what etcdutl makes of them, and giving disk space back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etcd_servers import EtcdServer, free_port
+
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+from bireme_runtime import backup, etcd, member
+
+
+@pytest.fixture
+def server(new_etcd: Callable[..., EtcdServer]) -> EtcdServer:
+    return new_etcd().start()
+
+
+def client_of(server: EtcdServer) -> etcd.Client:
+    return etcd.Client(etcd.parse_endpoints(server.endpoint))
+
+
+def run(server: EtcdServer, *arguments: str, **env: str) -> int:
+    return backup.main(arguments, {"BIREME_ETCD_ENDPOINTS": server.endpoint, **env})
+
+
+def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
+    server: EtcdServer, new_etcd: Callable[..., EtcdServer], tmp_path: Path
+) -> None:
+    revision = client_of(server).put("/ship", "bireme")
+    folder, restored = tmp_path / "snapshots", tmp_path / "restored"
+    assert run(server, "save", str(folder)) == 0
+    server.stop()
+
+    port, peer_port = free_port(), free_port()
+    base = {
+        "listen-client-urls": f"http://127.0.0.1:{port}",
+        "listen-peer-urls": f"http://127.0.0.1:{peer_port}",
+    }
+    seat = member.Seat(
+        "etcd-0",
+        ordinal=0,
+        base=base,
+        data_dir=tmp_path / "home" / "data",
+        config=tmp_path / "etcd.json",
+        token="test",
+        host=lambda ordinal: f"127.0.0.{ordinal + 1}",
+        restored=restored,
+        resolves="127.0.0.1".__eq__,
+    )
+    etcdutl = Toolbox(Paths.discover(start=Path(__file__))).path("etcdutl")
+    restore = [
+        etcdutl,
+        "snapshot",
+        "restore",
+        folder / backup.LATEST,
+        f"--data-dir={restored}",
+        "--name=etcd-0",
+    ]
+    restore += [
+        f"--initial-cluster=etcd-0={seat.url(0, 'peer')}",
+        "--bump-revision=1000000",
+        "--mark-compacted",
+    ]
+    restore += [f"--initial-advertise-peer-urls={seat.url(0, 'peer')}"]
+    subprocess.run(restore, check=True, capture_output=True)
+    assert member.prepare(seat) == "starts from the snapshot"
+    found = client_of(new_etcd(port=port, config=seat.config).start()).get("/ship")
+    assert found is not None
+    assert found.value == "bireme"
+    assert found.mod_revision >= revision
+    assert member.prepare(seat) == "restarts"
+
+
+def test_the_newest_snapshots_stay_and_latest_is_the_newest(
+    server: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "snapshots"
+    for hour in range(4):
+        monkeypatch.setattr(backup.time, "gmtime", lambda hour=hour: (2026, 1, 1, hour, 0, 0, 3, 1, 0))
+        client_of(server).put("/hour", str(hour))
+        assert run(server, "save", str(folder), BIREME_BACKUP_KEEP="2") == 0
+    kept = ["etcd-20260101T020000Z.db", "etcd-20260101T030000Z.db"]
+    assert sorted(file.name for file in folder.iterdir()) == [*kept, backup.LATEST]
+    assert (folder / backup.LATEST).samefile(folder / kept[-1])
+
+
+class Torn(etcd.Client):
+    """A client whose snapshots lose their end."""
+
+    def snapshot(self) -> Iterator[bytes]:
+        whole = b"".join(super().snapshot())
+        yield whole[: len(whole) // 2]
+
+
+def test_half_a_snapshot_is_refused_and_the_older_one_stays(server: EtcdServer, tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots"
+    assert run(server, "save", str(folder)) == 0
+    before = content(folder)
+    with pytest.raises(backup.BackupFailed, match="does not match its checksum"):
+        backup.save(Torn(etcd.parse_endpoints(server.endpoint)), folder, keep=7)
+    assert content(folder) == before
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_defragmenting_gives_the_disk_back_what_compaction_freed(
+    server: EtcdServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = client_of(server)
+    for _ in range(100):
+        revision = client.put("/big", "x" * 50_000)
+    client.call("/v3/kv/compaction", {"revision": str(revision), "physical": True})
+    assert run(server, "defragment") == 0
+    before, after = map(int, re.findall(r"(\d+) bytes before, (\d+) after", capsys.readouterr().err)[0])
+    assert after < before / 4
+    assert client.get("/big") is not None
+
+
+def test_an_etcd_that_does_not_answer_is_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = {"BIREME_ETCD_ENDPOINTS": f"127.0.0.1:{free_port()}", "BIREME_WAIT_SECONDS": "0.2"}
+    assert backup.main(["save", str(tmp_path / "new")], gone) == 1
+    assert "bireme backup: etcd did not answer" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert backup.main(["save"], gone) == 64
+    assert "usage" in capsys.readouterr().out
