@@ -106,8 +106,8 @@ class ObservedWorkload:
     """What a workload says of itself, when that is more than its pods show.
 
     ``state`` is ``Complete`` or ``Failed`` for a Job or MPIJob that has ended, ``Updating`` for a
-    StatefulSet or Deployment whose pods are not all of its newest template yet, else ""; ``message`` says
-    why.
+    StatefulSet, Deployment or DaemonSet whose pods are not all of its newest template yet, else "";
+    ``message`` says why.
     """
 
     kind: str
@@ -217,6 +217,9 @@ def compare(
 def _workload_differences(
     workload: WorkloadPlan, there: Sequence[ObservedPod], itself: ObservedWorkload
 ) -> Iterator[Difference]:
+    if workload.kind == "DaemonSet":
+        yield from _daemon_set_differences(workload, there, itself)
+        return
     planned = () if workload.suspended else workload.pods
     slots = _by_slot(planned, there)
     for pod in planned:
@@ -235,6 +238,18 @@ def _workload_differences(
         )
     if itself.state == "Updating":
         sentence = f"{workload.kind} {workload.name} is still replacing pods of its last version"
+        yield Difference("updating", workload.name, "", sentence)
+
+
+def _daemon_set_differences(
+    workload: WorkloadPlan, there: Iterable[ObservedPod], itself: ObservedWorkload
+) -> Iterator[Difference]:
+    """Its controller alone knows how many pods it should have; each that is there should be in order."""
+    for pod in there:
+        for kind, sentence in _condition(pod):
+            yield Difference(kind, workload.name, pod.name, f"{pod.name}{sentence}")
+    if itself.state == "Updating":
+        sentence = f"DaemonSet {workload.name} is not on all its nodes yet: {itself.message}"
         yield Difference("updating", workload.name, "", sentence)
 
 
@@ -400,6 +415,7 @@ class _Scene:
             *(_observed_mpi_job(job) for job in self._mpi_jobs()),
             *(_replicated("StatefulSet", each) for each in self._list(f"{self._apps_path}/statefulsets")),
             *(_replicated("Deployment", each) for each in self._list(f"{self._apps_path}/deployments")),
+            *(_observed_daemon_set(each) for each in self._list(f"{self._apps_path}/daemonsets")),
         )
         if self._nodes is not None and self._nodes_are_old(self._nodes):
             self._nodes = self._node_states()
@@ -536,6 +552,17 @@ def _replicated(kind: str, thing: Mapping[str, Any]) -> ObservedWorkload:
     return ObservedWorkload(kind, meta["name"], "" if has_seen_it and (is_new or waits) else "Updating")
 
 
+def _observed_daemon_set(thing: Mapping[str, Any]) -> ObservedWorkload:
+    meta, status = thing["metadata"], thing.get("status", {})
+    wanted, has = status.get("desiredNumberScheduled", 0), status.get("updatedNumberScheduled", 0)
+    if status.get("observedGeneration", 0) < meta["generation"]:
+        return ObservedWorkload("DaemonSet", meta["name"], "Updating", "its controller has not counted them")
+    if has < wanted:
+        message = f"{has} of {wanted} have its newest pods"
+        return ObservedWorkload("DaemonSet", meta["name"], "Updating", message)
+    return ObservedWorkload("DaemonSet", meta["name"], "")
+
+
 def _node_state(node: Mapping[str, Any]) -> NodeState:
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
     if OUT_OF_SERVICE_TAINT in taints:
@@ -616,7 +643,7 @@ class _Progress:
                 f"{workload.role} {workload.kind}/{workload.name}", total=len(workload.pods), note=""
             )
             for workload in plan.workloads
-            if not workload.suspended
+            if workload.pods and not workload.suspended
         }
 
     def __enter__(self) -> _Progress:

@@ -122,6 +122,9 @@ def _title(plan: Plan, fills: dict[str, str]) -> _Block:
 
 
 def _caption(workload: WorkloadPlan) -> str:
+    if workload.kind == "DaemonSet":
+        kinds = len(workload.instance_types)
+        return f"DaemonSet {workload.name}: a {workload.role} pod on each node of {kinds} types"
     pods = "pod" if workload.replicas == 1 else "pods"
     text = f"{workload.kind} {workload.name}: {workload.replicas} {workload.role} {pods}"
     if workload.min_replicas != workload.max_replicas:

@@ -287,6 +287,7 @@ _GROUPS = {
     "jobs": "apis/batch/v1",
     "statefulsets": "apis/apps/v1",
     "deployments": "apis/apps/v1",
+    "daemonsets": "apis/apps/v1",
     "poddisruptionbudgets": "apis/policy/v1",
 }
 

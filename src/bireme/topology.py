@@ -57,10 +57,11 @@ class PodPlan:
 
 @dataclass(frozen=True)
 class WorkloadPlan:
-    """One Job, MPIJob, StatefulSet, Deployment or bare Pod.
+    """One Job, MPIJob, StatefulSet, Deployment, DaemonSet or bare Pod.
 
     A suspended Job's pods are those it has once resumed. ``role`` and ``replicas`` of an MPIJob are its
-    workers'; its launcher is the first of its ``pods``.
+    workers'; its launcher is the first of its ``pods``. How many pods a DaemonSet has is a matter of the
+    cluster: it has no ``pods`` here, but the known ``instance_types`` whose nodes get one each.
     """
 
     name: str
@@ -71,6 +72,7 @@ class WorkloadPlan:
     max_replicas: int
     pods: tuple[PodPlan, ...]
     suspended: bool = field(default=False, compare=False)
+    instance_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Plan:
 
 
 def _workload_json(workload: WorkloadPlan) -> dict[str, Any]:
+    of_each = {"instanceTypes": list(workload.instance_types)} if workload.kind == "DaemonSet" else {}
     return {
         "name": workload.name,
         "kind": workload.kind,
@@ -157,6 +160,7 @@ def _workload_json(workload: WorkloadPlan) -> dict[str, Any]:
             }
             for pod in workload.pods
         ],
+        **of_each,
     }
 
 
@@ -173,7 +177,8 @@ def _workload_from_json(entry: Mapping[str, Any]) -> WorkloadPlan:
         for pod in entry["pods"]
     )
     counts = entry["replicas"], entry["minReplicas"], entry["maxReplicas"]
-    return WorkloadPlan(entry["name"], entry["kind"], entry["role"], *counts, pods)
+    types = tuple(entry.get("instanceTypes", ()))
+    return WorkloadPlan(entry["name"], entry["kind"], entry["role"], *counts, pods, instance_types=types)
 
 
 # --- from objects to pods ---
@@ -187,10 +192,14 @@ def expand(
     ``instances`` say how many pods fit a node; a type it does not know is missing from ``totals.nodes`` and
     named by `fit`. Raises BiremeError for a quantity or a count that is not one.
     """
+    expanders: Mapping[str, Callable[[Manifest], WorkloadPlan]] = {
+        **_EXPANDERS,
+        "DaemonSet": partial(_daemon_set, types=sorted(instances)),
+    }
     workloads = tuple(
-        _EXPANDERS[manifest.kind](manifest)
+        expanders[manifest.kind](manifest)
         for manifest in manifests
-        if manifest.kind in _EXPANDERS and not manifest.is_hook
+        if manifest.kind in expanders and not manifest.is_hook
     )
     pods = [pod for workload in workloads for pod in workload.pods]
     placement = tuple(_needed(pods, instances))
@@ -271,6 +280,29 @@ def _replica(name: str, spec: Mapping[str, Any], role: str, rank: int | None, sl
         resources=pod_requests(template["spec"]),
         node_selector=dict(template["spec"].get("nodeSelector") or {}),
         processes=None if rank is None else slots,
+    )
+
+
+def _daemon_set(manifest: Manifest, types: Iterable[str]) -> WorkloadPlan:
+    spec = manifest["spec"]["template"]["spec"]
+    chosen = tuple(kind for kind in types if _chooses(spec, kind))
+    return WorkloadPlan(manifest.name, "DaemonSet", _role(manifest), 0, 0, 0, (), instance_types=chosen)
+
+
+def _chooses(pod_spec: Mapping[str, Any], kind: str) -> bool:
+    """Whether nodes of an instance type can be among those a pod asks for. Only that label is looked at."""
+    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ({},)
+    wanted = (pod_spec.get("nodeSelector") or {}).get(INSTANCE_TYPE_LABEL, kind)
+    return wanted == kind and any(_takes(term, kind) for term in terms)
+
+
+def _takes(term: Mapping[str, Any], kind: str) -> bool:
+    about_type = [each for each in term.get("matchExpressions") or () if each["key"] == INSTANCE_TYPE_LABEL]
+    return all(
+        (kind in (each.get("values") or (kind,))) == (each["operator"] in ("In", "Exists"))
+        for each in about_type
     )
 
 

@@ -28,12 +28,14 @@ def plan_view(plan: Plan) -> RenderableType:
     table.add_column("resources", min_width=len("hugepages-2Mi=5120Mi"))
     table.add_column("node", no_wrap=True, min_width=len("p4d.24xlarge"))
     for workload in plan.workloads:
+        if workload.kind == "DaemonSet":
+            continue
         table.add_row(Text(_headline(workload), style="bold"), end_section=False)
         for pod in _some(workload.pods):
             table.add_row(*(_pod_row(pod) if pod else [f"  … {len(workload.pods) - _SHOWN_PODS} more"]))
-    return Group(
-        Text(f"{plan.release} in namespace {plan.namespace}", style="bold"), table, totals_line(plan)
-    )
+    everywhere = [Text(_everywhere(each)) for each in plan.workloads if each.kind == "DaemonSet"]
+    title = Text(f"{plan.release} in namespace {plan.namespace}", style="bold")
+    return Group(title, *([table] if table.row_count else []), *everywhere, totals_line(plan))
 
 
 def totals_line(plan: Plan) -> str:
@@ -106,6 +108,11 @@ def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
         nodes = ", ".join(f"{kind}={count}" for kind, count in info.nodes.items())
         table.add_row(info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig))
     return table
+
+
+def _everywhere(workload: WorkloadPlan) -> str:
+    types = ", ".join(workload.instance_types) or "no type of values/instances"
+    return f"DaemonSet/{workload.name}: a {workload.role} pod on each node of {types}"
 
 
 def _headline(workload: WorkloadPlan) -> str:

@@ -79,6 +79,17 @@ def worker(
     return observed_pod(pod, node_state)
 
 
+def plugin(number: int, ready: bool = True) -> ObservedPod:
+    owners = [{"kind": "DaemonSet", "name": "plugin", "controller": True}]
+    return observed_pod(
+        {
+            "metadata": {"name": f"plugin-{number}", "ownerReferences": owners},
+            "spec": {"nodeName": f"p4d-24xlarge-{number}", "containers": []},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+        }
+    )
+
+
 def mpi_job(workers: int = 2, name: str = "maskrcnn-r1") -> WorkloadPlan:
     names = [f"{name}-launcher", *(f"{name}-worker-{index}" for index in range(workers))]
     roles = ["launcher", *["worker"] * workers]
@@ -311,3 +322,15 @@ def test_comparing_1000_workers_takes_no_time_to_speak_of() -> None:
     started = time.perf_counter()
     assert compare(plan, pods) == ()
     assert time.perf_counter() - started < 1
+
+
+def test_a_daemon_set_has_as_many_pods_as_its_controller_says_and_each_in_order() -> None:
+    plan = plan_of(
+        WorkloadPlan("plugin", "DaemonSet", "plugin", 0, 0, 0, (), instance_types=("p4d.24xlarge",))
+    )
+    assert compare(plan, [plugin(0), plugin(1)]) == ()
+    (late,) = compare(plan, [plugin(0), plugin(1, ready=False)])
+    assert (late.kind, late.pod) == ("not-ready", "plugin-1")
+    itself = ObservedWorkload("DaemonSet", "plugin", "Updating", "1 of 2 have its newest pods")
+    (updating,) = compare(plan, [plugin(0)], [itself])
+    assert updating.sentence == "DaemonSet plugin is not on all its nodes yet: 1 of 2 have its newest pods"

@@ -161,6 +161,35 @@ def test_members_deployments_and_bare_pods_expand_each_in_their_way(instances: F
     assert plan.totals.nodes == {}
 
 
+ONLY_P4D = {"key": TYPE, "operator": "In", "values": [P4D]}
+NOT_P4D = {"key": TYPE, "operator": "NotIn", "values": [P4D]}
+OTHER = {"key": "team", "operator": "Exists"}
+
+
+@pytest.mark.parametrize(
+    ("terms", "has_p4d", "has_others"),
+    [
+        ([], True, True),
+        ([[ONLY_P4D]], True, False),
+        ([[ONLY_P4D, OTHER]], True, False),
+        ([[NOT_P4D]], False, True),
+        ([[ONLY_P4D], [NOT_P4D]], True, True),
+        ([[ONLY_P4D, NOT_P4D]], False, False),
+    ],
+)
+def test_a_daemon_set_is_planned_by_the_types_whose_nodes_it_chooses(
+    instances: Facts, terms: list[list[dict[str, Any]]], has_p4d: bool, has_others: bool
+) -> None:
+    spec = pod_spec(None)
+    if terms:
+        required = {"nodeSelectorTerms": [{"matchExpressions": term} for term in terms]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    (plugin,) = planned(instances, workload("DaemonSet", "plugin", spec, role="plugin")).workloads
+    assert (plugin.role, plugin.replicas, plugin.pods) == ("plugin", 0, ())
+    expected = {kind for kind in instances if (has_p4d if kind == P4D else has_others)}
+    assert set(plugin.instance_types) == expected
+
+
 def test_hooks_and_objects_without_pods_are_no_part_of_a_plan(instances: Facts) -> None:
     hook = {"name": "test", "annotations": {"helm.sh/hook": "test"}}
     plan = planned(
@@ -315,7 +344,9 @@ def test_a_plan_goes_through_its_published_schema_and_back(instances: Facts, pat
         indexed(3, whole_node(env=env, cpu="93500m", memory="100Gi")),
         workload("StatefulSet", "etcd", pod_spec(None, cpu="100m"), role="member", replicas=3),
         workload("Deployment", "board", pod_spec(None)),
+        workload("DaemonSet", "plugin", pod_spec(P4D)),
     )
+    assert plan.workloads[-1].instance_types == (P4D,)
     schema = json.loads((paths.schemas / "plan.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     written = json.loads(json.dumps(plan.to_json()))
