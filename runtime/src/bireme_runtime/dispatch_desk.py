@@ -32,7 +32,6 @@ from bireme_runtime.dispatch_keys import (
     trainers_of,
 )
 from bireme_runtime.dispatch_leader import Leadership
-from bireme_runtime.dispatcher import BLOCK
 
 # etcd takes 128 comparisons and 128 operations in a transaction, unless told otherwise.
 _MOST = 120
@@ -449,7 +448,7 @@ class Desk:
         if book.cursor >= definition.blocks:
             return False
         block, book.cursor = book.cursor, book.cursor + 1
-        first, end = block * BLOCK, block * BLOCK + definition.block_size(block)
+        first, end = definition.start_of(block), definition.start_of(block + 1)
         if book.number:
             last = book.number - 1
             self._client.delete_span(keys.done(last, first), keys.done(last, end))
@@ -468,9 +467,9 @@ class Desk:
         definition = book.definition
         assert definition is not None
         blocks, step = definition.blocks, 1
-        while step and book.cursor < blocks and book.done + len(book.failed) + len(book.held) >= BLOCK:
+        while step and book.cursor < blocks:
             end = min(book.cursor + step, blocks)
-            if self._is_full(book, book.cursor * BLOCK, min(end * BLOCK, definition.shards)):
+            if self._is_full(book, definition.start_of(book.cursor), definition.start_of(end)):
                 book.cursor = end
                 step *= 2
             else:

@@ -6,7 +6,7 @@ Keys under the prefix; all but `trainers/` and `blocks/` are written by the lead
     datasets/<name>                   this dataset exists
     trainers/<name>/<trainer>         under the trainer's lease
     d/<name>/meta                     what the dataset is: how many shards, how many passes, the limits
-    d/<name>/blocks/<digest>/<k>      names of 1,000 shards; never changed
+    d/<name>/blocks/<digest>/<k>      names of so many shards; never changed
     d/<name>/pass                     number of the pass, and whether it was the last
     d/<name>/held/<shard>             in a trainer's hand; the key's revision is the token to acknowledge it
     d/<name>/done/<pass>/<shard>      acknowledged
@@ -51,7 +51,7 @@ def checked_name(kind: str, name: str) -> str:
 class Definition:
     """A dataset: `shards` names, whose digest tells it from others; `timeout` in seconds for one shard.
 
-    A shard that fails `failures` times in a pass is given up for that pass.
+    A shard that fails `failures` times in a pass is given up for that pass. A key holds `block` names.
     """
 
     shards: int
@@ -59,22 +59,23 @@ class Definition:
     passes: int = 1
     timeout: float = 600.0
     failures: int = 3
+    block: int = BLOCK
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-f]{8,64}", self.digest):
             raise BadRequest("digest must be hexadecimal")
-        for name in ("shards", "passes", "failures", "timeout"):
+        for name in ("shards", "passes", "failures", "timeout", "block"):
             if not getattr(self, name) > 0:
                 raise BadRequest(f"{name} is {getattr(self, name)}: it must be more than 0")
 
     @property
     def blocks(self) -> int:
         """How many blocks hold the names."""
-        return -(-self.shards // BLOCK)
+        return -(-self.shards // self.block)
 
-    def block_size(self, block: int) -> int:
-        """How many shards a block has; the last one may be short."""
-        return min(BLOCK, self.shards - block * BLOCK)
+    def start_of(self, block: int) -> int:
+        """The first shard of a block; that of the one after the last is the number of all."""
+        return min(block * self.block, self.shards)
 
     def to_json(self) -> str:
         """The value of the key."""
@@ -87,6 +88,7 @@ class Definition:
             return cls(
                 int(record["shards"]), str(record["digest"]), int(record.get("passes", 1)),
                 float(record.get("timeout", 600)), int(record.get("failures", 3)),
+                int(record.get("block", BLOCK)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, BadRequest):
