@@ -1,21 +1,44 @@
 """Write what is generated anew.
 
+`instances` writes the lists of instance types that agents go by;
 `schemas` bundles charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs and draws the
-picture of the README.
+picture of the README; `crds` makes charts/mpijob's kind from the Go types of the pinned mpi-operator.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from typing import Any
+
+import yaml
 
 from bireme import schemas, values
+from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.paths import Paths
 from bireme.picture import svg
 from bireme.render import Renderer, RenderRequest
 from bireme.tools import Toolbox
 from bireme.topology import expand
+
+INSTANCE_TYPES = "common/files/instance-types.yaml"
+
+
+def instance_types(paths: Paths) -> str:
+    """The types with EFA and those with NVIDIA GPUs, as charts/common reads them."""
+    instances = load_instances(paths).values()
+    lists = {
+        "efa": sorted(each.type for each in instances if each.efa),
+        "nvidia": sorted(each.type for each in instances if each.accelerator.resource == "nvidia.com/gpu"),
+    }
+    return "# Made by `make instances` from values/instances.\n" + yaml.safe_dump(lists)
+
+
+def write_instance_types(paths: Paths) -> None:
+    """The file that `instance_types` is for."""
+    (paths.charts / INSTANCE_TYPES).write_text(instance_types(paths))
 
 
 def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
@@ -55,5 +78,63 @@ def write_docs(paths: Paths) -> None:
     (paths.root / "docs/plan.svg").write_text(readme_picture(paths, toolbox))
 
 
+MPI_JOB_CRD = "charts/mpijob/files/mpijobs.kubeflow.org.yaml"
+# What `kubectl get mpijobs` shows; the Go types say nothing about it.
+_COLUMNS = [
+    {"name": "State", "type": "string", "jsonPath": ".status.conditions[-1:].type"},
+    {"name": "Workers", "type": "integer", "jsonPath": ".spec.mpiReplicaSpecs.Worker.replicas"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+]
+
+
+def mpi_job_crd(paths: Paths, toolbox: Toolbox) -> str:
+    """The ``spec`` of the CustomResourceDefinition MPIJob, as YAML, by controller-gen.
+
+    Descriptions inside pod templates are left out: they are Kubernetes' own, and two thirds of the text.
+    """
+    types = "github.com/kubeflow/mpi-operator/pkg/apis/kubeflow/v2beta1"
+    command = [
+        toolbox.path("controller-gen"),
+        "crd:generateEmbeddedObjectMeta=true",
+        f"paths={types}",
+        "output:stdout",
+    ]
+    path = os.pathsep.join([str(toolbox.go().parent), os.environ["PATH"]])
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "GOWORK": "off",
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-mod=readonly",
+    }
+    folder = paths.hack / "tools/mpi-operator"
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BiremeError(f"controller-gen cannot read {types}: {done.stderr.strip()}")
+    (crd,) = yaml.load_all(done.stdout, Loader=yaml.CSafeLoader)
+    (version,) = crd["spec"]["versions"]
+    version["additionalPrinterColumns"] = _COLUMNS
+    _shorten(version["schema"]["openAPIV3Schema"])
+    return yaml.dump({"spec": crd["spec"]}, Dumper=yaml.CSafeDumper, width=100)
+
+
+def _shorten(schema: Any, in_template: bool = False) -> None:
+    """Take the descriptions out of pod templates in ``schema``."""
+    if in_template and isinstance(schema.get("description"), str):
+        del schema["description"]
+    for name, child in (schema.get("properties") or {}).items():
+        _shorten(child, in_template or name == "template")
+    for keyword in ("items", "additionalProperties"):
+        if isinstance(schema.get(keyword), dict):
+            _shorten(schema[keyword], in_template)
+
+
+def write_crds(paths: Paths) -> None:
+    """All generated kinds."""
+    (paths.root / MPI_JOB_CRD).write_text(mpi_job_crd(paths, Toolbox(paths)))
+
+
 if __name__ == "__main__":
-    {"schemas": schemas.write, "docs": write_docs}[sys.argv[1]](Paths.discover())
+    {"instances": write_instance_types, "schemas": schemas.write, "docs": write_docs, "crds": write_crds}[
+        sys.argv[1]
+    ](Paths.discover())

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import pytest
 
+from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
+from bireme.instances import Instance
+from bireme.pytest_plugin import InstalledRelease, Request
+from bireme.render import Renderer
+from bireme.tools import Toolbox
 
 pytestmark = pytest.mark.embedded
 
@@ -15,3 +22,27 @@ def fsx_claim(request: pytest.FixtureRequest) -> None:
     if "release" in request.fixturenames:
         cluster: EmbeddedCluster = request.getfixturevalue("cluster")
         cluster.add_claim("fsx-pvc", request.getfixturevalue("test_namespace"))
+
+
+@pytest.fixture(scope="session")
+def mpi_kind() -> str:
+    """Where the API server has the kind MPIJob."""
+    return "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/mpijobs.kubeflow.org"
+
+
+@pytest.fixture(scope="module")
+def mpi_operator(
+    cluster: EmbeddedCluster,
+    request_for: Request,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+    mpi_kind: str,
+) -> Iterator[InstalledRelease]:
+    """charts/mpijob, and the real operator with the arguments and the rights that it gives it."""
+    operator = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+    operator.install("mpijob", "mpijob", "mpi-operator")
+    with controllers.running(cluster, "mpijob", "mpi-operator", toolbox.path("mpi-operator")):
+        yield operator
+    operator.uninstall()
+    cluster.api.delete(mpi_kind)

@@ -12,7 +12,13 @@ from bireme.pytest_plugin import Request
 from bireme.render import Render, Renderer
 from bireme.tools import Toolbox
 
-CLUSTER_KINDS = {"PersistentVolume", "StorageClass"}
+CLUSTER_KINDS = {
+    "PersistentVolume",
+    "StorageClass",
+    "CustomResourceDefinition",
+    "ClusterRole",
+    "ClusterRoleBinding",
+}
 
 
 def by_identity(render: Render) -> dict[str, str]:

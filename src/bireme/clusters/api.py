@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 _PARALLEL = 16
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
+_BUSY_TRIES = 10
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -153,17 +155,24 @@ class Api:
         )
         verb, url, headers = request[0], request[1], request[2]
         content = None if body is None else json.dumps(body).encode()
-        try:
-            response = self._client.rest_client.pool_manager.request(
-                verb,
-                url,
-                body=content,
-                headers=headers,
-                preload_content=False,
-                timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise ApiError(0, f"the cluster at {self.server} does not answer: {_cause(error)}") from error
+        for attempt in range(_BUSY_TRIES):
+            try:
+                response = self._client.rest_client.pool_manager.request(
+                    verb,
+                    url,
+                    body=content,
+                    headers=headers,
+                    preload_content=False,
+                    timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
+                )
+            except urllib3.exceptions.HTTPError as error:
+                raise ApiError(0, f"the cluster at {self.server} does not answer: {_cause(error)}") from error
+            # A server that is busy, or still setting up a new kind, says when to ask again.
+            wait = response.headers.get("Retry-After", "")
+            if response.status != 429 or not wait.isdigit() or attempt == _BUSY_TRIES - 1:
+                break
+            response.drain_conn()
+            time.sleep(int(wait))
         if response.status >= 400:
             raise ApiError(response.status, _refusal(verb, path, response))
         return response

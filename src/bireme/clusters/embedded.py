@@ -32,6 +32,7 @@ from bireme.clusters import (
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import CPU_TYPE, shape_of
 from bireme.clusters.patience import no_interrupts, status
+from bireme.clusters.ports import is_free, reserve
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.paths import Paths
@@ -276,37 +277,18 @@ def _extra_args(component: str, args: Mapping[str, str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reserved_ports(count: int) -> Iterator[list[int]]:
-    """Free TCP ports that no other ``up`` on this machine is given meanwhile.
-
-    The UDP port of the same number is the reservation: it is in nobody's way, and the kernel gives it
-    back however this process ends.
-    """
+    """Free TCP ports that no other ``up`` on this machine is given meanwhile."""
     with contextlib.ExitStack() as held:
         ports: list[int] = []
         for port in random.sample(_PORT_RANGE, k=2000):
             if len(ports) == count:
                 break
             marker = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            if _binds(marker, port) and _is_free(port):
+            if reserve(marker, port) and is_free(port):
                 ports.append(port)
         if len(ports) < count:
             raise BiremeError(f"no {count} free TCP ports in {_PORT_RANGE.start}-{_PORT_RANGE.stop}")
         yield ports
-
-
-def _binds(marker: socket.socket, port: int) -> bool:
-    try:
-        marker.bind(("127.0.0.1", port))
-    except OSError:
-        return False
-    return True
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connection is still winding down is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return _binds(probe, port)
 
 
 def _processes(folder: Path) -> list[tuple[int, str]]:

@@ -1,0 +1,147 @@
+"""The program of an installed Deployment as a process beside a control plane that runs no containers.
+
+It is the real program, with the Deployment's own arguments and the rights of its ServiceAccount: what a
+chart gets wrong in either shows as it would on a real cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bireme.clusters import Cluster
+from bireme.clusters.patience import until
+from bireme.clusters.ports import is_free, reserve
+from bireme.errors import BiremeError
+
+_PORT_SECONDS = 600
+_READY_SECONDS = 60
+_STOP_SECONDS = 20
+_TOKEN_SECONDS = 24 * 3600
+_LINES_KEPT = 20
+
+
+@contextlib.contextmanager
+def running(cluster: Cluster, deployment: str, namespace: str, program: Path) -> Iterator[Path]:
+    """Run ``program`` for the one container of ``deployment`` meanwhile; its log.
+
+    Starts when the readiness probe answers. The container's ports are this machine's: whoever wants one
+    that another `running` holds waits for it. Raises BiremeError when the program ends early, at the latest
+    when it is no longer needed, with the last lines that it said.
+    """
+    installed = cluster.api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{deployment}")
+    pod = installed["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    folder = cluster.kubeconfig.parent / "controllers" / f"{namespace}.{deployment}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.touch(mode=0o600)
+    token = _token(cluster, pod.get("serviceAccountName", "default"), namespace)
+    kubeconfig.write_text(yaml.safe_dump(_as_bearer(cluster, token)), encoding="utf-8")
+    # From here, so that its command line names the cluster and `down` ends it after a crash.
+    link = folder / program.name
+    link.symlink_to(program)
+    with _ports({port["containerPort"] for port in container.get("ports", ())}):
+        process, log = _start(link, container, kubeconfig)
+        try:
+            until(lambda: _settled(process, container), _READY_SECONDS, f"{program.name} to be ready")
+            _check_alive(process, log)
+            yield log
+            _check_alive(process, log)
+        finally:
+            _stop(process)
+
+
+def _start(
+    link: Path, container: Mapping[str, Any], kubeconfig: Path
+) -> tuple[subprocess.Popen[bytes], Path]:
+    log = link.parent / "log"
+    given = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(link), *container.get("args", ())],
+            env={**given, "KUBECONFIG": str(kubeconfig), "HOME": str(link.parent)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return process, log
+
+
+def _token(cluster: Cluster, account: str, namespace: str) -> str:
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    answer = cluster.api.create(path, {"spec": {"expirationSeconds": _TOKEN_SECONDS}})
+    return str(answer["status"]["token"])
+
+
+def _as_bearer(cluster: Cluster, token: str) -> dict[str, Any]:
+    """The cluster's kubeconfig with ``token`` as its only user."""
+    own = yaml.safe_load(cluster.kubeconfig.read_text(encoding="utf-8"))
+    current = cluster.context or own["current-context"]
+    context = next(each["context"] for each in own["contexts"] if each["name"] == current)
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [each for each in own["clusters"] if each["name"] == context["cluster"]],
+        "users": [{"name": "account", "user": {"token": token}}],
+        "contexts": [{"name": "it", "context": {"cluster": context["cluster"], "user": "account"}}],
+        "current-context": "it",
+    }
+
+
+def _settled(process: subprocess.Popen[bytes], container: Mapping[str, Any]) -> bool:
+    """Whether the readiness probe answers, or nothing will ever answer it."""
+    probe = container["readinessProbe"]["httpGet"]
+    named = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
+    port = named.get(probe["port"], probe["port"])
+    if process.poll() is not None:
+        return True
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe['path']}", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _check_alive(process: subprocess.Popen[bytes], log: Path) -> None:
+    if process.poll() is None:
+        return
+    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES_KEPT:]
+    what = f"the program of {log.parent.name} ended with exit code {process.returncode}; it said last:"
+    raise BiremeError("\n  ".join([what, *said]))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _ports(ports: set[int]) -> Iterator[None]:
+    """The TCP ports, for this process alone."""
+    with contextlib.ExitStack() as held:
+        for port in sorted(ports):
+            marker = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            until(partial(reserve, marker, port), _PORT_SECONDS, f"port {port}, which another test holds")
+            if not is_free(port):
+                raise BiremeError(
+                    f"port {port} of this machine is in use: end the program that listens on it"
+                )
+        yield

@@ -1,0 +1,210 @@
+"""MPIJobs run by the real mpi-operator, with the arguments and the rights that charts/mpijob gives it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from bireme import observe
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.instances import Instance
+from bireme.manifests import Manifest
+from bireme.observe import Difference, ObservedPod
+from bireme.tools import Toolbox
+from bireme.topology import expand
+
+TYPE = "p4d.24xlarge"
+pytestmark = pytest.mark.usefixtures("mpi_operator")
+
+
+def manifest(name: str, workers: int, **policy: Any) -> dict[str, Any]:
+    """An MPIJob on whole p4d.24xlarge nodes, in the source material's manner."""
+
+    def replica(role: str, count: int, **pod: Any) -> dict[str, Any]:
+        labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": role}
+        resources = pod.pop("resources", {})
+        container = {"name": role, "image": "mpi", "resources": {"limits": resources, "requests": resources}}
+        tolerations = [{"operator": "Exists"}]
+        spec = {"containers": [container], "tolerations": tolerations, **pod}
+        template = {"metadata": {"labels": labels}, "spec": spec}
+        return {"replicas": count, "restartPolicy": "Never", "template": template}
+
+    devices = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
+    selector = {"node.kubernetes.io/instance-type": TYPE}
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/instance": name}},
+        "spec": {
+            "slotsPerWorker": 8,
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "runPolicy": {"cleanPodPolicy": "Running", **policy},
+            "mpiReplicaSpecs": {
+                "Launcher": replica("launcher", 1),
+                "Worker": replica("worker", workers, resources=devices, nodeSelector=selector),
+            },
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """One MPIJob on the cluster."""
+
+    cluster: EmbeddedCluster
+    instances: Mapping[str, Instance]
+    namespace: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return f"/apis/kubeflow.org/v2beta1/namespaces/{self.namespace}/mpijobs/{self.name}"
+
+    def wait(self, workers: int, timeout: float = 60) -> tuple[Difference, ...]:
+        """Wait until it is as planned with as many workers."""
+        planned = Manifest(manifest(self.name, workers))
+        plan = expand(self.name, self.namespace, [planned], self.instances)
+        return observe.wait(self.cluster, plan, timeout)
+
+    def pods(self) -> dict[str, ObservedPod]:
+        """Its pods by host name."""
+        found = observe.observe(self.cluster, self.name, self.namespace)
+        return {pod.hostname or "": pod for pod in found}
+
+    def patch(self, **spec: Any) -> None:
+        self.cluster.api.patch(self.path, {"spec": spec})
+
+    def conditions(self) -> set[str]:
+        status = self.cluster.api.get(self.path).get("status", {})
+        return {each["type"] for each in status.get("conditions", []) if each["status"] == "True"}
+
+    def launcher(self) -> dict[str, Any] | None:
+        """The launcher's Job."""
+        return self.cluster.api.find(self._launcher)
+
+    def remove(self) -> None:
+        """Away with all of it, without waiting for the garbage collector to get to know a new kind."""
+        self.cluster.api.delete(self.path)
+        self.cluster.api.delete(self._launcher)
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
+        self.cluster.api.delete(pods, labelSelector=f"app.kubernetes.io/instance={self.name}")
+        until(lambda: not self.pods(), "its pods to be gone")
+
+    @property
+    def _launcher(self) -> str:
+        return f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{self.name}-launcher"
+
+
+@pytest.fixture
+def job(
+    cluster: EmbeddedCluster, instances: Mapping[str, Instance], test_namespace: str
+) -> Iterator[Callable[..., Job]]:
+    """``job(workers=3)``: an MPIJob, removed with its pods when the test ends."""
+    made: list[Job] = []
+
+    def _job(workers: int, **policy: Any) -> Job:
+        one = Job(cluster, instances, test_namespace, f"m{uuid.uuid4().hex[:6]}")
+        made.append(one)
+        cluster.api.create(one.path.rpartition("/")[0], manifest(one.name, workers, **policy))
+        return one
+
+    yield _job
+    for one in made:
+        one.remove()
+
+
+def until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
+        time.sleep(0.1)
+
+
+def test_launcher_and_workers_are_as_planned_and_their_hosts_are_in_the_host_file(
+    job: Callable[..., Job], cluster: EmbeddedCluster
+) -> None:
+    one = job(3)
+    assert one.wait(3) == ()
+    workers = [f"{one.name}-worker-{index}" for index in range(3)]
+    assert sorted(one.pods()) == sorted([f"{one.name}-launcher", *workers])
+    config = cluster.api.get(f"/api/v1/namespaces/{one.namespace}/configmaps/{one.name}-config")
+    assert config["data"]["hostfile"].splitlines() == [
+        f"{worker}.{one.name}.{one.namespace}.svc slots=8" for worker in workers
+    ]
+
+
+def test_the_launcher_comes_after_the_last_worker(job: Callable[..., Job], cluster: EmbeddedCluster) -> None:
+    nodes = cluster.nodes[TYPE]
+    one = job(nodes + 1)
+    until(lambda: sum(pod.ready for pod in one.pods().values()) == nodes, "a worker on each node")
+    (pending,) = (pod for pod in one.pods().values() if not pod.ready)
+    assert pending.role == "worker"
+    assert one.launcher() is None
+    (node,) = cluster.add_nodes(TYPE, 1)
+    assert one.wait(nodes + 1) == ()
+    pods = one.pods()
+    launcher = pods.pop(f"{one.name}-launcher")
+    assert launcher.created >= max(pod.created for pod in pods.values())
+    cluster.remove_node(node)
+
+
+def test_at_the_end_the_workers_are_gone_and_the_launcher_stays_completed(
+    job: Callable[..., Job], cluster: EmbeddedCluster
+) -> None:
+    one = job(2)
+    assert one.wait(2) == ()
+    cluster.complete(one.pods()[f"{one.name}-launcher"].name, one.namespace)
+    until(lambda: "Succeeded" in one.conditions(), "the job to succeed")
+    until(lambda: len(one.pods()) == 1, "the workers to go")
+    (launcher,) = one.pods().values()
+    assert (launcher.role, launcher.phase) == ("launcher", "Succeeded")
+    assert one.wait(2) == ()
+
+
+def test_a_failed_launcher_fails_the_job_with_its_reason(
+    job: Callable[..., Job], cluster: EmbeddedCluster
+) -> None:
+    one = job(2, backoffLimit=0)
+    assert one.wait(2) == ()
+    cluster.fail(one.pods()[f"{one.name}-launcher"].name, 3, one.namespace)
+    until(lambda: "Failed" in one.conditions(), "the job to fail")
+    until(lambda: len(one.pods()) == 1, "the workers to go")
+    (found,) = one.wait(2)
+    assert (found.kind, found.workload) == ("job-failed", one.name)
+    assert "backoff limit" in found.sentence
+
+
+def test_it_is_suspended_and_resumed_under_the_charts_rights(job: Callable[..., Job]) -> None:
+    one = job(2)
+    assert one.wait(2) == ()
+    one.patch(runPolicy={"suspend": True})
+    until(lambda: one.pods() == {}, "its pods to go")
+    one.patch(runPolicy={"suspend": False})
+    assert one.wait(2) == ()
+
+
+def test_workers_come_and_go_with_the_number_asked_for(job: Callable[..., Job]) -> None:
+    one = job(1)
+    assert one.wait(1) == ()
+    one.patch(mpiReplicaSpecs={"Worker": {"replicas": 3}})
+    assert one.wait(3) == ()
+    one.patch(mpiReplicaSpecs={"Worker": {"replicas": 2}})
+    assert one.wait(2) == ()
+
+
+def test_kubectl_shows_state_and_workers(
+    job: Callable[..., Job], cluster: EmbeddedCluster, toolbox: Toolbox
+) -> None:
+    one = job(2)
+    assert one.wait(2) == ()
+    until(lambda: "Running" in one.conditions(), "the job to run")
+    where = ["--kubeconfig", str(cluster.kubeconfig), "-n", one.namespace]
+    command = [str(toolbox.path("kubectl")), *where, "get", "mpijob", one.name, "--no-headers"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.split()[:3] == [one.name, "Running", "2"]

@@ -1,0 +1,238 @@
+"""charts/mpijob comes, changes and goes: what becomes of the kind, and how far the rights reach."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.clusters import controllers
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.clusters.patience import until
+from bireme.errors import BiremeError
+from bireme.instances import Instance
+from bireme.paths import Paths
+from bireme.pytest_plugin import InstalledRelease, Request
+from bireme.render import Renderer
+from bireme.tools import Toolbox
+
+Install = Callable[..., InstalledRelease]
+
+
+@pytest.fixture
+def install(
+    cluster: EmbeddedCluster,
+    request_for: Request,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+    mpi_kind: str,
+) -> Iterator[Install]:
+    """``install(namespace, chart="mpijob", sets=[…])``: release mpijob, and nothing left of it afterwards."""
+    made: list[InstalledRelease] = []
+
+    def _install(namespace: str, chart: str | Path = "mpijob", **said: Any) -> InstalledRelease:
+        one = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+        made.append(one)
+        return one.install(chart, "mpijob", namespace, **said)
+
+    yield _install
+    for one in made:
+        if one.exists():
+            one.uninstall()
+    cluster.api.delete(mpi_kind)
+    until(lambda: cluster.api.find(mpi_kind) is None, 30, "the kind MPIJob to be gone")
+
+
+@pytest.fixture
+def namespace(cluster: EmbeddedCluster) -> Callable[[], str]:
+    """Makes namespaces; they go with the cluster."""
+
+    def _namespace() -> str:
+        name = f"n{uuid.uuid4().hex[:6]}"
+        cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        return name
+
+    return _namespace
+
+
+def mpi_job(cluster: EmbeddedCluster, namespace: str, name: str = "small", **spec: Any) -> str:
+    """Create an MPIJob with one worker; its path."""
+    template = {"template": {"spec": {"containers": [{"name": "mpi", "image": "mpi"}]}}, "replicas": 1}
+    body = {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": name},
+        "spec": {"mpiReplicaSpecs": {"Launcher": template, "Worker": template}, **spec},
+    }
+    path = f"/apis/kubeflow.org/v2beta1/namespaces/{namespace}/mpijobs"
+    cluster.api.create(path, body)
+    return f"{path}/{name}"
+
+
+def pods(cluster: EmbeddedCluster, namespace: str) -> list[str]:
+    return [
+        pod["metadata"]["name"] for pod in cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    ]
+
+
+def older(paths: Paths, folder: Path) -> Path:
+    """The chart with a kind that has no launcherCreationPolicy yet."""
+    shutil.copytree(paths.charts / "mpijob", folder / "mpijob")
+    kind = folder / "mpijob/files/mpijobs.kubeflow.org.yaml"
+    text, count = re.subn(r"(?m)^( +)launcherCreationPolicy:\n(?:\1 +.*\n)+", "", kind.read_text())
+    assert count == 1
+    kind.write_text(text)
+    return folder / "mpijob"
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+def test_upgrading_the_chart_upgrades_the_kind_and_keeps_the_jobs(
+    cluster: EmbeddedCluster,
+    install: Install,
+    namespace: Callable[[], str],
+    bireme_paths: Paths,
+    tmp_path: Path,
+    helm: str,
+) -> None:
+    here = namespace()
+    operator = install(here, older(bireme_paths, tmp_path), helm=helm)
+    first = mpi_job(cluster, here, launcherCreationPolicy="WaitForWorkersReady")
+    assert "launcherCreationPolicy" not in cluster.api.get(first)["spec"]
+    operator.chart = "mpijob"
+    operator.upgrade(helm=helm)
+    assert cluster.api.get(first)["spec"]["launcherCreationPolicy"] == "AtStartup"
+    second = mpi_job(cluster, here, "later", launcherCreationPolicy="WaitForWorkersReady")
+    assert cluster.api.get(second)["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
+
+
+def test_uninstalling_keeps_the_kind_and_the_jobs_and_a_new_release_takes_them_over(
+    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
+) -> None:
+    here = namespace()
+    operator = install(here)
+    job = mpi_job(cluster, here)
+    operator.uninstall()
+    assert cluster.api.find(job) is not None
+    install(here)
+    assert cluster.api.find(job) is not None
+
+
+def test_uninstalling_removes_the_kind_and_the_jobs_when_told_so(
+    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], mpi_kind: str
+) -> None:
+    here = namespace()
+    operator = install(here, sets=["crds.keep=false"])
+    job = mpi_job(cluster, here)
+    operator.uninstall()
+    until(lambda: cluster.api.find(mpi_kind) is None, 30, "the kind MPIJob to be gone")
+    assert cluster.api.find(job) is None
+
+
+def test_a_kind_of_another_release_is_left_to_it(
+    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
+) -> None:
+    one, other = namespace(), namespace()
+    install(one)
+    with pytest.raises(BiremeError, match=f"the kind MPIJob is from release mpijob in namespace {one}"):
+        install(other)
+    install(other, sets=["crds.enabled=false", f"watchNamespace={other}"])
+
+
+def test_a_kind_that_helm_does_not_know_is_left_alone(
+    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], mpi_kind: str
+) -> None:
+    here = namespace()
+    operator = install(here)
+    kept = {
+        "annotations": {"meta.helm.sh/release-name": None},
+        "labels": {"app.kubernetes.io/managed-by": None},
+    }
+    cluster.api.patch(mpi_kind, {"metadata": kept})
+    operator.uninstall()
+    with pytest.raises(BiremeError, match="the cluster has the kind MPIJob already, and not from Helm"):
+        install(here)
+
+
+def test_an_operator_for_one_namespace_runs_its_jobs_and_leaves_the_others(
+    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], toolbox: Toolbox
+) -> None:
+    ours, team, others = namespace(), namespace(), namespace()
+    install(ours, sets=[f"watchNamespace={team}"])
+    mpi_job(cluster, others)
+    with controllers.running(cluster, "mpijob", ours, toolbox.path("mpi-operator")):
+        mpi_job(cluster, team)
+        until(lambda: len(pods(cluster, team)) == 2, 60, "launcher and worker")
+    assert pods(cluster, others) == []
+    for resource in ("secrets", "configmaps", "pods", "services"):
+        assert may(cluster, ours, "list", resource, team)
+        assert not may(cluster, ours, "list", resource, others)
+        assert not may(cluster, ours, "create", resource, others)
+
+
+def test_an_operator_without_the_rights_it_needs_ends_and_says_so(
+    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], toolbox: Toolbox
+) -> None:
+    ours, team = namespace(), namespace()
+    install(ours, sets=[f"watchNamespace={team}"])
+    cluster.api.delete(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{team}/rolebindings/mpijob")
+    with (
+        pytest.raises(BiremeError, match=r"(?s)ended with exit code.*forbidden"),
+        controllers.running(cluster, "mpijob", ours, toolbox.path("mpi-operator")) as log,
+    ):
+        until(lambda: "Requesting controller to exit" in log.read_text(), 60, "the operator to end")
+
+
+# Everything that its code does (pkg/controller of mpi-operator), and what some other operators may.
+RIGHTS: Mapping[str, set[str]] = {
+    "mpijobs.kubeflow.org": {"list", "watch"},
+    "mpijobs/status.kubeflow.org": {"update"},
+    "mpijobs/finalizers.kubeflow.org": {"update"},
+    "configmaps": {"list", "watch", "create", "update"},
+    "secrets": {"list", "watch", "create", "update"},
+    "services": {"list", "watch", "create", "update"},
+    "pods": {"list", "watch", "create", "delete"},
+    "pods/exec": set(),
+    "jobs.batch": {"list", "watch", "create", "update"},
+    "jobs/status.batch": {"update"},
+    "events": {"create", "patch"},
+    "priorityclasses.scheduling.k8s.io": {"list", "watch"},
+    "podgroups.scheduling.volcano.sh": set(),
+    "leases.coordination.k8s.io": set(),
+    "customresourcedefinitions.apiextensions.k8s.io": set(),
+    "clusterroles.rbac.authorization.k8s.io": set(),
+    "nodes": set(),
+}
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+
+
+def test_an_operator_for_all_namespaces_may_do_what_it_does_and_no_more(
+    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
+) -> None:
+    here = namespace()
+    install(here)
+    asked = [(resource, verb) for resource in RIGHTS for verb in VERBS]
+    answers = cluster.api.each(lambda each: may(cluster, here, each[1], each[0], "default"), asked)
+    allowed = {each for each, answer in zip(asked, answers, strict=True) if answer}
+    assert allowed == {(resource, verb) for resource, verbs in RIGHTS.items() for verb in verbs}
+
+
+def may(cluster: EmbeddedCluster, account_namespace: str, verb: str, resource: str, namespace: str) -> bool:
+    """Whether the operator of ``account_namespace`` may do so in ``namespace``."""
+    name, _, group = resource.partition(".")
+    name, _, subresource = name.partition("/")
+    wanted = {"verb": verb, "resource": name, "subresource": subresource, "group": group}
+    review = {
+        "spec": {
+            "user": f"system:serviceaccount:{account_namespace}:mpijob",
+            "groups": ["system:serviceaccounts", "system:authenticated"],
+            "resourceAttributes": {**wanted, "namespace": namespace},
+        }
+    }
+    answer = cluster.api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])

@@ -1,0 +1,181 @@
+"""What the operator's chart renders to, and that its kind is the one of the pinned operator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from cases import ROOT
+
+from bireme.manifests import Manifest
+from bireme.paths import Paths
+from bireme.render import Render, RenderError
+from bireme.tools import Toolbox
+
+sys.path.insert(0, str(ROOT / "hack"))
+import generate
+
+RenderFixture = Callable[..., Render]
+KEEP = "helm.sh/resource-policy"
+
+
+def kinds(rendered: Render, kind: str) -> list[Manifest]:
+    return [item for item in rendered.manifests if item.kind == kind]
+
+
+def operator(rendered: Render) -> Mapping[str, Any]:
+    (deployment,) = kinds(rendered, "Deployment")
+    spec: Mapping[str, Any] = deployment["spec"]["template"]["spec"]
+    return spec
+
+
+def rights(rendered: Render, kind: str, name: str) -> set[tuple[str, str]]:
+    """(resource, verb) of a role; verbs of named objects as resource/name."""
+    role = next(item for item in kinds(rendered, kind) if item.name == name)
+    return {
+        (f"{resource}/{of}" if of else resource, verb)
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for of in rule.get("resourceNames", [""])
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_kind_is_generated_from_the_types_of_the_pinned_operator(
+    bireme_paths: Paths, toolbox: Toolbox
+) -> None:
+    assert (ROOT / generate.MPI_JOB_CRD).read_text() == generate.mpi_job_crd(bireme_paths, toolbox), (
+        "make crds"
+    )
+
+
+def test_chart_image_and_tool_are_of_one_release(render: RenderFixture, toolbox: Toolbox) -> None:
+    version = toolbox.pin("mpi-operator").version
+    (container,) = operator(render("mpijob"))["containers"]
+    assert container["image"] == f"docker.io/mpioperator/mpi-operator:{version}"
+    assert kinds(render("mpijob"), "Deployment")[0].labels["app.kubernetes.io/version"] == version
+
+
+def test_the_kind_is_kept_unless_told_otherwise_and_left_out_on_request(render: RenderFixture) -> None:
+    (crd,) = kinds(render("mpijob"), "CustomResourceDefinition")
+    assert crd.annotations[KEEP] == "keep"
+    assert [version["name"] for version in crd["spec"]["versions"]] == ["v2beta1"]
+    (crd,) = kinds(render("mpijob", sets=["crds.keep=false"]), "CustomResourceDefinition")
+    assert KEEP not in crd.annotations
+    assert kinds(render("mpijob", sets=["crds.enabled=false"]), "CustomResourceDefinition") == []
+
+
+def test_the_throttles_that_make_large_jobs_slow_are_raised(render: RenderFixture) -> None:
+    (container,) = operator(render("mpijob"))["containers"]
+    given = dict(argument.lstrip("-").split("=") for argument in container["args"])
+    upstream = {"kube-api-qps": 5, "kube-api-burst": 10, "controller-queue-rate-limit": 10, "threadiness": 2}
+    assert {name for name, slow in upstream.items() if int(given[name]) <= slow} == set()
+
+
+def test_values_become_arguments(render: RenderFixture) -> None:
+    sets = ["watchNamespace=team", "gangScheduler=volcano", "clusterDomain=corp", "metrics.enabled=false"]
+    (container,) = operator(render("mpijob", sets=[*sets, "client.qps=7"], namespace="ops"))["containers"]
+    wanted = {
+        "--namespace=team",
+        "--gang-scheduling=volcano",
+        "--cluster-domain=corp",
+        "--monitoring-port=0",
+        "--kube-api-qps=7",
+        "--lock-namespace=ops",
+    }
+    assert wanted <= set(container["args"])
+    assert [port["name"] for port in container["ports"]] == ["health"]
+
+
+def test_rights_for_one_namespace_reach_beyond_it_only_for_priority_classes(render: RenderFixture) -> None:
+    rendered = render("mpijob", sets=["watchNamespace=team"], namespace="ops", release="mpi")
+    assert rights(rendered, "ClusterRole", "ops:mpi") == {
+        ("priorityclasses", "list"),
+        ("priorityclasses", "watch"),
+    }
+    assert ("secrets", "create") in rights(rendered, "Role", "mpi")
+    assert {role.name: role.namespace for role in kinds(rendered, "Role")} == {
+        "mpi": "team",
+        "mpi-leader": "ops",
+    }
+    assert rights(rendered, "Role", "mpi-leader") == {
+        ("leases", "create"),
+        ("leases/mpi-operator", "get"),
+        ("leases/mpi-operator", "update"),
+        ("events", "create"),
+        ("events", "patch"),
+    }
+
+
+def test_pod_groups_are_the_operators_only_with_a_gang_scheduler(render: RenderFixture) -> None:
+    def groups(*sets: str) -> set[str]:
+        role = next(
+            item
+            for item in kinds(render("mpijob", sets=sets, release="m"), "ClusterRole")
+            if item.name == "default:m"
+        )
+        return {rule["apiGroups"][0] for rule in role["rules"] if "podgroups" in rule["resources"]}
+
+    assert groups() == set()
+    assert groups("gangScheduler=volcano") == {"scheduling.volcano.sh"}
+    assert groups("gangScheduler=scheduler-plugins-scheduler") == {"scheduling.x-k8s.io"}
+
+
+def test_people_who_may_edit_a_namespace_may_edit_its_jobs_unless_that_is_off(render: RenderFixture) -> None:
+    names = {role.name for role in kinds(render("mpijob", release="m"), "ClusterRole")}
+    assert names == {"default:m", "default:m-edit", "default:m-view"}
+    left = kinds(render("mpijob", sets=["rbac.aggregate=false"], release="m"), "ClusterRole")
+    assert [role.name for role in left] == ["default:m"]
+
+
+def test_one_operator_has_no_disruption_budget_and_several_lose_one_at_a_time(render: RenderFixture) -> None:
+    assert kinds(render("mpijob", sets=["replicas=1"]), "PodDisruptionBudget") == []
+    (budget,) = kinds(render("mpijob"), "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Pod"])
+def test_its_pods_are_restricted(render: RenderFixture, kind: str) -> None:
+    rendered = render("mpijob")
+    pod = operator(rendered) if kind == "Deployment" else kinds(rendered, "Pod")[0]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    (container,) = pod["containers"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"]
+
+
+def test_users_own_spread_replaces_the_charts(render: RenderFixture) -> None:
+    own = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    (default,) = operator(render("mpijob"))["topologySpreadConstraints"]
+    assert default["topologyKey"] == "kubernetes.io/hostname"
+    (given,) = operator(render("mpijob", values={"topologySpreadConstraints": own}))[
+        "topologySpreadConstraints"
+    ]
+    assert given["topologyKey"] == "zone"
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (
+            ["metrics.enabled=false", "metrics.serviceMonitor.enabled=true"],
+            "metrics.serviceMonitor.enabled: there are no metrics to ask for; set metrics.enabled=true",
+        ),
+        (["metrics.port=8080"], "metrics.port: the operator serves its health on 8080"),
+        (["extraArgs={--kube-api-qps=5}"], "extraArgs: -kube-api-qps is the chart's own; use client.qps"),
+        (["extraArgs={-namespace=x}"], "extraArgs: -namespace is the chart's own; use watchNamespace"),
+        ([f"fullnameOverride={'x' * 53}"], "Deployment name"),
+        (["image.tag=latest"], "image"),
+        (["crd.enabled=false"], "crd"),
+        (["replicas=0"], "replicas"),
+    ],
+    ids=lambda case: case[0] if isinstance(case, list) else "",
+)
+def test_it_refuses(render: RenderFixture, sets: list[str], sentence: str, helm: str) -> None:
+    with pytest.raises(RenderError) as refusal:
+        render("mpijob", sets=sets, helm=helm)
+    assert sentence in str(refusal.value)
