@@ -61,6 +61,10 @@ test-matrix: setup ## The embedded tests on the oldest Kubernetes that is suppor
 schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
 	$(BIN)/python hack/generate.py schemas
 
+.PHONY: instances
+instances: setup ## Write the lists of instance types that agents go by, from values/instances
+	$(BIN)/python hack/generate.py instances
+
 .PHONY: docs
 docs: setup ## Write charts/*/README.md and the picture of the README anew
 	$(BIN)/python hack/generate.py docs

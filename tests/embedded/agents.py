@@ -1,0 +1,55 @@
+"""A cluster of many kinds of nodes, for the charts that put one pod on each node of some kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.pytest_plugin import InstalledRelease
+
+TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+
+
+class Fleet:
+    """Nodes that are there for one test, by a word for each. Each has the taint of its accelerator."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._cluster = cluster
+        self.nodes: dict[str, str] = {}
+        for word, kind in {
+            "p3": "p3.8xlarge",
+            "p4d": "p4d.24xlarge",
+            "g5": "g5.xlarge",
+            "g5-efa": "g5.8xlarge",
+            "trn1": "trn1.32xlarge",
+            "cpu": "cpu",
+            "auto": "p4d.24xlarge",
+            "tainted": "p4d.24xlarge",
+        }.items():
+            (self.nodes[word],) = cluster.add_nodes(kind, 1)
+        self.label("auto", {"eks.amazonaws.com/compute-type": "auto"})
+        taints = cluster.api.get(f"/api/v1/nodes/{self.nodes['tainted']}")["spec"]["taints"]
+        self._patch("tainted", {"spec": {"taints": [*taints, TAINT]}})
+
+    def label(self, word: str, labels: Mapping[str, str]) -> None:
+        """Give a node further labels."""
+        self._patch(word, {"metadata": {"labels": dict(labels)}})
+
+    def add(self, word: str, instance_type: str) -> None:
+        """A node of a type that values/instances has not."""
+        (self.nodes[word],) = self._cluster.add_nodes("cpu", 1)
+        self.label(word, {"node.kubernetes.io/instance-type": instance_type})
+
+    def words(self, release: InstalledRelease) -> set[str]:
+        """The nodes of the fleet that have a pod of the release."""
+        there = {pod.node for pod in release.pods() if pod.kind == "DaemonSet" and pod.ready}
+        return {word for word, node in self.nodes.items() if node in there}
+
+    def remove(self) -> None:
+        """Take all of them away again."""
+        for node in self.nodes.values():
+            self._cluster.remove_node(node)
+
+    def _patch(self, word: str, change: Mapping[str, Any]) -> None:
+        self._cluster.api.patch(f"/api/v1/nodes/{self.nodes[word]}", change)

@@ -1,0 +1,50 @@
+"""The EFA device plugin lands on exactly the nodes with EFA, by the real DaemonSet controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from agents import Fleet
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.pytest_plugin import ReleaseFactory
+
+OREGON = ["region=us-west-2"]
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: EmbeddedCluster) -> Iterator[Fleet]:
+    fleet = Fleet(cluster)
+    yield fleet
+    fleet.remove()
+
+
+def test_it_runs_on_every_node_with_efa_and_no_other(release: ReleaseFactory, fleet: Fleet) -> None:
+    plugin = release("efa-device-plugin", sets=OREGON)
+    plugin.until(lambda: {"p4d", "g5-efa", "trn1"} <= fleet.words(plugin))
+    assert fleet.words(plugin) == {"p4d", "g5-efa", "trn1"}
+    assert plugin.differences() == ()
+    tolerant = [*OREGON, "tolerations[0].key=team", "tolerations[0].operator=Exists"]
+    plugin.upgrade(sets=tolerant)
+    plugin.until(lambda: fleet.words(plugin) == {"p4d", "g5-efa", "trn1", "tainted"})
+
+
+def test_a_new_type_is_one_value_and_one_more_node(release: ReleaseFactory, fleet: Fleet) -> None:
+    fleet.add("p9", "p9.48xlarge")
+    plugin = release("efa-device-plugin", sets=OREGON)
+    plugin.until(lambda: {"p4d", "g5-efa", "trn1"} <= fleet.words(plugin))
+    assert "p9" not in fleet.words(plugin)
+    plugin.upgrade(sets=[*OREGON, "instanceTypes={p9.48xlarge}"])
+    plugin.until(lambda: fleet.words(plugin) == {"p4d", "g5-efa", "trn1", "p9"})
+
+
+def test_a_node_that_joins_gets_it_and_uninstalling_leaves_none(
+    release: ReleaseFactory, fleet: Fleet, cluster: EmbeddedCluster
+) -> None:
+    plugin = release("efa-device-plugin", sets=OREGON)
+    (late,) = cluster.add_nodes("p4d.24xlarge", 1)
+    plugin.until(lambda: late in {pod.node for pod in plugin.pods() if pod.ready})
+    plugin.uninstall()
+    assert plugin.objects("daemonsets") == plugin.objects("pods") == []
+    cluster.remove_node(late)

@@ -1,0 +1,121 @@
+"""What one efa-device-plugin release renders to: its nodes, its image, its rights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from cases import ROOT
+from rich.console import Console
+
+from bireme.instances import Instance
+from bireme.manifests import Manifest
+from bireme.paths import Paths
+from bireme.render import Render, RenderError
+from bireme.topology import Plan
+from bireme.views import plan_view
+
+sys.path.insert(0, str(ROOT / "hack"))
+import generate
+
+CHART = "efa-device-plugin"
+OREGON = ["region=us-west-2"]
+
+
+def daemon_set(rendered: Render) -> Manifest:
+    (only,) = [item for item in rendered.manifests if item.kind == "DaemonSet"]
+    return only
+
+
+def pod(rendered: Render) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = daemon_set(rendered)["spec"]["template"]["spec"]
+    return spec
+
+
+def test_the_lists_of_instance_types_follow_from_the_table(bireme_paths: Paths) -> None:
+    written = (bireme_paths.charts / generate.INSTANCE_TYPES).read_text()
+    assert written == generate.instance_types(bireme_paths), "make instances"
+
+
+def test_it_is_planned_for_the_types_with_efa(
+    plan: Callable[..., Plan], instances: Mapping[str, Instance]
+) -> None:
+    (plugin,) = plan(CHART, sets=OREGON).workloads
+    assert set(plugin.instance_types) == {each.type for each in instances.values() if each.efa}
+    assert {"p4d.24xlarge", "trn1.32xlarge"} < set(plugin.instance_types)
+    assert not {"p3.8xlarge", "g5.xlarge"} & set(plugin.instance_types)
+
+
+def test_people_see_on_which_nodes_it_will_be(plan: Callable[..., Plan]) -> None:
+    console = Console(width=400)
+    with console.capture() as captured:
+        console.print(plan_view(plan(CHART, sets=OREGON, release="efa")))
+    assert "DaemonSet/efa: a plugin pod on each node of g4dn.12xlarge, g4dn.8xlarge," in captured.get()
+
+
+def test_types_and_auto_mode_are_told_apart_in_one_term(render: Callable[..., Render]) -> None:
+    """Terms are alternatives: in two of them one would undo the other."""
+    rendered = render(CHART, sets=[*OREGON, "instanceTypes={p9.48xlarge}"])
+    required = pod(rendered)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    by_key = {each["key"]: each for each in term["matchExpressions"]}
+    assert "p9.48xlarge" in by_key["node.kubernetes.io/instance-type"]["values"]
+    auto = by_key["eks.amazonaws.com/compute-type"]
+    assert (auto["operator"], list(auto["values"])) == ("NotIn", ["auto"])
+
+
+@pytest.mark.parametrize(
+    ("region", "registry"),
+    [
+        ("us-west-2", "602401143452.dkr.ecr.us-west-2.amazonaws.com"),
+        ("eu-central-2", "900612956339.dkr.ecr.eu-central-2.amazonaws.com"),
+        ("us-gov-west-1", "013241004608.dkr.ecr.us-gov-west-1.amazonaws.com"),
+        ("cn-north-1", "918309763551.dkr.ecr.cn-north-1.amazonaws.com.cn"),
+    ],
+)
+def test_the_image_is_that_of_the_region_and_its_partition(
+    render: Callable[..., Render], region: str, registry: str
+) -> None:
+    (plugin,) = pod(render(CHART, sets=[f"region={region}"]))["containers"]
+    assert plugin["image"].startswith(f"{registry}/eks/aws-efa-k8s-device-plugin:v")
+
+
+@pytest.mark.parametrize("key", ["image.registry", "global.imageRegistry"])
+def test_a_copy_of_the_image_needs_no_region(render: Callable[..., Render], key: str) -> None:
+    (plugin,) = pod(render(CHART, sets=[f"{key}=registry.example.com"]))["containers"]
+    assert plugin["image"].startswith("registry.example.com/eks/")
+
+
+def test_it_has_no_more_rights_than_root_has_without_capabilities(render: Callable[..., Render]) -> None:
+    (plugin,) = pod(render(CHART, sets=OREGON))["containers"]
+    context = plugin["securityContext"]
+    assert "privileged" not in context
+    assert context["allowPrivilegeEscalation"] is False
+    assert list(context["capabilities"]["drop"]) == ["ALL"]
+    folders = {volume["hostPath"]["path"] for volume in pod(render(CHART, sets=OREGON))["volumes"]}
+    assert folders == {"/var/lib/kubelet/device-plugins", "/dev/infiniband"}
+
+
+def test_only_neurons_topology_needs_a_privileged_container(render: Callable[..., Render]) -> None:
+    rendered = render(CHART, sets=[*OREGON, "neuronTopology=true"])
+    (plugin,) = pod(rendered)["containers"]
+    assert plugin["securityContext"]["privileged"] is True
+    assert "/opt/aws/neuron" in {mount["mountPath"] for mount in plugin["volumeMounts"]}
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        ([], "region: the image is pulled from the registry of EKS in the cluster's region"),
+        (["region=us-moon-1"], "region: us-moon-1 is not known to have a registry of EKS"),
+        ([*OREGON, "instanceTypes={p4d.24xlarge}"], "instanceTypes: p4d.24xlarge is known already"),
+        ([*OREGON, "instanceTypes={p4d}"], "instanceTypes"),
+        ([*OREGON, f"fullnameOverride={'x' * 53}"], "DaemonSet name"),
+    ],
+)
+def test_is_refused(render: Callable[..., Render], sets: list[str], sentence: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render(CHART, sets=sets)
+    assert sentence in str(refused.value)
