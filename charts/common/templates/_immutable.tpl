@@ -52,15 +52,16 @@ Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
 
 {{/*
 A sentence when another run of this release could still train: two runs never write one checkpoint.
-Arguments: root, name (of this run's Job).
+Arguments: root, name (of this run's Job), also (list of its further Jobs' names, optional).
 */}}
 {{- define "common.immutable.otherRun" -}}
 {{- $root := required "common.immutable.otherRun needs root" .root }}
 {{- $name := required "common.immutable.otherRun needs name" .name }}
+{{- $own := .also | default list }}
 {{- range (lookup "batch/v1" "Job" $root.Release.Namespace "").items }}
 {{- $labels := .metadata.labels | default dict }}
 {{- $mine := and (eq (get $labels "app.kubernetes.io/instance") $root.Release.Name) (eq (get $labels "app.kubernetes.io/name") $root.Chart.Name) }}
-{{- if and $mine (ne .metadata.name $name) (not (include "common.immutable.isStopped" (dict "job" .))) }}
+{{- if and $mine (not (has .metadata.name (append $own $name))) (not (include "common.immutable.isStopped" (dict "job" .))) }}
 {{- printf "run %s is not stopped, and two runs must not write one checkpoint: stop it with helm upgrade --reuse-values --set suspend=true (its pods get the grace period to save), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" .metadata.name }}
 {{- end }}
 {{- end }}
