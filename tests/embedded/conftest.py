@@ -8,6 +8,7 @@ import pytest
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
+from bireme.clusters.patience import until
 from bireme.instances import Instance
 from bireme.pytest_plugin import InstalledRelease, Request
 from bireme.render import Renderer
@@ -46,3 +47,4 @@ def mpi_operator(
         yield operator
     operator.uninstall()
     cluster.api.delete(mpi_kind)
+    until(lambda: cluster.api.find(mpi_kind) is None, 60, "the kind MPIJob to be gone")

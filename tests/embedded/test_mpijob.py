@@ -17,7 +17,7 @@ from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.observe import Difference, ObservedPod
 from bireme.tools import Toolbox
-from bireme.topology import expand
+from bireme.topology import Plan, expand
 
 TYPE = "p4d.24xlarge"
 pytestmark = pytest.mark.usefixtures("mpi_operator")
@@ -66,11 +66,17 @@ class Job:
     def path(self) -> str:
         return f"/apis/kubeflow.org/v2beta1/namespaces/{self.namespace}/mpijobs/{self.name}"
 
-    def wait(self, workers: int, timeout: float = 60) -> tuple[Difference, ...]:
+    def wait(self, workers: int) -> tuple[Difference, ...]:
         """Wait until it is as planned with as many workers."""
+        return observe.wait(self.cluster, self._plan(workers), 60)
+
+    def differences(self, workers: int) -> tuple[Difference, ...]:
+        """How it differs from what is planned with as many workers, now."""
+        return observe.check(self.cluster, self._plan(workers))
+
+    def _plan(self, workers: int) -> Plan:
         planned = Manifest(manifest(self.name, workers))
-        plan = expand(self.name, self.namespace, [planned], self.instances)
-        return observe.wait(self.cluster, plan, timeout)
+        return expand(self.name, self.namespace, [planned], self.instances)
 
     def pods(self) -> dict[str, ObservedPod]:
         """Its pods by host name."""
@@ -151,6 +157,8 @@ def test_the_launcher_comes_after_the_last_worker(job: Callable[..., Job], clust
     pods = one.pods()
     launcher = pods.pop(f"{one.name}-launcher")
     assert launcher.created >= max(pod.created for pod in pods.values())
+    # In this order: nobody ends the pods of a node that is gone.
+    one.remove()
     cluster.remove_node(node)
 
 
@@ -164,7 +172,7 @@ def test_at_the_end_the_workers_are_gone_and_the_launcher_stays_completed(
     until(lambda: len(one.pods()) == 1, "the workers to go")
     (launcher,) = one.pods().values()
     assert (launcher.role, launcher.phase) == ("launcher", "Succeeded")
-    assert one.wait(2) == ()
+    assert one.differences(2) == ()
 
 
 def test_a_failed_launcher_fails_the_job_with_its_reason(
@@ -175,7 +183,7 @@ def test_a_failed_launcher_fails_the_job_with_its_reason(
     cluster.fail(one.pods()[f"{one.name}-launcher"].name, 3, one.namespace)
     until(lambda: "Failed" in one.conditions(), "the job to fail")
     until(lambda: len(one.pods()) == 1, "the workers to go")
-    (found,) = one.wait(2)
+    (found,) = one.differences(2)
     assert (found.kind, found.workload) == ("job-failed", one.name)
     assert "backoff limit" in found.sentence
 
