@@ -64,9 +64,13 @@ def make_image(recipe: dict[str, Any]) -> str:
         _docker("tag", _import_tools(toolbox, recipe["tools"]), tag)
         return tag
     tag, base = str(recipe["tag"]), _import_rootfs(load_rootfs(recipe["rootfs"]))
-    if "context" in recipe:
+    if "dockerfile" in recipe:
+        dockerfile = PATHS.root / recipe["dockerfile"]
+        context = PATHS.root / recipe["context"] if "context" in recipe else dockerfile.parent
         with CONSOLE.status(f"{tag}: docker build …"):
-            _docker("build", "--tag", tag, "--build-arg", f"BASE={base}", str(PATHS.root / recipe["context"]))
+            _docker(
+                "build", "--tag", tag, "--build-arg", f"BASE={base}", "--file", str(dockerfile), str(context)
+            )
     else:
         _docker("tag", base, tag)
     return tag

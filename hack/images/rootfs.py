@@ -244,7 +244,9 @@ class _Maker:
             command = enter(self.root, ["sh", script, argument], {Path(folder): inside})
             self._run(f"build {source.name}", command)
         self._chroot("packages of the build", "apt-mark", "auto", *passing)
-        self._chroot("remove them", "apt-get", "autoremove", "--purge", "-y")
+        # Else whatever any package suggests would stay, compilers for one.
+        only_needed = [f"-oAPT::AutoRemove::{kind}Important=false" for kind in ("Recommends", "Suggests")]
+        self._chroot("remove them", "apt-get", "autoremove", "--purge", "-y", *only_needed)
 
     def _clean(self) -> None:
         for pattern in self.rootfs.leave_out:

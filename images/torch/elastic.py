@@ -68,7 +68,7 @@ class Run:
             )
             raise SystemExit(0)
         folder.mkdir(parents=True, exist_ok=True)
-        _join(self.device)
+        self._join()
         self._term = _Term()
         self.log(
             "start",
@@ -92,9 +92,8 @@ class Run:
 
     def restore(self) -> State | None:
         """The newest checkpoint, the same in all processes; None at the very beginning."""
-        newest = torch.tensor([max(_checkpoints(self.folder), default=0)])
-        dist.broadcast(newest, 0)
-        step = int(newest.item())
+        # Rank 0 says which: the others may see an older folder.
+        step = int(self.sum(max(_checkpoints(self.folder), default=0) if self.leads else 0)[0])
         if step == 0:
             return None
         state: State = torch.load(self._wait_for(step), map_location="cpu", weights_only=True)
@@ -145,6 +144,13 @@ class Run:
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
         return list(total.tolist())
+
+    def _join(self) -> None:
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        if "RANK" in os.environ:
+            dist.init_process_group(backend, timeout=_COLLECTIVE_TIMEOUT)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
     def _wait_for(self, step: int) -> Path:
         path = _path(self.folder, step)
@@ -300,14 +306,6 @@ def _device() -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
-
-
-def _join(device: torch.device) -> None:
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=_COLLECTIVE_TIMEOUT)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def _path(folder: Path, step: int) -> Path:
