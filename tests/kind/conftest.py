@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from on_kind import Shell, Values
+from on_kind import NODE_TYPE, Shell, Values
+from training import CHECKPOINT_EVERY, KIND, Training
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.paths import Paths
+from bireme.pytest_plugin import ReleaseFactory
 from bireme.tools import Toolbox
 
 
@@ -64,3 +68,35 @@ def kind_values(bireme_paths: Paths) -> Values:
     """values/kind.yaml."""
     values: Values = yaml.safe_load((bireme_paths.values / "kind.yaml").read_text(encoding="utf-8"))
     return values
+
+
+@pytest.fixture
+def train(
+    release: ReleaseFactory, cluster: KindCluster, shell: Shell, test_namespace: str
+) -> Iterator[Callable[..., Training]]:
+    """``train(workers=3, steps=200)``: digits.py on elastic workers, whose logs are read from the start.
+
+    ``values`` are further values of the chart; its claim ``checkpoints`` is mounted at /runs.
+    """
+    cluster.add_claim("checkpoints", test_namespace)
+    with ExitStack() as followed:
+
+        def _train(workers: int, steps: int, values: Mapping[str, Any] | None = None) -> Training:
+            name = f"digits-{uuid.uuid4().hex[:4]}"
+            arguments = {"checkpoints": f"/runs/{name}", "steps": steps, "step-seconds": 0.1}
+            arguments["checkpoint-every"] = CHECKPOINT_EVERY
+            own = {
+                "workers": workers,
+                "args": ["/opt/bireme/digits.py", *(f"--{key}={value}" for key, value in arguments.items())],
+                "claims": [{"claimName": "checkpoints", "mountPath": "/runs"}],
+            }
+            said = {
+                "instance": NODE_TYPE,
+                "files": [KIND],
+                "timeout": 180,
+                "values": {**own, **(values or {})},
+            }
+            job = release("torch-elastic", name=name, **said)
+            return followed.enter_context(Training(job, shell, said, "digits.py").followed())
+
+        yield _train

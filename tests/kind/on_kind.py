@@ -30,6 +30,11 @@ class Shell:
         """What kubectl prints; the test fails with its message when it fails."""
         return self._run([str(self.toolbox.path("kubectl")), *arguments], given)
 
+    def attempt(self, *arguments: str) -> str | None:
+        """What kubectl prints, or None when it fails: for what is asked of a cluster in motion."""
+        done = self._ask([str(self.toolbox.path("kubectl")), *arguments])
+        return done.stdout if done.returncode == 0 else None
+
     def helm(self, *arguments: str) -> str:
         """What helm prints; the test fails with its message when it fails."""
         return self._run([str(self.toolbox.path("helm")), *arguments])
@@ -39,10 +44,13 @@ class Shell:
         return self.kubectl("logs", "-n", namespace, "-l", pods, "--tail=-1", "--prefix", "--ignore-errors")
 
     def _run(self, command: list[str], given: str = "") -> str:
-        where = [command[0], "--kubeconfig", str(self.cluster.kubeconfig), *command[1:]]
-        done = subprocess.run(where, input=given, capture_output=True, text=True, check=False, timeout=300)
+        done = self._ask(command, given)
         assert done.returncode == 0, f"{' '.join(command[1:])}: {done.stderr}{done.stdout}"
         return done.stdout
+
+    def _ask(self, command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
+        where = [command[0], "--kubeconfig", str(self.cluster.kubeconfig), *command[1:]]
+        return subprocess.run(where, input=given, capture_output=True, text=True, check=False, timeout=300)
 
 
 def eventually(done: Callable[[], bool], seconds: float, what: str) -> None:

@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from on_kind import Shell
+from on_kind import Shell, eventually
 
+from bireme.observe import ObservedPod
 from bireme.pytest_plugin import InstalledRelease
 
 Event = dict[str, Any]
+
+KIND = "values/kind.yaml"
+CHECKPOINT_EVERY = 20
 
 # Kills the processes of a container whose command line has the first word and none of the others.
 KILL = """
@@ -32,6 +36,17 @@ for entry in Path("/proc").iterdir():
 """
 
 
+def outcome(job: InstalledRelease) -> str | None:
+    """``Complete`` or ``Failed``, once the Job is."""
+    (found,) = job.objects("jobs")
+    ends = [
+        each["type"]
+        for each in found["status"].get("conditions", [])
+        if each["type"] in ("Complete", "Failed") and each["status"] == "True"
+    ]
+    return ends[0] if ends else None
+
+
 @dataclass
 class Training:
     """One job, and what it was installed with. ``events`` has the JSON lines of its workers as they came."""
@@ -39,6 +54,7 @@ class Training:
     job: InstalledRelease
     shell: Shell
     installed: Mapping[str, Any]
+    script: str
     events: list[Event] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     _followed: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
@@ -57,12 +73,12 @@ class Training:
             f"not within {seconds:.0f} s: {what}; the workers said last:\n" + "\n".join(self.said[-30:])
         )
 
-    def until_trained(self, steps: int, world_size: int, seconds: float = 120) -> Event:
-        """Wait until ``world_size`` processes together have made ``steps`` more steps."""
+    def until_trained(self, steps: int, world_size: int | None = None, seconds: float = 120) -> Event:
+        """Wait until ``world_size`` processes together (or any number) have made ``steps`` more steps."""
         first = self.until(
-            lambda event: event["event"] == "step" and event["world_size"] == world_size,
+            lambda event: event["event"] == "step" and world_size in (None, event["world_size"]),
             seconds,
-            f"a step of {world_size} processes",
+            f"a step of {world_size or 'some'} processes",
         )
         return self.until(
             lambda event: event["event"] == "step" and event["step"] >= first["step"] + steps,
@@ -70,38 +86,86 @@ class Training:
             f"step {first['step'] + steps}",
         )
 
-    def until_done(self, seconds: float = 180) -> Event:
-        """Wait for the end of the training."""
-        already = [event for event in self.events if event["event"] == "done"]
-        return (
-            already[0] if already else self.until(lambda event: event["event"] == "done", seconds, "the end")
+    @property
+    def step(self) -> int:
+        """The highest step so far."""
+        return max((event["step"] for event in self.of("step")), default=0)
+
+    @property
+    def pods(self) -> frozenset[str]:
+        """The names of all worker pods that there have been."""
+        return frozenset(self._followed)
+
+    def until_started(self, world_size: int, seconds: float = 120) -> Event:
+        """Wait until a training process starts in a world of this size."""
+        return self.until(
+            lambda event: event["event"] == "start" and event["world_size"] == world_size,
+            seconds,
+            f"a process of {world_size} to start",
         )
 
-    def pod(self, index: int) -> str:
-        """The live pod of a worker."""
-        return next(
-            pod.name for pod in self.job.pods() if pod.slot == f"{self.job.name}-r1-{index}" and pod.is_live
-        )
+    def worlds(self) -> list[int]:
+        """The sizes of the worlds that trained so far, one after another."""
+        return [event["world_size"] for event in self.of("start") if event["rank"] == 0]
+
+    def until_complete(self, steps: int, seconds: float = 240) -> Event:
+        """Wait until the Job is Complete, after so many steps of which none was lost; the last event."""
+        eventually(lambda: bool(self.of("done")), seconds, f"the end of the training after {steps} steps")
+        done = self.of("done")[0]
+        assert done["step"] == steps
+        self.assert_nothing_was_lost()
+        eventually(lambda: outcome(self.job) is not None, 60, "the job to finish")
+        assert outcome(self.job) == "Complete"
+        return done
+
+    def worker(self, index: int) -> ObservedPod:
+        """The live pod of a worker, once there is one."""
+        found: list[ObservedPod] = []
+
+        def there() -> bool:
+            slot = f"{self.job.name}-r1-{index}"
+            found[:] = [pod for pod in self.job.pods() if pod.slot == slot and pod.is_live]
+            return bool(found)
+
+        eventually(there, 60, f"a live pod of worker {index}")
+        return found[0]
+
+    def delete(self, index: int) -> None:
+        """Delete a worker's pod."""
+        self.job.delete_pod(self.worker(index).name)
 
     def kill(self, index: int, *, agent: bool) -> None:
-        """SIGKILL a worker's torchrun agent, or its training process."""
-        words = ("bireme_runtime.launch",) if agent else ("digits.py", "bireme_runtime")
-        command = ["exec", "-n", self.job.namespace, self.pod(index), "--", "python3", "-c", KILL, *words]
-        assert self.shell.kubectl(*command), f"worker {index} had no {words[0]} to kill"
+        """SIGKILL a worker's torchrun agent, or its training process, as soon as it has one."""
+        words = ("bireme_runtime.launch",) if agent else (self.script, "bireme_runtime")
+        program = ("--", "python3", "-c", KILL, *words)
+
+        def killed() -> bool:
+            pod = self.worker(index).name
+            return bool(self.shell.attempt("exec", "-n", self.job.namespace, pod, *program))
+
+        eventually(killed, 60, f"worker {index} to have a {words[0]} to kill")
 
     def scale(self, workers: int) -> None:
         """Upgrade to another number of workers; returns when so many are there."""
-        self.job.upgrade(**{**self.installed, "values": {**self.installed["values"], "workers": workers}})
+        self.upgrade({"workers": workers})
 
-    def assert_nothing_was_lost(self, checkpoint_every: int) -> None:
-        """Every restart resumed from the last checkpoint, or a later step, and every step was made."""
+    def upgrade(self, values: Mapping[str, Any]) -> None:
+        """Upgrade to the values of the start and these; returns when all is as planned."""
+        self.job.upgrade(**{**self.installed, "values": {**self.installed["values"], **values}})
+
+    def assert_nothing_was_lost(self) -> None:
+        """Every restart resumed from the last checkpoint, or a later step; no worker saw the run closed."""
         reached = 0
         for event in self.events:
             if event["event"] == "step":
                 reached = max(reached, event["step"])
             if event["event"] == "resume":
-                assert event["step"] >= reached - checkpoint_every, f"went back from {reached}: {event}"
+                assert event["step"] >= reached - CHECKPOINT_EVERY, f"went back from {reached}: {event}"
         assert not [line for line in self.said if "RendezvousClosedError" in line]
+
+    def of(self, kind: str) -> list[Event]:
+        """The events of one kind so far."""
+        return [event for event in self.events if event["event"] == kind]
 
     @contextmanager
     def followed(self) -> Iterator[Training]:
