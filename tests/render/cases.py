@@ -13,7 +13,23 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 INSTANCES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yaml"))
 # Which chart runs a workload; a test sees to it that no file is left out.
-WORKLOADS = {"imagenet-efa": "torch-elastic", "imagenet-fsx": "torch-elastic", "efs-volume": "efs"}
+WORKLOADS = {
+    "imagenet-efa": "torch-elastic",
+    "imagenet-fsx": "torch-elastic",
+    "efs-volume": "efs",
+    "maskrcnn": "mpi-training",
+    "maskrcnn-tensorpack": "mpi-training",
+    "maskrcnn-optimized": "mpi-training",
+    "nccl-tests": "mpi-training",
+}
+# Workloads for which a few types say all: those with EFA and without, and those the source trains on.
+SOME = {
+    "maskrcnn-tensorpack": ("p3.16xlarge", "p3dn.24xlarge"),
+    "maskrcnn-optimized": ("p3.16xlarge", "p3dn.24xlarge"),
+    "nccl-tests": ("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"),
+}
+# Charts that a workload shows on every type.
+SHOWN_BY_A_WORKLOAD = {"mpi-training"}
 # Charts whose objects are of no instance type.
 WITHOUT_INSTANCE = {"efs", "fsx"}
 HELMS = ("helm", "helm3")
@@ -34,12 +50,12 @@ class Case:
 
 
 def _cases() -> list[Case]:
-    charts = sorted(set(WORKLOADS.values()) - WITHOUT_INSTANCE)
+    charts = sorted(set(WORKLOADS.values()) - WITHOUT_INSTANCE - SHOWN_BY_A_WORKLOAD)
     plain = [Case(chart, instance) for chart in charts for instance in INSTANCES]
     jobs = [
         Case(chart, instance, workload)
         for workload, chart in WORKLOADS.items()
-        for instance in ([None] if chart in WITHOUT_INSTANCE else INSTANCES)
+        for instance in ([None] if chart in WITHOUT_INSTANCE else SOME.get(workload, INSTANCES))
     ]
     files = sorted(ROOT.glob("charts/*/ci/*-values.yaml"))
     return [*(Case(file.parts[-3], ci=file.name) for file in files), *plain, *jobs]

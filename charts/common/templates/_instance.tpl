@@ -8,7 +8,7 @@ share (0..1 of the node), cpu, memory (quantities, empty when unknown), memoryMi
 A worker with all of a node's accelerators, or with none, gets the node less the reserve; one with some
 of them gets that share. Huge pages are taken out of a node's memory before anything else: those asked for, and
 at least those that nodes with EFA set aside whether somebody asks for them or not.
-Arguments: root (values instance, accelerators, efa, processesPerWorker, hugePages, reserve, shm, resources).
+Arguments: root (values instance, accelerators, efa, processesPerWorker or slots, hugePages, reserve, shm, resources).
 */}}
 {{- define "common.worker" -}}
 {{- $v := (required "common.worker needs root" .root).Values }}
@@ -40,7 +40,7 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker, hugePag
 {{- end }}
 {{- $halfMiB := div $answer.memoryMiB 2 | int64 }}
 {{- $_ := set $answer "shm" ($v.shm.size | default (ternary (printf "%dMi" $halfMiB) "1Gi" (gt $halfMiB 0))) }}
-{{- $_ := set $answer "processes" ($v.processesPerWorker | default (max $count 1) | int64) }}
+{{- $_ := set $answer "processes" (coalesce $v.slots $v.processesPerWorker (max $count 1) | int64) }}
 {{- toJson $answer }}
 {{- end }}
 

@@ -36,11 +36,12 @@ efa: this job wants EFA (efa: all), but {{ $worker.type | default "no instance t
 {{- end }}
 {{- $processes := int64 $worker.processes }}
 {{- $neuron := eq $worker.resource "aws.amazon.com/neuron" }}
+{{- $key := ternary "slots" "processesPerWorker" (hasKey $v "slots") }}
 {{- if and (gt $count 0) (not $neuron) (ne $processes $count) }}
-processesPerWorker: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave processesPerWorker out or set accelerators={{ $processes }}
+{{ $key }}: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave {{ $key }} out or set accelerators={{ $processes }}
 {{- end }}
 {{- if and (gt $count 0) $neuron (ne (mod $processes $count) 0) }}
-processesPerWorker: {{ $processes }} processes don't spread over {{ $count }} Neuron devices; use a multiple of {{ $count }}
+{{ $key }}: {{ $processes }} processes don't spread over {{ $count }} Neuron devices; use a multiple of {{ $count }}
 {{- end }}
 {{- range $device, $planned := dict $worker.resource $count "vpc.amazonaws.com/efa" $efa }}
 {{- range $side := list "limits" "requests" }}

@@ -23,7 +23,7 @@ _SERVER = """\
 Port {port}
 HostKey {folder}/key
 AuthorizedKeysFile {folder}/authorized_keys
-ForceCommand {folder}/session
+ForceCommand /bin/sh {folder}/session
 PidFile none
 StrictModes no
 UsePAM no
@@ -85,7 +85,7 @@ class Ssh:
         said = {"folder": folder, "port": port, "user": user, "level": env.get("BIREME_SSHD_LOG", "FATAL")}
         _write(folder / "sshd_config", _SERVER.format(**said))
         _write(folder / "ssh_config", _CLIENT.format(**said))
-        _write(folder / "session", _session(env), mode=0o700)
+        _write(folder / "session", _session(env))
         return cls(folder, port, server)
 
     @property
@@ -184,7 +184,7 @@ def _session(env: Mapping[str, str]) -> str:
         name: value for name, value in env.items() if name not in _NOT_FOR_SESSIONS and name.isidentifier()
     }
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(kept.items()))
-    return f'#!/bin/sh\n{exports}exec sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    return f'{exports}exec sh -c "$SSH_ORIGINAL_COMMAND"\n'
 
 
 def _write(path: Path, text: str, mode: int = 0o600) -> None:

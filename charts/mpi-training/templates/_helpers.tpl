@@ -1,0 +1,75 @@
+{{- define "mpi-training.isMpiJob" -}}
+{{- if eq .Values.orchestrator "MPIJob" }}true{{ end }}
+{{- end }}
+
+{{/*
+The source that the ranks run: the script of the values, or the chart's own check when nothing else is named.
+*/}}
+{{- define "mpi-training.scriptSource" -}}
+{{- if or .Values.script (not (or .Values.args .Values.command)) }}
+{{- .Values.script | default (.Files.Get "files/allreduce.py") }}
+{{- end }}
+{{- end }}
+
+{{- define "mpi-training.scriptName" -}}
+{{- printf "%s-script-%s" (include "common.fullname" (dict "root" .)) (include "mpi-training.scriptSource" . | sha256sum | trunc 8) }}
+{{- end }}
+
+{{/*
+What the ranks run, as a list of words.
+*/}}
+{{- define "mpi-training.program" -}}
+{{- $script := ternary (list .Values.python "/bireme/script/train.py") list (not (empty (include "mpi-training.scriptSource" .))) }}
+{{- $words := list }}
+{{- range concat .Values.command $script .Values.args .Values.extraArgs }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
+{{- toJson $words }}
+{{- end }}
+
+{{/*
+The names of the workers' hosts, with {} for the index.
+*/}}
+{{- define "mpi-training.hosts" -}}
+{{- $job := include "common.jobName" (dict "root" .) }}
+{{- if include "mpi-training.isMpiJob" . }}
+{{- printf "%s-worker-{}.%s" $job $job }}
+{{- else }}
+{{- printf "%s-{}.%s" $job (include "common.fullname" (dict "root" .)) }}
+{{- end }}
+{{- end }}
+
+{{/*
+The Secret with the ssh key: the operator's, the user's, or the chart's own.
+*/}}
+{{- define "mpi-training.sshSecret" -}}
+{{- if include "mpi-training.isMpiJob" . }}
+{{- printf "%s-ssh" (include "common.jobName" (dict "root" .)) }}
+{{- else }}
+{{- .Values.ssh.existingSecret | default (printf "%s-ssh" (include "common.fullname" (dict "root" .))) }}
+{{- end }}
+{{- end }}
+
+{{/*
+What the entry point reads (docs/mpi.md), as a list of EnvVar.
+Arguments: root, worker, role ("" in an Indexed Job, where the index says it).
+*/}}
+{{- define "mpi-training.entryEnv" -}}
+{{- $v := .root.Values -}}
+{{- with .role }}
+- {name: BIREME_MPI_ROLE, value: {{ . }}}
+{{- end }}
+- {name: BIREME_NAME, value: {{ include "common.fullname" (dict "root" .root) }}}
+- {name: BIREME_MPI_HOSTS, value: {{ include "mpi-training.hosts" .root | quote }}}
+- {name: BIREME_MPI_WORKERS, value: "{{ int64 $v.workers }}"}
+- {name: BIREME_MPI_SLOTS, value: "{{ int64 .worker.processes }}"}
+- {name: BIREME_MPI_IMPLEMENTATION, value: {{ $v.mpiImplementation }}}
+- {name: BIREME_MPI_PORT, value: "{{ int64 $v.ssh.port }}"}
+- {name: BIREME_SSHD_LOG, value: {{ $v.ssh.logLevel }}}
+- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
+- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 15) }}"}
+{{- with $v.mpirunArgs }}
+{{- $words := list }}
+{{- range . }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
+- {name: BIREME_MPI_ARGUMENTS, value: {{ toJson $words | quote }}}
+{{- end }}
+- {name: PYTHONPATH, value: {{ join ":" (compact (list "/bireme/runtime" (get $v.env "PYTHONPATH"))) | quote }}}
+{{- end }}

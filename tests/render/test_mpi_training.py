@@ -1,0 +1,254 @@
+"""What one mpi-training release renders to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from bireme.manifests import Manifest
+from bireme.render import Render, RenderError
+from bireme.topology import Plan
+
+P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
+BOTH = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
+
+
+def the(rendered: Render, kind: str) -> Manifest:
+    """The one object of ``kind`` that is not a hook."""
+    found = [item for item in rendered.manifests if item.kind == kind and not item.is_hook]
+    assert len(found) == 1, [item.identity for item in rendered.manifests]
+    return found[0]
+
+
+def pods(rendered: Render) -> dict[str, Mapping[str, Any]]:
+    """The pod templates by role; an Indexed Job has one for all."""
+    kinds = {item.kind for item in rendered.manifests if not item.is_hook}
+    if "MPIJob" not in kinds:
+        return {"worker": the(rendered, "Job")["spec"]["template"]}
+    replicas = the(rendered, "MPIJob")["spec"]["mpiReplicaSpecs"]
+    return {"launcher": replicas["Launcher"]["template"], "worker": replicas["Worker"]["template"]}
+
+
+def container(rendered: Render, role: str = "worker") -> Mapping[str, Any]:
+    found: Mapping[str, Any] = pods(rendered)[role]["spec"]["containers"][0]
+    return found
+
+
+def environment(rendered: Render, role: str = "worker") -> dict[str, str]:
+    return {item["name"]: item["value"] for item in container(rendered, role)["env"] if "value" in item}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("instance", "accelerators", "efa"),
+    [("p3.16xlarge", 8, 0), ("p3dn.24xlarge", 8, 1), ("p4d.24xlarge", 8, 4)],
+)
+def test_maskrcnn_takes_whole_nodes_with_all_their_efa(
+    plan: Callable[..., Plan], orchestrator: str, instance: str, accelerators: int, efa: int
+) -> None:
+    sets = [f"orchestrator={orchestrator}", "workers=4", "np=32"]
+    planned = plan("mpi-training", instance=instance, workload="maskrcnn", sets=sets, release="maskrcnn")
+    workers = [pod for pod in planned.pods if pod.rank is not None]
+    suffix = "-worker" if orchestrator == "MPIJob" else ""
+    assert [pod.hostname for pod in workers] == [f"maskrcnn-r1{suffix}-{index}" for index in range(4)]
+    assert {(pod.accelerators, pod.efa) for pod in workers} == {(accelerators, efa)}
+    assert dict(planned.totals.nodes) == {instance: 4}
+    assert (planned.totals.accelerators, planned.totals.efa) == (4 * accelerators, 4 * efa)
+
+
+@BOTH
+def test_every_pod_is_told_the_same_world(render: Callable[..., Render], orchestrator: str) -> None:
+    sets = [f"orchestrator={orchestrator}", "workers=3", "mpirunArgs={--report-bindings}"]
+    rendered = render("mpi-training", sets=sets, release="train", **P4D)
+    hosts = {"Job": "train-r1-{}.train", "MPIJob": "train-r1-worker-{}.train-r1"}[orchestrator]
+    for role in pods(rendered):
+        told = environment(rendered, role)
+        assert told["BIREME_MPI_HOSTS"] == hosts
+        assert (told["BIREME_MPI_WORKERS"], told["BIREME_MPI_SLOTS"]) == ("3", "8")
+        assert json.loads(told["BIREME_MPI_ARGUMENTS"]) == ["--report-bindings"]
+
+
+def test_the_first_index_launches_and_its_end_is_the_jobs(render: Callable[..., Render]) -> None:
+    rendered = render("mpi-training", sets=["workers=3", "backoffLimit=2"])
+    spec = the(rendered, "Job").thaw()["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
+    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert spec["backoffLimit"] == 2
+    assert "backoffLimitPerIndex" not in spec
+    service = the(rendered, "Service")["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_an_mpi_job_waits_for_its_workers_and_removes_them_at_the_end(render: Callable[..., Render]) -> None:
+    sets = ["orchestrator=MPIJob", "activeDeadlineSeconds=60", "ttlSecondsAfterFinished=5", "backoffLimit=1"]
+    rendered = render("mpi-training", sets=[*sets, "suspend=true"], **P4D)
+    spec = the(rendered, "MPIJob").thaw()["spec"]
+    assert spec["runPolicy"] == {
+        "cleanPodPolicy": "Running",
+        "backoffLimit": 1,
+        "activeDeadlineSeconds": 60,
+        "ttlSecondsAfterFinished": 5,
+        "suspend": True,
+    }
+    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
+    assert (spec["slotsPerWorker"], spec["mpiImplementation"]) == (8, "OpenMPI")
+    assert container(rendered)["startupProbe"]["tcpSocket"]["port"] == "ssh"
+    assert environment(rendered, "launcher")["BIREME_MPI_ROLE"] == "launcher"
+    assert "nvidia.com/gpu" not in container(rendered, "launcher")["resources"]["limits"]
+    assert not {item.kind for item in rendered.manifests} & {"Job", "Secret", "Service"}
+
+
+@BOTH
+def test_a_kueue_queue_and_suspension(render: Callable[..., Render], orchestrator: str) -> None:
+    sets = [f"orchestrator={orchestrator}"]
+    job = the(render("mpi-training", sets=[*sets, "queueName=training"]), orchestrator)
+    assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
+    policy = job["spec"]["runPolicy"] if orchestrator == "MPIJob" else job["spec"]
+    assert "suspend" not in policy
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+def test_without_a_cluster_no_key_is_made(render: Callable[..., Render], helm: str) -> None:
+    assert "data" not in the(render("mpi-training", helm=helm), "Secret")
+
+
+def test_a_key_of_the_users_own_is_taken_as_it_is(render: Callable[..., Render]) -> None:
+    rendered = render("mpi-training", sets=["ssh.existingSecret=mine"])
+    assert not [item for item in rendered.manifests if item.kind == "Secret"]
+    volumes = {volume["name"]: volume for volume in pods(rendered)["worker"]["spec"]["volumes"]}
+    assert volumes["ssh"]["secret"]["secretName"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("sets", "command", "args"),
+    [
+        ([], "-m bireme_runtime.mpi --", "python3 /bireme/script/train.py"),
+        (
+            ["script=pass", "args={--fast}"],
+            "-m bireme_runtime.mpi --",
+            "python3 /bireme/script/train.py --fast",
+        ),
+        (["args={/bin/prog,8}", "extraArgs={9}"], "-m bireme_runtime.mpi --", "/bin/prog 8 9"),
+        (["command={sh,run.sh}", "args={8}"], "-m bireme_runtime.mpi --as-is --", "sh run.sh 8"),
+    ],
+)
+def test_what_the_ranks_run(render: Callable[..., Render], sets: list[str], command: str, args: str) -> None:
+    rendered = render("mpi-training", sets=sets)
+    assert " ".join(container(rendered)["command"]) == f"python3 {command}"
+    assert " ".join(container(rendered)["args"]) == args
+
+
+@BOTH
+@pytest.mark.parametrize("sets", [["workers=3"], ["args={a.py}"], ["env.A=1"], ["waitSeconds=5"]])
+def test_a_change_of_the_run_changes_the_immutable_digests(
+    render: Callable[..., Render], orchestrator: str, sets: list[str]
+) -> None:
+    kind = [f"orchestrator={orchestrator}"]
+    before, after = (
+        the(render("mpi-training", sets=kind + said), orchestrator).annotations["bireme.dev/immutable"]
+        for said in ([], sets)
+    )
+    assert before != after
+
+
+@BOTH
+def test_suspend_ttl_deadline_and_backoff_change_in_place(
+    render: Callable[..., Render], orchestrator: str
+) -> None:
+    kind = [f"orchestrator={orchestrator}"]
+    in_place = ["suspend=true", "ttlSecondsAfterFinished=1", "activeDeadlineSeconds=1", "backoffLimit=0"]
+    before, after = (
+        the(render("mpi-training", sets=kind + said), orchestrator).annotations["bireme.dev/immutable"]
+        for said in ([], in_place)
+    )
+    assert before == after
+
+
+def test_a_search_path_of_the_users_own_comes_behind_the_entry_points(render: Callable[..., Render]) -> None:
+    rendered = render("mpi-training", sets=["env.PYTHONPATH=/app"])
+    assert environment(rendered)["PYTHONPATH"] == "/bireme/runtime:/app"
+
+
+@pytest.mark.parametrize("workload", ["maskrcnn-tensorpack", "maskrcnn-optimized"])
+def test_the_tensorflow_models_run_in_an_image_of_the_users(
+    render: Callable[..., Render], workload: str
+) -> None:
+    sets = ["image.repository=team/model", "image.tag=v1"]
+    rendered = render("mpi-training", instance="p3.16xlarge", workload=workload, sets=sets, release="night")
+    assert container(rendered)["image"] == "team/model:v1"
+    assert "--logdir=/efs/runs/$(BIREME_NAME)" in container(rendered)["args"]
+    assert environment(rendered)["BIREME_NAME"] == "night"
+
+
+@pytest.mark.parametrize(("sets", "efa"), [([], "4"), (["efa=1"], "1"), (["efa=0"], None)])
+def test_nccl_tests_measure_as_many_efa_interfaces_as_asked(
+    render: Callable[..., Render], sets: list[str], efa: str | None
+) -> None:
+    rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
+    assert container(rendered)["resources"]["limits"].get("vpc.amazonaws.com/efa") == efa
+
+
+REFUSED: list[tuple[str, dict[str, Any], list[str], str]] = [
+    ("a misspelled key", {}, ["slot=3"], "slot"),
+    (
+        "a wrong world size",
+        {},
+        ["workers=2", "slots=2", "np=5"],
+        "np: 5 is not workers × slots, which is 2 × 2 = 4",
+    ),
+    ("slots that don't match the accelerators", P4D, ["slots=4"], "slots: 4 processes for 8 accelerators"),
+    ("hosts of the user's own", {}, ["mpirunArgs={--host,a:2}"], "mpirunArgs: --host is the chart's own"),
+    ("no image", {}, ["image.repository="], "image.repository: this job comes without an image"),
+    ("an image without a tag", {}, ["image.tag="], "image.tag: bireme/mpi needs a tag or a digest"),
+    (
+        "a key for an MPIJob",
+        {},
+        ["orchestrator=MPIJob", "ssh.existingSecret=mine"],
+        "ssh.existingSecret: an MPIJob's keys are made by its operator",
+    ),
+    (
+        "root without what sshd needs for it",
+        {},
+        ["podSecurityContext.runAsUser=0", "securityContext.capabilities.add={SETUID}"],
+        "securityContext.capabilities: sshd as root needs SETGID, SYS_CHROOT",
+    ),
+    (
+        "a host file of the user's own",
+        {},
+        ["env.PRTE_MCA_prte_default_hostfile=/etc/hosts"],
+        "env: PRTE_MCA_prte_default_hostfile is the chart's own",
+    ),
+    ("a name that is too long", {}, [f"fullnameOverride={'x' * 60}"], "host name"),
+    ("EFA 5 on p4d", P4D, ["efa=5"], "efa: 5 is more than the 4 EFA interfaces of a p4d.24xlarge"),
+    (
+        "a mount over the chart's own",
+        {"values": {"claims": [{"claimName": "data", "mountPath": "/bireme/ssh"}]}},
+        [],
+        "claims: /bireme/ssh is mounted already",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "sets", "sentence"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_mpi_training_refuses(
+    render: Callable[..., Render], said: dict[str, Any], sets: list[str], sentence: str
+) -> None:
+    with pytest.raises(RenderError) as refusal:
+        render("mpi-training", sets=sets, **said)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize("values", ["allreduce", "mpijob"])
+def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Render], values: str) -> None:
+    rendered = render("mpi-training", files=[f"charts/mpi-training/ci/{values}-values.yaml"])
+    for template in pods(rendered).values():
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert template["spec"]["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        context = template["spec"]["containers"][0]["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert list(context["capabilities"]["drop"]) == ["ALL"]
