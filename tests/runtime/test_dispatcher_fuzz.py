@@ -83,6 +83,7 @@ class Fuzz:
         self.desk: Desk | None = None
         self.lease = 0
         self.former: list[Desk] = []
+        self.busy: list[Desk] = []
         self.trainers: list[Trainer] = []
         self.everybody: list[Trainer] = []
         self.gone: list[str] = []
@@ -105,7 +106,7 @@ class Fuzz:
         deeds = {
             self.step: 60, self.batch: 10, self.come: 8, self.leave: 2, self.die: 3, self.lose_lease: 2,
             self.depose: 2, self.lead: 8, self.tell: 6, self.look: 3, self.wait: 3, self.tick: 5,
-            self.forget: 2, self.arrive: 3, self.repeat: 3, self.ask_a_former_leader: 3, self.do_once: 4,
+            self.forget: 2, self.arrive: 3, self.repeat: 3, self.ask_a_former_leader: 6, self.do_once: 4,
         }  # fmt: skip
         (deed,) = self.chance.choices(list(deeds), list(deeds.values()))
         self.deeds[deed.__name__] += 1
@@ -137,21 +138,26 @@ class Fuzz:
     def send(self, requests: list[Request], desk: Desk | None = None) -> list[Answer | None]:
         """What the desk answers; nothing when it does not lead, or when the answers get lost."""
         desk = desk or self.desk
-        if desk is None:
-            return [None] * len(requests)
         self.sent = [*self.sent[-20:], *requests]
-        try:
-            answers = desk.handle(requests)
-        except (NotLeader, etcd.EtcdError) as error:
-            self.deposed(desk, error)
-            return [None] * len(requests)
+        answers: list[Answer | None] = [None] * len(requests)
+        self.at(desk, lambda desk: answers.__setitem__(slice(None), desk.handle(requests)))
         if not self.is_calm and self.chance.random() < 0.1:
             return [None] * len(requests)
         return answers
 
-    def deposed(self, desk: Desk, error: Exception) -> None:
-        if isinstance(error, NotLeader) and desk is self.desk:
-            self.desk = None
+    def at(self, desk: Desk | None, act: Callable[[Desk], None]) -> None:
+        """Do something at a desk, which does one thing at a time."""
+        if desk is None or desk in self.busy:
+            return
+        self.busy.append(desk)
+        try:
+            act(desk)
+        except NotLeader:
+            self.desk = None if desk is self.desk else self.desk
+        except etcd.EtcdError:
+            return
+        finally:
+            self.busy.remove(desk)
 
     def come(self) -> None:
         if len(self.trainers) < 5:
@@ -287,18 +293,10 @@ class Fuzz:
         except (NotLeader, etcd.EtcdError):
             self.plain.lease_revoke(lease)
 
-    def own_affair(self, act: Callable[[Desk], None]) -> None:
-        if self.desk is not None:
-            desk = self.desk
-            try:
-                act(desk)
-            except (NotLeader, etcd.EtcdError) as error:
-                self.deposed(desk, error)
-
     def tell(self) -> None:
         """The leader's watch speaks; what a former leader was told the next one was not."""
         some, self.gone = self.gone[:2], self.gone[2:]
-        self.own_affair(lambda desk: desk.trainers_gone(some))
+        self.at(self.desk, lambda desk: desk.trainers_gone(some))
 
     def look(self) -> None:
         """The leader's watch starts anew: a list of those alive, some time later."""
@@ -308,7 +306,7 @@ class Fuzz:
             self.depth += 1
             self.act()
             self.depth -= 1
-        self.own_affair(lambda desk: desk.trainers_are(alive, there.revision))
+        self.at(self.desk, lambda desk: desk.trainers_are(alive, there.revision))
 
     def wait(self) -> None:
         self.now += self.chance.choice([0.1, 2, 11])
@@ -321,7 +319,7 @@ class Fuzz:
             self.end_lease(trainer)
 
     def tick(self) -> None:
-        self.own_affair(lambda desk: desk.tick())
+        self.at(self.desk, lambda desk: desk.tick())
 
     def arrive(self) -> None:
         """A request that was given up arrives after all."""

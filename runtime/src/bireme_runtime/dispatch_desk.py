@@ -492,12 +492,15 @@ class Desk:
         done = book.keys.done(book.number, said.shard)
         record = json.dumps({"trainer": held.trainer, "token": said.token})
         self._change_held(book, held, [etcd.put_op(done, record)], [done], [etcd.key_is_unchanged(done, 0)])
-        if held.trainer in book.trainers:
-            book.trainers[held.trainer].work.acknowledged(said.shard, said.token, self._clock())
+        worker = book.trainers.get(held.trainer)
+        if worker is not None:
+            work, now = worker.work, self._clock()
+            self._transaction.then.append(lambda revision: work.acknowledged(said.shard, said.token, now))
         return True
 
     def _was_acknowledged(self, book: Book, trainer: str, said: InHand) -> bool:
         """Whether this very acknowledgement was made before, and its answer got lost."""
+        self._commit()
         known = book.trainers.get(trainer)
         if known is not None and known.work.last == (said.shard, said.token):
             return True
