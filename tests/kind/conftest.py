@@ -16,8 +16,10 @@ from on_kind import NODE_TYPE, Shell, Values
 from training import CHECKPOINT_EVERY, KIND, Training
 
 from bireme.clusters.kind_cluster import KindCluster
+from bireme.instances import Instance
 from bireme.paths import Paths
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory, Request
+from bireme.render import Renderer
 from bireme.tools import Toolbox
 
 
@@ -61,6 +63,30 @@ def etcd_images(load: Callable[..., None]) -> None:
 @pytest.fixture(scope="session")
 def torch_images(load: Callable[..., None]) -> None:
     load("etcd", "python", "torch")
+
+
+@pytest.fixture(scope="module")
+def mpi_operator(
+    load: Callable[..., None],
+    cluster: KindCluster,
+    request_for: Request,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+) -> Iterator[InstalledRelease]:
+    """charts/mpijob in a restricted namespace, and the kind MPIJob with it."""
+    load("mpi-operator", "python")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = {"metadata": {"name": "mpi-operator", "labels": labels}}
+    cluster.api.create("/api/v1/namespaces", namespace)
+    images = {
+        "image": {"registry": "", "repository": "bireme/mpi-operator"},
+        "testImage": {"registry": "", "repository": "bireme/python", "tag": "3.13"},
+    }
+    operator = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+    yield operator.install("mpijob", "mpijob", "mpi-operator", values={**images, "crds": {"keep": False}})
+    operator.uninstall()
+    cluster.api.delete("/api/v1/namespaces/mpi-operator")
 
 
 @pytest.fixture(scope="session")
