@@ -1,0 +1,88 @@
+{{/*
+The name of what is the chosen agent's own: a DaemonSet's selector cannot change, so each agent has one of its own.
+*/}}
+{{- define "gpu-metrics.name" -}}
+{{- printf "%s-%s" (include "common.fullname" (dict "root" .)) .Values.agent }}
+{{- end }}
+
+{{/*
+The name of objects that have no namespace.
+*/}}
+{{- define "gpu-metrics.clusterName" -}}
+{{- printf "%s.%s" .Release.Namespace (include "gpu-metrics.name" .) }}
+{{- end }}
+
+{{- define "gpu-metrics.hasContainerInsights" -}}
+{{- if and (eq .Values.agent "cloudwatch") .Values.cloudwatch.containerInsights.enabled }}true{{ end }}
+{{- end }}
+
+{{/*
+The configuration of the CloudWatch agent (translator/config/schema.json of aws/amazon-cloudwatch-agent).
+*/}}
+{{- define "gpu-metrics.cloudwatchConfig" -}}
+{{- $c := .Values.cloudwatch }}
+{{- $seconds := int64 $c.intervalSeconds }}
+{{- $dimensions := dict }}
+{{- range $c.dimensions }}{{ $_ := set $dimensions . (printf "${aws:%s}" .) }}{{ end }}
+{{- $metrics := dict "namespace" $c.namespace
+    "metrics_collected" (dict "nvidia_gpu" (dict "measurement" $c.measurement "metrics_collection_interval" $seconds)) }}
+{{- with $dimensions }}{{ $_ := set $metrics "append_dimensions" . }}{{ end }}
+{{- $config := dict "agent" (dict "region" $c.region) "metrics" $metrics }}
+{{- if $c.containerInsights.enabled }}
+{{- $kubernetes := dict "cluster_name" $c.containerInsights.clusterName "metrics_collection_interval" $seconds }}
+{{- $_ := set $config "logs" (dict "metrics_collected" (dict "kubernetes" $kubernetes) "force_flush_interval" 5) }}
+{{- end }}
+{{- toPrettyJson $config }}
+{{- end }}
+
+{{/*
+What DCGM measures, a line each: field, kind, help.
+*/}}
+{{- define "gpu-metrics.counters" -}}
+{{- $counters := .Files.Get "files/counters.yaml" | fromYaml }}
+{{- if .Values.dcgm.profiling }}{{ $counters = merge $counters (.Files.Get "files/profiling.yaml" | fromYaml) }}{{ end }}
+{{- range $field, $about := mergeOverwrite $counters .Values.dcgm.counters }}
+{{ $field }}, {{ $about }}
+{{- end }}
+{{- end }}
+
+{{/*
+What agents have in common. The GPUs are seen, not asked for: a GPU that an agent held would be one less to train on.
+*/}}
+{{- define "gpu-metrics.podSpec" -}}
+serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) }}
+enableServiceLinks: false
+{{- include "common.imagePullSecrets" (dict "root" .) }}
+{{- range $key := list "priorityClassName" "runtimeClassName" "nodeSelector" }}
+{{- with index $.Values $key }}
+{{ toYaml (dict $key .) }}
+{{- end }}
+{{- end }}
+affinity:
+  {{- $types := include "common.instanceTypes" (dict "root" . "kind" "nvidia" "extra" .Values.instanceTypes) | fromJsonArray }}
+  {{- include "common.agentAffinity" (dict "types" $types "autoMode" true) | nindent 2 }}
+tolerations:
+  {{- include "common.agentTolerations" (dict "root" .) | nindent 2 }}
+{{- end }}
+
+{{- define "gpu-metrics.gpuEnv" -}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: all}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+{{- end }}
+
+{{/*
+Labels and annotations of an agent's pods.
+Arguments: root, config (text that a change of must replace the pods).
+*/}}
+{{- define "gpu-metrics.podMetadata" -}}
+labels:
+  {{- include "common.selectorLabels" (dict "root" .root "component" .root.Values.agent) | nindent 2 }}
+  {{- with .root.Values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  bireme.dev/config: {{ .config | sha256sum | trunc 16 }}
+  {{- with .root.Values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}

@@ -1,0 +1,54 @@
+"""Agents that measure GPUs land on exactly the nodes that have some, and never two on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from agents import Fleet
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import ReleaseFactory
+
+CLOUDWATCH = ["cloudwatch.region=us-west-2"]
+DCGM = ["agent=dcgm"]
+GPU_NODES = {"p3", "p4d", "g5", "g5-efa", "auto"}
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: EmbeddedCluster) -> Iterator[Fleet]:
+    fleet = Fleet(cluster)
+    fleet.add("p9", "p9.48xlarge")
+    yield fleet
+    fleet.remove()
+
+
+def test_agents_run_on_every_node_with_gpus_and_one_replaces_the_other(
+    release: ReleaseFactory, fleet: Fleet
+) -> None:
+    metrics = release("gpu-metrics", sets=CLOUDWATCH)
+    metrics.until(lambda: fleet.words(metrics) >= GPU_NODES)
+    assert fleet.words(metrics) == GPU_NODES
+    metrics.upgrade(sets=[*DCGM, "instanceTypes={p9.48xlarge}"])
+    metrics.until(lambda: {pod.workload for pod in metrics.pods()} == {f"{metrics.name}-dcgm"})
+    metrics.until(lambda: fleet.words(metrics) >= {*GPU_NODES, "p9"})
+    assert fleet.words(metrics) == {*GPU_NODES, "p9"}
+    metrics.uninstall()
+    assert metrics.objects("daemonsets") == metrics.objects("pods") == metrics.objects("configmaps") == []
+
+
+def test_a_second_agent_on_the_same_gpus_is_refused(release: ReleaseFactory, fleet: Fleet) -> None:
+    first = release("gpu-metrics", sets=CLOUDWATCH)
+    with pytest.raises(
+        BiremeError, match=f"DaemonSet {first.name}-cloudwatch in namespace .* measures GPUs already"
+    ):
+        release("gpu-metrics", sets=DCGM)
+    elsewhere = [*DCGM, "checkOthers=false", r"nodeSelector.node\.kubernetes\.io/instance-type=g5.xlarge"]
+    second = release("gpu-metrics", sets=elsewhere)
+    second.until(lambda: fleet.words(second) == {"g5"})
+
+
+def test_a_service_monitor_needs_a_cluster_that_knows_it(release: ReleaseFactory) -> None:
+    with pytest.raises(BiremeError, match="this cluster does not know ServiceMonitors"):
+        release("gpu-metrics", sets=[*DCGM, "dcgm.serviceMonitor.enabled=true"])

@@ -1,0 +1,201 @@
+"""What one gpu-metrics release renders to, with either agent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from bireme.instances import Instance
+from bireme.manifests import Manifest
+from bireme.render import Render, RenderError
+from bireme.topology import Plan
+
+CHART = "gpu-metrics"
+CLOUDWATCH = ["cloudwatch.region=us-west-2"]
+DCGM = ["agent=dcgm"]
+
+
+def the(rendered: Render, kind: str, name: str = "") -> Manifest:
+    found = [item for item in rendered.manifests if item.kind == kind and item.name.endswith(name)]
+    assert len(found) == 1, [item.identity for item in rendered.manifests]
+    return found[0]
+
+
+def kinds(rendered: Render) -> set[str]:
+    return {item.kind for item in rendered.manifests}
+
+
+def pod(rendered: Render) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = the(rendered, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def configuration(rendered: Render) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(the(rendered, "ConfigMap")["data"]["cwagentconfig.json"])
+    return config
+
+
+@pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
+def test_it_is_planned_for_the_types_with_nvidia_gpus(
+    plan: Callable[..., Plan], instances: Mapping[str, Instance], sets: list[str]
+) -> None:
+    (agent,) = plan(CHART, sets=sets).workloads
+    gpus = {each.type for each in instances.values() if each.accelerator.resource == "nvidia.com/gpu"}
+    assert set(agent.instance_types) == gpus
+    assert {"p3.2xlarge", "g5.xlarge"} < gpus
+    assert "trn1.32xlarge" not in gpus
+
+
+@pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
+def test_it_sees_the_gpus_and_takes_none(render: Callable[..., Render], sets: list[str]) -> None:
+    (agent,) = pod(render(CHART, sets=sets))["containers"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in [dict(each) for each in agent["env"]]
+    assert not [name for side in agent["resources"].values() for name in side if "nvidia" in name]
+
+
+def test_the_agents_configuration_is_that_of_the_source(render: Callable[..., Render]) -> None:
+    """The agent's JSON schema accepts this document (aws/amazon-cloudwatch-agent, schema.json at ab55b8d)."""
+    rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
+    assert configuration(rendered) == {
+        "agent": {"region": "us-west-2"},
+        "logs": {
+            "metrics_collected": {
+                "kubernetes": {"cluster_name": "do-eks", "metrics_collection_interval": 10},
+            },
+            "force_flush_interval": 5,
+        },
+        "metrics": {
+            "namespace": "CWAgent",
+            "append_dimensions": {
+                "AutoScalingGroupName": "${aws:AutoScalingGroupName}",
+                "InstanceId": "${aws:InstanceId}",
+            },
+            "metrics_collected": {
+                "nvidia_gpu": {
+                    "measurement": [
+                        "utilization_gpu",
+                        "utilization_memory",
+                        "temperature_gpu",
+                        "power_draw",
+                        "memory_total",
+                        "memory_used",
+                    ],
+                    "metrics_collection_interval": 10,
+                }
+            },
+        },
+    }
+
+
+def test_without_container_insights_it_touches_neither_the_node_nor_the_api(
+    render: Callable[..., Render],
+) -> None:
+    rendered = render(CHART, sets=CLOUDWATCH)
+    assert "logs" not in configuration(rendered)
+    assert [volume["name"] for volume in pod(rendered)["volumes"]] == ["config"]
+    assert pod(rendered)["automountServiceAccountToken"] is False
+    assert not {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} & kinds(rendered)
+
+
+def test_container_insights_may_read_and_nothing_else(render: Callable[..., Render]) -> None:
+    rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
+    verbs = {verb for rule in the(rendered, "ClusterRole")["rules"] for verb in rule["verbs"]}
+    assert verbs == {"get", "list", "watch"}
+    (subject,) = the(rendered, "ClusterRoleBinding")["subjects"]
+    assert subject["name"] == pod(rendered)["serviceAccountName"]
+    (agent,) = pod(rendered)["containers"]
+    hosts = {volume["name"] for volume in pod(rendered)["volumes"] if "hostPath" in volume}
+    assert {mount["name"] for mount in agent["volumeMounts"] if mount["readOnly"]} >= hosts
+
+
+def test_a_role_of_its_own_is_an_annotation_of_its_service_account(render: Callable[..., Render]) -> None:
+    rendered = render(CHART, files=["charts/gpu-metrics/ci/cloudwatch-values.yaml"])
+    account = the(rendered, "ServiceAccount")
+    assert "eks.amazonaws.com/role-arn" in account.annotations
+    assert pod(rendered)["serviceAccountName"] == account.name
+
+
+def test_a_change_of_the_configuration_replaces_the_pods(render: Callable[..., Render]) -> None:
+    annotations = [
+        the(render(CHART, sets=[*CLOUDWATCH, f"cloudwatch.intervalSeconds={seconds}"]), "DaemonSet")["spec"][
+            "template"
+        ]["metadata"]["annotations"]["bireme.dev/config"]
+        for seconds in (10, 60)
+    ]
+    assert annotations[0] != annotations[1]
+
+
+def test_each_agent_brings_what_is_its_own_and_nothing_of_the_other(render: Callable[..., Render]) -> None:
+    cloudwatch, dcgm = (render(CHART, sets=sets) for sets in (CLOUDWATCH, DCGM))
+    assert kinds(cloudwatch) == {"ServiceAccount", "ConfigMap", "DaemonSet", "Pod"}
+    assert kinds(dcgm) == {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", "Pod"}
+    assert the(cloudwatch, "DaemonSet").name != the(dcgm, "DaemonSet").name, "a selector cannot change"
+
+
+def test_a_service_monitor_comes_when_asked_for_and_finds_the_service(render: Callable[..., Render]) -> None:
+    assert "ServiceMonitor" not in kinds(render(CHART, sets=DCGM))
+    rendered = render(CHART, sets=[*DCGM, "dcgm.serviceMonitor.enabled=true"])
+    wanted = dict(the(rendered, "ServiceMonitor")["spec"]["selector"]["matchLabels"])
+    service = the(rendered, "Service")
+    assert wanted.items() <= service.labels.items()
+    assert [port["name"] for port in service["spec"]["ports"]] == ["metrics"]
+
+
+def test_only_the_profiler_costs_a_capability(render: Callable[..., Render]) -> None:
+    for profiling, added in (("false", []), ("true", ["SYS_ADMIN"])):
+        rendered = render(CHART, sets=[*DCGM, f"dcgm.profiling={profiling}"])
+        (exporter,) = pod(rendered)["containers"]
+        assert list(exporter["securityContext"]["capabilities"].get("add", ())) == added
+        counters = the(rendered, "ConfigMap", "-dcgm")["data"]["counters.csv"]
+        assert ("DCGM_FI_PROF_" in counters) == bool(added)
+
+
+def test_every_counter_is_a_field_a_kind_and_a_help(render: Callable[..., Render]) -> None:
+    rendered = render(CHART, files=["charts/gpu-metrics/ci/dcgm-values.yaml"])
+    lines = the(rendered, "ConfigMap", "-dcgm")["data"]["counters.csv"].splitlines()
+    assert len(lines) > 15
+    assert not [line for line in lines if not re.fullmatch(r"DCGM_FI_\w+, (gauge|counter), [^,]+", line)]
+
+
+def test_the_dashboard_shows_what_is_measured_by_default(render: Callable[..., Render]) -> None:
+    rendered = render(CHART, sets=DCGM)
+    dashboard = json.loads(the(rendered, "ConfigMap", "-dashboard")["data"]["bireme-gpus.json"])
+    shown = set(re.findall(r"DCGM_\w+", json.dumps(dashboard)))
+    counters = the(rendered, "ConfigMap", "-dcgm")["data"]["counters.csv"]
+    assert shown <= set(re.findall(r"^DCGM_\w+", counters, re.MULTILINE))
+    assert {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"} <= shown
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        ([], "cloudwatch.region: the agent must know where to send metrics"),
+        (["agent=both"], "agent"),
+        (
+            [*CLOUDWATCH, "cloudwatch.containerInsights.enabled=true"],
+            "cloudwatch.containerInsights.clusterName: Container Insights sorts metrics by the name",
+        ),
+        (
+            [*DCGM, "cloudwatch.containerInsights.enabled=true"],
+            "cloudwatch.containerInsights.enabled: agent dcgm sends nothing to CloudWatch",
+        ),
+        (
+            [*CLOUDWATCH, "dcgm.serviceMonitor.enabled=true"],
+            "dcgm.serviceMonitor.enabled: there is nothing to ask for with agent cloudwatch",
+        ),
+        (
+            [*DCGM, "dcgm.counters.DCGM_FI_PROF_SM_ACTIVE=gauge\\, SM activity"],
+            "dcgm.counters: fields of the profiler need its capability",
+        ),
+        ([*CLOUDWATCH, "cloudwatch.measurement={utilisation}"], "measurement"),
+        ([*CLOUDWATCH, "instanceTypes={g5.xlarge}"], "instanceTypes: g5.xlarge is known already"),
+    ],
+)
+def test_is_refused(render: Callable[..., Render], sets: list[str], sentence: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render(CHART, sets=sets)
+    assert sentence in str(refused.value)
