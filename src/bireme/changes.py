@@ -14,6 +14,8 @@ Action = Literal["nothing", "scale", "update", "replace", "refuse", "add", "remo
 Identity = tuple[str, str | None, str]
 
 IMMUTABLE = "bireme.dev/immutable"
+# Names a field that the chart makes up on the cluster and keeps: no two renders agree on it.
+GENERATED = "bireme.dev/generated"
 _RUN = re.compile(r"^(?P<base>.+)-r(?P<run>\d+)$")
 
 # The fields of ``spec`` that Kubernetes lets an update change. Completions move with parallelism, and only in
@@ -222,7 +224,7 @@ def _changed_parts(live: Manifest, wanted: Manifest) -> tuple[str, ...]:
     for field in _differing(live, wanted):
         if field == "spec" and is_workload:
             parts += [part for part in _differing(_spec(live), _spec(wanted)) if part not in _COUNTS]
-        elif field != "metadata":
+        elif field not in {"metadata", wanted.annotations.get(GENERATED)}:
             parts.append(field)
     return tuple(_SAID.get(part, part) for part in parts)
 

@@ -144,6 +144,18 @@ def test_an_immutable_config_is_refused_and_an_open_one_updated() -> None:
     assert sealed.is_refused
 
 
+def test_a_key_that_was_made_on_the_cluster_is_no_change() -> None:
+    kept = {"bireme.dev/generated": "data"}
+    live, wanted = (
+        thing("Secret", "ssh", annotations=kept, data={"a": "1"}),
+        thing("Secret", "ssh", None, kept),
+    )
+    assert said([live], [wanted]) == ["nothing changes"]
+    assert said([thing("Secret", "ssh", data={"a": "1"})], [thing("Secret", "ssh")]) == [
+        "Secret/ssh: update in place (data)"
+    ]
+
+
 def test_a_deployments_selector_is_immutable_its_pods_are_not() -> None:
     one, two = ({"replicas": 1, "selector": {"app": name}, "template": {}} for name in "ab")
     assert changes([thing("Deployment", "d", one)], [thing("Deployment", "d", two)]).changes[0].parts == (

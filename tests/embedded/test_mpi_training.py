@@ -1,0 +1,187 @@
+"""MPI jobs of both orchestrators on a real control plane: what is observed is what was planned."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+
+# The types the source trains Mask R-CNN on, with their GPUs and EFA interfaces.
+TYPES = {"p3.16xlarge": (8, 0), "p3dn.24xlarge": (8, 1), "p4d.24xlarge": (8, 4)}
+EACH_TYPE = pytest.mark.parametrize("instance", TYPES)
+P4D: dict[str, Any] = {"instance": "p4d.24xlarge", "workload": "maskrcnn"}
+ALONE = "tensorboard.enabled=false"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes(cluster: EmbeddedCluster, test_namespace: str) -> Iterator[None]:
+    """Two nodes of each type that the session has none of, and the claim on EFS."""
+    cluster.add_claim("efsvol", test_namespace)
+    added = [name for kind in TYPES if kind not in cluster.nodes for name in cluster.add_nodes(kind, 2)]
+    yield
+    for name in added:
+        cluster.remove_node(name)
+
+
+def live(release: InstalledRelease, role: str) -> list[str]:
+    return [pod.name for pod in release.pods() if pod.role == role and pod.is_live]
+
+
+def conditions(release: InstalledRelease) -> set[str]:
+    (job,) = release.objects("jobs")
+    return {each["type"] for each in job["status"].get("conditions", []) if each["status"] == "True"}
+
+
+def told(release: InstalledRelease, role: str) -> list[dict[str, str]]:
+    """The environment of each pod of a role."""
+    label = "app.kubernetes.io/component"
+    return [
+        {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
+        for pod in release.objects("pods")
+        if pod["metadata"]["labels"][label] == role
+    ]
+
+
+def assert_whole_nodes(job: InstalledRelease, instance: str, hosts: list[str]) -> None:
+    gpus, efa = TYPES[instance]
+    workers = [pod for pod in job.pods() if pod.role == "worker" and pod.is_live]
+    assert sorted(str(pod.hostname) for pod in workers) == hosts
+    assert len({pod.node for pod in workers}) == len(hosts)
+    assert {pod.resources["nvidia.com/gpu"] for pod in workers} == {str(gpus)}
+    assert {pod.resources.get("vpc.amazonaws.com/efa", "0") for pod in workers} == {str(efa)}
+    assert (job.plan.totals.accelerators, job.plan.totals.efa) == (gpus * len(hosts), efa * len(hosts))
+    for environment in told(job, "worker"):
+        workers_told, slots = environment["BIREME_MPI_WORKERS"], environment["BIREME_MPI_SLOTS"]
+        assert int(workers_told) * int(slots) == gpus * len(hosts)
+        names = [environment["BIREME_MPI_HOSTS"].replace("{}", str(i)) for i in range(int(workers_told))]
+        assert [name.partition(".")[0] for name in names] == hosts
+
+
+@EACH_TYPE
+def test_maskrcnn_without_an_operator_fills_two_nodes(release: ReleaseFactory, instance: str) -> None:
+    job = release("mpi-training", instance=instance, workload="maskrcnn", sets=["workers=2", "np=16"])
+    assert job.differences() == ()
+    assert_whole_nodes(job, instance, [f"{job.name}-r1-{index}" for index in range(2)])
+
+
+def test_the_first_worker_ends_the_job_and_the_others_go(release: ReleaseFactory) -> None:
+    job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
+    job.cluster.complete(next(name for name in live(job, "worker") if "-r1-0-" in name), job.namespace)
+    job.until(lambda: not live(job, "worker") and "Complete" in conditions(job))
+
+
+def test_a_launcher_that_fails_is_started_again_within_the_backoff_limit(release: ReleaseFactory) -> None:
+    job = release("mpi-training", sets=["workers=2", "backoffLimit=1", ALONE], **P4D)
+    (first,) = [name for name in live(job, "worker") if "-r1-0-" in name]
+    job.cluster.fail(first, 75, job.namespace)
+    job.until(lambda: any("-r1-0-" in name for name in set(live(job, "worker")) - {first}))
+    (second,) = [name for name in live(job, "worker") if "-r1-0-" in name]
+    job.cluster.fail(second, 75, job.namespace)
+    assert [each.kind for each in job.wait(until="job-failed")] == ["job-failed"]
+
+
+def test_what_no_restart_can_mend_fails_the_job_at_once(release: ReleaseFactory) -> None:
+    job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
+    job.cluster.fail(live(job, "worker")[0], 78, job.namespace)
+    assert [each.kind for each in job.wait(until="job-failed")] == ["job-failed"]
+
+
+def key(job: InstalledRelease) -> bytes:
+    (secret,) = [item for item in job.objects("secrets") if item["metadata"]["name"] == f"{job.name}-ssh"]
+    return base64.b64decode(secret["data"]["ssh-privatekey"])
+
+
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+def test_the_ssh_key_is_made_once_and_kept_over_upgrades(release: ReleaseFactory, helm: str) -> None:
+    job = release("mpi-training", sets=["workers=2", ALONE], helm=helm, **P4D)
+    made = key(job)
+    assert made.startswith(b"-----BEGIN EC PRIVATE KEY-----")
+    in_place = ["workers=2", ALONE, "activeDeadlineSeconds=9000", "queueName=training"]
+    foreseen = job.changes(sets=in_place, helm=helm, **P4D)
+    assert [each.object for each in foreseen.changes if each.action != "nothing"] == [f"Job/{job.name}-r1"]
+    job.upgrade(sets=in_place, helm=helm, **P4D)
+    assert key(job) == made
+
+
+def test_two_releases_have_two_keys(release: ReleaseFactory) -> None:
+    one, two = (release("mpi-training", sets=["suspend=true"]) for _ in range(2))
+    assert key(one) != key(two)
+
+
+def test_another_number_of_workers_is_refused_and_replaces_the_run_when_asked(
+    release: ReleaseFactory,
+) -> None:
+    job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
+    before = live(job, "worker")
+    with pytest.raises(BiremeError, match="workers of the Job"):
+        job.upgrade(sets=["workers=3", ALONE], **P4D)
+    assert live(job, "worker") == before
+    with pytest.raises(BiremeError, match="two runs must not write one checkpoint"):
+        job.upgrade(sets=["workers=3", "run=2", ALONE], **P4D)
+    job.upgrade(sets=["workers=3", ALONE], replace=True, **P4D)
+    assert job.differences() == ()
+    assert job.names("jobs") == [f"{job.name}-r2"]
+
+
+def test_suspend_takes_the_pods_away_and_a_queue_is_named(release: ReleaseFactory) -> None:
+    job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
+    job.upgrade(sets=["workers=2", ALONE, "suspend=true", "queueName=training"], **P4D)
+    job.until(lambda: not live(job, "worker"))
+    (found,) = job.objects("jobs")
+    assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+    job.upgrade(sets=["workers=2", ALONE, "suspend=false", "queueName=training"], **P4D)
+    assert job.differences() == ()
+
+
+def test_without_the_operator_an_mpi_job_is_refused_with_the_way_out(release: ReleaseFactory) -> None:
+    with pytest.raises(BiremeError, match="this cluster knows no MPIJob; install charts/mpijob first"):
+        release("mpi-training", sets=["orchestrator=MPIJob"])
+
+
+@pytest.mark.usefixtures("mpi_operator")
+class TestMpiJob:
+    """The same by the real mpi-operator."""
+
+    SETS = ("orchestrator=MPIJob", "workers=2", ALONE)
+
+    @EACH_TYPE
+    def test_maskrcnn_fills_two_nodes(self, release: ReleaseFactory, instance: str) -> None:
+        job = release("mpi-training", instance=instance, workload="maskrcnn", sets=list(self.SETS))
+        assert job.differences() == ()
+        assert_whole_nodes(job, instance, [f"{job.name}-r1-worker-{index}" for index in range(2)])
+        (environment,) = told(job, "launcher")
+        assert environment["BIREME_MPI_ROLE"] == "launcher"
+
+    def test_workers_go_at_the_end_and_the_launcher_stays(self, release: ReleaseFactory) -> None:
+        job = release("mpi-training", sets=list(self.SETS), **P4D)
+        (launcher,) = live(job, "launcher")
+        job.cluster.complete(launcher, job.namespace)
+        job.until(lambda: not live(job, "worker"))
+        (kept,) = [pod for pod in job.pods() if pod.role == "launcher"]
+        assert kept.phase == "Succeeded"
+
+    def test_an_upgrade_of_a_running_one_is_refused_and_replaces_it_when_asked(
+        self, release: ReleaseFactory
+    ) -> None:
+        job = release("mpi-training", sets=list(self.SETS), **P4D)
+        changed = [*self.SETS, "image.tag=0.2.0"]
+        with pytest.raises(BiremeError, match="changes image, launcher"):
+            job.upgrade(sets=changed, **P4D)
+        with pytest.raises(BiremeError, match="two runs must not write one checkpoint"):
+            job.upgrade(sets=[*changed, "run=2"], **P4D)
+        job.upgrade(sets=changed, replace=True, **P4D)
+        assert job.differences() == ()
+        assert {pod.workload for pod in job.pods() if pod.is_live} == {f"{job.name}-r2"}
+
+    def test_suspend_takes_the_pods_away_and_resume_brings_them_back(self, release: ReleaseFactory) -> None:
+        job = release("mpi-training", sets=list(self.SETS), **P4D)
+        job.upgrade(sets=[*self.SETS, "suspend=true"], **P4D)
+        job.until(lambda: not live(job, "worker") and not live(job, "launcher"))
+        job.upgrade(sets=[*self.SETS, "suspend=false"], **P4D)
+        assert job.differences() == ()
