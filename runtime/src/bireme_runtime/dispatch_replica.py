@@ -210,7 +210,8 @@ class _Term:
 
     def _turn(self, desk: Desk, items: list[_Item]) -> None:
         try:
-            self._answer(desk, [item for item in items if isinstance(item, _Asked)])
+            # Who has gone asks again, and says all that was said here.
+            self._answer(desk, [item for item in items if isinstance(item, _Asked) and item.is_there()])
             for call in (item for item in items if isinstance(item, _Call)):
                 call.reply(Answer(200, {"result": call.act(desk)}))
             while ready := self._ready(desk):

@@ -30,8 +30,9 @@ USAGE, UNAVAILABLE, CONFIG = 64, 75, 78
 # The service keeps the names of so many shards together.
 BLOCK = 1000
 # How long the service may keep a request that waits for something; short, so that `stop` is noticed.
-_POLL_SECONDS = 5.0
-_ANSWER_SECONDS = 20.0
+_POLL_SECONDS = 4.0
+# A replica that is silent for so long is taken for hung, and another one is asked.
+_ANSWER_SECONDS = 8.0
 _GOODBYE_SECONDS = 5.0
 _LONGEST_PAUSE = 2.0
 
@@ -81,10 +82,18 @@ class Shard:
         """Give it back without blame: another trainer gets it."""
         self._settle("released")
 
-    def _settle(self, how: str, *reason: str) -> None:
+    def _settle(self, how: str) -> None:
         if not self._settled:
             self._settled = True
-            self._dispatcher._settle({how: [[self.index, self._token, *reason]]}, self)
+            self._dispatcher._settle({how: [[self.index, self._token]]}, self)
+
+    def _fail(self, reason: str) -> None:
+        """Report a failure, if somebody listens: it must not hide the error that it comes from."""
+        if not self._settled:
+            self._settled = True
+            with contextlib.suppress(DispatcherError):
+                body = {"failed": [[self.index, self._token, reason]]}
+                self._dispatcher._settle(body, self, _GOODBYE_SECONDS)
 
 
 class Dispatcher:
@@ -150,7 +159,7 @@ class Dispatcher:
         exception above all, reports it as failed.
         """
         if self._hand is not None:
-            self._hand._settle("failed", "its loop was left")
+            self._hand._fail("its loop was left")
         done: list[list[int]] = []
         while True:
             shard = self._next(done)
@@ -160,10 +169,10 @@ class Dispatcher:
             try:
                 yield shard
             except GeneratorExit:
-                shard._settle("failed", "the loop was left in the body")
+                shard._fail("the loop was left in the body")
                 raise
             except BaseException as error:
-                shard._settle("failed", repr(error))
+                shard._fail(repr(error))
                 raise
             if not shard._settled:
                 shard._settled, self._hand = True, None
@@ -224,7 +233,7 @@ class Dispatcher:
 
     def wait_finished(self) -> None:
         """Wait until all passes are over and the last trainer has left."""
-        while not self._line.ask("GET", f"/v1/{self.dataset}/finished?wait=15").get("finished"):
+        while not self._line.ask("GET", f"/v1/{self.dataset}/finished?wait=4").get("finished"):
             pass
 
     # Inside ----------------------------------------
@@ -248,10 +257,10 @@ class Dispatcher:
             _warn(self._post("settle", {"done": done, "trainer": self._trainer}))
         return None
 
-    def _settle(self, body: dict[str, Any], shard: Shard) -> None:
+    def _settle(self, body: dict[str, Any], shard: Shard, seconds: float | None = None) -> None:
         if self._hand is shard:
             self._hand = None
-        _warn(self._post("settle", {**body, "trainer": self._trainer}))
+        _warn(self._post("settle", {**body, "trainer": self._trainer}, seconds))
 
     def _post(self, verb: str, body: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
         return self._line.ask("POST", f"/v1/{self.dataset}/{verb}", body, seconds)
@@ -289,7 +298,7 @@ class _Renewal:
     def __init__(
         self, addresses: tuple[tuple[str, int], ...], path: str, trainer: str, seconds: float
     ) -> None:
-        self._line = _Line(addresses, seconds)
+        self._line = _Line(addresses, seconds, seconds / 4)
         self._path = path
         self._trainer = trainer
         self._pause = seconds / 3
@@ -314,12 +323,17 @@ class _Renewal:
 class _Line:
     """A connection to the dispatcher that leads, found through any of the addresses; for one thread."""
 
-    def __init__(self, addresses: tuple[tuple[str, int], ...], seconds: float) -> None:
+    def __init__(
+        self,
+        addresses: tuple[tuple[str, int], ...],
+        seconds: float,
+        answer_seconds: float = _ANSWER_SECONDS,
+    ) -> None:
         self._addresses = addresses
         self._seconds = seconds
+        self._answer_seconds = answer_seconds
         self._turn = random.randrange(len(addresses))
         self._connection: http.client.HTTPConnection | None = None
-        self._answer_seconds = min(_ANSWER_SECONDS, max(2.0, seconds))
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None

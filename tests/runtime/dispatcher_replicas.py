@@ -1,0 +1,114 @@
+"""Real replicas of the dispatcher, each a process of its own, for its tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etcd_servers import RUNTIME, free_port
+
+COMMAND = [sys.executable, "-m", "bireme_runtime.dispatcher"]
+
+
+def until(true: Callable[[], object], seconds: float = 30, what: str = "it") -> None:
+    """Wait, at most so many seconds, until it is true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Dispatchers:
+    """Replicas on loopback; a leader is given up after 2 s, a trainer after `trainer_seconds`."""
+
+    etcd: str
+    prefix: str
+    count: int = 2
+    trainer_seconds: int = 12
+    ports: list[int] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> Dispatchers:
+        self.ports = [free_port() for _ in range(self.count)]
+        self.processes = [self.process(port) for port in self.ports]
+        self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        for port in self.ports:
+            until(lambda port=port: self.get(port, "/readyz")[0] == 200, what=f"replica {port}")  # type: ignore[misc]
+
+    def process(self, port: int) -> subprocess.Popen[bytes]:
+        settings = {
+            "BIREME_ETCD_ENDPOINTS": self.etcd,
+            "BIREME_DISPATCHER_PREFIX": self.prefix,
+            "BIREME_DISPATCHER_LISTEN": f"127.0.0.1:{port}",
+            "BIREME_DISPATCHER_ADVERTISE": f"127.0.0.1:{port}",
+            "BIREME_DISPATCHER_LEADER_SECONDS": "2",
+            "BIREME_DISPATCHER_TRAINER_SECONDS": str(self.trainer_seconds),
+        }
+        return subprocess.Popen([*COMMAND, "serve"], env={**environment(), **settings})
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def leader(self) -> int:
+        """Which replica leads; waits for one."""
+        leaders: list[int] = []
+
+        def there_is_one() -> bool:
+            leaders[:] = [n for n, port in enumerate(self.ports) if self.get(port, "/readyz")[1].get("leads")]
+            return len(leaders) == 1
+
+        until(there_is_one, what="a leader")
+        return leaders[0]
+
+    def kill(self, number: int, how: signal.Signals = signal.SIGKILL) -> None:
+        self.processes[number].send_signal(how)
+        self.processes[number].wait(20)
+
+    def restart(self, number: int, port: int | None = None) -> None:
+        self.ports[number] = port or self.ports[number]
+        self.processes[number] = self.process(self.ports[number])
+
+    def get(self, port: int, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and body of a GET; (0, {}) when nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+        except OSError:
+            return 0, {}
+
+    def run(
+        self, *arguments: str, dataset: str = "default", seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """The console command, against these replicas."""
+        env = {**environment(), "BIREME_DISPATCHER": self.addresses, "BIREME_DISPATCHER_DATASET": dataset}
+        command: Sequence[str] = [*COMMAND, *arguments]
+        return subprocess.run(
+            command, env={**env, "BIREME_WAIT_SECONDS": "20"}, capture_output=True, text=True, timeout=seconds
+        )
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def environment() -> dict[str, str]:
+    """What pods have on PYTHONPATH, and nothing of this machine's settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BIREME_")}
+    return {**kept, "PYTHONPATH": str(RUNTIME), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,0 +1,571 @@
+"""The shard dispatcher as trainers meet it: two replicas, the library and the command, on a real etcd."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dispatcher_replicas import Dispatchers, environment, until
+from etcd_servers import EtcdServer, free_port
+
+from bireme_runtime import etcd
+from bireme_runtime.dispatcher import Dispatcher, Refused, Shard
+
+DOCS = Path(__file__).parents[2] / "docs" / "dispatcher.md"
+
+
+@pytest.fixture(scope="module")
+def shared(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
+    """Two replicas for all tests that do them no harm; they keep apart by their datasets."""
+    replicas = Dispatchers(shared_etcd.endpoint, "/test/shared-dispatcher/", trainer_seconds=2).start()
+    yield replicas
+    replicas.stop()
+
+
+@pytest.fixture
+def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
+    """Two replicas that a test may kill."""
+    mine = Dispatchers(shared_etcd.endpoint, prefix).start()
+    yield mine
+    mine.stop()
+
+
+@pytest.fixture
+def trainer(shared: Dispatchers, prefix: str) -> Callable[..., Dispatcher]:
+    """Make trainers of a dataset of the test's own."""
+    return lambda name="t": Dispatcher(shared.addresses, prefix.strip("/").replace("/", "-"), name, 20)
+
+
+class Fleet:
+    """Trainers in threads, and what they trained."""
+
+    def __init__(self, make: Callable[[str], Dispatcher], train: Callable[[Shard], object]) -> None:
+        self._make = make
+        self._train = train
+        self._pool = ThreadPoolExecutor(32)
+        self._lock = threading.Lock()
+        self.trained: Counter[tuple[int, str]] = Counter()
+        self.runs: list[Future[None]] = []
+
+    def add(self, name: str) -> None:
+        self.runs.append(self._pool.submit(self._run, name))
+
+    def _run(self, name: str) -> None:
+        with self._make(name) as dispatcher:
+            for shard in dispatcher.shards():
+                self._train(shard)
+                with self._lock:
+                    self.trained[(shard.pass_number, shard.name)] += 1
+
+    def join(self) -> None:
+        for run in self.runs:
+            run.result(60)
+
+
+def names(count: int) -> list[str]:
+    return [f"part-{number:05d}" for number in range(count)]
+
+
+def of(replicas: Dispatchers, dataset: str = "default") -> dict[str, Any]:
+    """The dataset's status."""
+    datasets = Dispatcher(replicas.addresses, wait_seconds=20).status()["datasets"]
+    return next(each for each in datasets if each["dataset"] == dataset)
+
+
+# Shards ----------------------------------------
+
+
+def test_each_shard_is_trained_once_in_each_pass_by_whoever_comes(trainer: Callable[..., Dispatcher]) -> None:
+    with trainer() as first:
+        first.add(names(40), passes=3)
+    fleet = Fleet(trainer, lambda shard: time.sleep(0.002))
+    for number in range(4):
+        fleet.add(f"t{number}")
+    until(lambda: len(fleet.trained) > 20)
+    fleet.add("late")
+    fleet.join()
+    assert fleet.trained == Counter((number, name) for number in range(3) for name in names(40))
+    trainer().wait_finished()
+
+
+def test_trainers_may_come_before_the_dataset(trainer: Callable[..., Dispatcher]) -> None:
+    fleet = Fleet(trainer, lambda shard: None)
+    fleet.add("early")
+    assert trainer().add(["a", "b"])
+    fleet.join()
+    assert set(fleet.trained) == {(0, "a"), (0, "b")}
+
+
+def test_the_first_definition_counts_and_another_one_is_refused(trainer: Callable[..., Dispatcher]) -> None:
+    assert trainer().add(names(2500)) is True
+    assert trainer().add(names(2500)) is False
+    with pytest.raises(
+        Refused, match="is there already, with other shards, passes or limits: give the new one"
+    ):
+        trainer().add(names(2400))
+    with pytest.raises(Refused, match="is there already"):
+        trainer().add(names(2500), passes=2)
+    (first,) = [shard.name for shard, _ in zip(trainer().shards(), "1", strict=False)]
+    assert first == "part-00000"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        ({"passes": 0}, "passes is 0: it must be more than 0"),
+        ({"timeout": -1}, "timeout is -1.0: it must be more than 0"),
+        ({"failures": 0}, "failures is 0"),
+    ],
+)
+def test_limits_without_sense_are_refused(
+    trainer: Callable[..., Dispatcher], wanted: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(Refused, match=sentence):
+        trainer().add(["a"], **wanted)
+    with pytest.raises(Refused, match="shards is 0"):
+        trainer().add([])
+
+
+def test_a_shard_whose_body_raises_is_done_by_another_trainer(trainer: Callable[..., Dispatcher]) -> None:
+    trainer().add(["bad", "good"], failures=5)
+
+    def clumsy() -> None:
+        with trainer("clumsy") as dispatcher:
+            for shard in dispatcher.shards():
+                raise RuntimeError(shard.name)
+
+    with pytest.raises(RuntimeError, match="bad"):
+        clumsy()
+    fleet = Fleet(trainer, lambda shard: None)
+    fleet.add("careful")
+    fleet.join()
+    assert fleet.trained == Counter({(0, "good"): 1, (0, "bad"): 1})
+
+
+def test_a_shard_that_always_fails_ends_in_the_list_and_the_passes_go_on(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    # Defects 1 and 3 of the old master: the pass stalled when its last shard failed, and what had failed
+    # began the next pass with its failures. Here the poisoned shard is the only one left at the end of both.
+    trainer().add(["a", "poisoned", "b"], passes=2, failures=2)
+    tried: Counter[tuple[int, str]] = Counter()
+    with trainer() as dispatcher:
+        while not of(shared, dispatcher.dataset)["over"]:
+            try:
+                for shard in dispatcher.shards():
+                    tried[(shard.pass_number, shard.name)] += 1
+                    assert shard.name != "poisoned"
+            except AssertionError:
+                continue
+        status = of(shared, dispatcher.dataset)
+    assert tried == Counter(
+        {(p, n): 2 if n == "poisoned" else 1 for p in range(2) for n in ("a", "b", "poisoned")}
+    )
+    assert (status["failedShards"], status["done"], status["failed"]) == (["poisoned"], 2, 1)
+    trainer().wait_finished()
+
+
+def test_done_and_release_settle_a_shard_before_a_break(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    with trainer() as dispatcher:
+        dispatcher.add(["a", "b"], failures=1)
+        for shard in dispatcher.shards():
+            shard.done()
+            break
+        for shard in dispatcher.shards():
+            shard.release()
+            break
+        status = of(shared, dispatcher.dataset)
+        assert (status["done"], status["todo"], status["failed"]) == (1, 1, 0)
+        assert [shard.name for shard in dispatcher.shards()] == ["b"]
+
+
+def test_a_trainer_that_is_told_to_stop_finishes_the_shard_in_hand(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    with trainer() as dispatcher:
+        dispatcher.add(names(10))
+        for _ in dispatcher.shards():
+            dispatcher.stop()
+    status = of(shared, dispatcher.dataset)
+    assert (status["done"], status["todo"], status["pending"], status["failed"]) == (1, 9, 0, 0)
+
+
+TRAIN_AND_HANG = """
+import time
+from bireme_runtime.dispatcher import Dispatcher
+for shard in Dispatcher().shards():
+    print(shard.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def start_trainer(replicas: Dispatchers, dataset: str, code: str) -> subprocess.Popen[str]:
+    env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env={**environment(), **env}, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_killed_trainers_shards_are_back_within_its_lease(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    # Defect 7 of the old master: a dead trainer's shards were idle for up to 20 minutes.
+    with trainer("survivor") as survivor:
+        survivor.add(["a", "b"], timeout=3600)
+        victim = start_trainer(shared, survivor.dataset, TRAIN_AND_HANG)
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "a\n"
+        victim.kill()
+        victim.wait()
+        killed = time.monotonic()
+        assert [shard.name for shard in survivor.shards()] == ["b", "a"]
+        # The lease lives 2 s here, and etcd looks twice a second.
+        assert time.monotonic() - killed < 10
+        assert of(shared, survivor.dataset)["redispatched"] == {"lost": 1}
+
+
+def test_a_trainer_that_was_taken_for_dead_comes_back_as_a_new_one(
+    shared: Dispatchers, shared_etcd: EtcdServer, trainer: Callable[..., Dispatcher]
+) -> None:
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    with trainer() as dispatcher:
+        dispatcher.add(names(3))
+        trained = []
+        for shard in dispatcher.shards():
+            if not trained:
+                for kv in client.range(f"{shared.prefix}trainers/{dispatcher.dataset}/").keys:
+                    client.lease_revoke(kv.lease)
+                until(lambda: not of(shared, dispatcher.dataset)["trainers"])
+            trained.append(shard.name)
+    assert Counter(trained) == Counter({"part-00000": 2, "part-00001": 1, "part-00002": 1})
+
+
+# Once ----------------------------------------
+
+
+def test_one_trainer_initialises_while_the_others_wait(trainer: Callable[..., Dispatcher]) -> None:
+    done: list[str] = []
+
+    def run(name: str) -> tuple[bool, int]:
+        with trainer(name) as dispatcher:
+
+            def initialise() -> None:
+                time.sleep(0.5)
+                done.append(name)
+
+            return dispatcher.once("parameters", initialise), len(done)
+
+    with ThreadPoolExecutor(5) as pool:
+        results = list(pool.map(run, "abcde"))
+    assert len(done) == 1
+    assert Counter(results) == Counter({(True, 1): 1, (False, 1): 4})
+
+
+def test_a_dead_initialiser_is_replaced(shared: Dispatchers, trainer: Callable[..., Dispatcher]) -> None:
+    hang = """
+import time
+from bireme_runtime.dispatcher import Dispatcher
+Dispatcher().once("parameters", lambda: print("begun", flush=True) or time.sleep(600))
+"""
+    with trainer() as next_one:
+        victim = start_trainer(shared, next_one.dataset, hang)
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "begun\n"
+        assert next_one.once("parameters", lambda: None, wait=False) is False
+        victim.kill()
+        victim.wait()
+        assert next_one.once("parameters", lambda: None) is True
+
+
+def test_an_initialiser_that_fails_leaves_it_to_another_one(trainer: Callable[..., Dispatcher]) -> None:
+    with trainer() as clumsy, trainer() as careful:
+        with pytest.raises(ZeroDivisionError):
+            clumsy.once("parameters", lambda: 1 / 0)
+        assert careful.once("parameters", lambda: None) is True
+        assert clumsy.once("parameters", lambda: None) is False
+
+
+# The end ----------------------------------------
+
+
+def test_the_last_trainer_to_leave_finishes_the_dataset(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    with trainer("first") as first:
+        first.add(["a"])
+        with trainer("second") as second:
+            assert [*first.shards(), *second.shards()]
+            pserver = threading.Thread(target=trainer().wait_finished, daemon=True)
+            pserver.start()
+            assert of(shared, first.dataset)["over"]
+        assert not of(shared, first.dataset)["finished"]
+    assert of(shared, first.dataset)["finished"]
+    pserver.join(10)
+    assert not pserver.is_alive()
+    # Who comes later has nothing to do.
+    with trainer("late") as late:
+        assert list(late.shards()) == []
+
+
+# Replicas ----------------------------------------
+
+
+def test_both_replicas_are_ready_and_followers_name_the_leader(shared: Dispatchers) -> None:
+    leader = shared.leader()
+    follower = 1 - leader
+    assert [shared.get(port, "/readyz")[0] for port in shared.ports] == [200, 200]
+    connection = http.client.HTTPConnection("127.0.0.1", shared.ports[follower])
+    connection.request("POST", "/v1/some/next", b"{}")
+    answer = connection.getresponse()
+    assert answer.status == 307
+    assert answer.headers["Location"] == f"http://127.0.0.1:{shared.ports[leader]}/v1/some/next"
+    assert json.loads(answer.read()) == {"leader": f"127.0.0.1:{shared.ports[leader]}"}
+    # The status is the same wherever it is asked for: the API server's proxy follows no redirects.
+    assert [shared.get(port, "/v1/status")[0] for port in shared.ports] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "sentence"),
+    [
+        ("/v1/x", "{}", 404, "there is nothing at /v1/x"),
+        ("/v1/x/dance", "{}", 404, "there is no request called dance"),
+        ("/v1/x/next", "[]", 400, "the body must be a JSON object"),
+        ("/v1/x%20y/next", "{}", 400, "'x y' cannot be the name of a dataset: use letters"),
+        (
+            "/v1/x/heartbeat",
+            '{"trainer": "nobody"}',
+            400,
+            "'nobody' is no trainer that this service has named",
+        ),
+        ("/v1/x/next", '{"trainer": "t.1"}', 410, "the trainer t.1 is gone: join again"),
+        ("/v1/x/once", '{"name": ""}', 400, "'' cannot be the name of a task"),
+        (
+            "/v1/x/block",
+            '{"digest": "abcdef01", "block": 0, "names": [""]}',
+            400,
+            "a shard's name is text of 1 to",
+        ),
+        ("/v1/x/add", '{"digest": "abcdef01", "shards": "many"}', 400, "that defines no dataset"),
+        ("/v1/x/settle", '{"done": [[1]]}', 400, "the request cannot be understood"),
+    ],
+)
+def test_what_cannot_be_understood_is_said_in_a_sentence(
+    shared: Dispatchers, path: str, body: str, status: int, sentence: str
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", shared.ports[shared.leader()])
+    connection.request("POST", path, body.encode())
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"][: len(sentence)]) == (status, sentence)
+
+
+def test_metrics_count_states_trainers_and_what_was_handed_out_again(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    with trainer("worker-3") as dispatcher:
+        dispatcher.add(names(5))
+        shards = dispatcher.shards()
+        next(shards).release()
+        next(shards)
+        next(shards)
+        text = _metrics(shared)
+        mine = {line for line in text.splitlines() if f'"{dispatcher.dataset}"' in line}
+        values = {re.sub(r"\.[0-9a-f]+\"", '"', line.replace(dispatcher.dataset, "X")) for line in mine}
+        assert {
+            'bireme_dispatcher_shards{dataset="X",state="todo"} 3',
+            'bireme_dispatcher_shards{dataset="X",state="pending"} 1',
+            'bireme_dispatcher_shards{dataset="X",state="done"} 1',
+            'bireme_dispatcher_shards{dataset="X",state="failed"} 0',
+            'bireme_dispatcher_redispatched_total{dataset="X",reason="released"} 1',
+            'bireme_dispatcher_trainers{dataset="X"} 1',
+            'bireme_dispatcher_acknowledged_total{dataset="X",trainer="worker-3"} 1',
+        } <= values
+        assert any(line.startswith("bireme_dispatcher_shards_per_second{") for line in values)
+    assert "bireme_dispatcher_leader 1" in text
+
+
+def _metrics(replicas: Dispatchers) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", replicas.ports[replicas.leader()])
+    connection.request("GET", "/metrics")
+    return connection.getresponse().read().decode()
+
+
+def test_killed_leaders_and_restarted_ones_lose_and_repeat_nothing(
+    replicas: Dispatchers, shared_etcd: EtcdServer
+) -> None:
+    # Defects 4 and 5 of the old master: a dispatch that was not saved was never taken back, and the address
+    # of a dead master stayed.
+    make = lambda name: Dispatcher(replicas.addresses, trainer=name, wait_seconds=60)  # noqa: E731
+    make("").add(names(300), passes=2)
+    fleet = Fleet(make, lambda shard: time.sleep(0.005))
+    for number in range(4):
+        fleet.add(f"t{number}")
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    for limit, how in ((50, signal.SIGKILL), (250, signal.SIGTERM), (400, signal.SIGKILL)):
+        until(lambda limit=limit: sum(fleet.trained.values()) > limit, 60, f"shard {limit}")  # type: ignore[misc]
+        leader = replicas.leader()
+        replicas.kill(leader, how)
+        replicas.restart(leader)
+    fleet.join()
+    assert fleet.trained == Counter((number, name) for number in range(2) for name in names(300))
+    status = of(replicas)
+    assert (status["done"], status["failed"], status["over"]) == (300, 0, True)
+    replicas.kill(0)
+    replicas.kill(1)
+    until(lambda: client.get(f"{replicas.prefix}leader") is None, what="the end of the leader's address")
+
+
+def test_a_leader_that_is_told_to_end_hands_over_at_once(replicas: Dispatchers) -> None:
+    leader = replicas.leader()
+    started = time.monotonic()
+    replicas.kill(leader, signal.SIGTERM)
+    assert replicas.processes[leader].returncode == 0
+    until(lambda: replicas.get(replicas.ports[1 - leader], "/readyz")[1].get("leads"))
+    assert time.monotonic() - started < 10
+
+
+def test_a_leader_that_wakes_from_a_long_pause_hands_out_nothing(replicas: Dispatchers) -> None:
+    with Dispatcher(replicas.addresses, wait_seconds=60) as dispatcher:
+        dispatcher.add(names(100))
+        frozen = replicas.leader()
+        trained: list[str] = []
+        for shard in dispatcher.shards():
+            trained.append(shard.name)
+            if len(trained) == 10:
+                replicas.processes[frozen].send_signal(signal.SIGSTOP)
+            if len(trained) == 20:
+                replicas.processes[frozen].send_signal(signal.SIGCONT)
+    assert Counter(trained) == Counter(names(100))
+
+
+def test_a_replica_that_comes_back_at_another_address_is_found(replicas: Dispatchers) -> None:
+    # Defect 8 of the old design: who registered an address was lost behind a restart. Clients know only the
+    # Service; here the follower's address stands for it, and the leader moves.
+    leader = replicas.leader()
+    follower = f"127.0.0.1:{replicas.ports[1 - leader]}"
+    with Dispatcher(follower, wait_seconds=60) as dispatcher:
+        dispatcher.add(names(4))
+        trained = []
+        for shard in dispatcher.shards():
+            trained.append(shard.name)
+            if len(trained) == 1:
+                replicas.kill(leader)
+                replicas.restart(leader, free_port())
+                replicas.wait_ready()
+    assert trained == names(4)
+
+
+def test_an_etcd_that_restarts_costs_no_shard(new_etcd: Callable[..., EtcdServer], prefix: str) -> None:
+    server = new_etcd().start()
+    replicas = Dispatchers(server.endpoint, prefix).start()
+    try:
+        make = lambda name: Dispatcher(replicas.addresses, trainer=name, wait_seconds=60)  # noqa: E731
+        make("").add(names(150), passes=2)
+        fleet = Fleet(make, lambda shard: time.sleep(0.005))
+        for number in range(3):
+            fleet.add(f"t{number}")
+        until(lambda: sum(fleet.trained.values()) > 100)
+        server.stop()
+        server.start()
+        fleet.join()
+        assert fleet.trained == Counter((number, name) for number in range(2) for name in names(150))
+    finally:
+        replicas.stop()
+
+
+# The command ----------------------------------------
+
+
+def test_the_command_adds_shows_and_waits(shared: Dispatchers, tmp_path: Path, prefix: str) -> None:
+    dataset = prefix.strip("/").replace("/", "-")
+    listed = tmp_path / "train.list"
+    listed.write_text("\n".join(names(3)))
+    added = shared.run("add", "--from", str(listed), "--passes", "1", dataset=dataset)
+    assert (added.returncode, added.stdout) == (0, f"dataset {dataset} has 3 shards\n")
+    again = shared.run("add", *names(3), dataset=dataset)
+    assert (again.returncode, again.stdout) == (0, f"dataset {dataset} had 3 shards\n")
+    refused = shared.run("add", "other", dataset=dataset)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"bireme dispatcher: dataset {dataset} is there already")
+    assert "leads" in shared.run("wait").stdout
+    assert f"{dataset}: pass 1 of 1, 3 todo, 0 pending, 0 done, 0 failed" in shared.run("status").stdout
+    shown = json.loads(shared.run("status", "-o", "json").stdout)
+    assert [each["todo"] for each in shown["datasets"] if each["dataset"] == dataset] == [3]
+    with Dispatcher(shared.addresses, dataset) as dispatcher:
+        assert len(list(dispatcher.shards())) == 3
+    finished = shared.run("wait-finished", dataset=dataset)
+    assert (finished.returncode, finished.stdout) == (0, f"dataset {dataset} is finished\n")
+
+
+def test_the_commands_exit_codes_say_what_is_wrong(shared: Dispatchers) -> None:
+    assert shared.run("dance").returncode == 64
+    assert shared.run().returncode == 64
+    nobody = Dispatchers("", "", ports=[9])
+    silent = subprocess.run(
+        [sys.executable, "-m", "bireme_runtime.dispatcher", "wait"],
+        env={**environment(), "BIREME_DISPATCHER": nobody.addresses, "BIREME_WAIT_SECONDS": "0.2"},
+        capture_output=True,
+        text=True,
+    )
+    assert silent.returncode == 75
+    assert silent.stderr.startswith("bireme dispatcher: no dispatcher at 127.0.0.1:9 answered in time: ")
+    for env, sentence in (
+        ({}, "BIREME_DISPATCHER is not set: write host:port of the dispatcher"),
+        ({"BIREME_DISPATCHER": "host"}, "'host' is not host:port of a dispatcher (BIREME_DISPATCHER)"),
+    ):
+        unset = subprocess.run(
+            [sys.executable, "-m", "bireme_runtime.dispatcher", "wait"],
+            env={**environment(), **env},
+            capture_output=True,
+            text=True,
+        )
+        assert (unset.returncode, unset.stderr) == (78, f"bireme dispatcher: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({}, "BIREME_ETCD_ENDPOINTS is not set: write host:port of etcd"),
+        ({"BIREME_DISPATCHER_LISTEN": "7190x"}, "BIREME_DISPATCHER_LISTEN=7190x is not host:port"),
+        (
+            {"BIREME_DISPATCHER_TRAINER_SECONDS": "1"},
+            "BIREME_DISPATCHER_TRAINER_SECONDS=1 is not a whole number of seconds, 2 or more",
+        ),
+    ],
+)
+def test_a_service_with_settings_without_sense_does_not_start(env: dict[str, str], sentence: str) -> None:
+    settings = {"BIREME_ETCD_ENDPOINTS": "127.0.0.1:9", **env} if env else {}
+    served = subprocess.run(
+        [sys.executable, "-m", "bireme_runtime.dispatcher", "serve"],
+        env={**environment(), **settings},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (served.returncode, served.stderr) == (78, f"bireme dispatcher: {sentence}\n")
+
+
+def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
+    code = "initialise = save = lambda: print('once')\ntrain = print\n" + script
+    dataset = prefix.strip("/").replace("/", "-")
+    done = start_trainer(shared, dataset, code)
+    out, _ = done.communicate(timeout=60)
+    passes = [f"part-{number:05d}" for number in range(2)] * 3
+    assert [line for line in out.split() if line != "once"] == passes
+    # The parameters once, and one save for each pass.
+    assert out.split().count("once") == 4
+    assert done.returncode == 0

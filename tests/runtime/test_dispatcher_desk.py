@@ -1,0 +1,268 @@
+"""The desk of the dispatcher's leader on a real etcd, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from etcd_servers import EtcdServer, Proxy
+
+from bireme_runtime import etcd
+from bireme_runtime.dispatch_desk import Desk
+from bireme_runtime.dispatch_keys import Answer, Definition, InHand, Keys, Request
+from bireme_runtime.dispatch_leader import Leadership, NotLeader
+
+SET = "set"
+
+
+@dataclass
+class Office:
+    """Desks, one after the other, and what trainers ask at them."""
+
+    server: EtcdServer
+    prefix: str
+    now: float = 0.0
+    lease: int = 0
+    network: etcd.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.proxy = Proxy(self.server.port)
+        self.network = etcd.Client(etcd.parse_endpoints(self.proxy.endpoint), timeout=0.5)
+        self.client = etcd.Client(etcd.parse_endpoints(self.server.endpoint))
+        self.desk = self.take_over()
+
+    def take_over(self) -> Desk:
+        """A new leader's desk; the lease of the last one has ended."""
+        if self.lease:
+            self.client.lease_revoke(self.lease)
+        self.lease = self.client.lease_grant(600)
+        leadership = Leadership(self.network, f"{self.prefix}leader", "here:1", self.lease)
+        assert leadership.campaign()
+        self.desk = Desk(self.network, self.prefix, leadership, lambda: self.now)
+        return self.desk
+
+    def define(self, shards: int, **limits: Any) -> Definition:
+        definition = Definition(shards, "abcdef01", **limits)
+        keys = Keys(self.prefix, SET)
+        for block in range(definition.blocks):
+            numbers = range(definition.start_of(block), definition.start_of(block + 1))
+            self.client.put(keys.block("abcdef01", block), json.dumps([f"s{n}" for n in numbers]))
+        assert self.ask("add", "", definition=definition) == {"added": True}
+        return definition
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            lease = self.client.lease_grant(600)
+            assert self.ask("join", name, lease=lease) == {"trainer": name}
+
+    def answer(self, verb: str, trainer: str, **fields: Any) -> Answer | None:
+        return self.desk.handle([Request(verb, SET, trainer, **fields)])[0]
+
+    def ask(self, verb: str, trainer: str, **fields: Any) -> dict[str, Any]:
+        answer = self.answer(verb, trainer, **fields)
+        assert answer is not None
+        assert answer.status == 200, answer
+        return dict(answer.body)
+
+    def take(self, trainer: str, **fields: Any) -> InHand:
+        shard = self.ask("next", trainer, **fields)["shard"]
+        return InHand(shard["shard"], shard["token"])
+
+    def status(self) -> dict[str, Any]:
+        (found,) = self.desk.report()["datasets"]
+        return dict(found)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        status = self.status()
+        return status["todo"], status["pending"], status["done"], status["failed"]
+
+    def kill(self, trainer: str) -> str:
+        """End a trainer's lease; returns its key, which the leader's watch would name."""
+        key = Keys(self.prefix, SET).trainer(trainer)
+        held = self.client.get(key)
+        assert held is not None
+        self.client.lease_revoke(held.lease)
+        return key
+
+
+@pytest.fixture
+def office(shared_etcd: EtcdServer, prefix: str) -> Office:
+    return Office(shared_etcd, prefix)
+
+
+def test_a_hung_trainers_shard_goes_to_another_one_and_its_late_word_changes_nothing(office: Office) -> None:
+    # Defect 2 of the old master: a late finisher completed what was in another trainer's hand.
+    office.define(1, timeout=60)
+    office.join("slow", "quick")
+    late = office.take("slow")
+    office.now = 61
+    office.desk.tick()
+    mine = office.take("quick")
+    assert office.ask("settle", "slow", done=(late,)) == {"acknowledged": [False]}
+    assert office.counts() == (0, 1, 0, 0)
+    assert office.ask("settle", "slow", failed=(late,), released=(late,)) == {"acknowledged": []}
+    assert office.counts() == (0, 1, 0, 0)
+    assert office.ask("settle", "quick", done=(mine,)) == {"acknowledged": [True]}
+    assert office.status()["over"]
+
+
+@pytest.mark.parametrize("end", ["timeout", "failed", "lost", "takeover"])
+def test_a_pass_ends_however_its_last_shard_ends(office: Office, end: str) -> None:
+    # Defect 1 of the old master: only an acknowledgement began the next pass.
+    office.define(2, passes=2, failures=1, timeout=60)
+    office.join("a", "b")
+    office.ask("settle", "a", done=(office.take("a"),))
+    last = office.take("b")
+    if end == "timeout":
+        office.now = 61
+        office.desk.tick()
+    elif end == "failed":
+        office.ask("settle", "b", failed=(last,))
+    elif end == "lost":
+        office.desk.trainers_gone([office.kill("b")])
+    else:
+        office.kill("b")
+        office.take_over()
+    status = office.status()
+    assert (status["pass"], status["todo"], status["done"], status["failed"]) == (1, 2, 0, 0)
+    assert office.take("a").shard == 0
+
+
+def test_failures_of_one_pass_do_not_count_in_the_next(office: Office) -> None:
+    # Defect 3 of the old master: a failed shard came back with its failures over the limit.
+    office.define(1, passes=3, failures=2)
+    office.join("a")
+    passes = []
+    for _ in range(4):
+        passes.append(office.status()["pass"])
+        office.ask("settle", "a", failed=(office.take("a"),))
+    assert passes == [0, 0, 1, 1]
+    assert office.status()["pass"] == 2
+    office.ask("settle", "a", done=(office.take("a"),))
+    assert (office.status()["over"], office.status()["done"]) == (True, 1)
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "silent", "lose answers"])
+def test_a_shard_whose_handing_out_could_not_be_saved_is_handed_out_again(
+    office: Office, trouble: str
+) -> None:
+    # Defect 4 of the old master: the task stayed pending, and nothing ever timed it out.
+    office.define(2)
+    office.join("a")
+    office.proxy.mode = trouble
+    office.proxy.cut()
+    with contextlib.suppress(etcd.EtcdError, NotLeader):
+        assert office.desk.handle([Request("next", SET, "a")])[0].status == 503  # type: ignore[union-attr]
+    office.proxy.mode = "pass"
+    office.proxy.cut()
+    first = office.take("a")
+    second = office.take("a", have=(first.token,))
+    assert {first.shard, second.shard} == {0, 1}
+    assert office.counts() == (0, 2, 0, 0)
+
+
+def test_a_shard_whose_answer_was_lost_is_given_to_the_same_trainer_again(office: Office) -> None:
+    office.define(3)
+    office.join("a")
+    lost = office.take("a")
+    assert office.take("a") == lost
+    assert office.take("a", have=(lost.token,)).shard == 1
+    assert office.ask("settle", "a", done=(lost,)) == {"acknowledged": [True]}
+    # So may the answer to that.
+    assert office.ask("settle", "a", done=(lost,)) == {"acknowledged": [True]}
+    assert office.counts() == (1, 1, 1, 0)
+
+
+def test_a_new_leader_goes_on_where_the_last_one_was(office: Office) -> None:
+    office.define(7, block=2, failures=2)
+    office.join("a", "b")
+    done = office.take("a")
+    office.ask("settle", "a", done=(done,))
+    in_hand = office.take("a")
+    failed = office.take("b")
+    office.ask("settle", "b", failed=(failed,))
+    former = office.desk
+    office.take_over()
+    assert office.counts() == (5, 1, 1, 0)
+    assert office.ask("settle", "a", done=(in_hand,)) == {"acknowledged": [True]}
+    # The one that was acknowledged to the former leader's trainer, whose answer may have been lost.
+    assert office.ask("settle", "a", done=(done,)) == {"acknowledged": [True]}
+    with pytest.raises(NotLeader):
+        former.handle([Request("next", SET, "b")])
+    rest: list[InHand] = []
+    for _ in range(5):
+        rest.append(office.take("b", have=tuple(each.token for each in rest)))
+    # What had failed comes last.
+    assert [each.shard for each in rest] == [3, 4, 5, 6, 2]
+
+
+def test_shards_of_trainers_that_died_while_nobody_led_go_back_and_count(office: Office) -> None:
+    office.define(2, failures=1)
+    office.join("a", "b")
+    office.take("a")
+    office.take("b")
+    office.kill("a")
+    office.take_over()
+    status = office.status()
+    assert (status["failedShards"], status["pending"]) == (["s0"], 1)
+
+
+def test_a_trainer_that_leaves_gives_its_shard_back_unharmed(office: Office) -> None:
+    office.define(2, failures=1)
+    office.join("a", "b")
+    office.take("a")
+    office.ask("leave", "a")
+    assert office.counts() == (2, 0, 0, 0)
+    answer = office.answer("next", "a")
+    assert answer is not None
+    assert answer.status == 410
+    assert office.take("b").shard == 0
+
+
+def test_a_trainer_without_a_lease_gets_nothing(office: Office) -> None:
+    office.define(2)
+    office.join("a")
+    office.kill("a")
+    answer = office.answer("next", "a")
+    assert answer is not None
+    assert answer.status == 410
+    assert office.counts() == (2, 0, 0, 0)
+
+
+def test_many_requests_become_few_transactions(office: Office) -> None:
+    office.define(200)
+    trainers = [f"t{number}" for number in range(100)]
+    office.join(*trainers)
+    before = office.desk.commits
+    answers = office.desk.handle([Request("next", SET, name) for name in trainers])
+    shards = {answer.body["shard"]["shard"] for answer in answers if answer is not None}
+    assert shards == set(range(100))
+    assert office.desk.commits - before <= 3
+
+
+def test_the_marks_of_a_pass_go_while_the_next_one_runs(office: Office) -> None:
+    office.define(6, passes=3, block=2)
+    office.join("a")
+    for _ in range(3 * 6):
+        office.ask("settle", "a", done=(office.take("a"),))
+    keys = Keys(office.prefix, SET)
+    assert [office.client.count(keys.done(p), keys.done(p + 1)) for p in range(3)] == [0, 0, 6]
+    ended = office.client.range(f"{keys.root}passes/").keys
+    assert [json.loads(kv.value)["done"] for kv in ended] == [6, 6, 6]
+
+
+def test_no_key_grows_with_the_dataset_and_a_step_writes_as_much(office: Office) -> None:
+    # Defect 5 of the old master: one value held the whole state, and every step rewrote it.
+    office.define(5000)
+    office.join("a")
+    first = office.take("a")
+    before = office.client.range(office.prefix).revision
+    second = office.take("a", done=(first,))
+    state = [kv for kv in office.client.range(office.prefix).keys if "/blocks/" not in kv.key]
+    keys = Keys(office.prefix, SET)
+    changed = {kv.key for kv in state if kv.mod_revision > before}
+    assert changed == {keys.done(0, first.shard), keys.held(second.shard)}
+    assert max(len(kv.value) for kv in state) < 200
