@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest
 # One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
 PARALLEL ?= -n auto --dist loadfile
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
-TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
+TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 
@@ -33,10 +33,11 @@ tools: setup ## Get the tools that the tests need, built where no download answe
 	$(BIN)/bireme tools --get $(TEST_TOOLS)
 
 .PHONY: lint
-lint: setup ## Check style and types of the Python code
+lint: setup ## Check style and types of the Python code, and the Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint --config images/.hadolint.yaml images/*/Dockerfile
 
 .PHONY: test
 test: lint tools ## Lint, types, unit, render and embedded tests
@@ -72,6 +73,10 @@ docs: setup ## Write charts/*/README.md and the picture of the README anew
 .PHONY: crds
 crds: setup ## Make the kind of charts/mpijob anew from the Go types of the pinned mpi-operator
 	$(BIN)/python hack/generate.py crds
+
+.PHONY: images
+images: setup ## Build every image and push it: make images REGISTRY=123456789012.dkr.ecr.us-west-2.amazonaws.com (DRY_RUN=1 prints how)
+	$(BIN)/python hack/images/publish.py $(if $(DRY_RUN),--dry-run) "$(REGISTRY)"
 
 .PHONY: bench
 bench: setup ## Run the benchmarks (some minutes)

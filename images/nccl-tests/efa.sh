@@ -1,0 +1,25 @@
+#!/bin/sh
+# Install AWS's EFA software: libfabric with the EFA provider, Open MPI, and the aws-ofi-nccl plugin that lets NCCL use
+# them. The kernel's half is on the node already.
+#
+#     efa.sh INSTALLER_VERSION PLUGIN_VERSION
+set -eu
+installer=$1 plugin=$2
+apt-get update
+DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ca-certificates curl
+folder=$(mktemp -d)
+curl --fail --silent --show-error --location "https://efa-installer.amazonaws.com/aws-efa-installer-$installer.tar.gz" \
+    | tar -xz -C "$folder"
+(cd "$folder/aws-efa-installer" && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify)
+rm -rf "$folder" /var/lib/apt/lists/*
+# The installer brings the plugin along: it must be the one that was tested with it.
+case $(dpkg-query --show --showformat='${Version}' libnccl-ofi) in
+    "$plugin"*) ;;
+    *) echo "efa.sh: installer $installer does not bring aws-ofi-nccl $plugin" >&2; exit 1 ;;
+esac
+# Found without LD_LIBRARY_PATH and PATH, which programs that ssh starts don't get.
+dirname "$(find /opt/amazon/ofi-nccl -name 'libnccl-net*.so' | head -n 1)" >/etc/ld.so.conf.d/bireme-ofi-nccl.conf
+ldconfig
+for program in mpirun orted; do
+    ln -sf "/opt/amazon/openmpi/bin/$program" "/usr/local/bin/$program"
+done

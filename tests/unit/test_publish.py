@@ -1,0 +1,96 @@
+"""`make images REGISTRY=…`: what it would run, and what it runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
+IMAGES = sorted(file.parent.name for file in ROOT.glob("images/*/Dockerfile"))
+# In place of docker and aws: they say what they were asked, on standard error.
+SAY = '#!/bin/sh\necho "$(basename "$0") $*" >&2\ncase "$*" in *describe-repositories*) exit 255;; esac\n'
+
+
+def publish(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "hack/images/publish.py", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False
+    )
+
+
+def lines(registry: str) -> list[str]:
+    """The lines of a dry run."""
+    done = publish("--dry-run", registry)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_dockerfile_is_built_in_its_folder_and_pushed() -> None:
+    said = lines("ghcr.io/someone")
+    tags = [f"ghcr.io/someone/bireme/{name}:0.1.0" for name in IMAGES]
+    assert {"mpi", "nccl-tests", "torch"} <= set(IMAGES)
+    assert [line.split()[2] for line in said if line.startswith("docker push")] == tags
+    builds = [shlex.split(line) for line in said if line.startswith("docker build")]
+    assert [build[build.index("--tag") + 1] for build in builds] == tags
+    for build in builds:
+        dockerfile, context = ROOT / build[-2], ROOT / build[-1]
+        assert dockerfile.is_file()
+        copied = [
+            line.split()[1:-1] for line in dockerfile.read_text().splitlines() if line.startswith("COPY ")
+        ]
+        names = [name for part in copied if not part[0].startswith("--from") for name in part]
+        assert [name for name in names if not (context / name).exists()] == []
+
+
+def test_a_registry_that_is_not_ecr_needs_no_aws() -> None:
+    assert not [line for line in lines("localhost:5000") if "aws" in line]
+
+
+@pytest.mark.parametrize("folder", ["", "/team/ml"])
+def test_at_ecr_it_logs_in_first_and_makes_repositories_that_are_missing(folder: str) -> None:
+    first, *rest = lines(f"{ECR}{folder}")
+    assert first.split(" | ") == [
+        "aws ecr get-login-password --region us-west-2",
+        f"docker login --username AWS --password-stdin {ECR}",
+    ]
+    made = [line.split()[-1] for line in rest if "create-repository" in line]
+    assert made == [f"{folder.removeprefix('/')}/bireme/{name}".removeprefix("/") for name in IMAGES]
+
+
+def test_the_commands_are_run_and_the_first_failure_ends_it(tmp_path: Path) -> None:
+    for program in ("aws", "docker"):
+        (tmp_path / program).write_text(SAY)
+        (tmp_path / program).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = publish(ECR, **path)
+    assert done.returncode == 0
+    ran = [line for line in done.stderr.splitlines() if not line.startswith("+")]
+    assert f"docker push {ECR}/bireme/{IMAGES[-1]}:0.1.0" == ran[-1]
+    assert f"aws ecr create-repository --region us-west-2 --repository-name bireme/{IMAGES[0]}" in ran
+    (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
+    done = publish("ghcr.io/someone", **path)
+    assert done.returncode == 1
+    assert "error: this failed, it says why above: docker build --platform linux/amd64 --tag" in done.stderr
+
+
+def test_make_images_hands_registry_and_dry_run_on() -> None:
+    command = ["make", "--dry-run", "images", "REGISTRY=ghcr.io/someone", "DRY_RUN=1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 'hack/images/publish.py --dry-run "ghcr.io/someone"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("registry", "sentence"),
+    [("", "error: no registry: say where to push"), ("https://ghcr.io", "write a host without https://")],
+)
+def test_what_is_no_registry_is_answered_with_a_sentence(registry: str, sentence: str) -> None:
+    done = publish(registry)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
