@@ -21,15 +21,19 @@ WORKLOADS = {
     "maskrcnn-tensorpack": "mpi-training",
     "maskrcnn-optimized": "mpi-training",
     "nccl-tests": "mpi-training",
+    "paddle-tutorial": "paddle",
+    "paddle-word2vec": "paddle",
 }
 # Workloads for which a few types say all: those with EFA and without, and those the source trains on.
 SOME = {
     "maskrcnn-tensorpack": ("p3.16xlarge", "p3dn.24xlarge"),
     "maskrcnn-optimized": ("p3.16xlarge", "p3dn.24xlarge"),
     "nccl-tests": ("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"),
+    "paddle-tutorial": (None, "p3.8xlarge"),
+    "paddle-word2vec": (None, "p3.8xlarge"),
 }
 # Charts that a workload shows on every type.
-SHOWN_BY_A_WORKLOAD = {"mpi-training"}
+SHOWN_BY_A_WORKLOAD = {"mpi-training", "paddle"}
 # Charts whose objects are of no instance type.
 WITHOUT_INSTANCE = {"efs", "fsx"}
 HELMS = ("helm", "helm3")

@@ -39,9 +39,12 @@ def take_charge() -> None:
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Start a program with signals as usual, and return its process id."""
-    return os.posix_spawnp(command[0], list(command), dict(env), setsigmask=[], setsigdef=list(_WATCHED))
+def start(command: Sequence[str], env: Mapping[str, str], output: int | None = None) -> int:
+    """Start a program with signals as usual, and return its process id; ``output`` gets what it prints."""
+    moves = [] if output is None else [(os.POSIX_SPAWN_DUP2, output, each) for each in (1, 2)]
+    return os.posix_spawnp(
+        command[0], list(command), dict(env), file_actions=moves, setsigmask=[], setsigdef=list(_WATCHED)
+    )
 
 
 def wait(seconds: float, ended: dict[int, int]) -> None:

@@ -1,0 +1,38 @@
+"""Do pservers and trainers work together? A line is fitted, with its slope's sign in a sparse table."""
+
+import os
+
+import numpy as np
+import paddle
+from paddle.distributed import fleet
+
+paddle.enable_static()
+fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
+words = paddle.static.data("words", [-1, 1], "int64")
+target = paddle.static.data("target", [-1, 1], "float32")
+embedded = paddle.static.nn.sparse_embedding(words, [100, 8], param_attr=paddle.ParamAttr(name="words"))
+loss = paddle.mean((paddle.static.nn.fc(paddle.reshape(embedded, [-1, 8]), 1) - target) ** 2)
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = True
+fleet.distributed_optimizer(paddle.optimizer.Adam(0.02), strategy).minimize(loss)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+else:
+    from bireme_runtime.paddle_job import Job
+
+    job = Job()
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    executor.run(paddle.static.default_startup_program())
+    fleet.init_worker()
+    random = np.random.default_rng(job.index)
+    seen = []
+    for _ in job.shards([f"part-{part}" for part in range(12)], passes=1):
+        for _ in range(20):
+            ids = random.integers(0, 100, (64, 1))
+            said = {"words": ids, "target": (ids % 2).astype("float32")}
+            seen += executor.run(feed=said, fetch_list=[loss])
+            job.step()
+    fleet.stop_worker()
+    host = os.uname().nodename
+    print(f"trainer {job.index} on {host}: loss {float(seen[0]):.3f} to {float(seen[-1]):.3f}", flush=True)

@@ -1,0 +1,221 @@
+{{- define "paddle.hasServers" -}}
+{{- if ne .Values.mode "collective" }}true{{ end }}
+{{- end }}
+
+{{- define "paddle.isCollocated" -}}
+{{- if and (include "paddle.hasServers" .) (eq .Values.topology "collocated") }}true{{ end }}
+{{- end }}
+
+{{/*
+How many pservers there are: one for each trainer when they share pods.
+*/}}
+{{- define "paddle.servers" -}}
+{{- if not (include "paddle.hasServers" .) }}0{{ else if include "paddle.isCollocated" . }}{{ int64 .Values.workers }}{{ else }}{{ int64 .Values.pservers.count }}{{ end }}
+{{- end }}
+
+{{- define "paddle.serverService" -}}
+{{- printf "%s%s" (include "common.fullname" (dict "root" .)) (ternary "" "-ps" (not (empty (include "paddle.isCollocated" .)))) }}
+{{- end }}
+
+{{- define "paddle.serverJob" -}}
+{{- if include "paddle.isCollocated" . }}{{ include "common.jobName" (dict "root" .) }}
+{{- else }}{{ printf "%s-ps-r%d" (include "common.fullname" (dict "root" .)) (int64 .Values.run) }}
+{{- end }}
+{{- end }}
+
+{{- define "paddle.dataJob" -}}
+{{- printf "%s-data-r%d" (include "common.fullname" (dict "root" .)) (int64 .Values.run) }}
+{{- end }}
+
+{{- define "paddle.dispatcher" -}}
+{{- printf "%s-dispatcher" (include "common.fullname" (dict "root" .)) }}
+{{- end }}
+
+{{- define "paddle.settings" -}}
+{{- printf "%s-settings" (include "common.fullname" (dict "root" .)) }}
+{{- end }}
+
+{{- define "paddle.claim" -}}
+{{- .Values.jobClaim.existingClaim | default (printf "%s-job" (include "common.fullname" (dict "root" .))) }}
+{{- end }}
+
+{{- define "paddle.jobName" -}}
+{{- .Values.jobName | default (include "common.fullname" (dict "root" .)) }}
+{{- end }}
+
+{{/*
+The job's folder on its claim: data, output, and what the run remembers.
+*/}}
+{{- define "paddle.folder" -}}
+{{- printf "%s/%s" (trimSuffix "/" .Values.jobPath) (include "paddle.jobName" .) }}
+{{- end }}
+
+{{/*
+The host names of the pservers, or of the trainers, as JSON.
+Arguments: root, job, service, count.
+*/}}
+{{- define "paddle.hosts" -}}
+{{- $hosts := list }}
+{{- range $index := until (int .count) }}
+{{- $hosts = append $hosts (printf "%s-%d.%s.%s.svc" $.job $index $.service $.root.Release.Namespace) }}
+{{- end }}
+{{- toJson $hosts }}
+{{- end }}
+
+{{- define "paddle.serverHosts" -}}
+{{- include "paddle.hosts" (dict "root" . "job" (include "paddle.serverJob" .) "service" (include "paddle.serverService" .) "count" (include "paddle.servers" .)) }}
+{{- end }}
+
+{{- define "paddle.trainerHosts" -}}
+{{- include "paddle.hosts" (dict "root" . "job" (include "common.jobName" (dict "root" .)) "service" (include "common.fullname" (dict "root" .)) "count" .Values.workers) }}
+{{- end }}
+
+{{/*
+Where supervisors report: pserver 0; and where collective workers meet: worker 0.
+*/}}
+{{- define "paddle.coordinator" -}}
+{{- printf "%s-0.%s.%s.svc:%d" (ternary (include "paddle.serverJob" .) (include "common.jobName" (dict "root" .)) (not (empty (include "paddle.hasServers" .))))
+    (ternary (include "paddle.serverService" .) (include "common.fullname" (dict "root" .)) (not (empty (include "paddle.hasServers" .)))) .Release.Namespace (int64 .Values.controlPort) }}
+{{- end }}
+
+{{/*
+The root as a role sees it: what is set under pservers replaces the trainers' values of the same name, and
+trainers without useGpu have no accelerators.
+Arguments: root, role (server or trainer).
+*/}}
+{{- define "paddle.values" -}}
+{{- $v := deepCopy .root.Values }}
+{{- $claim := dict "claimName" (include "paddle.claim" .root) "mountPath" $v.jobPath }}
+{{- $_ := set $v "claims" (prepend (ternary $v.pservers.claims $v.claims (eq .role "server")) $claim) }}
+{{- if eq .role "server" }}
+{{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
+{{- $_ := set $v $key (index $v.pservers $key) }}
+{{- end }}
+{{- else if not $v.useGpu }}
+{{- $_ := set $v "accelerators" 0 }}
+{{- end }}
+{{- if and (ne .role "server") (include "paddle.isCollocated" .root) }}
+{{- /* The pserver takes its part of the node first. */}}
+{{- $requests := merge (dict) ($v.pservers.resources.requests | default dict) ($v.pservers.resources.limits | default dict) }}
+{{- $cpu := $requests.cpu | default 0 | toString }}
+{{- $cores := ternary (divf (trimSuffix "m" $cpu | float64) 1000) ($cpu | float64) (hasSuffix "m" $cpu) }}
+{{- $_ := set $v.reserve "cpu" (addf $v.reserve.cpu $cores) }}
+{{- $_ := set $v.reserve "memoryMiB" (add (int64 $v.reserve.memoryMiB) (include "common.MiB" (dict "quantity" ($requests.memory | default "0Mi")) | int64)) }}
+{{- end }}
+{{- toJson $v }}
+{{- end }}
+
+{{/*
+The source that the job runs: the script of the values, or the chart's own check when nothing else is named.
+*/}}
+{{- define "paddle.scriptSource" -}}
+{{- if or .Values.script (not (or .Values.args .Values.command)) }}
+{{- .Values.script | default (.Files.Get (printf "files/%s.py" (ternary "check" "allreduce" (not (empty (include "paddle.hasServers" .)))))) }}
+{{- end }}
+{{- end }}
+
+{{- define "paddle.scriptName" -}}
+{{- printf "%s-script-%s" (include "common.fullname" (dict "root" .)) (include "paddle.scriptSource" . | sha256sum | trunc 8) }}
+{{- end }}
+
+{{/*
+What a role reads, as a list of EnvVar. Nothing here depends on the number of trainers: that, and the lists of
+hosts, are in the settings, a ConfigMap which an upgrade changes while pods run.
+Arguments: root, role.
+*/}}
+{{- define "paddle.roleEnv" -}}
+{{- $v := .root.Values }}
+{{- $ports := add (int64 $v.pservers.portsNum) (int64 $v.pservers.portsNumForSparse) -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef: {fieldPath: status.podIP}
+- name: BIREME_RUN_ID
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}
+- name: PADDLE_TRAINER_ID
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+{{- if include "paddle.hasServers" .root }}
+- {name: TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") }}}
+- {name: PADDLE_TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") }}}
+- {name: BIREME_PADDLE_PSERVERS, value: {{ include "paddle.servers" .root | quote }}}
+- {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
+- {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.lostSeconds }}"}
+- {name: BIREME_SAVE_STEPS, value: "{{ int64 $v.saveEverySteps }}"}
+{{- if eq $v.dispatch "dynamic" }}
+- {name: BIREME_DISPATCHER, value: "{{ include "paddle.dispatcher" .root }}.{{ .root.Release.Namespace }}.svc:7190"}
+- name: BIREME_DISPATCHER_DATASET
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}
+{{- end }}
+{{- else }}
+- {name: BIREME_PADDLE_PROCESSES, value: "{{ int64 .worker.processes }}"}
+- {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.useGpu }}}
+{{- end }}
+- {name: PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}
+- {name: BIREME_PADDLE_MODE, value: {{ $v.mode }}}
+- {name: BIREME_PADDLE_COORDINATOR, value: {{ include "paddle.coordinator" .root | quote }}}
+- {name: BIREME_PADDLE_OUTPUT, value: {{ printf "%s/output" (include "paddle.folder" .root) | quote }}}
+- {name: BIREME_PADDLE_SETTINGS, value: /bireme/settings}
+{{- if $v.dataPrep.enabled }}
+- {name: BIREME_PADDLE_WAIT_FOR, value: {{ printf "%s/data/%s" (include "paddle.folder" .root) $v.dataPrep.list | quote }}}
+{{- end }}
+- {name: BIREME_SCRIPT_RESTARTS, value: "{{ int64 $v.scriptRestarts }}"}
+- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
+- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
+{{- /* The names of old, for images that read them. */}}
+- {name: JOB_NAME, value: {{ include "paddle.jobName" .root | quote }}}
+- {name: JOB_PATH, value: {{ $v.jobPath | quote }}}
+- {name: JOB_NAMESPACE, value: {{ .root.Release.Namespace | quote }}}
+- {name: TRAINER_COUNT, value: "{{ int64 $v.trainerCount }}"}
+- {name: CONF_PADDLE_NIC, value: {{ $v.nic | quote }}}
+- {name: CONF_PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}
+- {name: CONF_PADDLE_PORTS_NUM, value: "{{ int64 $v.pservers.portsNum }}"}
+- {name: CONF_PADDLE_PORTS_NUM_SPARSE, value: "{{ int64 $v.pservers.portsNumForSparse }}"}
+- {name: PADDLE_INIT_PORT, value: "{{ int64 $v.pservers.port }}"}
+- {name: PADDLE_INIT_PORTS_NUM, value: "{{ int64 $v.pservers.portsNum }}"}
+- {name: PADDLE_INIT_PORTS_NUM_FOR_SPARSE, value: "{{ int64 $v.pservers.portsNumForSparse }}"}
+- {name: PADDLE_INIT_USE_GPU, value: {{ ternary "True" "False" $v.useGpu | quote }}}
+- {name: PADDLE_INIT_TRAINER_COUNT, value: "{{ int64 $v.trainerCount }}"}
+- name: PADDLE_INIT_TRAINER_ID
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+{{- end }}
+
+{{/*
+What the images expect of an ordinary user without a home, and what Paddle 3.0's parameter server needs.
+*/}}
+{{- define "paddle.derivedEnv" -}}
+{{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
+{{- toJson (merge $env (dict "HOME" "/tmp" "USER" "trainer" "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1" "FLAGS_enable_pir_api" "0")) }}
+{{- end }}
+
+{{/*
+The etcd that the dispatcher keeps its state in, as host:port[,host:port...], and the Secret of its user.
+*/}}
+{{- define "paddle.etcd" -}}
+{{- if .Values.dispatcher.etcd.endpoints }}
+{{- join "," .Values.dispatcher.etcd.endpoints }}
+{{- else if .Subcharts.etcd }}
+{{- printf "%s.%s.svc:2379" (include "common.fullname" (dict "root" .Subcharts.etcd)) .Release.Namespace }}
+{{- end }}
+{{- end }}
+
+{{- define "paddle.etcdSecret" -}}
+{{- if .Values.dispatcher.etcd.endpoints }}
+{{- .Values.dispatcher.etcd.existingSecret }}
+{{- else if dig "auth" "enabled" false .Values.etcd }}
+{{- .Values.etcd.auth.existingSecret }}
+{{- end }}
+{{- end }}
+
+{{/*
+How the dispatcher shows itself to the release's own etcd, as JSON {secret, certificate}; no secret, no TLS.
+*/}}
+{{- define "paddle.etcdTls" -}}
+{{- if and .Subcharts.etcd (not .Values.dispatcher.etcd.endpoints) }}
+{{- include "etcd.clientTls" .Subcharts.etcd }}
+{{- else }}
+{{- dict "secret" "" "certificate" false | toJson }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,189 @@
+"""What one paddle release renders to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from bireme.manifests import Manifest
+from bireme.render import Render, RenderError
+
+TUTORIAL = {"workload": "paddle-tutorial", "release": "tutorial", "namespace": "team"}
+
+
+def the(rendered: Render, kind: str, name: str) -> Manifest:
+    """The one object of that kind and name that is not a hook."""
+    wanted = (kind, name, False)
+    found = [each for each in rendered.manifests if (each.kind, each.name, each.is_hook) == wanted]
+    assert len(found) == 1, [each.identity for each in rendered.manifests]
+    return found[0]
+
+
+def names(rendered: Render, kind: str) -> set[str]:
+    return {each.name for each in rendered.manifests if each.kind == kind and not each.is_hook}
+
+
+def container(rendered: Render, job: str, name: str) -> Mapping[str, Any]:
+    pod = the(rendered, "Job", job)["spec"]["template"]["spec"]
+    return next(each for each in pod["containers"] if each["name"] == name)
+
+
+def environment(rendered: Render, job: str, name: str) -> dict[str, str]:
+    said = {each["name"]: each["value"] for each in container(rendered, job, name)["env"] if "value" in each}
+    settings = next(each for each in rendered.manifests if each.name.endswith("-settings"))
+    return {**settings["data"], **said}
+
+
+def test_the_tutorials_pods_are_a_pserver_and_a_trainer_each(render: Callable[..., Render]) -> None:
+    rendered = render("paddle", **TUTORIAL)
+    job = the(rendered, "Job", "tutorial-r1")
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
+    ports = [each["containerPort"] for each in container(rendered, "tutorial-r1", "pserver")["ports"]]
+    assert ports == [7164, 7165, 7166, 7167, 7163]
+    assert names(rendered, "Job") == {"tutorial-r1", "tutorial-data-r1"}
+    said = environment(rendered, "tutorial-r1", "trainer")
+    hosts = [f"tutorial-r1-{index}.tutorial.team.svc" for index in range(3)]
+    assert said["PADDLE_PSERVERS_IP_PORT_LIST"] == ",".join(f"{host}:7164" for host in hosts)
+    assert said["PADDLE_INIT_PSERVERS"] == ",".join(hosts)
+    classic = {
+        "JOB_NAME": "paddle-cluster-job",
+        "JOB_PATH": "/home/jobpath",
+        "JOB_NAMESPACE": "team",
+        "TRAIN_CONFIG_DIR": "quick_start",
+        "CONF_PADDLE_NIC": "eth0",
+        "CONF_PADDLE_PORT": "7164",
+        "CONF_PADDLE_PORTS_NUM": "2",
+        "CONF_PADDLE_PORTS_NUM_SPARSE": "2",
+        "CONF_PADDLE_GRADIENT_NUM": "3",
+        "TRAINER_COUNT": "3",
+    }
+    assert {name: said[name] for name in classic} == classic
+    assert said["TRAINING_ROLE"] == "TRAINER"
+    assert environment(rendered, "tutorial-r1", "pserver")["TRAINING_ROLE"] == "PSERVER"
+
+
+def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: Callable[..., Render]) -> None:
+    rendered = render("paddle", **TUTORIAL)
+    said = environment(rendered, "tutorial-data-r1", "data")
+    assert (said["SPLIT_COUNT"], said["OUT_DIR"]) == ("3", "/home/jobpath/paddle-cluster-job/data")
+    (volume,) = the(rendered, "Job", "tutorial-data-r1")["spec"]["template"]["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == "efsvol"
+    waited_for = environment(rendered, "tutorial-r1", "trainer")["BIREME_PADDLE_WAIT_FOR"]
+    assert waited_for == said["OUT_DIR"] + "/train.list"
+
+
+def test_host_ports_are_taken_only_on_request(render: Callable[..., Render]) -> None:
+    def taken(sets: list[str]) -> list[int]:
+        ports = container(render("paddle", **TUTORIAL, sets=sets), "tutorial-r1", "pserver")["ports"]
+        return [each["hostPort"] for each in ports if "hostPort" in each]
+
+    assert taken([]) == []
+    assert taken(["pservers.hostPorts=true"]) == [7164, 7165, 7166, 7167]
+
+
+def test_pod_templates_do_not_know_how_many_trainers_there_are(render: Callable[..., Render]) -> None:
+    few, many = (render("paddle", sets=[f"workers={count}"], release="job") for count in (3, 6))
+    for job in ("job-r1", "job-ps-r1"):
+        one, other = (the(each, "Job", job).thaw() for each in (few, many))
+        assert one["spec"]["template"] == other["spec"]["template"]
+        assert one["metadata"]["annotations"] == other["metadata"]["annotations"]
+    assert environment(many, "job-r1", "trainer")["PADDLE_TRAINERS_NUM"] == "6"
+
+
+def test_roles_have_their_own_resources_claims_and_nodes(render: Callable[..., Render]) -> None:
+    values = {
+        "pservers": {"resources": {"limits": {"memory": "3Gi"}}, "nodeSelector": {"pool": "ps"}},
+        "resources": {"limits": {"memory": "5Gi"}},
+        "nodeSelector": {"pool": "trainers"},
+        "claims": [{"claimName": "photos", "mountPath": "/photos"}],
+    }
+    rendered = render("paddle", values=values, release="job")
+    for job, name, memory, pool, mounted in (
+        ("job-ps-r1", "pserver", "3Gi", "ps", {"/home/jobpath"}),
+        ("job-r1", "trainer", "5Gi", "trainers", {"/home/jobpath", "/photos"}),
+    ):
+        found = container(rendered, job, name)
+        assert found["resources"]["limits"]["memory"] == memory
+        assert the(rendered, "Job", job)["spec"]["template"]["spec"]["nodeSelector"]["pool"] == pool
+        mounts = {each["mountPath"] for each in found["volumeMounts"] if each["name"].startswith("claim")}
+        assert mounts == mounted
+
+
+def test_a_collocated_pserver_takes_its_part_of_the_trainers_node(render: Callable[..., Render]) -> None:
+    def asked(topology: str) -> Mapping[str, str]:
+        sets = [f"topology={topology}", "pservers.resources.requests.cpu=1500m"]
+        rendered = render("paddle", instance="p3.8xlarge", sets=sets, release="job")
+        requests: Mapping[str, str] = container(rendered, "job-r1", "trainer")["resources"]["requests"]
+        return requests
+
+    separate, collocated = asked("separate"), asked("collocated")
+    assert int(separate["cpu"][:-1]) - int(collocated["cpu"][:-1]) == 1500
+    assert int(separate["memory"][:-2]) - int(collocated["memory"][:-2]) == 2048
+
+
+def test_trainers_have_accelerators_when_they_use_them(render: Callable[..., Render]) -> None:
+    def limits(sets: list[str]) -> Mapping[str, str]:
+        rendered = render("paddle", instance="p3.8xlarge", sets=sets, release="job")
+        found: Mapping[str, str] = container(rendered, "job-r1", "trainer")["resources"]["limits"]
+        return found
+
+    assert "nvidia.com/gpu" not in limits([])
+    assert limits(["useGpu=true"])["nvidia.com/gpu"] == "4"
+
+
+def test_a_collective_job_has_no_pservers(render: Callable[..., Render]) -> None:
+    rendered = render("paddle", sets=["mode=collective"], release="job", namespace="team")
+    assert names(rendered, "Job") == {"job-r1"}
+    said = environment(rendered, "job-r1", "trainer")
+    assert said["PADDLE_DISTRI_BACKEND"] == "gloo"
+    assert said["BIREME_PADDLE_COORDINATOR"] == "job-r1-0.job.team.svc:7163"
+
+
+def test_dynamic_dispatch_brings_two_replicas_and_an_etcd_on_a_claim(render: Callable[..., Render]) -> None:
+    files = ["charts/paddle/ci/dynamic-values.yaml"]
+    rendered = render("paddle", files=files, release="job", namespace="team")
+    assert the(rendered, "Deployment", "job-dispatcher")["spec"]["replicas"] == 2
+    said = environment(rendered, "job-r1", "trainer")
+    assert said["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
+    assert the(rendered, "StatefulSet", "job-etcd")["spec"]["volumeClaimTemplates"]
+
+
+def test_the_jobs_claim_stays_when_asked(render: Callable[..., Render]) -> None:
+    kept = the(render("paddle", release="job"), "PersistentVolumeClaim", "job-job")
+    assert kept.annotations["helm.sh/resource-policy"] == "keep"
+    sets = ["jobClaim.keep=false"]
+    gone = the(render("paddle", sets=sets, release="job"), "PersistentVolumeClaim", "job-job")
+    assert "helm.sh/resource-policy" not in gone.annotations
+    assert not names(render("paddle", sets=["jobClaim.existingClaim=efsvol"]), "PersistentVolumeClaim")
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["image.tag=3.1.1"], "image.tag: paddlepaddle 3.1.1 has no parameter server"),
+        (["mode=collective", "dispatch=dynamic"], "dispatch: shards are dispatched to trainers"),
+        (["mode=sync", "dispatch=dynamic", "etcd.enabled=true"], "dispatch: mode sync has its trainers"),
+        (["etcd.enabled=true"], "etcd.enabled: only dispatch dynamic uses etcd"),
+        (["dispatch=dynamic"], "etcd.enabled: dispatch dynamic keeps its state in etcd"),
+        (
+            ["dispatch=dynamic", "etcd.enabled=true", "etcd.persistence.enabled=false"],
+            "etcd.persistence.enabled: without a claim the dispatcher forgets",
+        ),
+        (["controlPort=7164"], "controlPort: 7164 is one of the pservers' ports"),
+        (["useGpu=true"], "useGpu: trainers have no accelerators"),
+        (["accelerators=2"], "accelerators: trainers would not use them"),
+        (["topology=collocated", "pservers.nodeSelector.a=b"], "pservers.nodeSelector: with topology coll"),
+        (["dataPrep.enabled=true"], "dataPrep.args: name the script"),
+        (["env.PADDLE_TRAINERS_NUM=4"], "env: PADDLE_TRAINERS_NUM is the chart's own"),
+        (["env.PADDLE_INIT_PORT=4"], "env: PADDLE_INIT_PORT is the chart's own"),
+        (["env.JOB_PATH=/data"], "env: JOB_PATH is the chart's own"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(
+    render: Callable[..., Render], sets: list[str], sentence: str
+) -> None:
+    with pytest.raises(RenderError) as refused:
+        render("paddle", sets=sets)
+    assert sentence in str(refused.value)
