@@ -1,0 +1,345 @@
+"""What the shard dispatcher carries: steps per second, the cost of one as shards grow, how soon shards come back.
+
+A real etcd that syncs to the disk, two replicas of the dispatcher, and trainers that train nothing: each step
+is one request that acknowledges a shard and takes the next one. All of them share this machine's cores.
+
+    python benchmarks/dispatcher.py [--shards 1000000] [--seconds 8] [--rounds 3] [-o json]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "runtime" / "src"), str(ROOT / "tests" / "runtime")]
+
+from dispatcher_replicas import Dispatchers, environment  # noqa: E402
+from etcd_servers import EtcdServer  # noqa: E402
+
+from bireme_runtime import etcd  # noqa: E402
+from bireme_runtime.dispatch_desk import Desk  # noqa: E402
+from bireme_runtime.dispatch_keys import Definition, InHand, Keys, Request  # noqa: E402
+from bireme_runtime.dispatch_leader import Leadership  # noqa: E402
+from bireme_runtime.dispatcher import Dispatcher  # noqa: E402
+
+CONSOLE = Console(stderr=True)
+TRAINERS = (1, 10, 100, 1000)
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+HOLD = """
+from bireme_runtime.dispatcher import Dispatcher
+for shard in Dispatcher().shards():
+    print(shard, flush=True)
+    input()
+"""
+
+
+@dataclass
+class DurableEtcd(EtcdServer):
+    """etcd as the chart runs it: every commit is on the disk before it is answered."""
+
+    def _command(self) -> list[str]:
+        return [word for word in super()._command() if word != "--unsafe-no-fsync"] + [
+            "--quota-backend-bytes=8589934592"
+        ]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, lowest and highest of some measurements."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float], digits: int = 2) -> Spread:
+        some = list(values)
+        return cls(*(round(each, digits) for each in (statistics.median(some), min(some), max(some))))
+
+    def __str__(self) -> str:
+        return f"{self.median:g} ({self.lowest:g}–{self.highest:g})"
+
+
+class Trainer:
+    """A trainer on a connection of its own, without the library's thread for the lease."""
+
+    def __init__(self, port: int, dataset: str) -> None:
+        self._port = port
+        self._dataset = dataset
+        self._done: list[list[int]] = []
+        self.latencies: list[float] = []
+
+    async def join(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._trainer = (await self._post("join", {"name": "bench"}))["trainer"]
+
+    async def run(self, until: float) -> None:
+        while time.perf_counter() < until:
+            started = time.perf_counter()
+            answer = await self._post("next", {"trainer": self._trainer, "done": self._done, "wait": 5})
+            self.latencies.append(time.perf_counter() - started)
+            shard = answer["shard"]
+            self._done = [[shard["shard"], shard["token"]]]
+
+    async def heartbeat(self) -> None:
+        await self._post("heartbeat", {"trainer": self._trainer})
+
+    async def leave(self) -> None:
+        await self._post("leave", {"trainer": self._trainer, "done": self._done})
+        self._writer.close()
+
+    async def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        data = json.dumps(body).encode()
+        head = f"POST /v1/{self._dataset}/{verb} HTTP/1.1\r\nContent-Length: {len(data)}\r\n\r\n"
+        self._writer.write(head.encode() + data)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        return dict(json.loads(await self._reader.readexactly(length)))
+
+
+async def _throughput(port: int, count: int, seconds: float, rounds: int) -> list[tuple[float, list[float]]]:
+    """Steps per second and latencies of each round."""
+    trainers = [Trainer(port, "million") for _ in range(count)]
+    for first in range(0, count, 50):
+        await asyncio.gather(*(trainer.join() for trainer in trainers[first : first + 50]))
+    results = []
+    for _ in range(rounds):
+        for trainer in trainers:
+            trainer.latencies = []
+        started = time.perf_counter()
+        await asyncio.gather(*(trainer.run(started + seconds) for trainer in trainers))
+        taken = time.perf_counter() - started
+        latencies = sorted(each for trainer in trainers for each in trainer.latencies)
+        results.append((len(latencies) / taken, latencies))
+        await asyncio.gather(*(trainer.heartbeat() for trainer in trainers))
+    await asyncio.gather(*(trainer.leave() for trainer in trainers))
+    return results
+
+
+def throughput(replicas: Dispatchers, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Steps per second and latency in milliseconds by number of trainers."""
+    rows = []
+    for count in TRAINERS:
+        with CONSOLE.status(f"{count} trainers"):
+            port = replicas.ports[replicas.leader()]
+            results = asyncio.run(_throughput(port, count, seconds, rounds))
+        rows.append(
+            {
+                "trainers": count,
+                "perSecond": Spread.of((rate for rate, _ in results), 0),
+                "p50": Spread.of(1000 * each[len(each) // 2] for _, each in results),
+                "p99": Spread.of(1000 * each[len(each) * 99 // 100] for _, each in results),
+            }
+        )
+    return rows
+
+
+@contextmanager
+def _desk(server: EtcdServer, prefix: str) -> Iterator[Desk]:
+    client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=60)
+    lease = client.lease_grant(3600)
+    leadership = Leadership(client, f"{prefix}leader", "here:1", lease)
+    leadership.campaign()
+    yield Desk(client, prefix, leadership)
+    client.lease_revoke(lease)
+
+
+def growth(server: EtcdServer, rounds: int, steps: int = 200) -> list[dict[str, Any]]:
+    """Milliseconds of one step, of a takeover with half of the pass done, and of the old master's step."""
+    rows = []
+    client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=60)
+    for size in SIZES:
+        with CONSOLE.status(f"{size} shards"):
+            prefix = f"/bench/{size}/"
+            _define(client, prefix, size)
+            with _desk(server, prefix) as desk:
+                lease = client.lease_grant(3600)
+                desk.handle([Request("join", "set", "t", lease=lease)])
+                desk.handle([Request("next", "set", "t")])
+                at_start = [_steps(desk, steps) for _ in range(rounds)]
+            _mark_half(client, prefix, size)
+            takeovers = [_timed(partial(_take_over, server, prefix)) for _ in range(rounds)]
+            old = [_old_step(client, size) for _ in range(rounds)]
+        rows.append(
+            {
+                "shards": size,
+                "step": Spread.of(1000 * each for each in at_start),
+                "takeover": Spread.of(1000 * each for each in takeovers),
+                "oldStep": Spread.of(1000 * each for each in old if each) if all(old) else None,
+            }
+        )
+    return rows
+
+
+def _define(client: etcd.Client, prefix: str, size: int) -> None:
+    definition, keys = Definition(size, "abcdef01"), Keys(prefix, "set")
+    for block in range(definition.blocks):
+        numbers = range(definition.start_of(block), definition.start_of(block + 1))
+        client.put(keys.block("abcdef01", block), json.dumps([_name(n) for n in numbers]))
+    client.put(keys.registered, "")
+    client.put(keys.meta, definition.to_json())
+    client.put(keys.current_pass, json.dumps({"number": 0, "over": False}))
+
+
+def _name(number: int) -> str:
+    return f"train/part-{number:07d}.recordio"
+
+
+def _mark_half(client: etcd.Client, prefix: str, size: int) -> None:
+    """What half a pass leaves behind, without doing it."""
+    keys, value = Keys(prefix, "set"), json.dumps({"trainer": "t.0123456789abcdef", "token": 123456789})
+    for first in range(1000, size // 2, 120):
+        marks = range(first, min(first + 120, size // 2))
+        client.txn([], [etcd.put_op(keys.done(0, shard), value) for shard in marks])
+
+
+def _steps(desk: Desk, count: int) -> float:
+    """Seconds of the median step of one trainer: a shard acknowledged, and the next one taken."""
+    seconds, done = [], ()
+    for _ in range(count):
+        started = time.perf_counter()
+        (answer,) = desk.handle([Request("next", "set", "t", done=done)])
+        seconds.append(time.perf_counter() - started)
+        assert answer is not None
+        shard = answer.body["shard"]
+        done = (InHand(shard["shard"], shard["token"]),)
+    return statistics.median(seconds)
+
+
+def _take_over(server: EtcdServer, prefix: str) -> None:
+    """Read everything as a new leader does, and hand a shard out."""
+    with _desk(server, prefix) as desk:
+        lease = desk._client.lease_grant(60)
+        desk.handle([Request("join", "set", "n", lease=lease)])
+        (answer,) = desk.handle([Request("next", "set", "n")])
+        assert answer is not None
+        desk.handle([Request("leave", "set", "n")])
+
+
+def _old_step(client: etcd.Client, size: int) -> float | None:
+    """Seconds to write the state of all shards into one key, as the old master did on every step.
+
+    None where etcd refuses so large a value.
+    """
+    state = [{"id": n, "epoch": n % 7, "chunks": [_name(n)], "failures": 0} for n in range(size)]
+    started = time.perf_counter()
+    value = base64.b64encode(gzip.compress(json.dumps(state).encode(), 6)).decode()
+    try:
+        client.call("/v3/kv/put", {"key": base64.b64encode(b"/bench/old").decode(), "value": value})
+    except etcd.EtcdError:
+        return None
+    return time.perf_counter() - started
+
+
+def _timed(act: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
+
+
+def recovery(replicas: Dispatchers, rounds: int) -> Spread:
+    """Seconds from a trainer's KILL to its shard in another one's hand."""
+    seconds = []
+    for number in range(rounds):
+        with CONSOLE.status(f"Death {number + 1} of {rounds}"):
+            dataset = f"death-{number}"
+            env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset}
+            with Dispatcher(replicas.addresses, dataset) as survivor:
+                survivor.add(["only"], timeout=3600)
+                victim = subprocess.Popen(
+                    [sys.executable, "-c", HOLD], env={**environment(), **env},
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )  # fmt: skip
+                assert victim.stdout is not None
+                victim.stdout.readline()
+                victim.kill()
+                victim.wait()
+                shards = survivor.shards()
+                seconds.append(_timed(lambda shards=shards: next(shards)))
+                list(shards)
+    return Spread.of(seconds)
+
+
+def _tables(report: dict[str, Any]) -> Iterator[Table]:
+    table = Table(
+        "trainers", "steps/s", "p50 ms", "p99 ms", title=f"{report['shards']:,} shards, two replicas"
+    )
+    for row in report["throughput"]:
+        table.add_row(*(str(row[key]) for key in ("trainers", "perSecond", "p50", "p99")))
+    table.caption = f"median (lowest–highest) of {report['rounds']} rounds; {report['machine']}"
+    yield table
+    table = Table("shards", "step ms", "takeover ms", "old master's step ms", title="As shards grow")
+    for row in report["growth"]:
+        table.add_row(
+            f"{row['shards']:,}", str(row["step"]), str(row["takeover"]), str(row["oldStep"] or "refused")
+        )
+    table.caption = "one trainer; a takeover reads the state with half of the pass done and hands a shard out"
+    yield table
+    table = Table("lease s", "from KILL to another hand, s", title="A trainer's death")
+    table.add_row("12", str(report["recovery"]))
+    yield table
+
+
+@click.command(help=__doc__)
+@click.option("--shards", default=1_000_000, show_default=True)
+@click.option("--seconds", default=8.0, show_default=True, help="Of each round of steps")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def main(shards: int, seconds: float, rounds: int, output: str) -> None:
+    toolbox = Toolbox(Paths.discover(start=Path(__file__)), CONSOLE)
+    with tempfile.TemporaryDirectory() as folder:
+        server = DurableEtcd(toolbox.path("etcd"), Path(folder)).start()
+        replicas = Dispatchers(server.endpoint, "/bench/dispatcher/")
+        try:
+            replicas.start()
+            with CONSOLE.status(f"Adding {shards} shards"):
+                adding = _timed(lambda: _add(replicas, shards))
+            report: dict[str, Any] = {
+                "machine": f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, {platform.machine()}",
+                "shards": shards,
+                "rounds": rounds,
+                "addSeconds": round(adding, 1),
+                "throughput": throughput(replicas, seconds, rounds),
+                "recovery": recovery(replicas, rounds),
+            }
+            replicas.stop()
+            report["growth"] = growth(server, rounds)
+        finally:
+            replicas.stop()
+            server.stop()
+    if output == "json":
+        print(json.dumps(report, indent=2, default=vars))
+        return
+    for table in _tables(report):
+        Console().print(table)
+
+
+def _add(replicas: Dispatchers, shards: int) -> None:
+    Dispatcher(replicas.addresses, "million").add([_name(number) for number in range(shards)], passes=100)
+
+
+if __name__ == "__main__":
+    main()
