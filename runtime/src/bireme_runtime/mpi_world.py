@@ -109,9 +109,9 @@ class World:
         worlds = " and ".join(map(str, sorted(sizes))) or "0"
         raise MpiError(
             CONFIG,
-            f"mpirun would start these ranks: {there}, in a world of {worlds}; the job has {self.slots} "
-            f"slots on each of {len(self.hosts)} workers, a world of {self.size}. Look for a setting of MPI "
-            "(mpirunArgs, env, or a file of the image) that names other hosts or numbers",
+            f"mpirun would start these ranks: {there}, in a world of {worlds}; the job has {self.size} in "
+            f"{len(self.hosts)} workers × {self.slots} slots. Look for a setting of MPI (mpirunArgs, env, or "
+            "a file of the image) that names other hosts or numbers",
         )
 
 

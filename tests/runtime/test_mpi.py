@@ -1,0 +1,100 @@
+"""The entry point of MPI jobs, as far as it goes without sshd and mpirun: tests/kind has the rest."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from etcd_servers import RUNTIME
+
+from bireme_runtime.mpi_ssh import greet, is_broken
+from bireme_runtime.mpi_world import CONFIG, MpiError, World
+
+WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
+SAID = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
+
+
+def run(*argv: str, **env: str) -> tuple[int, str]:
+    """Exit code and words of the entry point."""
+    command = [sys.executable, "-m", "bireme_runtime.mpi", *argv]
+    environ = {"PYTHONPATH": str(RUNTIME), "PATH": os.environ["PATH"], **env}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "code", "words"),
+    [
+        (["--", "prog"], {}, 78, "BIREME_MPI_ROLE must be launcher, worker or check"),
+        (["--"], {"JOB_COMPLETION_INDEX": "0"}, 64, "there is no program to run"),
+        (["--", "prog"], {"BIREME_MPI_ROLE": "launcher"}, 78, "BIREME_MPI_HOSTS"),
+        (["--", "prog"], {"JOB_COMPLETION_INDEX": "0", **SAID, "BIREME_MPI_SLOTS": "two"}, 78, "'two'"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_a_sentence(
+    argv: list[str], env: dict[str, str], code: int, words: str
+) -> None:
+    ended, said = run(*argv, **env)
+    assert ended == code
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_the_world_follows_from_the_environment_of_the_pod() -> None:
+    assert World.from_env(SAID) == WORLD
+    assert (WORLD.size, WORLD.names) == (4, ("train-r1-0", "train-r1-1"))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "line"),
+    [
+        ("OpenMPI", "train-r1-1.train slots=2"),
+        ("Intel", "train-r1-1.train:2"),
+        ("MPICH", "train-r1-1.train:2"),
+    ],
+)
+def test_each_implementation_gets_the_host_file_it_reads(implementation: str, line: str) -> None:
+    assert World(WORLD.hosts, 2, implementation).hostfile().splitlines()[1] == line
+
+
+def probed(*hosts: str, size: int = 4) -> str:
+    return "".join(f"[1,0]<stdout>: bireme-rank {host} {size}\n" for host in hosts)
+
+
+def test_a_world_with_every_slot_of_every_worker_is_right() -> None:
+    WORLD.judge("a warning of MPI\n" + probed("train-r1-1", "train-r1-0", "train-r1-1.train", "train-r1-0"))
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (probed(*["train-r1-0"] * 4), "4 on train-r1-0, in a world of 4"),
+        (probed("train-r1-0", "train-r1-1", size=2), "1 on train-r1-0, 1 on train-r1-1, in a world of 2"),
+        (probed("train-r1-0", "train-r1-0", "train-r1-1", "train-r1-1", size=1), "in a world of 1"),
+        ("", "none, in a world of 0"),
+    ],
+)
+def test_any_other_world_is_refused_with_what_was_found(output: str, words: str) -> None:
+    with pytest.raises(MpiError, match="4 in 2 workers × 2 slots") as refusal:
+        WORLD.judge(output)
+    assert words in str(refusal.value)
+    assert refusal.value.code == CONFIG
+
+
+def test_a_worker_is_met_when_its_sshd_answers_and_lost_when_its_connection_breaks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert greet("127.0.0.1", port, seconds=0.2) is None, "nobody said that this is ssh"
+        listener.accept()[0].close()
+        calling = socket.create_connection(("127.0.0.1", port))
+        answering, _ = listener.accept()
+        answering.sendall(b"SSH-2.0-here\r\n")
+        with calling, answering:
+            assert not is_broken(calling)
+            assert not is_broken(calling)
+            answering.close()
+            assert is_broken(calling)
+    assert greet("127.0.0.1", port) is None
