@@ -28,6 +28,7 @@ IMAGES = "/bireme/images"
 STANDARD_CLASS = "standard"
 """kind's default storage class."""
 POD_NETWORK = "10.244.0.0/16"
+NETWORK_FILE = "/etc/cni/net.d/10-bireme.conflist"
 
 _CLUSTER_LABEL = "io.x-k8s.kind.cluster"
 _VOLUMES = 12
@@ -49,9 +50,9 @@ class KindCluster(FakeNodes):
         """The host directory that all nodes have at ``SHARED``."""
         return cluster_dir(self.paths, self.name) / "shared"
 
-    def containers(self) -> tuple[str, ...]:
-        """The node containers, which are called like their Nodes."""
-        return containers_of(self.engine, self.name)
+    def containers(self, *, running: bool = False) -> tuple[str, ...]:
+        """The node containers, which are called like their Nodes; with ``running``, those that run."""
+        return containers_of(self.engine, self.name, running=running)
 
     def prepare_nodes(self) -> None:
         """Connect the nodes of a fresh cluster and give them their devices; returns when all are Ready."""
@@ -115,10 +116,23 @@ class KindCluster(FakeNodes):
         self.engine("kill", self._container(node))
 
     def start_node(self, node: str) -> None:
-        """Start a stopped node's container again, with its routes and devices."""
+        """Start a stopped node's container again; returns when it is Ready, with its routes and devices.
+
+        A Node that was deleted meanwhile registers anew, with the labels and taints it had.
+        """
+        before = self._heartbeat(node)
         self.engine("start", self._container(node))
+        # Its next pods may be given other addresses: no network until the node has its range.
+        self.on_node(node, "rm", "-f", NETWORK_FILE)
+        until(
+            lambda: self._heartbeat(node) not in ("", before),
+            _READY_SECONDS,
+            f"the kubelet of {node} to register",
+        )
         self._connect()
         self._advertise()
+        until(lambda: node in self._ready_nodes(), _READY_SECONDS, f"{node} to be Ready")
+        until(self._services_answer, _READY_SECONDS, "the cluster's DNS and services")
 
     def on_node(self, node: str, *command: str) -> str:
         """What ``command`` prints when it runs on a node, as root. Raises BiremeError when it fails."""
@@ -131,6 +145,12 @@ class KindCluster(FakeNodes):
             )
         return node
 
+    def _heartbeat(self, node: str) -> str:
+        """When the kubelet of a node last gave its state; empty while no such Node has a pod network."""
+        found = [each for each in self._real_nodes() if each["metadata"]["name"] == node]
+        conditions = [each for node in found for each in node["status"].get("conditions", [])]
+        return next((str(each["lastHeartbeatTime"]) for each in conditions if each["type"] == "Ready"), "")
+
     def _real_nodes(self) -> list[dict[str, Any]]:
         """The nodes with a kubelet that have their pod network."""
         nodes = self.api.get("/api/v1/nodes", labelSelector=f"!{FAKE_LABEL}")["items"]
@@ -138,7 +158,7 @@ class KindCluster(FakeNodes):
 
     def _connect(self) -> None:
         """Give every node its pod network, and the routes to the others'."""
-        running = set(containers_of(self.engine, self.name, running=True))
+        running = set(self.containers(running=True))
         nodes = [node for node in self._real_nodes() if node["metadata"]["name"] in running]
         self.api.each(
             lambda node: self.on_node(node["metadata"]["name"], "bash", "-euc", _network_script(node, nodes)),
@@ -289,7 +309,7 @@ def _network_script(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
     }
     lines = [
         f"echo '{json.dumps(network)}' > /etc/cni/net.d/.new",
-        "mv /etc/cni/net.d/.new /etc/cni/net.d/10-bireme.conflist",
+        f"mv /etc/cni/net.d/.new {NETWORK_FILE}",
     ]
     lines += [
         f"ip route replace {other['spec']['podCIDR']} via {_address(other)}"

@@ -1,0 +1,78 @@
+"""Training goes on when the machine under a worker dies, and takes back what replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from on_kind import NODE_TYPE, eventually
+from training import Training
+
+from bireme.clusters.kind_cluster import KindCluster
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
+
+OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+
+
+@pytest.fixture
+def stop(cluster: KindCluster) -> Iterator[Callable[[str], None]]:
+    """Stop a node; those that are still stopped when the test ends are started again."""
+    stopped: list[str] = []
+
+    def _stop(node: str) -> None:
+        stopped.append(node)
+        cluster.stop_node(node)
+
+    yield _stop
+    for node in stopped:
+        if node not in cluster.containers(running=True):
+            cluster.start_node(node)
+        out_of_service(cluster, node, False)
+
+
+def is_ready(cluster: KindCluster, node: str) -> bool:
+    conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def out_of_service(cluster: KindCluster, node: str, lost: bool) -> None:
+    """Say that the machine is lost for good, or that it is back."""
+    path = f"/api/v1/nodes/{node}"
+    taints = cluster.api.get(path)["spec"].get("taints", [])
+    others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE["key"]]
+    cluster.api.patch(path, {"spec": {"taints": others + [OUT_OF_SERVICE] * lost}})
+
+
+def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
+    train: Callable[..., Training], cluster: KindCluster, stop: Callable[[str], None]
+) -> None:
+    steps = 3000
+    # Two of three nodes: the third is where the replacement goes.
+    training = train(workers=2, steps=steps)
+    training.until_trained(30, world_size=2)
+
+    first = training.worker(1).node
+    assert first
+    stop(first)
+    training.until_trained(30, world_size=1)
+    eventually(lambda: not is_ready(cluster, first), 120, f"{first} to be seen as lost")
+    out_of_service(cluster, first, True)
+    training.until_trained(30, world_size=2, seconds=180)
+    second = training.worker(1).node
+    assert second
+    assert second != first
+    cluster.start_node(first)
+    out_of_service(cluster, first, False)
+
+    stop(second)
+    training.until_trained(30, world_size=1)
+    eventually(lambda: not is_ready(cluster, second), 120, f"{second} to be seen as lost")
+    cluster.remove_node(second)
+    training.until_trained(30, world_size=2, seconds=180)
+    assert training.worker(1).node == first
+    cluster.start_node(second)
+    node = cluster.api.get(f"/api/v1/nodes/{second}")
+    assert node["metadata"]["labels"]["node.kubernetes.io/instance-type"] == NODE_TYPE
+    assert node["status"]["allocatable"]["nvidia.com/gpu"] == "1"
+    training.until_complete(steps, seconds=400)
