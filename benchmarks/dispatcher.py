@@ -1,4 +1,4 @@
-"""What the shard dispatcher carries: steps per second, the cost of one as shards grow, how soon they come back.
+"""What the shard dispatcher carries: steps per second, what one costs as shards grow, how soon they are back.
 
 A real etcd that syncs to the disk, two replicas of the dispatcher, and trainers that train nothing: each step
 is one request that acknowledges a shard and takes the next one. All of them share this machine's cores.

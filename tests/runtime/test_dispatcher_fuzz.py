@@ -26,7 +26,6 @@ from bireme_runtime.dispatch_leader import Leadership, NotLeader
 SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "6"))
 # Leases of the test end when it says so, not by themselves.
 LONG = 3600
-BLOCK = 3
 
 
 class Network(etcd.Client):
@@ -123,10 +122,10 @@ class Fuzz:
 
     def add_dataset(self) -> None:
         self.count += 1
-        shards = self.chance.randint(1, 14)
+        shards = self.chance.randint(1, 20)
         definition = Definition(
             shards, "d" * 8, self.chance.randint(1, 4), timeout=10, failures=self.chance.randint(1, 4),
-            block=BLOCK,
+            block=self.chance.choice([3, 9]),
         )  # fmt: skip
         name = f"set-{self.count}"
         keys = Keys(self.prefix, name)
@@ -335,10 +334,10 @@ class Fuzz:
             self.send([self.chance.choice(self.sent)])
 
     def ask_a_former_leader(self) -> None:
-        trainer = self.chosen()
-        if self.former and trainer is not None and trainer.joined:
-            desk = self.chance.choice(self.former)
-            self.digest(trainer, *self.send([self.request(trainer)], desk))
+        for _ in range(self.chance.randint(1, 4)):
+            trainer = self.chosen()
+            if self.former and trainer is not None and trainer.joined:
+                self.digest(trainer, *self.send([self.request(trainer)], self.former[-1]))
 
     # The whole ----------------------------------------
 
