@@ -1,0 +1,88 @@
+"""Training goes on whatever happens to its etcd, and to its way there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from on_kind import eventually
+from training import Training
+
+from bireme.clusters.kind_cluster import KindCluster
+
+pytestmark = pytest.mark.usefixtures("torch_images")
+
+
+def member(training: Training, ordinal: int = 0) -> str:
+    return f"{training.job.name}-etcd-{ordinal}"
+
+
+def ready_uid(training: Training, pod: str) -> str | None:
+    """The identity of a pod that is Ready, else None."""
+    jsonpath = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
+    said = training.shell.attempt("get", "pod", pod, "-n", training.job.namespace, f"-o=jsonpath={jsonpath}")
+    uid, _, ready = (said or "").partition(" ")
+    return uid if ready == "True" else None
+
+
+def replace_member(training: Training, ordinal: int = 0) -> None:
+    """Delete the pod of an etcd member, and wait until the next one is Ready."""
+    pod = member(training, ordinal)
+    before = ready_uid(training, pod)
+    assert before
+    training.job.delete_pod(pod)
+    eventually(lambda: ready_uid(training, pod) not in (None, before), 120, f"another {pod}")
+
+
+def kill_container(cluster: KindCluster, training: Training, pod: str, container: str) -> None:
+    """SIGKILL the first process of a container, from its node."""
+    where = ("get", "pod", pod, "-n", training.job.namespace, "-o=jsonpath={.spec.nodeName}")
+    node = training.shell.kubectl(*where)
+    pod_label = f"io.kubernetes.pod.name={pod}"
+    found = cluster.on_node(node, "crictl", "ps", "--quiet", "--name", f"^{container}$", "--label", pod_label)
+    template = ("--output", "go-template", "--template", "{{.info.pid}}")
+    cluster.on_node(node, "kill", "-9", cluster.on_node(node, "crictl", "inspect", *template, found))
+
+
+def address(training: Training, pod: str) -> str:
+    return training.shell.kubectl(
+        "get", "pod", pod, "-n", training.job.namespace, "-o=jsonpath={.status.podIP}"
+    )
+
+
+@contextmanager
+def cut_off(cluster: KindCluster, node: str, one: str, other: str) -> Iterator[None]:
+    """Drop all packets between two pods, on the node of the first."""
+    ways = [("-s", one, "-d", other), ("-s", other, "-d", one)]
+    for way in ways:
+        cluster.on_node(node, "iptables", "-I", "FORWARD", *way, "-j", "DROP")
+    try:
+        yield
+    finally:
+        for way in ways:
+            cluster.on_node(node, "iptables", "-D", "FORWARD", *way, "-j", "DROP")
+
+
+def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
+    train: Callable[..., Training], cluster: KindCluster
+) -> None:
+    steps = 600
+    training = train(workers=3, steps=steps)
+    training.until_trained(30, world_size=3)
+
+    kill_container(cluster, training, member(training), "etcd")
+    training.until_trained(30, world_size=3)
+
+    worker = training.worker(0)
+    with cut_off(
+        cluster, str(worker.node), address(training, worker.name), address(training, member(training))
+    ):
+        training.until_trained(20, world_size=2)
+    training.until_trained(30, world_size=3)
+
+    # Its data is in the pod: it comes back empty, and all agree on a world anew.
+    replace_member(training)
+    training.until_started(world_size=3)
+    training.until_trained(30, world_size=3)
+    training.until_complete(steps)
