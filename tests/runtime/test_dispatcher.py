@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dispatcher_replicas import Dispatchers, environment, until
-from etcd_servers import EtcdServer, free_port
+from etcd_servers import RUNTIME, EtcdServer, free_port
 
 from bireme_runtime import etcd
 from bireme_runtime.dispatcher import Dispatcher, Refused, Shard
@@ -569,3 +570,19 @@ def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None
     # The parameters once, and one save for each pass.
     assert out.split().count("once") == 4
     assert done.returncode == 0
+
+
+def test_what_the_paddle_chart_takes_along_is_enough_to_serve(tmp_path: Path) -> None:
+    annotations = yaml.safe_load((DOCS.parents[1] / "charts/paddle/Chart.yaml").read_text())["annotations"]
+    package = tmp_path / "bireme_runtime"
+    package.mkdir()
+    for path in (RUNTIME / "bireme_runtime").glob("*.py"):
+        if re.search(annotations["bireme.dev/runtime"], path.name):
+            (package / path.name).write_text(path.read_text())
+    served = subprocess.run(
+        [sys.executable, "-S", "-m", "bireme_runtime.dispatcher", "serve"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert served.stderr == "bireme dispatcher: BIREME_ETCD_ENDPOINTS is not set: write host:port of etcd\n"

@@ -4,17 +4,17 @@ carries a digest of the content, so a newer runtime is a change of the pod templ
 */}}
 
 {{/*
-The runtime's files as JSON {path: source}. The modules of a service (dispatch_*) are only in charts whose
-Chart.yaml has its prefix in the annotation bireme.dev/runtime: objects beyond 256 KiB are too large for
-`kubectl apply`, which keeps a copy of each in an annotation.
+The runtime's files as JSON {path: source}. Objects beyond 256 KiB are too large for `kubectl apply`, which
+keeps a copy of each in an annotation: a chart whose Chart.yaml has the annotation bireme.dev/runtime takes the
+modules that this expression matches, the others all but those of the dispatcher's service and of Paddle.
 Arguments: root.
 */}}
 {{- define "common.runtimeFiles" -}}
 {{- $root := required "common.runtimeFiles needs root" .root }}
-{{- $services := index $root.Chart.Annotations "bireme.dev/runtime" | default "" }}
+{{- $wanted := index $root.Chart.Annotations "bireme.dev/runtime" }}
 {{- $files := dict }}
 {{- range $path, $content := $root.Subcharts.common.Files.Glob "files/runtime/**" }}
-{{- if or (contains "dispatch_" $services) (not (hasPrefix "dispatch_" (base $path))) }}
+{{- if ternary (regexMatch $wanted (base $path)) (not (regexMatch "^(dispatch_|paddle)" (base $path))) (not (empty $wanted)) }}
 {{- $_ := set $files (trimPrefix "files/runtime/" $path) ($content | toString) }}
 {{- end }}
 {{- end }}
