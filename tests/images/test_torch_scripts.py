@@ -27,21 +27,7 @@ events = EventAccumulator("/tmp/job/checkpoints/tensorboard", size_guidance={"sc
 print(*([event.step for event in events.Scalars(name)] for name in ("loss", "accuracy")))
 subprocess.run(["tensorboard", "--version"], check=True, stdout=subprocess.DEVNULL)
 """
-MAKE_PHOTOS = """
-# Two classes of real pictures: pieces of the two photographs that come with scikit-learn.
-import random, pathlib
-from PIL import Image
-from sklearn.datasets import load_sample_images
-photos = load_sample_images()
-random.seed(0)
-for name, photo in zip(photos.filenames, photos.images):
-    for part, count in (("train", 24), ("val", 9)):
-        folder = pathlib.Path("/tmp/job/photos", part, pathlib.Path(name).stem)
-        folder.mkdir(parents=True)
-        for number in range(count):
-            left, top = random.randrange(640 - 160), random.randrange(427 - 160)
-            Image.fromarray(photo).crop((left, top, left + 160, top + 160)).save(folder / f"{number}.jpg")
-"""
+MAKE_PHOTOS = Path(__file__).with_name("photos.py").read_text()
 IMAGENET = ("imagenet.py", "--data=/tmp/job/photos", CHECKPOINTS, "--arch=resnet18", "--image-size=64")
 IMAGENET += ("--batch-size=2", "--workers=1", "--epochs=2", "--log-every=1", "--warm-up=1")
 
@@ -58,7 +44,7 @@ def alone(start_in, tmp_path_factory):
 @pytest.fixture
 def photos(start_in, tmp_path):
     """A folder with photos/train and photos/val."""
-    job = start_in(tmp_path, MAKE_PHOTOS)
+    job = start_in(tmp_path, MAKE_PHOTOS, "/tmp/job/photos")
     assert job.status() == 0, job.output
     return tmp_path
 
