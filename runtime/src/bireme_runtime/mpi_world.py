@@ -89,6 +89,8 @@ class World:
             "PRTE_MCA_plm_ssh_args": ssh,
             "HYDRA_HOST_FILE": hostfile,
             "HYDRA_LAUNCHER": "ssh",
+            # MPICH 4 reads the one and 3 the other.
+            "HYDRA_LAUNCHER_EXTRA_ARGS": ssh,
             "HYDRA_LAUNCH_EXTRA_ARGS": ssh,
             "I_MPI_HYDRA_HOST_FILE": hostfile,
             "I_MPI_HYDRA_BOOTSTRAP": "ssh",
