@@ -36,10 +36,12 @@ def install(
     """``install(namespace, chart="mpijob", sets=[…])``: release mpijob, and nothing left of it afterwards."""
     made: list[InstalledRelease] = []
 
-    def _install(namespace: str, chart: str | Path = "mpijob", **said: Any) -> InstalledRelease:
+    def _install(
+        namespace: str, chart: str | Path = "mpijob", name: str = "mpijob", **said: Any
+    ) -> InstalledRelease:
         one = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
         made.append(one)
-        return one.install(chart, "mpijob", namespace, **said)
+        return one.install(chart, name, namespace, **said)
 
     yield _install
     for one in made:
@@ -142,6 +144,8 @@ def test_a_kind_of_another_release_is_left_to_it(
     with pytest.raises(BiremeError, match=f"the kind MPIJob is from release mpijob in namespace {one}"):
         install(other)
     install(other, sets=["crds.enabled=false", f"watchNamespace={other}"])
+    with pytest.raises(BiremeError, match=f"release mpijob is in namespace {one} already"):
+        install(one, name="second", sets=["crds.enabled=false"])
 
 
 def test_a_kind_that_helm_does_not_know_is_left_alone(
