@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from cases import ROOT
 
 from bireme.manifests import Manifest
 from bireme.render import Render, RenderError
@@ -187,3 +189,10 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     with pytest.raises(RenderError) as refused:
         render("paddle", sets=sets)
     assert sentence in str(refused.value)
+
+
+def test_the_command_of_the_page_for_script_authors_renders(render: Callable[..., Render]) -> None:
+    page = (ROOT / "docs/paddle.md").read_text()
+    (command,) = re.findall(r"^helm install (\S+) charts/paddle -f values/workloads/(\S+)\.yaml$", page, re.M)
+    rendered = render("paddle", release=command[0], workload=command[1])
+    assert names(rendered, "Job") == {"w2v-r1", "w2v-ps-r1", "w2v-data-r1"}

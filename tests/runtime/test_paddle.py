@@ -1,0 +1,262 @@
+"""Supervisors of a Paddle job as real processes, with scripts that know nothing of each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bireme_runtime.paddle_run import Client, Report, Rules, Run, last_save, write_whole
+
+SOURCE = Path(__file__).parents[2] / "runtime" / "src"
+SECONDS = 60
+# A script of both roles: pservers listen until they are killed, trainers do what the arguments say.
+SCRIPT = """
+import os, socket, sys, time
+from pathlib import Path
+from bireme_runtime.paddle_run import Client
+if os.environ["TRAINING_ROLE"] == "PSERVER":
+    listener = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
+    while True:
+        listener.accept()
+for address in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","):
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
+print("trains", os.environ["BIREME_PADDLE_ATTEMPT"], os.environ["PADDLE_TRAINERS_NUM"],
+      os.environ["BIREME_PADDLE_RESTORE"].rpartition("/")[2], flush=True)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+sys.exit(int(Path(sys.argv[1]).read_text() or 0))
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class PaddleJob:
+    """The pods of one job, as processes on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "output"
+        self.go = folder / "go"
+        self._folder = folder
+        self._control = free_port()
+        self._ports = [free_port(), free_port()]
+        self.pods: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        (folder / "script.py").write_text(SCRIPT)
+        self.release(revision=1, trainers=2)
+
+    def release(self, revision: int, trainers: int) -> None:
+        """What an upgrade writes to the settings."""
+        settings = self._folder / "settings"
+        settings.mkdir(exist_ok=True)
+        (settings / "PADDLE_TRAINERS_NUM").write_text(str(trainers))
+        (settings / "BIREME_REVISION").write_text(str(revision))
+
+    def start(self, role: str, index: int, **more: str) -> None:
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(SOURCE),
+            "JOB_COMPLETION_INDEX": str(index),
+            "POD_IP": "127.0.0.1",
+            "PADDLE_PORT": str(self._ports[index] if role == "server" else self._ports[0]),
+            "BIREME_PADDLE_COORDINATOR": f"127.0.0.1:{self._control}",
+            "BIREME_PADDLE_OUTPUT": str(self.output),
+            "BIREME_PADDLE_SETTINGS": str(self._folder / "settings"),
+            "BIREME_PADDLE_PSERVERS": "2",
+            "PADDLE_TRAINERS_NUM": "2",
+            "BIREME_RUN_ID": "run",
+            "BIREME_LOST_SECONDS": "3",
+            **more,
+        }
+        command = [sys.executable, "-m", "bireme_runtime.paddle", role, "--"]
+        command += [str(self._folder / "script.py"), str(self.go)]
+        with (self._folder / f"{role}-{index}.log").open("ab") as log:
+            self.pods[role, index] = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+
+    def start_all(self, **more: str) -> None:
+        for role in ("server", "trainer"):
+            for index in range(2):
+                self.start(role, index, **more)
+
+    def log(self, role: str, index: int) -> str:
+        return (self._folder / f"{role}-{index}.log").read_text()
+
+    def trained(self, index: int) -> list[list[str]]:
+        """Attempt, number of trainers and what was restored, each time that a trainer's script started."""
+        log = self.output / f"node_{index}" / "train.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line.split(" ")[1:] for line in lines if line.startswith("trains ")]
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not done():
+            logs = "\n".join(self.log(*pod) for pod in self.pods)
+            assert time.monotonic() < deadline, f"not in {SECONDS} s: {what}\n{logs}"
+            time.sleep(0.05)
+
+    def codes(self) -> set[int]:
+        """Wait for all supervisors; their exit codes."""
+        return {pod.wait(SECONDS) for pod in self.pods.values()}
+
+    def kill(self, role: str, index: int) -> None:
+        """The pod is gone at once, script and all."""
+        supervisor = self.pods.pop((role, index))
+        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+        for pid in (supervisor.pid, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        supervisor.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[PaddleJob]:
+    one = PaddleJob(tmp_path)
+    yield one
+    for pod in one.pods.values():
+        pod.terminate()
+    for pod in one.pods.values():
+        pod.wait(SECONDS)
+
+
+def test_trainers_start_when_all_pservers_accept_and_pservers_end_when_trainers_are_done(
+    job: PaddleJob,
+) -> None:
+    job.start("trainer", 0)
+    job.start("trainer", 1)
+    job.start("server", 0)
+    job.until(lambda: (job.output / "run.json").exists(), "pserver 0 to keep the run")
+    assert job.trained(0) == job.trained(1) == []
+    job.start("server", 1)
+    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    job.go.write_text("")
+    assert job.codes() == {0}
+    assert (job.output / "done").exists()
+
+
+def test_a_job_that_is_done_is_not_done_again(job: PaddleJob) -> None:
+    write_whole(job.output / "done", "{}")
+    job.start_all()
+    assert job.codes() == {0}
+    assert job.trained(0) == []
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_when_a_pserver_is_lost_all_begin_again_from_the_last_save(job: PaddleJob, lost: int) -> None:
+    job.start_all()
+    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    write_whole(job.output / "pass-00004/done", json.dumps({"passes": 5}))
+    write_whole(job.output / "last-save", "pass-00004\n")
+    job.kill("server", lost)
+    job.start("server", lost)
+    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 2, "both trainers to train again")
+    assert job.trained(0)[1][1:] == job.trained(1)[1][1:] == ["2", "pass-00004"]
+    job.go.write_text("")
+    assert job.codes() == {0}
+
+
+def test_when_the_restarts_are_used_up_all_give_up_with_the_reason(job: PaddleJob) -> None:
+    job.start_all(BIREME_MAX_RESTARTS="0")
+    job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
+    job.kill("server", 1)
+    assert job.codes() == {70}
+    assert "the 0 restarts are used up" in job.log("trainer", 1)
+
+
+def test_a_trainer_that_fails_is_started_again_and_the_others_stay(job: PaddleJob) -> None:
+    job.start_all()
+    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    job.kill("trainer", 1)
+    job.start("trainer", 1)
+    job.until(lambda: len(job.trained(1)) == 2, "trainer 1 to train again")
+    assert len(job.trained(0)) == 1
+    job.go.write_text("")
+    assert job.codes() == {0}
+
+
+def test_trainers_that_an_upgrade_adds_join_those_that_run(job: PaddleJob) -> None:
+    job.start_all()
+    job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
+    job.release(revision=2, trainers=3)
+    job.start("trainer", 2)
+    job.until(lambda: len(job.trained(2)) == 1, "the new trainer to train")
+    assert job.trained(2)[0][1] == "3"
+    assert len(job.trained(0)) == 1
+    job.go.write_text("")
+    assert job.codes() == {0}
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "code"),
+    [([], {}, 64), (["server"], {}, 64), (["trainer", "--", "a.py"], {}, 78)],
+)
+def test_what_cannot_be_started_says_so(argv: list[str], env: dict[str, str], code: int) -> None:
+    command = [sys.executable, "-m", "bireme_runtime.paddle", *argv]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(SOURCE), **env}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert ("usage" in done.stderr) or ("is not set" in done.stdout)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    one = Run(Rules(servers=1, trainers=2, dynamic=False, max_restarts=3, lost_seconds=60), tmp_path, "run")
+    one.begin()
+    return one
+
+
+def report(role: str, index: int, run: Run, state: str, trainers: int = 2, revision: int = 1) -> Report:
+    return Report(role, index, f"{role}{index}", "10.0.0.1:7164", run.attempt, state, trainers, revision)
+
+
+def test_trainers_in_step_wait_for_the_slowest(run: Run) -> None:
+    run.size(0)
+    assert run.reach(1, 0, (0, 1), seconds=0) == [1]
+    assert run.reach(1, 1, (0, 1), seconds=0) == []
+    assert run.reach(1, 0, (0, 1), seconds=0) == []
+    # One that has no more batches in this pass holds nobody up.
+    run.reach(1, 1, (1, 0), seconds=0)
+    assert run.reach(1, 0, (0, 2), seconds=0) == []
+
+
+def test_a_pass_is_divided_by_the_number_of_trainers_it_began_with(run: Run) -> None:
+    assert run.size(0) == 2
+    run.report(report("trainer", 0, run, "training", trainers=4, revision=2))
+    assert (run.size(0), run.size(1)) == (2, 4)
+    # What an older pod has read later changes nothing.
+    run.report(report("trainer", 1, run, "training", trainers=2, revision=1))
+    assert run.size(2) == 4
+
+
+def test_one_that_scaling_took_away_is_not_waited_for(run: Run) -> None:
+    run.size(0)
+    assert run.reach(1, 0, (0, 1), seconds=0) == [1]
+    run.report(report("trainer", 0, run, "training", trainers=1, revision=2))
+    assert run.reach(1, 0, (0, 1), seconds=0) == []
+
+
+def test_a_save_without_its_done_mark_is_none(tmp_path: Path) -> None:
+    write_whole(tmp_path / "last-save", "pass-00001\n")
+    (tmp_path / "pass-00001").mkdir()
+    assert last_save(tmp_path) is None
+    write_whole(tmp_path / "pass-00001/done", json.dumps({"passes": 2}))
+    found = last_save(tmp_path)
+    assert found is not None
+    assert found.passes == 2
+
+
+def test_nobody_answers_where_there_is_no_run() -> None:
+    from bireme_runtime.paddle_run import Unreachable
+
+    with pytest.raises(Unreachable, match="127[.]0"):
+        Client(f"127.0.0.1:{free_port()}").size(0)
