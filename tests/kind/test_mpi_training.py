@@ -15,7 +15,7 @@ from bireme.errors import BiremeError
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
 KIND = "values/kind-mpi.yaml"
-AS_ROOT = "charts/mpi-training/ci/root-values.yaml"
+AS_ROOT = "values/mpi-as-root.yaml"
 TAGS = {4: "0.1.0-openmpi4", 5: "0.1.0-openmpi5"}
 # Every two of the three properties meet in these four; the other four show it all.
 CORE = {("Job", False, 5), ("Job", True, 4), ("MPIJob", False, 4), ("MPIJob", True, 5)}

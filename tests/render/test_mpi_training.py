@@ -110,6 +110,16 @@ def test_a_kueue_queue_and_suspension(render: Callable[..., Render], orchestrato
     assert "suspend" not in policy
 
 
+def test_root_gets_what_sshd_needs_for_it_and_nothing_else(render: Callable[..., Render]) -> None:
+    rendered = render("mpi-training", files=["values/mpi-as-root.yaml"])
+    capabilities = container(rendered)["securityContext"]["capabilities"]
+    assert pods(rendered)["worker"]["spec"]["securityContext"]["runAsUser"] == 0
+    assert (list(capabilities["drop"]), list(capabilities["add"])) == (
+        ["ALL"],
+        ["SETUID", "SETGID", "SYS_CHROOT"],
+    )
+
+
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
 def test_without_a_cluster_no_key_is_made(render: Callable[..., Render], helm: str) -> None:
     assert "data" not in the(render("mpi-training", helm=helm), "Secret")
