@@ -258,5 +258,5 @@ def test_a_save_without_its_done_mark_is_none(tmp_path: Path) -> None:
 def test_nobody_answers_where_there_is_no_run() -> None:
     from bireme_runtime.paddle_run import Unreachable
 
-    with pytest.raises(Unreachable, match="127[.]0"):
+    with pytest.raises(Unreachable, match=r"127\.0"):
         Client(f"127.0.0.1:{free_port()}").size(0)

@@ -215,11 +215,11 @@ class Role:
 
     def run(self) -> int:
         """Until the run is over; returns the exit code."""
-        if (self.options.output / "done").exists() and not self._keeps_the_run():
-            say("this job is done already: output/done is there")
-            return 0
         try:
             while True:
+                if self._is_over():
+                    say("this job is done: output/done is there")
+                    return 0
                 view = self._report()
                 if view and view.outcome != paddle_run.RUNNING:
                     return self._end(view)
@@ -230,11 +230,17 @@ class Role:
                     self._ended(code)
         except processes.Terminated:
             self.script.terminate(self.options.grace_seconds)
-            self._tell(BROKEN)
+            if not self._keeps_the_run():
+                self._tell(BROKEN)
             raise
 
     def _keeps_the_run(self) -> bool:
         return False
+
+    def _is_over(self) -> bool:
+        """Whether the claim says so, to one who was not told: pserver 0 may have gone meanwhile."""
+        told = self.attempt or self._keeps_the_run()
+        return not told and (self.options.output / "done").exists()
 
     def _report(self) -> View | None:
         view = self._tell(self.state)
