@@ -108,6 +108,7 @@ def test_certificates_carry_the_names_of_as_many_members_as_there_can_be(
     for use in ("server", "peer"):
         names = certificates[f"safe-{use}-tls"]["dnsNames"]
         assert {f"safe-{ordinal}.safe-peers.default.svc" for ordinal in range(5)} < set(names)
+        assert "commonName" not in certificates[f"safe-{use}-tls"]
         assert "client auth" in certificates[f"safe-{use}-tls"]["usages"]
 
 

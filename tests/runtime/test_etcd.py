@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from etcd_servers import EtcdServer, Proxy, free_port
 
-from bireme_runtime import etcd
+from bireme_runtime import auth, etcd
 
 
 def client_of(*servers: EtcdServer, timeout: float = 5.0, **credentials: str) -> etcd.Client:
@@ -248,13 +248,7 @@ def test_given_tls_then_only_the_right_authority_and_client_get_through(
     new_etcd: Callable[..., EtcdServer], tmp_path: Path
 ) -> None:
     files = certificates(tmp_path)
-    port = free_port()
-    url = f"https://127.0.0.1:{port}"
-    server = new_etcd(
-        f"--listen-client-urls={url}", f"--advertise-client-urls={url}", "--client-cert-auth",
-        f"--cert-file={files['cert']}", f"--key-file={files['key']}", f"--trusted-ca-file={files['cacert']}",
-    )  # fmt: skip
-    server.start(wait=False)
+    url = tls_server(new_etcd, files)
     client = etcd.Client(etcd.parse_endpoints(url), etcd.Credentials(**files))
     etcd.wait_until_up(client, 10, print)
     client.put("/a", "1")
@@ -264,6 +258,20 @@ def test_given_tls_then_only_the_right_authority_and_client_get_through(
         etcd.Client(etcd.parse_endpoints(url)).get("/a")
     with pytest.raises(ValueError, match="TLS file /no/such is not there"):
         etcd.Client(etcd.parse_endpoints(url), etcd.Credentials(cacert="/no/such"))
+
+
+def test_where_etcd_asks_for_users_a_certificate_with_a_common_name_is_refused_by_name(
+    new_etcd: Callable[..., EtcdServer], tmp_path: Path
+) -> None:
+    named, nameless = certificates(tmp_path), certificates(tmp_path, "/O=etcd")
+    url = tls_server(new_etcd, nameless)
+    wanted = {"BIREME_ETCD_ENDPOINTS": url, "BIREME_ETCD_ROOT_PASSWORD": "r", "BIREME_ETCD_USERNAME": "u"}
+    files = {f"BIREME_ETCD_{name.upper()}": file for name, file in nameless.items()}
+    assert auth.main({**wanted, "BIREME_ETCD_PASSWORD": "p", **files}) == 0
+    user = etcd.Credentials("u", "p", **nameless)
+    etcd.Client(etcd.parse_endpoints(url), user).put("/a", "1")
+    with pytest.raises(etcd.AuthError, match="only without a CommonName: make one without"):
+        etcd.Client(etcd.parse_endpoints(url), etcd.Credentials("u", "p", **named)).get("/a")
 
 
 def test_waiting_for_etcd_is_bounded_and_says_what_it_waits_for(prefix: str) -> None:
@@ -282,17 +290,27 @@ def _until_events(watch: etcd.Watch) -> Iterator[tuple[int, tuple[etcd.Event, ..
             watch.close()
 
 
-def certificates(folder: Path) -> dict[str, str]:
-    """A private authority and one certificate for 127.0.0.1, as server and client."""
+def tls_server(new_etcd: Callable[..., EtcdServer], files: dict[str, str]) -> str:
+    """The URL of an etcd that shows these files and wants such of clients too; it may still be starting."""
+    url = f"https://127.0.0.1:{free_port()}"
+    server = new_etcd(
+        f"--listen-client-urls={url}", f"--advertise-client-urls={url}", "--client-cert-auth",
+        f"--cert-file={files['cert']}", f"--key-file={files['key']}", f"--trusted-ca-file={files['cacert']}",
+    )  # fmt: skip
+    server.start(wait=False)
+    return url
+
+
+def certificates(folder: Path, subject: str = "/CN=etcd") -> dict[str, str]:
+    """A certificate for 127.0.0.1, as server and client, by the folder's authority."""
     run = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    ca_key, ca, key, cert = (folder / name for name in ("ca.key", "ca.pem", "key.pem", "cert.pem"))
+    ca_key, ca = folder / "ca.key", folder / "ca.pem"
+    key, cert = (folder / f"{subject.replace('/', '')}.{kind}" for kind in ("key", "pem"))
+    if not ca.exists():
+        own = ["-keyout", ca_key, "-out", ca, "-subj", "/CN=ca", "-days", "1"]
+        subprocess.run([*run, *own], check=True, capture_output=True)
     subprocess.run(
-        [*run, "-keyout", ca_key, "-out", ca, "-subj", "/CN=ca", "-days", "1"],
-        check=True,
-        capture_output=True,
-    )
-    subprocess.run(
-        [*run, "-keyout", key, "-out", cert, "-subj", "/CN=etcd", "-days", "1", "-CA", ca, "-CAkey", ca_key,
+        [*run, "-keyout", key, "-out", cert, "-subj", subject, "-days", "1", "-CA", ca, "-CAkey", ca_key,
          "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "extendedKeyUsage=serverAuth,clientAuth"],
         check=True, capture_output=True,
     )  # fmt: skip

@@ -629,7 +629,8 @@ def _tls(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _headers(token: str) -> dict[str, str]:
-    headers = {"Content-Type": "application/json"}
+    # By Accept etcd knows a request of its gateway; else the user is whoever the server's certificate names.
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
     return {**headers, "Authorization": token} if token else headers
 
 
@@ -637,6 +638,9 @@ def _decode(endpoint: Endpoint, status: int, raw: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(raw)
     except ValueError:
+        if raw.startswith(b"CommonName of client"):
+            words = "where it asks for users, etcd takes client certificates only without a CommonName"
+            raise AuthError(f"{words}: make one without", _PERMISSION_DENIED) from None
         text = raw[:100].decode(errors="replace").strip()
         raise Ambiguous(f"{endpoint} answered with HTTP {status}, which is not etcd's: {text}") from None
     error = answer.get("error") if isinstance(answer, dict) else {"message": "no JSON object"}
