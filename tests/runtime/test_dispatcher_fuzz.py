@@ -366,6 +366,8 @@ class Fuzz:
             self.now += 0.5
             self.tick()
             self.come()
+            for trainer in [trainer for trainer in self.trainers if not trainer.joined]:
+                self.join(trainer)
             self.batch()
         assert self.desk is not None
         raise AssertionError(f"{self.dataset} does not end: {self.desk.report()}")

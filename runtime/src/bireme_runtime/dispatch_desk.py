@@ -114,6 +114,8 @@ class Book:
         self.started = 0.0
         self.over = False
         self.finished = False
+        # Finished, and etcd knows it: nothing of it changes any more but trainers that come too late.
+        self.is_closed = False
         self.done = 0
         self.failed: dict[int, str] = {}
         self.tries: dict[int, int] = {}
@@ -128,6 +130,10 @@ class Book:
         self.cursor = 0
         self.ready: deque[tuple[int, str]] = deque()
         self.again: deque[tuple[int, str]] = deque()
+
+    def close(self) -> None:
+        """Etcd knows that it is finished."""
+        self.is_closed = True
 
     @property
     def todo(self) -> int:
@@ -583,7 +589,8 @@ class Desk:
             self._begin_pass(book, definition)
         if book.over and not book.finished and not book.trainers:
             book.finished = True
-            self._change([], [etcd.put_op(book.keys.finished, "")], [book.keys.finished])
+            finished = [etcd.put_op(book.keys.finished, "")]
+            self._change([], finished, [book.keys.finished], lambda revision: book.close())
 
     def _check_counts(self, book: Book, definition: Definition) -> None:
         """A pass ends once, so it may be counted then."""
@@ -688,12 +695,16 @@ class Desk:
         self._leadership.renew()
         before, self.books = self.books, {}
         for registered in self._client.range(f"{self._prefix}datasets/").keys:
-            book = Book(Keys(self._prefix, last_part(registered.key)))
+            dataset = last_part(registered.key)
+            known = before.get(dataset)
+            if known is not None and known.is_closed and not known.trainers:
+                self.books[dataset] = known
+                continue
+            book = Book(Keys(self._prefix, dataset))
             self._read(book)
-            known = before.get(book.keys.dataset)
             if known is not None:
                 _keep_counts(known, book)
-            self.books[book.keys.dataset] = book
+            self.books[dataset] = book
         self._return_orphans()
 
     def _read(self, book: Book) -> None:
@@ -703,7 +714,7 @@ class Desk:
             book.trainers[trainer.id] = trainer
         for kv in self._client.range(keys.once()).keys:
             book.tasks[last_part(kv.key)] = Task(json.loads(kv.value)["trainer"], kv.mod_revision)
-        book.finished = get(keys.finished) is not None
+        book.finished = book.is_closed = get(keys.finished) is not None
         meta, current = get(keys.meta), get(keys.current_pass)
         if meta is None or current is None:
             return
