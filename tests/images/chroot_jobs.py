@@ -21,6 +21,7 @@ sys.path.insert(0, str(PATHS.hack / "images"))
 from rootfs import enter, load_rootfs  # noqa: E402
 
 IMAGE = load_rootfs("torch-2.6")
+MPI_IMAGE = load_rootfs("mpi")
 FOLDER = "/tmp/job"
 """Where a job's folder is inside."""
 SCRIPTS = "/tmp/bireme"
@@ -110,6 +111,26 @@ def command_in(root: Path, folder: Path, command: list[str]) -> list[str]:
         **IMAGE.env,
     }
     return enter(root, command, binds, env)
+
+
+def mpirun_in(root: Path, folder: Path, processes: int, program: list[str]) -> list[str]:
+    """The command line that runs ``program`` in the MPI image, as so many processes; 0 is without mpirun."""
+    binds = {PATHS.root / "images": SCRIPTS, PATHS.root / "tests/images": f"{SCRIPTS}/tests", folder: FOLDER}
+    env = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # What the image has in one folder.
+        "PYTHONPATH": f"{SCRIPTS}/torch:{SCRIPTS}/mpi",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # More processes than cores are fine, and they don't wait for each other at full speed.
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        # A step of a second takes half a minute where others compute beside it.
+        "BIREME_GRACE_SECONDS": str(SECONDS),
+        **MPI_IMAGE.env,
+    }
+    launcher = ["mpirun", "-n", str(processes)] if processes else []
+    return enter(root, [*launcher, "python3", *program], binds, env)
 
 
 def torchrun(processes: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chroot_jobs import IMAGE, PATHS, SCRIPTS, Job, command_in, torchrun
+from chroot_jobs import IMAGE, MPI_IMAGE, PATHS, SCRIPTS, Job, command_in, mpirun_in, torchrun
 from rich.console import Console
 from rootfs import ensure_rootfs
 
@@ -32,6 +32,26 @@ def start_in(image: Path) -> Iterator[Start]:
         launcher = torchrun(processes) if processes else ["python3"]
         command = command_in(image, folder, [*launcher, *program, *arguments])
         jobs.append(Job(command, folder / f"log-{len(jobs)}"))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.clean_up()
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Iterator[Start]:
+    """Start a script of images/mpi, or Python source: ``mpirun(folder, "maskrcnn.py", …, processes=2)``.
+
+    ``processes=0`` runs it without mpirun.
+    """
+    root = ensure_rootfs(MPI_IMAGE, PATHS.cache, Console(stderr=True))
+    jobs: list[Job] = []
+
+    def start(folder: Path, script: str, *arguments: str, processes: int = 0) -> Job:
+        program = [f"{SCRIPTS}/mpi/{script}"] if script.endswith(".py") else ["-c", script]
+        log = folder / f"mpi-log-{len(jobs)}"
+        jobs.append(Job(mpirun_in(root, folder, processes, [*program, *arguments]), log))
         return jobs[-1]
 
     yield start

@@ -1,0 +1,165 @@
+"""The scripts of images/mpi under real mpirun and Horovod: they train, go on, measure, say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from bireme.nccl import parse
+
+pytestmark = pytest.mark.torch
+
+STEPS = 120
+CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
+DIGITS = ("horovod_digits.py", CHECKPOINTS, f"--steps={STEPS}", "--checkpoint-every=50")
+TOLERANCE = 1e-4
+"""Of a step's loss, relative: sums over processes are rounded in another order."""
+MASK = (
+    "maskrcnn.py",
+    "--data=/tmp/job/coco",
+    CHECKPOINTS,
+    "--backbone=resnet18",
+    "--image-size",
+    "96",
+    "144",
+)
+MASK += ("--proposals=20", "--regions=8", "--workers=0", "--log-every=1", "--warm-up-steps=4", "--epochs=2")
+MAKE_COCO = "import runpy, sys; runpy.run_path('/tmp/bireme/tests/tiny_coco.py', run_name='__main__')"
+MEASURE_THE_TRUTH = """
+import json, sys
+from pathlib import Path
+import maskrcnn
+annotations = Path("/tmp/job/coco/annotations/instances_val2017.json")
+images = maskrcnn.CocoImages(Path("/tmp/job/coco"), "val2017", training=False)
+found = []
+for image, target in images:
+    masks, boxes = target["masks"], target["boxes"]
+    for box, label, mask in zip(boxes.tolist(), target["labels"].tolist(), masks.numpy()):
+        found.append({
+            "image_id": int(target["image_id"]), "category_id": images.categories[label - 1], "score": 1.0,
+            "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
+            "segmentation": maskrcnn.rle.encode(maskrcnn.np.asfortranarray(mask)),
+        })
+measure = maskrcnn.mean_average_precision
+print(json.dumps([measure(annotations, part) for part in (found, found[:1], [])]))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(mpirun, tmp_path_factory):
+    """One process that nothing interrupts: what all others are held against."""
+    job = mpirun(tmp_path_factory.mktemp("alone"), *DIGITS, processes=1)
+    assert job.status() == 0, job.output
+    return job
+
+
+@pytest.fixture
+def coco(mpirun, tmp_path: Path) -> Path:
+    """A folder with coco/, a small set in COCO's format."""
+    job = mpirun(tmp_path, MAKE_COCO, "/tmp/job/coco")
+    assert job.status() == 0, job.output
+    return tmp_path
+
+
+def losses(job) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in job.events("step")}
+
+
+def test_three_processes_compute_what_one_does_and_a_rerun_ends_at_once(alone, mpirun, tmp_path) -> None:
+    job = mpirun(tmp_path, *DIGITS, processes=3)
+    assert job.status() == 0, job.output
+    assert {event["world_size"] for event in job.events()} == {3}
+    assert losses(job) == pytest.approx(losses(alone), rel=TOLERANCE, abs=1e-5)
+    assert len(losses(job)) == STEPS
+    (accuracy,) = {event["accuracy"] for event in job.events("done")}
+    assert accuracy >= 0.9
+    again = mpirun(tmp_path, *DIGITS, processes=2)
+    assert again.status() == 0, again.output
+    assert [event["event"] for event in again.events()] == ["done", "done"]
+
+
+def test_when_one_process_gets_sigterm_then_all_save_and_another_number_goes_on_with_the_next_step(
+    alone, mpirun, tmp_path
+) -> None:
+    first = mpirun(tmp_path, *DIGITS, "--step-seconds=0.1", processes=2)
+    first.wait_for_step(10)
+    first.signal(1, signal.SIGTERM)
+    assert first.status() != 0
+    (stopped,) = {event["step"] for event in first.events("stop")}
+    second = mpirun(tmp_path, *DIGITS, processes=3)
+    assert second.status() == 0, second.output
+    assert {event["step"] for event in second.events("resume")} == {stopped}
+    assert losses(first) | losses(second) == pytest.approx(losses(alone), rel=TOLERANCE, abs=1e-5)
+    assert not losses(first).keys() & losses(second).keys()
+
+
+def test_mask_r_cnn_goes_on_in_the_middle_of_an_epoch_with_fewer_processes_and_their_learning_rate(
+    mpirun, coco
+) -> None:
+    first = mpirun(coco, *MASK, "--batch-size=1", "--step-seconds=1", processes=2)
+    first.wait_for_step(2)
+    first.signal(0, signal.SIGTERM)
+    assert first.status() != 0
+    (stopped,) = {event["step"] for event in first.events("stop")}
+    assert first.events("step")[0]["learning_rate"] == pytest.approx(0.01 * 2 / 8 * 0.001)
+
+    second = mpirun(coco, *MASK, "--batch-size=1", processes=1)
+    assert second.status() == 0, second.output
+    steps = second.events("step")
+    assert (steps[0]["step"], steps[0]["seen"]) == (stopped + 1, stopped * 2 + 1)
+    assert [event["seen"] for event in steps if event["epoch"] == 0][-1] == 12
+    assert [event["seen"] for event in steps if event["epoch"] == 1] == list(range(1, 13))
+    assert steps[-1]["learning_rate"] == pytest.approx(0.01 / 8)
+    assert [event["epoch"] for event in second.events("validate")] == [1, 2]
+    (done,) = second.events("done")
+    assert done["segm_map"] == second.events("validate")[-1]["segm_map"]
+    assert list((coco / "checkpoints/tensorboard").iterdir())
+
+
+def test_what_the_annotations_say_has_a_precision_of_one_half_of_it_less_and_nothing_none(
+    mpirun, coco
+) -> None:
+    job = mpirun(coco, MEASURE_THE_TRUTH)
+    assert job.status() == 0, job.output
+    whole, part, nothing = json.loads(job.output.splitlines()[-1])
+    assert set(whole) == {"bbox_map", "bbox_map50", "segm_map", "segm_map50"}
+    assert set(whole.values()) == {1.0}
+    assert all(0 < part[name] < 1 for name in part)
+    assert set(nothing.values()) == {0.0}
+
+
+def test_bireme_reads_the_bandwidth_of_a_sweep_on_cpus(mpirun, tmp_path) -> None:
+    job = mpirun(tmp_path, "all_reduce_bandwidth.py", "--maxbytes=64K", processes=2)
+    assert job.status() == 0, job.output
+    report = parse(job.output)
+    assert (report.ranks, report.hosts, report.wrong) == (2, 1, 0)
+    assert [size.bytes for size in report.sizes] == [8 << step for step in range(14)]
+    assert 0 < report.average <= report.maximum
+    assert not report.is_efa
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--train=train2014"], "needs annotations/instances_train2014.json in COCO's format"),
+        (["--backbone=resnet17"], "torchvision has no such ResNet; it has resnet"),
+        (["--batch-size=64"], "has 12 images with objects, a global batch takes 64: lower --batch-size"),
+        (["--backbone-weights=/tmp/job/none.pth"], "error: --backbone-weights /tmp/job/none.pth: "),
+    ],
+    ids=["no annotations", "misspelled backbone", "batch beyond the data", "no weights"],
+)
+def test_bad_input_is_answered_with_a_sentence(options: list[str], sentence: str, mpirun, coco) -> None:
+    job = mpirun(coco, *MASK, *options, processes=1)
+    assert job.status() != 0
+    assert sentence in job.output
+    assert "Traceback" not in job.output
+
+
+@pytest.mark.parametrize("options", [["--minbytes=7"], ["-b", "1M", "-e", "1K"], ["-f", "1"]])
+def test_a_sweep_over_no_sizes_is_refused(options: list[str], mpirun, tmp_path) -> None:
+    job = mpirun(tmp_path, "all_reduce_bandwidth.py", *options)
+    assert job.status() == 2
+    assert "error:" in job.output
