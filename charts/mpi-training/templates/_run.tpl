@@ -59,7 +59,7 @@ What must not change while the job runs, as JSON {part: content}. A run has as m
 {{- end }}
 
 {{/*
-A sentence when an MPIJob of this release could still train: two runs never write one checkpoint.
+What common.immutable.otherRun says of Jobs, for MPIJobs.
 Arguments: root, name (of this run's MPIJob).
 */}}
 {{- define "mpi-training.otherMpiRun" -}}
@@ -67,17 +67,22 @@ Arguments: root, name (of this run's MPIJob).
 {{- $name := required "mpi-training.otherMpiRun needs name" .name }}
 {{- if $root.Capabilities.APIVersions.Has "kubeflow.org/v2beta1/MPIJob" }}
 {{- range (lookup "kubeflow.org/v2beta1" "MPIJob" $root.Release.Namespace "").items }}
-{{- $labels := .metadata.labels | default dict }}
-{{- $mine := and (eq (get $labels "app.kubernetes.io/instance") $root.Release.Name) (eq (get $labels "app.kubernetes.io/name") $root.Chart.Name) }}
-{{- $active := 0 }}
-{{- range $role, $status := dig "status" "replicaStatuses" dict . }}{{ $active = add $active (dig "active" 0 $status | int64) }}{{ end }}
-{{- $ended := dig "spec" "runPolicy" "suspend" false . }}
-{{- range dig "status" "conditions" list . }}
+{{- include "common.immutable.otherJob" (dict "root" $root "job" . "name" $name "isStopped" (include "mpi-training.isStopped" (dict "job" .))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+"true" for a live MPIJob that is finished or suspended and has no pod left.
+Arguments: job.
+*/}}
+{{- define "mpi-training.isStopped" -}}
+{{- $job := required "mpi-training.isStopped needs job" .job }}
+{{- $pods := 0 }}
+{{- range $role, $status := dig "status" "replicaStatuses" dict $job }}{{ $pods = add $pods (dig "active" 0 $status | int64) }}{{ end }}
+{{- $ended := dig "spec" "runPolicy" "suspend" false $job }}
+{{- range dig "status" "conditions" list $job }}
 {{- if and (has .type (list "Succeeded" "Failed")) (eq .status "True") }}{{ $ended = true }}{{ end }}
 {{- end }}
-{{- if and $mine (ne .metadata.name $name) (not (and $ended (eq (int64 $active) 0))) }}
-{{- printf "run %s is not stopped, and two runs must not write one checkpoint: stop it with helm upgrade --reuse-values --set suspend=true (its pods get the grace period to save), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" .metadata.name }}
-{{- end }}
-{{- end }}
-{{- end }}
+{{- if and $ended (eq (int64 $pods) 0) }}true{{ end }}
 {{- end }}
