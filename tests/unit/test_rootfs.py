@@ -1,0 +1,60 @@
+"""Recipes of root file systems (hack/images): what they inherit, and when they are made anew."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bireme.errors import BiremeError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def rootfs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hack_images_rootfs", ROOT / "hack/images/rootfs.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_recipe_that_is_like_another_adds_to_its_lists_and_keeps_what_it_does_not_say(rootfs) -> None:
+    base, own = rootfs.load_rootfs("torch-2.6"), rootfs.load_rootfs("mpi")
+    assert own.packages[: len(base.packages)] == base.packages
+    assert "openmpi-bin" in own.packages
+    assert set(base.leave_out) < set(own.leave_out)
+    assert (own.suite, own.env) == (base.suite, base.env)
+    assert own.check != base.check
+
+
+def test_a_root_file_system_is_made_anew_when_a_script_that_builds_in_it_changes(rootfs, tmp_path) -> None:
+    script = tmp_path / "build.sh"
+    script.write_text("make\n")
+    build = rootfs.Build(str(script), "https://example.org/a.tar.gz#sha256=0", ("make",))
+    recipe = replace(rootfs.load_rootfs("python"), build=(build,))
+    before = recipe.digest
+    assert before == recipe.digest
+    assert before != rootfs.load_rootfs("python").digest
+    script.write_text("make install\n")
+    assert recipe.digest != before
+
+
+def test_what_does_not_change_the_content_does_not_make_it_anew(rootfs) -> None:
+    recipe = rootfs.load_rootfs("python")
+    assert replace(recipe, env={"A": "b"}, name="snake").digest == recipe.digest
+    assert replace(recipe, run=("true",)).digest != recipe.digest
+
+
+def test_a_recipe_that_is_not_there_is_answered_with_those_that_are(rootfs) -> None:
+    with pytest.raises(
+        BiremeError, match=r"no root file system pyton: hack/images/recipes.toml has python, "
+    ):
+        rootfs.load_rootfs("pyton")
