@@ -17,6 +17,8 @@ WORKLOADS = {
     "imagenet-efa": "torch-elastic",
     "imagenet-fsx": "torch-elastic",
     "efs-volume": "efs",
+    "imagenet": "dataset",
+    "coco-2017": "dataset",
     "maskrcnn": "mpi-training",
     "maskrcnn-tensorpack": "mpi-training",
     "maskrcnn-optimized": "mpi-training",
@@ -35,7 +37,7 @@ SOME = {
 # Charts that a workload shows on every type.
 SHOWN_BY_A_WORKLOAD = {"mpi-training", "paddle"}
 # Charts whose objects are of no instance type.
-WITHOUT_INSTANCE = {"efs", "fsx"}
+WITHOUT_INSTANCE = {"dataset", "efs", "fsx"}
 HELMS = ("helm", "helm3")
 KUBERNETES = ("1.34.4", "1.36.3")
 

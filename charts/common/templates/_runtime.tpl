@@ -14,7 +14,7 @@ Arguments: root.
 {{- $wanted := index $root.Chart.Annotations "bireme.dev/runtime" }}
 {{- $files := dict }}
 {{- range $path, $content := $root.Subcharts.common.Files.Glob "files/runtime/**" }}
-{{- if ternary (regexMatch $wanted (base $path)) (not (regexMatch "^(dispatch_|paddle)" (base $path))) (not (empty $wanted)) }}
+{{- if ternary (regexMatch $wanted (base $path)) (not (regexMatch "^(dispatch_|paddle|dataset)" (base $path))) (not (empty $wanted)) }}
 {{- $_ := set $files (trimPrefix "files/runtime/" $path) ($content | toString) }}
 {{- end }}
 {{- end }}

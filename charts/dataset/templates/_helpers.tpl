@@ -1,0 +1,159 @@
+{{- define "dataset.target" -}}
+/claim/{{ .Values.claim.path }}
+{{- end }}
+
+{{/*
+What the runtime is told (bireme_runtime.dataset), as JSON. A claim is mounted at /sources/N.
+*/}}
+{{- define "dataset.settings" -}}
+{{- $sources := list }}
+{{- range $i, $source := .Values.sources }}
+{{- $url := $source.url | default (printf "file:///sources/%d" $i) }}
+{{- $sources = append $sources (merge (dict "url" $url) (pick $source "path" "sha256" "sums")) }}
+{{- end }}
+{{- $settings := dict "target" (include "dataset.target" .) "sources" $sources "shards" .Values.shards
+    "parallel" (int64 .Values.parallel) "partMiB" (int64 .Values.partMiB) "workers" (int64 .Values.workers) }}
+{{- if .Values.replace }}{{ $_ := set $settings "replace" true }}{{ end }}
+{{- with .Values.prepare.script }}{{ $_ := set $settings "prepare" (sha256sum . | trunc 16) }}{{ end }}
+{{- toJson $settings }}
+{{- end }}
+
+{{/*
+Environment of the steps: settings, and S3 as the AWS SDKs read it.
+*/}}
+{{- define "dataset.env" -}}
+- {name: PYTHONPATH, value: /bireme/runtime}
+- {name: PYTHONUNBUFFERED, value: "1"}
+- {name: BIREME_DATASET, value: {{ include "dataset.settings" . | quote }}}
+- {name: AWS_REGION, value: {{ .Values.s3.region }}}
+{{- with .Values.s3.endpoint }}
+- {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
+{{- end }}
+{{- if .Values.s3.anonymous }}
+- {name: BIREME_S3_ANONYMOUS, value: "true"}
+{{- end }}
+{{- with .Values.s3.existingSecret }}
+{{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
+- name: {{ . }}
+  valueFrom:
+    secretKeyRef: {name: {{ $.Values.s3.existingSecret }}, key: {{ . }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+What every container of the Job has.
+*/}}
+{{- define "dataset.container" -}}
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+securityContext:
+  {{- toYaml .Values.securityContext | nindent 2 }}
+volumeMounts:
+  - {name: claim, mountPath: /claim}
+  - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
+  - {name: tmp, mountPath: /tmp}
+  {{- range $i, $source := .Values.sources }}
+  {{- if $source.claimName }}
+  - {name: source-{{ $i }}, mountPath: /sources/{{ $i }}, readOnly: true{{ with $source.subPath }}, subPath: {{ . | quote }}{{ end }}}
+  {{- end }}
+  {{- end }}
+{{- end }}
+
+{{- define "dataset.script" -}}
+{{- $staging := printf "/claim/%s.%s.staging" (regexFind "^.*/" .Values.claim.path) (base .Values.claim.path) -}}
+# Nothing is staged where the dataset is there already.
+[ -d {{ $staging | squote }} ] || exit 0
+cd {{ $staging | squote }}
+{{ .Values.prepare.script }}
+{{- end }}
+
+{{/*
+The Job's spec less what can change in place.
+*/}}
+{{- define "dataset.run" -}}
+completionMode: Indexed
+completions: {{ int64 .Values.workers }}
+parallelism: {{ int64 .Values.workers }}
+backoffLimit: {{ int64 .Values.backoffLimit }}
+podReplacementPolicy: Failed
+podFailurePolicy:
+  rules:
+    - action: Ignore
+      onPodConditions:
+        - {type: DisruptionTarget, status: "True"}
+    # The exit codes by which the runtime says that no attempt can help.
+    {{- range list "stage" "publish" }}
+    - action: FailJob
+      onExitCodes: {containerName: {{ . }}, operator: In, values: [64, 77, 78]}
+    {{- end }}
+template:
+  metadata:
+    labels:
+      {{- include "common.selectorLabels" (dict "root" . "component" "copier") | nindent 6 }}
+      {{- with .Values.podLabels }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+    {{- with .Values.podAnnotations }}
+    annotations:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+  spec:
+    restartPolicy: Never
+    automountServiceAccountToken: false
+    enableServiceLinks: false
+    serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) }}
+    {{- include "common.imagePullSecrets" (dict "root" .) | nindent 4 }}
+    securityContext:
+      {{- toYaml .Values.podSecurityContext | nindent 6 }}
+    {{- with .Values.nodeSelector }}
+    nodeSelector:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with .Values.tolerations }}
+    tolerations:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    initContainers:
+      - name: stage
+        image: {{ include "common.image" (dict "root" . "image" .Values.image) }}
+        imagePullPolicy: {{ .Values.image.pullPolicy }}
+        command: [python3, -m, bireme_runtime.dataset, stage]
+        env:
+          {{- include "dataset.env" . | nindent 10 }}
+        {{- include "dataset.container" . | nindent 8 }}
+      {{- if .Values.prepare.script }}
+      - name: prepare
+        image: {{ include "common.image" (dict "root" . "image" .Values.prepare.image) }}
+        imagePullPolicy: {{ .Values.prepare.image.pullPolicy }}
+        command: [sh, -ec]
+        args:
+          - |
+            {{- include "dataset.script" . | nindent 12 }}
+        {{- include "dataset.container" . | nindent 8 }}
+      {{- end }}
+    containers:
+      - name: publish
+        image: {{ include "common.image" (dict "root" . "image" .Values.image) }}
+        imagePullPolicy: {{ .Values.image.pullPolicy }}
+        command: [python3, -m, bireme_runtime.dataset, publish]
+        env:
+          {{- include "dataset.env" . | nindent 10 }}
+        {{- include "dataset.container" . | nindent 8 }}
+    volumes:
+      - name: claim
+        persistentVolumeClaim: {claimName: {{ .Values.claim.name }}}
+      - name: tmp
+        emptyDir: {}
+      {{- include "common.runtimeVolume" (dict "root" .) | nindent 6 }}
+      {{- range $i, $source := .Values.sources }}
+      {{- with $source.claimName }}
+      - name: source-{{ $i }}
+        persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
+      {{- end }}
+      {{- end }}
+{{- end }}
+
+{{- define "dataset.immutableParts" -}}
+{{- include "common.immutable.jobParts" (dict "spec" (include "dataset.run" . | fromYaml)) }}
+{{- end }}

@@ -1,0 +1,146 @@
+"""What dataset_sources needs of AWS: credentials as pods are given them, and signed requests to S3.
+
+Signatures are AWS's version 4 (docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html).
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import hmac
+import json
+import time
+import urllib.parse
+import urllib.request
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_EMPTY = hashlib.sha256(b"").hexdigest()
+_REFRESH_SECONDS = 300
+_TIMEOUT_SECONDS = 30
+
+
+class CredentialsError(Exception):
+    """There are no credentials, or whoever gives them refuses."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Keys of AWS. `expires` is a Unix time, infinity for keys that last."""
+
+    key: str
+    secret: str
+    token: str = ""
+    expires: float = float("inf")
+
+
+class Wallet:
+    """Credentials from the environment, as the AWS SDKs look for them in pods, renewed before they expire.
+
+    Keys of a Secret (AWS_ACCESS_KEY_ID), a role by IRSA (AWS_WEB_IDENTITY_TOKEN_FILE), or by EKS Pod Identity
+    (AWS_CONTAINER_CREDENTIALS_FULL_URI), in this order.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._kept: Credentials | None = None
+
+    def credentials(self) -> Credentials:
+        """Those that are good for the next minutes. Raises CredentialsError."""
+        if self._kept is None or self._kept.expires - time.time() < _REFRESH_SECONDS:
+            self._kept = self._find()
+        return self._kept
+
+    def _find(self) -> Credentials:
+        env = self._env
+        if env.get("AWS_ACCESS_KEY_ID"):
+            secret, token = env.get("AWS_SECRET_ACCESS_KEY", ""), env.get("AWS_SESSION_TOKEN", "")
+            return Credentials(env["AWS_ACCESS_KEY_ID"], secret, token)
+        if env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+            return self._by_web_identity()
+        if env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+            return self._by_pod_identity()
+        raise CredentialsError(
+            "there are no AWS credentials: give the ServiceAccount a role (IRSA or Pod Identity), "
+            "set s3.existingSecret, or s3.anonymous=true for a public bucket"
+        )
+
+    def _by_web_identity(self) -> Credentials:
+        env = self._env
+        region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"
+        endpoint = env.get("AWS_ENDPOINT_URL_STS") or f"https://sts.{region}.{domain(region)}"
+        query = {
+            "Action": "AssumeRoleWithWebIdentity",
+            "Version": "2011-06-15",
+            "RoleArn": env.get("AWS_ROLE_ARN", ""),
+            "RoleSessionName": env.get("AWS_ROLE_SESSION_NAME") or "bireme-dataset",
+            "WebIdentityToken": _read(env["AWS_WEB_IDENTITY_TOKEN_FILE"]),
+        }
+        body = urllib.parse.urlencode(query).encode()
+        tree = ElementTree.fromstring(_ask(urllib.request.Request(f"{endpoint}/", body)))
+        found = {element.tag.partition("}")[2]: element.text or "" for element in tree.iter()}
+        return Credentials(
+            found["AccessKeyId"],
+            found["SecretAccessKey"],
+            found["SessionToken"],
+            _unix_time(found["Expiration"]),
+        )
+
+    def _by_pod_identity(self) -> Credentials:
+        file = self._env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
+        token = _read(file) if file else self._env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
+        headers = {"Authorization": token} if token else {}
+        request = urllib.request.Request(self._env["AWS_CONTAINER_CREDENTIALS_FULL_URI"], headers=headers)
+        found = json.loads(_ask(request))
+        return Credentials(
+            found["AccessKeyId"], found["SecretAccessKey"], found["Token"], _unix_time(found["Expiration"])
+        )
+
+
+def domain(region: str) -> str:
+    """The domain of AWS's services in the partition of `region`."""
+    return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+
+
+def sign(
+    host: str, path: str, query: str, headers: Mapping[str, str], given: Credentials, region: str, now: float
+) -> dict[str, str]:
+    """`headers` and those that sign a GET of this path (quoted) and query (quoted and sorted) of S3."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    signed = {**headers, "host": host, "x-amz-date": stamp, "x-amz-content-sha256": _EMPTY}
+    if given.token:
+        signed["x-amz-security-token"] = given.token
+    names = ";".join(sorted(signed))
+    lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    request = hashlib.sha256(f"GET\n{path}\n{query}\n{lines}\n{names}\n{_EMPTY}".encode()).hexdigest()
+    key = f"AWS4{given.secret}".encode()
+    for part in (stamp[:8], region, "s3", "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{request}".encode()
+    signature = hmac.new(key, text, hashlib.sha256).hexdigest()
+    said = f"Credential={given.key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    return {**signed, "authorization": f"AWS4-HMAC-SHA256 {said}"}
+
+
+def _ask(request: urllib.request.Request) -> bytes:
+    place = urllib.parse.urlsplit(request.full_url).netloc
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+            text: bytes = answer.read()
+            return text
+    except OSError as error:
+        raise CredentialsError(f"{place} gives no AWS credentials: {error}") from error
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise CredentialsError(f"the token for AWS credentials cannot be read: {error}") from error
+
+
+def _unix_time(text: str) -> float:
+    return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))

@@ -1,0 +1,296 @@
+"""Where data comes from: S3, web servers and folders, each as a list of objects that are read in ranges."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import ssl
+import threading
+import time
+import urllib.parse
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from bireme_runtime import dataset_s3
+from bireme_runtime.dataset_s3 import Wallet
+
+_TIMEOUT_SECONDS = 60
+_REDIRECTS = 5
+_ENCRYPTION = "x-amz-server-side-encryption"
+
+
+class SourceError(Exception):
+    """The source is not as described; asking again does not help."""
+
+
+class Unreachable(Exception):
+    """The source did not answer, or broke off: asking again may help."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object: its `path` below the source, its size in bytes, and what changes when its content does."""
+
+    path: str
+    size: int
+    version: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Body:
+    """Bytes to read, so many at a time, b"" at the end. `md5` is of the whole object, "" if nobody says."""
+
+    read: Callable[[int], bytes]
+    md5: str = ""
+
+
+class Source(Protocol):
+    """A place that has objects."""
+
+    def entries(self) -> Iterator[Entry]:
+        """All objects. Raises SourceError, Unreachable or CredentialsError."""
+
+    def read(self, entry: Entry, start: int, end: int) -> AbstractContextManager[Body]:
+        """Bytes `start` up to `end` of an object. Raises as `entries` does."""
+
+
+def open_source(url: str, env: Mapping[str, str]) -> Source:
+    """The source at s3://BUCKET/PREFIX, http(s)://…/FILE or file:///FOLDER. Raises SourceError."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "s3":
+        return S3Source(parts.netloc, parts.path.lstrip("/"), env)
+    if parts.scheme in ("http", "https"):
+        return HttpSource(url)
+    if parts.scheme == "file":
+        return FolderSource(Path(urllib.parse.unquote(parts.path)))
+    raise SourceError(f"{url} is none of s3://BUCKET/PREFIX, https://HOST/FILE and a claim")
+
+
+def safe_path(path: str) -> str:
+    """`path` if it stays below the folder it is put into. Raises SourceError."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or parts[0].startswith(".bireme"):
+        raise SourceError(f"the source has an object named {path!r}, which has no place below a folder")
+    return str(PurePosixPath(path))
+
+
+class FolderSource:
+    """A folder, or one file, of another claim."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def entries(self) -> Iterator[Entry]:
+        if self._folder.is_file():
+            yield self._entry(self._folder, self._folder.name)
+            return
+        if not self._folder.is_dir():
+            raise SourceError(f"{self._folder} is not there: look at path of the source")
+        for base, folders, files in os.walk(self._folder):
+            folders.sort()
+            for name in sorted(files):
+                file = Path(base, name)
+                yield self._entry(file, str(file.relative_to(self._folder)))
+
+    def _entry(self, file: Path, path: str) -> Entry:
+        stat = file.stat()
+        return Entry(safe_path(path), stat.st_size, str(stat.st_mtime_ns), str(file))
+
+    @contextlib.contextmanager
+    def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
+        try:
+            with open(entry.key, "rb") as file:
+                file.seek(start)
+                yield Body(file.read)
+        except OSError as error:
+            raise Unreachable(f"{entry.key} cannot be read: {error}") from error
+
+
+class Web:
+    """GET over connections that are kept, one for each thread and host."""
+
+    def __init__(self) -> None:
+        self._kept = threading.local()
+        self._tls = ssl.create_default_context()
+
+    @contextlib.contextmanager
+    def get(
+        self, url: str, headers: Mapping[str, str], method: str = "GET"
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer, whatever its status. Raises Unreachable, also for what breaks off in the body."""
+        parts = urllib.parse.urlsplit(url)
+        place = (parts.scheme, parts.netloc)
+        connection = self._connection(place)
+        try:
+            connection.request(
+                method, urllib.parse.urlunsplit(("", "", *parts[2:4], "")), headers=dict(headers)
+            )
+            answer = connection.getresponse()
+            yield answer
+            # What is left unread would be taken for the next answer.
+            if not answer.isclosed():
+                self._drop(place)
+        except (OSError, http.client.HTTPException) as error:
+            self._drop(place)
+            raise Unreachable(f"{parts.netloc}: {error or type(error).__name__}") from error
+        except BaseException:
+            self._drop(place)
+            raise
+
+    def _connection(self, place: tuple[str, str]) -> http.client.HTTPConnection:
+        kept: dict[tuple[str, str], http.client.HTTPConnection] = self._kept.__dict__.setdefault("all", {})
+        if place not in kept:
+            scheme, host = place
+            kept[place] = (
+                http.client.HTTPSConnection(host, timeout=_TIMEOUT_SECONDS, context=self._tls)
+                if scheme == "https"
+                else http.client.HTTPConnection(host, timeout=_TIMEOUT_SECONDS)
+            )
+        return kept[place]
+
+    def _drop(self, place: tuple[str, str]) -> None:
+        connection = self._kept.__dict__.get("all", {}).pop(place, None)
+        if connection is not None:
+            connection.close()
+
+
+def check_status(answer: http.client.HTTPResponse, what: str, wanted: tuple[int, ...]) -> None:
+    """Raise Unreachable for an answer that may change, SourceError for one that will not."""
+    if answer.status in wanted:
+        return
+    why = answer.read(2048).decode(errors="replace").strip()
+    sentence = f"{what}: HTTP {answer.status} {answer.reason} {' '.join(why.split())[:300]}".strip()
+    if answer.status >= 500 or answer.status in (408, 429):
+        raise Unreachable(sentence)
+    raise SourceError(sentence)
+
+
+class HttpSource:
+    """One file of a web server."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._web = url, Web()
+
+    def entries(self) -> Iterator[Entry]:
+        url = self._url
+        for _ in range(_REDIRECTS):
+            with self._web.get(url, {}, "HEAD") as answer:
+                answer.read()
+                if answer.status in (301, 302, 303, 307, 308):
+                    url = urllib.parse.urljoin(url, answer.headers.get("Location", ""))
+                    continue
+                check_status(answer, self._url, (200,))
+                size = answer.headers.get("Content-Length")
+                if size is None:
+                    raise SourceError(f"{self._url} does not say how large it is, so it cannot be checked")
+                version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+                name = urllib.parse.unquote(urllib.parse.urlsplit(self._url).path.rpartition("/")[2])
+                yield Entry(safe_path(name), int(size), version, url)
+                return
+        raise SourceError(f"{self._url} redirects more than {_REDIRECTS} times")
+
+    @contextlib.contextmanager
+    def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
+        if start >= end:
+            raise Unreachable(f"{self._url} has no bytes to read")
+        with self._web.get(entry.key, {"range": f"bytes={start}-{end - 1}"}) as answer:
+            whole = start == 0 and end == entry.size
+            check_status(answer, self._url, (206, 200) if whole else (206,))
+            yield Body(answer.read)
+
+
+@dataclass
+class S3Source:
+    """The objects of a bucket below a prefix; a prefix that names one object is that object."""
+
+    bucket: str
+    prefix: str
+    env: Mapping[str, str]
+    web: Web = field(default_factory=Web)
+
+    def __post_init__(self) -> None:
+        self._region = self.env.get("AWS_REGION") or "us-east-1"
+        endpoint = self.env.get("AWS_ENDPOINT_URL_S3") or ""
+        # Names with dots do not fit S3's certificates, and other servers know no hosts of buckets.
+        by_path = bool(endpoint) or "." in self.bucket
+        base = endpoint.rstrip("/") or f"https://s3.{self._region}.{dataset_s3.domain(self._region)}"
+        scheme, _, host = base.partition("://")
+        self._base = base if by_path else f"{scheme}://{self.bucket}.{host}"
+        self._folder = f"/{self.bucket}" if by_path else ""
+        anonymous = self.env.get("BIREME_S3_ANONYMOUS") == "true"
+        self._wallet = None if anonymous else Wallet(self.env)
+
+    def entries(self) -> Iterator[Entry]:
+        found = False
+        # What a prefix ends in is a folder's name in full: train/ is not train-2/.
+        folder = self.prefix if not self.prefix or self.prefix.endswith("/") else f"{self.prefix}/"
+        for key, size, tag in self._listed(self.prefix):
+            if key.endswith("/"):
+                continue
+            if key == self.prefix:
+                path = key.rpartition("/")[2]
+            elif key.startswith(folder):
+                path = key[len(folder) :]
+            else:
+                continue
+            found = True
+            yield Entry(safe_path(path), size, tag, key)
+        if not found:
+            raise SourceError(f"s3://{self.bucket}/{self.prefix} has no objects")
+
+    def _listed(self, prefix: str) -> Iterator[tuple[str, int, str]]:
+        more = ""
+        while True:
+            query = {"list-type": "2", "prefix": prefix, **({"continuation-token": more} if more else {})}
+            with self._get("", query, {}) as answer:
+                check_status(answer, f"s3://{self.bucket}", (200,))
+                tree = ElementTree.fromstring(answer.read())
+            space = tree.tag.partition("}")[0] + "}" if tree.tag.startswith("{") else ""
+            for each in tree.findall(f"{space}Contents"):
+                said = {child.tag.removeprefix(space): child.text or "" for child in each}
+                yield said["Key"], int(said["Size"]), said.get("ETag", "").strip('"')
+            more = tree.findtext(f"{space}NextContinuationToken") or ""
+            if not more:
+                return
+
+    @contextlib.contextmanager
+    def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
+        headers = {"range": f"bytes={start}-{end - 1}"} if end > start else {}
+        # An object that was written anew meanwhile is another one.
+        headers["if-match"] = f'"{entry.version}"'
+        with self._get(entry.key, {}, headers) as answer:
+            check_status(answer, f"s3://{self.bucket}/{entry.key}", (200, 206))
+            # A tag is the MD5 unless the object was put together of parts or encrypted with a key of KMS.
+            is_md5 = len(entry.version) == 32 and "kms" not in answer.headers.get(_ENCRYPTION, "")
+            yield Body(answer.read, entry.version if is_md5 else "")
+
+    def _get(
+        self, key: str, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> AbstractContextManager[http.client.HTTPResponse]:
+        path = f"{self._folder}/{urllib.parse.quote(key, safe='/-_.~')}"
+        text = "&".join(
+            f"{name}={urllib.parse.quote(value, safe='-_.~')}" for name, value in sorted(query.items())
+        )
+        url = f"{self._base}{path}" + (f"?{text}" if text else "")
+        if self._wallet is not None:
+            host = urllib.parse.urlsplit(url).netloc
+            given = self._wallet.credentials()
+            headers = dataset_s3.sign(host, path, text, headers, given, self._region, time.time())
+        return self.web.get(url, headers)
+
+
+def sums(text: str) -> dict[str, str]:
+    """The digest of each path in what sha256sum wrote. Raises SourceError."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        digest, _, path = line.partition(" ")
+        if len(digest) != 64 or not path.strip():
+            raise SourceError(f"{line[:80]!r} is not a line of sha256sum")
+        found[path.strip().lstrip("*").removeprefix("./")] = digest.lower()
+    return found

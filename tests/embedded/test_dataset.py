@@ -1,0 +1,30 @@
+"""A dataset's Job on a real control plane: its shares, and what an upgrade may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import ReleaseFactory
+
+VALUES: dict[str, Any] = {
+    "claim": {"name": "fsx-pvc", "path": "imagenet"},
+    "sources": [{"url": "s3://imagenet/ILSVRC"}],
+    "workers": 2,
+}
+
+
+def test_shares_are_copied_side_by_side_and_another_run_is_asked_for_by_number(
+    release: ReleaseFactory,
+) -> None:
+    dataset = release("dataset", values=VALUES)
+    assert [pod.hostname for pod in dataset.pods()] == [f"{dataset.name}-r1-0", f"{dataset.name}-r1-1"]
+    other = VALUES | {"sources": [{"url": "s3://imagenet/other"}]}
+    with pytest.raises(BiremeError, match=r"raise run, e\.g\. --set run=2"):
+        dataset.upgrade(values=other)
+    with pytest.raises(BiremeError, match=f"run: {dataset.name}-r1 has not ended"):
+        dataset.upgrade(values=other | {"run": 2})
+    dataset.upgrade(values=VALUES | {"shell": {"enabled": True}})
+    assert dataset.names("deployments") == [f"{dataset.name}-shell"]

@@ -1,0 +1,144 @@
+"""What one dataset release renders to, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.manifests import Manifest
+from bireme.render import Render, RenderError
+
+S3: dict[str, Any] = {
+    "claim": {"name": "fsx-pvc", "path": "datasets/imagenet"},
+    "sources": [{"url": "s3://imagenet/ILSVRC"}],
+}
+
+
+def the(rendered: Render, kind: str) -> Manifest:
+    (only,) = [item for item in rendered.manifests if item.kind == kind and not item.is_hook]
+    return only
+
+
+def pod(rendered: Render) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = the(rendered, "Job")["spec"]["template"]["spec"]
+    return spec
+
+
+def container(rendered: Render, name: str) -> Mapping[str, Any]:
+    (only,) = [
+        each
+        for each in (*pod(rendered)["initContainers"], *pod(rendered)["containers"])
+        if each["name"] == name
+    ]
+    found: Mapping[str, Any] = only
+    return found
+
+
+def env(rendered: Render) -> dict[str, Any]:
+    return {
+        each["name"]: each.get("value", each.get("valueFrom")) for each in container(rendered, "stage")["env"]
+    }
+
+
+def test_the_steps_are_told_the_same(render: Callable[..., Render]) -> None:
+    rendered = render("dataset", values=S3)
+    assert container(rendered, "stage")["env"] == container(rendered, "publish")["env"]
+    said = json.loads(env(rendered)["BIREME_DATASET"])
+    assert said["target"] == "/claim/datasets/imagenet"
+    assert said["sources"] == [{"url": "s3://imagenet/ILSVRC"}]
+
+
+def test_many_pods_copy_a_share_each(render: Callable[..., Render]) -> None:
+    rendered = render("dataset", values=S3 | {"workers": 8})
+    spec = the(rendered, "Job")["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 8, 8)
+    assert json.loads(env(rendered)["BIREME_DATASET"])["workers"] == 8
+
+
+def test_another_claim_is_a_source_that_is_only_read(render: Callable[..., Render]) -> None:
+    rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
+    said = json.loads(env(rendered)["BIREME_DATASET"])["sources"]
+    assert said[1] == {"url": "file:///sources/1", "path": "vocabulary"}
+    mounts = {each["mountPath"]: each for each in container(rendered, "stage")["volumeMounts"]}
+    assert mounts["/sources/1"]["readOnly"] is True
+    assert mounts["/sources/1"]["subPath"] == "vocabulary"
+
+
+def test_keys_come_from_a_secret_and_never_from_values(render: Callable[..., Render]) -> None:
+    rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
+    assert env(rendered)["AWS_SECRET_ACCESS_KEY"]["secretKeyRef"]["name"] == "s3-keys"
+    assert "AWS_ACCESS_KEY_ID" not in env(render("dataset", values=S3))
+
+
+def test_codes_that_no_attempt_can_help_end_the_job(render: Callable[..., Render]) -> None:
+    rules = the(render("dataset", values=S3), "Job")["spec"]["podFailurePolicy"]["rules"]
+    codes = {rule["onExitCodes"]["containerName"]: list(rule["onExitCodes"]["values"]) for rule in rules[1:]}
+    assert codes == {"stage": [64, 77, 78], "publish": [64, 77, 78]}
+
+
+def test_only_the_modules_it_needs_are_in_its_config_map(render: Callable[..., Render]) -> None:
+    names = set(the(render("dataset", values=S3), "ConfigMap")["data"])
+    assert {name.partition("__")[2].partition("_")[0].removesuffix(".py") for name in names} == {
+        "",
+        "dataset",
+    }
+    others = next(item for item in render("torch-elastic").manifests if "-runtime-" in item.name)["data"]
+    assert not [name for name in others if "__dataset" in name]
+
+
+def test_a_shell_comes_when_asked_for(render: Callable[..., Render]) -> None:
+    assert "Deployment" not in {item.kind for item in render("dataset", values=S3).manifests}
+    shell = the(render("dataset", values=S3 | {"shell": {"enabled": True}}), "Deployment")
+    (container,) = shell["spec"]["template"]["spec"]["containers"]
+    assert list(container["command"]) == ["sleep", "infinity"]
+
+
+def test_imagenets_pictures_go_into_folders_by_class(render: Callable[..., Render], tmp_path: Path) -> None:
+    """The script of the workload, run as the pod runs it, but for the place of the folder."""
+    rendered = render("dataset", workload="imagenet", sets=["sources[0].url=s3://mine/ILSVRC"])
+    staging = "/claim/ILSVRC/Data/.CLS-LOC.staging"
+    (script,) = container(rendered, "prepare")["args"]
+    assert staging in script
+    (tmp_path / "val").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / f"val/{name}.JPEG").write_text(name)
+    rows = ["ImageId,PredictionString", "a,n01 1 2 3 4 n01 5 6 7 8", "b,n02 1 2 3 4", "c,n01 1 2 3 4"]
+    (tmp_path / "LOC_val_solution.csv").write_text("\n".join(rows))
+    subprocess.run(["sh", "-ec", script.replace(staging, str(tmp_path))], check=True)
+    found = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.JPEG"))
+    assert found == ["val/n01/a.JPEG", "val/n01/c.JPEG", "val/n02/b.JPEG"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"sources": []}, "sources: none is given"),
+        ({"claim": {"name": "", "path": "x"}}, "claim.name: the dataset needs a claim to lie on"),
+        ({"claim": {"name": "x", "path": ""}}, "claim.path: the dataset needs a folder of its own"),
+        ({"claim": {"name": "x", "path": "../y"}}, "path"),
+        ({"sources": [{"path": "a"}]}, "sources[0]: it needs either url or claimName"),
+        ({"sources": [{"url": "s3://a/b", "subPath": "c"}]}, "sources[0].subPath: it belongs to claimName"),
+        (
+            {"sources": [{"url": "s3://a/b", "sha256": "0" * 64, "sums": "S"}]},
+            "sources[0].sha256: it is of one file and sums of many",
+        ),
+        ({"sources": [{"url": "ftp://host/file"}]}, "url"),
+        (
+            {"workers": 2, "prepare": {"script": "true"}},
+            "prepare.script: it would run in 2 pods on one folder",
+        ),
+        (
+            {"s3": {"anonymous": True, "existingSecret": "keys"}},
+            "s3.anonymous: there are credentials in s3.existingSecret",
+        ),
+    ],
+)
+def test_is_refused(render: Callable[..., Render], change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render("dataset", values=S3 | change)
+    assert sentence in str(refused.value)

@@ -1,0 +1,379 @@
+"""Staging a dataset: all of it or nothing, from where it was left, and as the source has it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_servers import RUNTIME
+from s3_servers import S3Server, s3_server
+
+from bireme_runtime import dataset
+from bireme_runtime.dataset_s3 import Credentials, Wallet, sign
+
+MiB = 1 << 20
+Content = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("moto") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server, request: pytest.FixtureRequest) -> str:
+    """A bucket of the test's own."""
+    name = "b" + hashlib.sha256(request.node.name.encode()).hexdigest()[:20]
+    s3.put(name)
+    return name
+
+
+def content(files: int, size: int = 1000, seed: int = 0) -> Content:
+    """Small files in a few folders, with names that need quoting."""
+    chance = random.Random(seed)
+    return {
+        f"train/n{number % 7}/a b+{number}.bin": chance.randbytes(size + number) for number in range(files)
+    }
+
+
+def upload(s3: S3Server, bucket: str, files: Mapping[str, bytes], prefix: str = "imagenet/") -> None:
+    for path, data in files.items():
+        s3.put(f"{bucket}/{prefix}{path}".replace(" ", "%20").replace("+", "%2B"), data)
+
+
+def settings(target: Path, *sources: Mapping[str, str], **more: Any) -> dict[str, str]:
+    said = {"target": str(target), "sources": list(sources), "parallel": 4, "partMiB": 1, **more}
+    return {"BIREME_DATASET": json.dumps(said)}
+
+
+def run(step: str, env: Mapping[str, str], *args: str) -> tuple[int, str]:
+    """One step in a process of its own, as in a pod: its exit code and its log."""
+    command = [sys.executable, "-m", "bireme_runtime.dataset", step, *args]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(RUNTIME), **env}, capture_output=True, text=True, check=False
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def stage_and_publish(env: Mapping[str, str]) -> str:
+    log = ""
+    for step in ("stage", "publish"):
+        code, said = run(step, env)
+        log += said
+        assert code == 0, log
+    return log
+
+
+def read(folder: Path) -> Content:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != dataset.MANIFEST)
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def test_a_bucket_arrives_whole_with_a_manifest_and_a_second_install_copies_nothing(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    files = {**content(230), "large.rec": random.Random(1).randbytes(5 * MiB + 17), "empty": b""}
+    upload(s3, bucket, files)
+    target = tmp_path / "imagenet"
+    env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet"})}
+    log = stage_and_publish(env)
+    assert read(target) == files
+    assert "232 of 232 files" in log
+    assert not list(tmp_path.glob(".*")), "nothing is left beside it"
+    header, *rows = map(json.loads, (target / dataset.MANIFEST).read_text().splitlines())
+    assert (header["files"], header["bytes"]) == (len(files), sum(map(len, files.values())))
+    assert {row["path"]: row["sha256"] for row in rows} == {
+        path: hashlib.sha256(data).hexdigest() for path, data in files.items()
+    }
+    before = (target / dataset.MANIFEST).stat().st_mtime_ns
+    assert "nothing to copy" in stage_and_publish(env)
+    assert (target / dataset.MANIFEST).stat().st_mtime_ns == before
+    assert "is whole: 232 files" in run("verify", {}, str(target))[1]
+
+
+def test_what_was_copied_before_a_kill_is_not_copied_again_and_nobody_sees_half(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    files = {**content(150, 20_000), "large.rec": random.Random(2).randbytes(12 * MiB)}
+    upload(s3, bucket, files)
+    target = tmp_path / "data"
+    env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet/"})}
+    command = [sys.executable, "-m", "bireme_runtime.dataset", "stage"]
+    process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stdout=subprocess.DEVNULL)
+    journal = tmp_path / ".data.staging/.bireme/journal-0.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and journal.read_text().count("path") > 12):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "it was done before it could be killed"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not target.exists()
+    log = stage_and_publish(env)
+    copied = int(log.partition("is complete, ")[2].split()[0])
+    assert 0 < copied < sum(map(len, files.values())) - 10 * 20_000
+    assert read(target) == files
+
+
+def test_an_object_that_is_not_as_its_checksum_says_is_named_and_nothing_is_published(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    files = content(20)
+    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  ./{path}\n" for path, data in files.items())
+    upload(s3, bucket, {**files, "SHA256SUMS": sums.encode()})
+    broken = "train/n3/a b+10.bin"
+    upload(s3, bucket, {broken: b"x" + files[broken][1:]})
+    target = tmp_path / "data"
+    env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet", "sums": "SHA256SUMS"})}
+    code, said = run("stage", env)
+    assert code == 78, said
+    assert f"{broken} has sha256" in said
+    assert run("publish", env)[0] == 0
+    assert not target.exists()
+    upload(s3, bucket, {broken: files[broken]})
+    stage_and_publish(env)
+    assert read(target)[broken] == files[broken]
+
+
+def test_shards_add_up_to_their_source_byte_for_byte(tmp_path: Path) -> None:
+    lines = b"".join(b"%d %s\n" % (number, b"x" * (number % 97)) for number in range(5000))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.txt").write_bytes(lines)
+    (source / "vocabulary.txt").write_bytes(b"a\nb\n")
+    target = tmp_path / "words"
+    shards = [{"file": "train.txt", "count": 3}]
+    env = settings(target, {"url": f"file://{source}"}, shards=shards)
+    stage_and_publish(env)
+    names = [f"train.txt-{number:05d}" for number in range(3)]
+    assert sorted(read(target)) == [*names, "vocabulary.txt"]
+    assert b"".join((target / name).read_bytes() for name in names) == lines
+    sizes = [(target / name).stat().st_size for name in names]
+    assert max(sizes) - min(sizes) < 200
+    rows = {
+        row["path"]: row for row in map(json.loads, (target / dataset.MANIFEST).read_text().splitlines()[1:])
+    }
+    assert [rows[name]["records"] for name in names] == [
+        (target / name).read_bytes().count(b"\n") for name in names
+    ]
+    assert "records" not in rows["vocabulary.txt"]
+    assert "nothing to copy" in stage_and_publish(env)
+
+
+def test_more_shards_than_lines_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_bytes(b"one\ntwo\n")
+    env = settings(
+        tmp_path / "out/data", {"url": f"file://{tmp_path}/few.txt"}, shards=[{"file": "few.txt", "count": 3}]
+    )
+    assert run("stage", env)[0] == 0
+    code, said = run("publish", env)
+    assert (code, said) == (78, "few.txt has too few lines for 3 shards\n")
+    assert not (tmp_path / "out/data").exists()
+
+
+def test_two_indexes_share_the_work_and_one_publishes(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    files = content(40)
+    upload(s3, bucket, files)
+    target = tmp_path / "data"
+    env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet"}, workers=2)}
+    first = threading.Thread(target=run, args=("stage", {**env, "JOB_COMPLETION_INDEX": "0"}))
+    first.start()
+    code, said = run("stage", {**env, "JOB_COMPLETION_INDEX": "1"})
+    first.join()
+    assert code == 0
+    assert "20 of 20 files" in said
+    assert run("publish", {**env, "JOB_COMPLETION_INDEX": "1"}) == (0, "")
+    assert not target.exists()
+    assert run("publish", {**env, "JOB_COMPLETION_INDEX": "0"})[0] == 0
+    assert read(target) == files
+
+
+def test_what_is_done_between_the_steps_is_part_of_the_dataset(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "val_1.jpg").write_bytes(b"picture")
+    target = tmp_path / "data"
+    env = settings(target, {"url": f"file://{source}"}, prepare="arrange")
+    assert run("stage", env)[0] == 0
+    staging = tmp_path / ".data.staging"
+    (staging / "val/n01").mkdir(parents=True)
+    (staging / "val_1.jpg").rename(staging / "val/n01/val_1.jpg")
+    assert run("publish", env)[0] == 0
+    assert read(target) == {"val/n01/val_1.jpg": b"picture"}
+    assert run("verify", {}, str(target))[0] == 0
+
+
+def test_a_dataset_that_is_there_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "data"
+    source.mkdir()
+    (source / "a").write_bytes(b"one")
+    stage_and_publish(settings(target, {"url": f"file://{source}"}))
+    (source / "a").write_bytes(b"three")
+    code, said = run("stage", settings(target, {"url": f"file://{source}"}))
+    assert code == 78
+    assert "has another dataset, or another version of it" in said
+    assert read(target) == {"a": b"one"}
+    stage_and_publish(settings(target, {"url": f"file://{source}"}, replace=True))
+    assert read(target) == {"a": b"three"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "source"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda folder: (folder / "a").write_bytes(b"tw0"), "a has another sha256 than in MANIFEST.jsonl"),
+        (lambda folder: (folder / "a").unlink(), "a is missing"),
+        (lambda folder: (folder / "a").write_bytes(b"long"), "a has 4 bytes instead of 3"),
+        (lambda folder: (folder / dataset.MANIFEST).unlink(), "is no dataset"),
+    ],
+)
+def test_verify_names_what_is_not_as_it_was(
+    tmp_path: Path, change: Callable[[Path], object], sentence: str
+) -> None:
+    (tmp_path / "a").write_bytes(b"two")
+    target = tmp_path / "out/data"
+    stage_and_publish(settings(target, {"url": f"file://{tmp_path}/a"}))
+    change(target)
+    code, said = run("verify", {}, str(target))
+    assert code == 78
+    assert sentence in said
+
+
+class Flaky(http.server.BaseHTTPRequestHandler):
+    """A web server that knows ranges and breaks off after 300 kB of each answer."""
+
+    content = random.Random(3).randbytes(2 * MiB + 5)
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.content)))
+        self.send_header("ETag", '"one"')
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        self.send_response(206)
+        self.send_header("Content-Length", str(end + 1 - start))
+        self.end_headers()
+        self.wfile.write(self.content[start : min(end + 1, start + 300_000)])
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def web_server(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+def test_answers_that_break_off_are_taken_up_where_they_ended(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    digest = hashlib.sha256(Flaky.content).hexdigest()
+    with web_server(Flaky) as url:
+        stage_and_publish(settings(target, {"url": f"{url}/coco.zip", "path": "data", "sha256": digest}))
+    assert read(target) == {"data/coco.zip": Flaky.content}
+
+
+def test_a_file_of_a_plain_web_server_arrives(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web/train.txt").write_bytes(b"words\n")
+    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with web_server(functools.partial(quiet, directory=str(tmp_path / "web"))) as url:
+        stage_and_publish(settings(tmp_path / "data", {"url": f"{url}/train.txt"}))
+        code, said = run("stage", settings(tmp_path / "other", {"url": f"{url}/nothing.txt"}))
+    assert read(tmp_path / "data") == {"train.txt": b"words\n"}
+    assert code == 78
+    assert "HTTP 404" in said
+
+
+@pytest.mark.parametrize(
+    ("sources", "sentence"),
+    [
+        ([{"url": "ftp://host/file"}], "ftp://host/file is none of"),
+        ([{"url": "file:///nowhere"}], "/nowhere is not there"),
+        ([{"url": "file:///etc/hostname"}, {"url": "file:///etc/hostname"}], "comes from two sources"),
+        ([{"url": "file:///etc/hostname", "path": "../up"}], "has no place below a folder"),
+    ],
+)
+def test_sources_that_make_no_sense_are_named(
+    tmp_path: Path, sources: list[dict[str, str]], sentence: str
+) -> None:
+    code, said = run("stage", settings(tmp_path / "data", *sources))
+    assert code == 78
+    assert sentence in said
+
+
+def test_a_bucket_without_objects_and_one_without_credentials_are_named(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    env = settings(tmp_path / "data", {"url": f"s3://{bucket}/nothing"})
+    code, said = run("stage", {**s3.env, **env})
+    assert (code, said) == (78, f"s3://{bucket}/nothing has no objects\n")
+    bare = {name: value for name, value in s3.env.items() if "KEY" not in name}
+    code, said = run("stage", {**bare, **env})
+    assert code == 77
+    assert "there are no AWS credentials" in said
+
+
+def test_a_request_is_signed_as_in_the_example_of_amazons_documentation() -> None:
+    """docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html, GET of an object."""
+    keys = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    host, headers = "examplebucket.s3.amazonaws.com", {"range": "bytes=0-9"}
+    signed = sign(host, "/test.txt", "", headers, keys, "us-east-1", 1369353600)
+    signature = signed["authorization"].rpartition("Signature=")[2]
+    assert signature == "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
+
+
+def test_a_role_by_irsa_gives_keys_that_expire(s3: S3Server, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a.b.c")
+    env = {name: value for name, value in s3.env.items() if "KEY" not in name}
+    env |= {"AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token")}
+    env |= {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/dataset"}
+    keys = Wallet(env).credentials()
+    assert keys.key
+    assert keys.token
+    assert 0 < keys.expires - time.time() <= 12 * 3600
+
+
+def test_pod_identity_gives_keys_for_its_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret-token\n")
+    asked: list[str | None] = []
+
+    class Agent(Flaky):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            found = {
+                "AccessKeyId": "A",
+                "SecretAccessKey": "S",
+                "Token": "T",
+                "Expiration": "2099-01-01T00:00:00Z",
+            }
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(found).encode())
+
+    with web_server(Agent) as url:
+        env = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials"}
+        wallet = Wallet({**env, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token")})
+        assert wallet.credentials() == wallet.credentials()
+    assert wallet.credentials().key == "A"
+    assert asked == ["secret-token"]
