@@ -6,7 +6,7 @@ carries a digest of the content, so a newer runtime is a change of the pod templ
 {{/*
 The runtime's files as JSON {path: source}. Objects beyond 256 KiB are too large for `kubectl apply`, which
 keeps a copy of each in an annotation: a chart whose Chart.yaml has the annotation bireme.dev/runtime takes the
-modules that this expression matches, the others all but those of the dispatcher's service and of Paddle.
+modules that this expression matches, the others all but those of the dispatcher's service, of Paddle and of datasets.
 Arguments: root.
 */}}
 {{- define "common.runtimeFiles" -}}
