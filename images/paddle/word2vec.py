@@ -26,7 +26,8 @@ TESTED = 20
 
 def split() -> tuple[network.Rows, network.Rows]:
     """N-grams to train with and n-grams to measure with."""
-    texts = sorted(each.read_text() for each in files("sklearn.datasets").joinpath("descr").iterdir())
+    pages = [each for each in files("sklearn.datasets.descr").iterdir() if each.name.endswith(".rst")]
+    texts = [each.read_text() for each in sorted(pages, key=lambda each: each.name)]
     words = re.findall(r"[a-z]+", " ".join(texts).lower())
     known = {word: number for number, (word, _) in enumerate(Counter(words).most_common(WORDS - 1), 1)}
     numbers = np.array([known.get(word, 0) for word in words], dtype="int64")

@@ -183,6 +183,13 @@ def test_a_trainer_that_fails_is_started_again_and_the_others_stay(job: PaddleJo
     assert job.codes() == {0}
 
 
+def test_the_scripts_own_exit_code_ends_the_pod_when_it_says_that_no_retry_can_help(job: PaddleJob) -> None:
+    job.start_all()
+    job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
+    job.go.write_text("78")
+    assert job.pods["trainer", 0].wait(SECONDS) == 78
+
+
 def test_trainers_that_an_upgrade_adds_join_those_that_run(job: PaddleJob) -> None:
     job.start_all()
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")

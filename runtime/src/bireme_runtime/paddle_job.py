@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme_runtime.dispatcher import Dispatcher
-from bireme_runtime.paddle_run import Client, last_save, write_whole
+from bireme_runtime.paddle_run import client_of_script, last_save, write_whole
 
 Saver = Callable[[str], object]
 
@@ -49,7 +49,7 @@ class Job:
         self._first_pass = int(env["BIREME_PADDLE_FIRST_PASS"])
         self._base_pass = int(env["BIREME_PADDLE_BASE_PASS"])
         self._save_steps = int(env.get("BIREME_SAVE_STEPS", "0"))
-        self._run = Client(env["BIREME_PADDLE_COORDINATOR"])
+        self._run = client_of_script(env)
         self._pass, self._step, self._steps = self._first_pass, 0, 0
 
     def shards(self, names: Sequence[str], passes: int, save: Saver | None = None) -> Iterator[Shard]:

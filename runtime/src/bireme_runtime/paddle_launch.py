@@ -8,17 +8,19 @@ restores the last save when there is one.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.abc
 import importlib.util
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from bireme_runtime.paddle_run import Client
+from bireme_runtime.paddle_run import client_of_script
 
 _RUNTIME = "paddle.distributed.ps.the_one_ps"
 
@@ -27,6 +29,19 @@ def main(argv: Sequence[str]) -> None:
     """Run the script (or `-m` and a module) as Python itself would."""
     if os.environ.get("TRAINING_ROLE") == "TRAINER":
         sys.meta_path.insert(0, _Adapter())
+    try:
+        _run(argv)
+    except BaseException as error:
+        code = _exit_code(error)
+        if code:
+            # Paddle crashes in the teardown of a connection that was not closed, and the code would be lost.
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _run(argv: Sequence[str]) -> None:
     module = argv[0] == "-m"
     target, *arguments = argv[1:] if module else argv
     sys.argv = [target, *arguments]
@@ -35,6 +50,17 @@ def main(argv: Sequence[str]) -> None:
         return
     sys.path[0] = os.path.dirname(os.path.abspath(target))
     runpy.run_path(target, run_name="__main__")
+
+
+def _exit_code(error: BaseException) -> int:
+    """The code that Python would end with; it prints what Python would print."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    traceback.print_exc()
+    return 1
 
 
 class _Adapter(importlib.abc.MetaPathFinder):
@@ -62,7 +88,7 @@ def adapt_paddle(module: Any) -> None:
     runtime = module.TheOnePSRuntime
     put, take = runtime._init_all_params, runtime._pull_all_dense
     attempt = int(os.environ["BIREME_PADDLE_ATTEMPT"])
-    run = Client(os.environ["BIREME_PADDLE_COORDINATOR"])
+    run = client_of_script(os.environ)
 
     def put_once(self: Any, *args: Any) -> Any:
         if run.is_initialised(attempt):

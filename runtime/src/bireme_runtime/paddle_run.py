@@ -330,12 +330,21 @@ def _answer(run: Run, path: str, said: Mapping[str, Any]) -> Any:
     return run.reach(said["attempt"], said["index"], here, wait)
 
 
-class Client:
-    """Talks to pserver 0, on one connection. Not for several threads."""
+def client_of_script(env: Mapping[str, str]) -> Client:
+    """A script is ended by its supervisor when pserver 0 is gone for good; until then it is patient."""
+    patience = float(env.get("BIREME_WAIT_SECONDS", "600"))
+    return Client(env["BIREME_PADDLE_COORDINATOR"], patience=patience)
 
-    def __init__(self, endpoint: str, seconds: float = 3.0) -> None:
+
+class Client:
+    """Talks to pserver 0, on one connection. Not for several threads.
+
+    What is not answered is asked again for ``patience`` seconds; all questions may be asked twice.
+    """
+
+    def __init__(self, endpoint: str, seconds: float = 3.0, patience: float = 0.0) -> None:
         host, _, port = endpoint.rpartition(":")
-        self._host, self._port, self._seconds = host, int(port), seconds
+        self._host, self._port, self._seconds, self._patience = host, int(port), seconds, patience
         self._connection: HTTPConnection | None = None
 
     def report(self, said: Report) -> View:
@@ -366,6 +375,16 @@ class Client:
         return [int(each) for each in self._ask("/reach", said)]
 
     def _ask(self, path: str, said: Mapping[str, Any]) -> Any:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return self._ask_once(path, said)
+            except Unreachable:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+
+    def _ask_once(self, path: str, said: Mapping[str, Any]) -> Any:
         try:
             if self._connection is None:
                 timeout = self._seconds + _LONGEST_POLL_SECONDS * ("seconds" in said)
