@@ -83,6 +83,10 @@ bench: setup ## Run the benchmarks (some minutes)
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/scale.py
 
+.PHONY: bench-startup
+bench-startup: setup ## How fast the workers of MPI jobs start, beside other controllers (half an hour, and builds of these)
+	$(BIN)/python benchmarks/startup.py
+
 .PHONY: bench-recovery
 bench-recovery: setup ## How fast training goes on after a kill, beside stock torchrun (half an hour; needs a container engine)
 	$(BIN)/python benchmarks/recovery.py

@@ -1,0 +1,259 @@
+"""From creating a job to all of its workers Running: our MPI jobs beside mpi-operator as upstream sets it up,
+and beside JobSet, which makes the same pods.
+
+All run in turn on one embedded control plane, on fake p4d.24xlarge nodes, one worker a node. What is
+created is what the charts render, so that the contenders differ in who makes the pods. The launcher of an
+MPIJob comes when all workers are Ready; the second number of each is until it runs.
+
+    python benchmarks/startup.py [--workers 10,100,500] [--rounds 3] [-o json]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rivals import RIVALS, Rival
+
+from bireme import values
+from bireme.clusters import controllers
+from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.clusters.patience import until
+from bireme.paths import Paths
+from bireme.release import Releases
+from bireme.render import Renderer, RenderRequest
+from bireme.tools import Toolbox
+from bireme.topology import ACCELERATORS, pod_requests
+
+CONSOLE = Console(stderr=True)
+LIMIT_SECONDS = 900
+TYPE = "p4d.24xlarge"
+NAMESPACE = "default"
+BASELINE = "MPIJob, upstream's operator"
+# What mpi-operator does without arguments (cmd/mpi-operator/app/options).
+UPSTREAM = ["threads=2", "client.qps=5", "client.burst=10", "queue.rate=10", "queue.burst=100"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run one MPI job: by charts/mpi-training, or the same pods by another project's controller.
+
+    ``operator`` are the values of charts/mpijob, where the job needs it.
+    """
+
+    name: str
+    orchestrator: str
+    operator: Sequence[str] | None = None
+    rival: Rival | None = None
+
+
+CONTENDERS = (
+    Contender(BASELINE, "MPIJob", UPSTREAM),
+    Contender("MPIJob, our operator", "MPIJob", ()),
+    Contender("Job, no operator", "Job"),
+    *(Contender(rival.name, "Job", rival=rival) for rival in RIVALS),
+)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds until all workers run, and until whoever launches does."""
+
+    workers: float
+    launcher: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One cluster, and what is put on it."""
+
+    cluster: EmbeddedCluster
+    paths: Paths
+    toolbox: Toolbox
+
+    @contextlib.contextmanager
+    def operator(self, contender: Contender) -> Iterator[None]:
+        """The controller that ``contender`` needs meanwhile."""
+        if contender.rival:
+            with contender.rival.running(self.cluster, self.toolbox, self.paths.state):
+                yield
+            return
+        if contender.operator is None:
+            yield
+            return
+        releases = Releases(self.cluster, self.toolbox)
+        settings = values.load([], list(contender.operator))
+        chart = self.paths.charts / "mpijob"
+        releases.install(chart, "mpijob", "mpi-operator", settings, create_namespace=True)
+        # Its last holder is gone: nobody need wait until it runs out.
+        self.cluster.api.delete("/apis/coordination.k8s.io/v1/namespaces/mpi-operator/leases/mpi-operator")
+        program = self.toolbox.path("mpi-operator")
+        with controllers.running(self.cluster, "mpijob", "mpi-operator", program) as log:
+            until(lambda: "Started workers" in log.read_text(), LIMIT_SECONDS, "the operator to lead")
+            yield
+        releases.uninstall("mpijob", "mpi-operator", LIMIT_SECONDS)
+
+    def measure(self, contender: Contender, workers: int) -> Times:
+        """One job from creation to Running, and away again."""
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump_all(self._manifests(contender, workers), file)
+            file.flush()
+            with self._removed(file.name):
+                return self._created(file.name, workers, contender.orchestrator == "MPIJob")
+
+    def _manifests(self, contender: Contender, workers: int) -> list[dict[str, Any]]:
+        files = [self.paths.values / "instances" / f"{TYPE}.yaml"]
+        sets = [f"workers={workers}", f"orchestrator={contender.orchestrator}"]
+        request = RenderRequest(
+            self.paths.charts / "mpi-training", values.load(files, sets), release="job", namespace=NAMESPACE
+        )
+        rendered = Renderer(self.toolbox, self.paths).render(request).manifests
+        plain = [manifest.thaw() for manifest in rendered if not manifest.is_hook]
+        if contender.rival is None:
+            return plain
+        (job,) = (each for each in plain if each["kind"] == "Job")
+        others = [each for each in plain if each is not job]
+        return [*others, contender.rival.job(job["metadata"]["name"], job["spec"])]
+
+    def _created(self, file: str, workers: int, has_launcher: bool) -> Times:
+        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        version = self.cluster.api.get(pods)["metadata"]["resourceVersion"]
+        with self.cluster.api.watch(pods, LIMIT_SECONDS, resourceVersion=version) as events:
+            started = time.perf_counter()
+            with self._kubectl("create", "-f", file) as creating:
+                times = _running(events, workers, has_launcher, started)
+        if creating.returncode:
+            sys.exit(f"kubectl create failed: {creating.returncode}")
+        return times
+
+    @contextlib.contextmanager
+    def _removed(self, file: str) -> Iterator[None]:
+        yield
+        with self._kubectl("delete", "-f", file, "--cascade=foreground", "--wait=false"):
+            pass
+        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        until(lambda: not self.cluster.api.get(pods)["items"], LIMIT_SECONDS, "the pods to be gone")
+
+    def _kubectl(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [str(self.toolbox.path("kubectl")), "--kubeconfig", str(self.cluster.kubeconfig)]
+        return subprocess.Popen([*command, "-n", NAMESPACE, *arguments], stdout=subprocess.DEVNULL)
+
+
+def _running(events: Iterator[Mapping[str, Any]], workers: int, has_launcher: bool, started: float) -> Times:
+    """When ``workers`` pods with accelerators run, and the launcher too where that is a pod of its own."""
+    up: set[str] = set()
+    workers_up = launcher_up = 0.0
+    for event in events:
+        pod = event["object"]
+        if pod.get("status", {}).get("phase") != "Running":
+            continue
+        now = time.perf_counter() - started
+        requests = pod_requests(pod["spec"])
+        if any(resource in requests for resource in ACCELERATORS):
+            up.add(pod["metadata"]["name"])
+        else:
+            launcher_up = launcher_up or now
+        if len(up) == workers:
+            workers_up = workers_up or now
+            if launcher_up or not has_launcher:
+                return Times(workers_up, launcher_up or workers_up)
+    sys.exit(f"{len(up)} of {workers} workers were running after {LIMIT_SECONDS} s")
+
+
+def _measure(stage: Stage, sizes: Sequence[int], rounds: int) -> dict[tuple[str, int], list[Times]]:
+    """All times by contender and size; who goes first changes with each round."""
+    found: dict[tuple[str, int], list[Times]] = defaultdict(list)
+    for turn in range(rounds):
+        order = [*CONTENDERS[turn % len(CONTENDERS) :], *CONTENDERS[: turn % len(CONTENDERS)]]
+        for contender in order:
+            with stage.operator(contender):
+                for workers in sizes:
+                    what = f"Round {turn + 1} of {rounds}: {contender.name}, {workers} workers"
+                    with CONSOLE.status(what):
+                        times = stage.measure(contender, workers)
+                    CONSOLE.print(f"{what}: {times.workers:.1f} s", style="dim", highlight=False)
+                    found[contender.name, workers].append(times)
+    return found
+
+
+def _report(sizes: Sequence[int], found: Mapping[tuple[str, int], list[Times]]) -> dict[str, Any]:
+    def row(name: str, workers: int) -> dict[str, Any]:
+        times = found[name, workers]
+        ratios = [
+            base.workers / one.workers for base, one in zip(found[BASELINE, workers], times, strict=True)
+        ]
+        return {
+            "contender": name,
+            "workers": workers,
+            "workersSeconds": [round(one.workers, 2) for one in times],
+            "launcherSeconds": [round(one.launcher, 2) for one in times],
+            "median": round(statistics.median(one.workers for one in times), 2),
+            "launcherMedian": round(statistics.median(one.launcher for one in times), 2),
+            "timesFaster": {
+                "median": round(statistics.median(ratios), 1),
+                "lowest": round(min(ratios), 1),
+                "highest": round(max(ratios), 1),
+            },
+        }
+
+    load = ", ".join(f"{each:.0f}" for each in os.getloadavg())
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}"
+    rows = [row(contender.name, workers) for workers in sizes for contender in CONTENDERS]
+    return {"machine": machine, "loadAtTheEnd": load, "results": rows}
+
+
+def _table(report: Mapping[str, Any]) -> Table:
+    table = Table("workers", "who", "all workers run", "launcher runs", "times faster")
+    for row in report["results"]:
+        faster, seconds = row["timesFaster"], row["workersSeconds"]
+        table.add_row(
+            str(row["workers"]),
+            row["contender"],
+            f"{row['median']:.1f} s ({min(seconds):.1f} to {max(seconds):.1f})",
+            f"{row['launcherMedian']:.1f} s",
+            f"{faster['median']} ({faster['lowest']} to {faster['highest']})",
+        )
+    table.caption = f"medians and spread; {report['machine']}, load {report['loadAtTheEnd']}"
+    return table
+
+
+@click.command(help=__doc__)
+@click.option("--workers", default="10,100,500", show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def main(workers: str, rounds: int, output: str) -> None:
+    sizes = [int(size) for size in workers.split(",")]
+    found = Paths.discover(start=Path(__file__))
+    with tempfile.TemporaryDirectory() as state:
+        paths = Paths(found.root, found.cache, Path(state))
+        toolbox = Toolbox(paths, CONSOLE)
+        provider = EmbeddedProvider(paths, toolbox, CONSOLE)
+        try:
+            stage = Stage(provider.up("startup", {TYPE: max(sizes)}), paths, toolbox)
+            report = _report(sizes, _measure(stage, sizes, rounds))
+        finally:
+            provider.down("startup")
+    if output == "json":
+        print(json.dumps(report, indent=2))
+    else:
+        Console().print(_table(report))
+
+
+if __name__ == "__main__":
+    main()
