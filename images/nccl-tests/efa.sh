@@ -18,7 +18,9 @@ case $(dpkg-query --show --showformat='${Version}' libnccl-ofi) in
     *) echo "efa.sh: installer $installer does not bring aws-ofi-nccl $plugin" >&2; exit 1 ;;
 esac
 # Found without LD_LIBRARY_PATH and PATH, which programs that ssh starts don't get.
-dirname "$(find /opt/amazon/ofi-nccl -name 'libnccl-net*.so' | head -n 1)" >/etc/ld.so.conf.d/bireme-ofi-nccl.conf
+for library in ofi-nccl/libnccl-net efa/libfabric openmpi/libmpi; do
+    find "/opt/amazon/${library%/*}" -name "${library#*/}*.so*" -exec dirname {} +
+done | sort -u >/etc/ld.so.conf.d/bireme-efa.conf
 ldconfig
 for program in mpirun orted; do
     ln -sf "/opt/amazon/openmpi/bin/$program" "/usr/local/bin/$program"
