@@ -19,6 +19,7 @@ from bireme.manifests import Manifest
 from bireme.observe import Difference, ObservedPod
 from bireme.release import Releases
 from bireme.render import Renderer, RenderRequest
+from bireme.shards import Shards, shards
 from bireme.topology import Plan, expand
 
 _POLL_SECONDS = 0.5
@@ -32,12 +33,16 @@ _SUSPENDED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was planned, what is there, and how they differ. ``notes`` are the chart's."""
+    """What was planned, what is there, and how they differ.
+
+    ``notes`` are the chart's; ``shards`` what the job's dispatcher says, if it has one.
+    """
 
     plan: Plan
     pods: tuple[ObservedPod, ...]
     differences: tuple[Difference, ...]
     notes: str = ""
+    shards: tuple[Shards, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``."""
@@ -45,6 +50,7 @@ class Outcome:
             "plan": self.plan.to_json(),
             "pods": [pod.to_json() for pod in self.pods],
             "differences": [difference.to_json() for difference in self.differences],
+            "shards": [each.to_json() for each in self.shards],
         }
 
 
@@ -97,7 +103,8 @@ class Deployer:
     def status(self, release: str, namespace: str) -> Outcome:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
         plan = self.planned(release, namespace)
-        return Outcome(plan, self._pods(release, namespace), observe.check(self._cluster, plan))
+        said = shards(self._cluster.api, namespace, self._releases.manifests(release, namespace))
+        return Outcome(plan, self._pods(release, namespace), observe.check(self._cluster, plan), shards=said)
 
     def planned(self, release: str, namespace: str) -> Plan:
         """The plan of a release's latest revision. Raises BiremeError if there is none."""

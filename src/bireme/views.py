@@ -13,6 +13,7 @@ from bireme.clusters import ClusterInfo
 from bireme.deploy import Outcome
 from bireme.nccl import Verdict
 from bireme.observe import Difference, ObservedPod
+from bireme.shards import Shards
 from bireme.tools import ToolStatus
 from bireme.topology import Plan, PodPlan, WorkloadPlan
 
@@ -159,4 +160,21 @@ def outcome_view(outcome: Outcome) -> RenderableType:
         verdict: RenderableType = differences_view(outcome.differences)
     else:
         verdict = Text(f"✓ as planned: {totals_line(outcome.plan)}", style="green")
-    return Group(pods_view(outcome.pods), *([Text(outcome.notes)] if outcome.notes else []), verdict)
+    notes = [Text(outcome.notes)] if outcome.notes else []
+    return Group(pods_view(outcome.pods), *map(shards_view, outcome.shards), *notes, verdict)
+
+
+def shards_view(shards: Shards) -> RenderableType:
+    """A dataset's pass in one line, its trainers in a table, and what was given up."""
+    counts = f"{shards.todo} todo, {shards.pending} pending, {shards.done} done, {len(shards.failed)} failed"
+    state = "over" if shards.is_over else f"pass {shards.number} of {shards.passes}"
+    line = f"shards of {shards.dataset}: {state}: {counts}, {shards.redispatched} handed out again"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("trainer", "done", "per second", "has in hand"):
+        table.add_column(column, overflow="fold")
+    for trainer in shards.trainers:
+        table.add_row(
+            trainer.name, str(trainer.done), f"{trainer.per_second:.2f}", ", ".join(trainer.in_hand)
+        )
+    given_up = [Text(f"given up: {name}", style="red") for name in shards.failed]
+    return Group(Text(line, style="bold"), *([table] if shards.trainers else []), *given_up)

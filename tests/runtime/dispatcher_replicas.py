@@ -29,17 +29,19 @@ def until(true: Callable[[], object], seconds: float = 30, what: str = "it") -> 
 
 @dataclass
 class Dispatchers:
-    """Replicas on loopback; a leader is given up after 2 s, a trainer after `trainer_seconds`."""
+    """Replicas on loopback; who is silent for so many seconds is given up."""
 
     etcd: str
     prefix: str
     count: int = 2
     trainer_seconds: int = 12
+    leader_seconds: int = 2
+    host: str = "127.0.0.1"
     ports: list[int] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> Dispatchers:
-        self.ports = [free_port() for _ in range(self.count)]
+        self.ports = [free_port(self.host) for _ in range(self.count)]
         self.processes = [self.process(port) for port in self.ports]
         self.wait_ready()
         return self
@@ -52,16 +54,16 @@ class Dispatchers:
         settings = {
             "BIREME_ETCD_ENDPOINTS": self.etcd,
             "BIREME_DISPATCHER_PREFIX": self.prefix,
-            "BIREME_DISPATCHER_LISTEN": f"127.0.0.1:{port}",
-            "BIREME_DISPATCHER_ADVERTISE": f"127.0.0.1:{port}",
-            "BIREME_DISPATCHER_LEADER_SECONDS": "2",
+            "BIREME_DISPATCHER_LISTEN": f"{self.host}:{port}",
+            "BIREME_DISPATCHER_ADVERTISE": f"{self.host}:{port}",
+            "BIREME_DISPATCHER_LEADER_SECONDS": str(self.leader_seconds),
             "BIREME_DISPATCHER_TRAINER_SECONDS": str(self.trainer_seconds),
         }
         return subprocess.Popen([*COMMAND, "serve"], env={**environment(), **settings})
 
     @property
     def addresses(self) -> str:
-        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        return ",".join(f"{self.host}:{port}" for port in self.ports)
 
     def leader(self) -> int:
         """Which replica leads; waits for one."""
@@ -85,7 +87,7 @@ class Dispatchers:
     def get(self, port: int, path: str) -> tuple[int, dict[str, Any]]:
         """Status and body of a GET; (0, {}) when nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self.host}:{port}{path}", timeout=5) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "bireme"
 # Later ones may import earlier ones; those on one line stand in this order too.
 ORDER = """
 errors paths store pins downloads gobuild tools helm_yaml settings values instances kubeschemas manifests
-schemas render topology nccl picture changes clusters release observe deploy views cli pytest_plugin
+schemas render topology nccl picture changes clusters release observe shards deploy views cli pytest_plugin
 """.split()  # noqa: SIM905 -- a list of words reads better as words
 
 

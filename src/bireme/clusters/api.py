@@ -82,6 +82,18 @@ class Api:
         response = self._send("GET", path, None, query, None, _READ_SECONDS, accept="*/*")
         return str(response.data.decode(errors="replace"))
 
+    def proxied(self, namespace: str, service: str, port: int, path: str, seconds: float) -> dict[str, Any]:
+        """What a Service in the cluster answers to a GET of ``path``, within ``seconds``. Raises ApiError."""
+        url = f"/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy/{path}"
+        response = self._send("GET", url, None, {}, None, seconds)
+        try:
+            answer = json.loads(response.data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ApiError(response.status, f"what {service} answers to {path} is no JSON object")
+        return answer
+
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create ``body`` in the collection at ``path``. Raises ApiError."""
         return self._json("POST", path, body)
