@@ -10,7 +10,7 @@ paddle.enable_static()
 fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
 words = paddle.static.data("words", [-1, 1], "int64")
 target = paddle.static.data("target", [-1, 1], "float32")
-embedded = paddle.static.nn.sparse_embedding(words, [100, 8], param_attr=paddle.ParamAttr(name="words"))
+embedded = paddle.static.nn.sparse_embedding(words, [100, 8], param_attr=paddle.ParamAttr(name="signs"))
 loss = paddle.mean((paddle.static.nn.fc(paddle.reshape(embedded, [-1, 8]), 1) - target) ** 2)
 strategy = fleet.DistributedStrategy()
 strategy.a_sync = True
