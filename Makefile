@@ -82,6 +82,7 @@ images: setup ## Build every image and push it: make images REGISTRY=12345678901
 bench: setup ## Run the benchmarks (some minutes)
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/dispatcher.py
 
 .PHONY: bench-startup
 bench-startup: setup ## How fast the workers of MPI jobs start, beside other controllers (half an hour, and builds of these)
