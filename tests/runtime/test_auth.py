@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from etcd_servers import EtcdServer, free_port
 
-from bireme_runtime import auth, etcd
+from bireme_runtime import auth, check, etcd
 
 NewEtcd = Callable[..., EtcdServer]
 
@@ -46,6 +46,16 @@ def test_etcd_asks_for_users_afterwards_and_doing_it_again_changes_nothing(
         trainer.put("/other", "1")
     with pytest.raises(etcd.AuthError, match="user name is empty"):
         client(server, "", "").get("/bireme/a")
+
+
+def test_a_user_sees_that_etcd_is_up_although_its_state_is_for_root(
+    server: EtcdServer, secret: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert auth.main(secret) == 0
+    capsys.readouterr()
+    assert check.main(["etcd", server.endpoint], secret) == 0
+    assert capsys.readouterr().out.startswith("etcd at http://127.0.0.1:")
+    assert check.main(["etcd", server.endpoint], {**secret, "BIREME_ETCD_PASSWORD": "lost"}) == 1
 
 
 def test_a_joining_member_gets_through_as_root(server: EtcdServer, secret: dict[str, str]) -> None:

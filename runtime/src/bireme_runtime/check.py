@@ -24,7 +24,8 @@ def check_etcd(targets: Sequence[str], env: Mapping[str, str], seconds: float) -
     """
     client = etcd.client_from(",".join(targets), env)
     status = etcd.wait_until_up(client, seconds, lambda words: None)
-    return f"etcd {status.version} at {status.endpoint} answers, with a majority behind it"
+    name = f"etcd {status.version}".strip()
+    return f"{name} at {status.endpoint} answers, with a majority behind it"
 
 
 def check_tcp(targets: Sequence[str], env: Mapping[str, str], seconds: float) -> str:
