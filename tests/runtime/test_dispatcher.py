@@ -526,6 +526,7 @@ def test_the_commands_exit_codes_say_what_is_wrong(shared: Dispatchers) -> None:
     for env, sentence in (
         ({}, "BIREME_DISPATCHER is not set: write host:port of the dispatcher"),
         ({"BIREME_DISPATCHER": "host"}, "'host' is not host:port of a dispatcher (BIREME_DISPATCHER)"),
+        ({"BIREME_WAIT_SECONDS": "long"}, "BIREME_WAIT_SECONDS=long is not a number of seconds"),
     ):
         unset = subprocess.run(
             [sys.executable, "-m", "bireme_runtime.dispatcher", "wait"],

@@ -22,6 +22,8 @@ _BATCH = 200
 _TICK_SECONDS = 0.25
 _WATCH_IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.2
+# Between two lines of the log about what is tried again and again.
+_PAUSE_SECONDS = 10.0
 
 _NOBODY = sentence(503, "no leader at the moment: ask again")
 
@@ -62,6 +64,7 @@ class Replica:
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
+        self._said = -_PAUSE_SECONDS
         self.leader = ""
         self.terms = 0
 
@@ -108,7 +111,7 @@ class Replica:
             try:
                 self._campaign()
             except (etcd.EtcdError, NotLeader) as error:
-                log.info("no leader is known: %s", error)
+                self._say(f"no leader is known: {error}")
             except Exception:
                 log.exception("the desk failed; another leader takes over")
             else:
@@ -117,6 +120,13 @@ class Replica:
                 self._refuse_all()
             self.leader = ""
             self._over.wait(_RETRY_SECONDS)
+
+    def _say(self, words: str) -> None:
+        """Log what is tried again and again, now and then."""
+        now = time.monotonic()
+        if now - self._said >= _PAUSE_SECONDS:
+            self._said = now
+            log.info(words)
 
     def _campaign(self) -> None:
         """Lead, or follow until the leader is gone."""
@@ -215,6 +225,7 @@ class _Term:
             for call in (item for item in items if isinstance(item, _Call)):
                 call.reply(Answer(200, {"result": call.act(desk)}))
             while ready := self._ready(desk):
+                items += ready
                 self._answer(desk, ready)
             if time.monotonic() - self._ticked >= _TICK_SECONDS:
                 self._ticked = time.monotonic()

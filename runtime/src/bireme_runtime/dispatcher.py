@@ -114,7 +114,7 @@ class Dispatcher:
     ) -> None:
         self.dataset = dataset or env.get("BIREME_DISPATCHER_DATASET") or "default"
         self._name = trainer or env.get("BIREME_TRAINER") or socket.gethostname()
-        seconds = float(env.get("BIREME_WAIT_SECONDS") or 600) if wait_seconds is None else wait_seconds
+        seconds = _patience(env) if wait_seconds is None else wait_seconds
         self._addresses = _parse(addresses or env.get("BIREME_DISPATCHER", ""))
         self._line = _Line(self._addresses, seconds)
         self._trainer = ""
@@ -388,6 +388,14 @@ class _Line:
         if not isinstance(answer, dict):
             raise ValueError("what answers there is no dispatcher")
         return response.status, response.headers.get("Location", ""), answer
+
+
+def _patience(env: Mapping[str, str]) -> float:
+    said = env.get("BIREME_WAIT_SECONDS") or "600"
+    try:
+        return float(said)
+    except ValueError:
+        raise ValueError(f"BIREME_WAIT_SECONDS={said} is not a number of seconds") from None
 
 
 def _address(location: str) -> tuple[str, int]:
