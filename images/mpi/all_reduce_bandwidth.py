@@ -11,8 +11,8 @@ import os
 import re
 import socket
 import sys
+from array import array
 
-import numpy as np
 from mpi4py import MPI
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -57,8 +57,7 @@ def main() -> int:
 
 def all_reduce(world: MPI.Intracomm, count: int, in_place: bool) -> tuple[float, int]:
     """Seconds of one all-reduce of ``count`` float32 on the slowest rank, and wrong sums on all of them."""
-    mine = np.full(count, world.rank + 1, dtype=np.float32)
-    total = np.empty_like(mine)
+    mine, total = array("f", [world.rank + 1]) * count, array("f", [0]) * count
 
     def once() -> None:
         if in_place:
@@ -75,8 +74,9 @@ def all_reduce(world: MPI.Intracomm, count: int, in_place: bool) -> tuple[float,
     for _ in range(times):
         once()
     seconds = world.allreduce((MPI.Wtime() - started) / times, MPI.MAX)
-    expected = world.size * (world.size + 1) / 2
-    return seconds, world.allreduce(int((total != expected).sum()))
+    expected = array("f", [world.size * (world.size + 1) / 2]) * count
+    wrong = 0 if total == expected else sum(has != right for has, right in zip(total, expected, strict=True))
+    return seconds, world.allreduce(wrong)
 
 
 def arguments() -> argparse.Namespace:
