@@ -1,4 +1,4 @@
-"""mpirun over ssh across pods of one Indexed Job; test_mpi_pods.py has what their entry point does otherwise."""
+"""mpirun over ssh across pods of one Indexed Job; test_mpi_pods.py has what else their entry point does."""
 
 from __future__ import annotations
 
