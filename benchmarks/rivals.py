@@ -92,8 +92,9 @@ def _apply(cluster: EmbeddedCluster, toolbox: Toolbox, crd: Path) -> None:
     """Install a kind, and wait until the API server serves it."""
     kubectl = [str(toolbox.path("kubectl")), "--kubeconfig", str(cluster.kubeconfig)]
     subprocess.run([*kubectl, "apply", "--server-side", "-f", str(crd)], check=True, capture_output=True)
-    wait = ["wait", "--for=condition=Established", "--timeout=60s", "-f", str(crd)]
-    subprocess.run([*kubectl, *wait], check=True, capture_output=True)
+    wait = [*kubectl, "wait", "--for=condition=Established", "--timeout=60s", "-f", str(crd)]
+    # Again and again, because kubectl gives up on a kind that has no conditions yet.
+    until(lambda: subprocess.run(wait, capture_output=True).returncode == 0, 120, f"the kind of {crd.name}")
 
 
 # --- JobSet ---
