@@ -1,0 +1,310 @@
+"""How long a training job stands still when it loses a worker: `bireme-etcd` beside torchrun's own backends.
+
+Three workers train on a kind cluster, each time in a fresh Job; a pod is deleted, or its agent gets SIGKILL.
+The jobs of one side train side by side: Bireme's lose their workers one after another, those of stock, which
+then mostly wait, at once.
+Measured are the seconds until the new world is agreed (its processes start), and until its first step, by the
+clocks in the workers' own logs; the part that starts Python and imports torch stands beside.
+
+Stock is torchrun as a user would start it, as the first process of the container: the chart's pods, Job and
+PET_* variables without Bireme's entry point, launcher and backend. All get the same bounds, last call and
+monitor interval; stock gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 too, without which nobody comes back.
+`etcd-v2` is on etcd 3.5 with --enable-v2. Needs a container engine, and a machine with nothing else to do.
+
+    python benchmarks/recovery.py [--repeats 5] [-o json]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kind"))
+
+import stock
+from aftermath import wait_for_world
+from on_kind import NODE_TYPE, Shell
+from training import KIND, Training
+
+from bireme.clusters.kind import KindProvider
+from bireme.clusters.kind_cluster import KindCluster
+from bireme.instances import load_instances
+from bireme.paths import Paths
+from bireme.pytest_plugin import InstalledRelease, Request
+from bireme.render import Renderer
+from bireme.tools import Toolbox
+
+CONSOLE = Console(stderr=True)
+NAMESPACE, CLAIM = "default", "checkpoints"
+LIMIT_SECONDS = 300
+IMAGES = ("etcd", "etcd-3.5", "python", "torch")
+STEPS = ("--steps=100000", "--step-seconds=0.1")
+# The client of torchrun's etcd backends, which torch does not bring along; the others are what it imports.
+ETCD_CLIENT = ("python-etcd==0.4.5", "dnspython==2.7.0", "urllib3==2.3.0")
+OURS = "bireme-etcd"
+DELETE, KILL_AGENT, KILL_ALL = "pod deleted", "agent SIGKILLed", "all processes SIGKILLed"
+AIMS = {DELETE: 1.0, KILL_AGENT: 2.5}
+"""Seconds to the new world that `bireme-etcd` should not exceed."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One backend and one way to lose a worker; ``program`` is what gets SIGKILL, empty for a delete."""
+
+    backend: str
+    event: str
+    program: str
+
+
+BIREME = (
+    Loss(OURS, DELETE, ""),
+    Loss(OURS, KILL_AGENT, "bireme_runtime.launch"),
+    Loss(OURS, KILL_ALL, "bireme_runtime.agent"),
+)
+# Stock torchrun is the first process of its container: all others go with it.
+STOCK = (
+    Loss("c10d", DELETE, ""),
+    Loss("etcd-v2", DELETE, ""),
+    Loss("c10d", KILL_AGENT, "torchrun"),
+    Loss("etcd-v2", KILL_AGENT, "torchrun"),
+)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Seconds from the loss to the new world and to its first step; of those, for Python and torch."""
+
+    world: float
+    step: float
+    imports: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One cluster with both etcds, and the jobs that come and go on it."""
+
+    cluster: KindCluster
+    paths: Paths
+    toolbox: Toolbox
+
+    def prepare(self) -> None:
+        """Images, the claim, what stock torchrun needs on it, and the etcds."""
+        build = [sys.executable, str(self.paths.hack / "images" / "build.py"), "image", *IMAGES]
+        built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True)
+        self.cluster.load_image(*built.stdout.split())
+        self.cluster.add_claim(CLAIM, NAMESPACE)
+        site = stock.prepare(self.cluster.claim_folder(CLAIM, NAMESPACE))
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
+        subprocess.run([*install, *ETCD_CLIENT], check=True)
+        for name, sets in {"etcd": [], "etcd-v2": ["v2API=true", f"image.tag={_tag(built.stdout)}"]}.items():
+            etcd = self._kind_values()["etcd"]
+            sets = ["persistence.enabled=false", *sets]
+            self._release().install("etcd", name, NAMESPACE, values=etcd, sets=sets, timeout=180)
+
+    def one_by_one(self, losses: Sequence[Loss]) -> list[Recovery]:
+        """Fresh jobs that lose their last worker, each when the one before trains again."""
+        with self._jobs(losses) as jobs:
+            return [
+                self._recovery(job, self._lose(job, loss)) for job, loss in zip(jobs, losses, strict=True)
+            ]
+
+    def at_once(self, losses: Sequence[Loss]) -> list[Recovery]:
+        """Fresh jobs that lose their last worker, all at the same time."""
+        with self._jobs(losses) as jobs:
+            lost = [self._lose(job, loss) for job, loss in zip(jobs, losses, strict=True)]
+            return [self._recovery(job, moment) for job, moment in zip(jobs, lost, strict=True)]
+
+    def _recovery(self, training: Training, lost_at: float) -> Recovery:
+        """From the first world that was agreed to the first one that made a step: mostly the same."""
+        worlds = wait_for_world(training, lost_at, LIMIT_SECONDS)
+        last = worlds[-1]
+        assert last.first_step is not None
+        return Recovery(worlds[0].agreed - lost_at, last.first_step - lost_at, last.import_seconds)
+
+    def _lose(self, training: Training, loss: Loss) -> float:
+        if loss.program:
+            return stock.kill(training, 2, loss.program)
+        pod, now = training.worker(2).name, time.time()
+        training.job.delete_pod(pod)
+        return now
+
+    @contextmanager
+    def _jobs(self, losses: Sequence[Loss]) -> Iterator[list[Training]]:
+        """A job for each, once all of them train with all their workers."""
+        with ExitStack() as stack:
+            jobs = [stack.enter_context(self._job(loss.backend)) for loss in losses]
+            for training in jobs:
+                training.until_trained(10, world_size=3, seconds=LIMIT_SECONDS)
+            yield jobs
+
+    @contextmanager
+    def _job(self, backend: str) -> Iterator[Training]:
+        name = f"run-{uuid.uuid4().hex[:6]}"
+        values = {
+            "workers": 3,
+            # Jobs side by side have more workers than the nodes have accelerators.
+            "accelerators": 0,
+            "minWorkers": 2,
+            "maxWorkers": 3,
+            "args": ["/opt/bireme/digits.py", f"--checkpoints={stock.CLAIM_PATH}/{name}", *STEPS],
+            "claims": [{"claimName": CLAIM, "mountPath": stock.CLAIM_PATH}],
+            **_backend_values(backend),
+        }
+        said: dict[str, Any] = {"instance": NODE_TYPE, "files": [KIND], "values": values, "timeout": 180}
+        job = self._release()
+        try:
+            job.install("torch-elastic", name, NAMESPACE, **said)
+            with Training(job, Shell(self.cluster, self.toolbox), said, "digits.py").followed() as training:
+                yield training
+        finally:
+            if job.exists():
+                job.uninstall()
+
+    def _release(self) -> InstalledRelease:
+        renderer, instances = Renderer(self.toolbox, self.paths), load_instances(self.paths)
+        return InstalledRelease(
+            Request(self.paths, self.paths.root), self.toolbox, renderer, instances, self.cluster
+        )
+
+    def _kind_values(self) -> dict[str, Any]:
+        values: dict[str, Any] = yaml.safe_load((self.paths.root / KIND).read_text(encoding="utf-8"))
+        return values
+
+
+def _tag(images: str) -> str:
+    """The tag of the etcd with the v2 API among the images that were built."""
+    return images.split()[IMAGES.index("etcd-3.5")].partition(":")[2]
+
+
+def _backend_values(backend: str) -> dict[str, Any]:
+    """Values of torch-elastic for one side; what they share is in `_job`."""
+    rendezvous: dict[str, Any] = {"conf": {"last_call_timeout": 1}}
+    if backend == OURS:
+        endpoints = [f"etcd.{NAMESPACE}.svc:2379"]
+        return {"rendezvous": {**rendezvous, "endpoints": endpoints}, "etcd": {"enabled": False}}
+    etcd = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint=etcd-v2.{NAMESPACE}.svc:2379")
+    values = stock.values(*(etcd if backend == "etcd-v2" else ()))
+    values["rendezvous"] |= rendezvous
+    return values
+
+
+def _measure_all(stage: Stage, repeats: int) -> tuple[dict[Loss, list[Recovery]], list[float]]:
+    """All losses, ``repeats`` times over, so that what else runs falls on all alike; and the load average."""
+    found: dict[Loss, list[Recovery]] = {loss: [] for loss in (*BIREME, *STOCK)}
+    loads: list[float] = []
+    with Progress(console=CONSOLE) as progress:
+        task = progress.add_task("", total=2 * repeats)
+        for number in range(repeats):
+            for losses, measure in ((BIREME, stage.one_by_one), (STOCK, stage.at_once)):
+                backends = " and ".join(dict.fromkeys(loss.backend for loss in losses))
+                progress.update(task, description=f"{number + 1} of {repeats}: {backends}")
+                for loss, one in zip(losses, measure(losses), strict=True):
+                    found[loss].append(one)
+                    words = (
+                        f"{loss.backend}, {loss.event}: new world {one.world:.1f} s, step {one.step:.1f} s"
+                    )
+                    progress.console.print(words, style="dim", highlight=False)
+                loads.append(os.getloadavg()[0])
+                progress.advance(task)
+    return found, loads
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(seconds), 2),
+        "least": round(min(seconds), 2),
+        "most": round(max(seconds), 2),
+    }
+
+
+def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) -> dict[str, Any]:
+    """Medians and spread of each loss, and how many times longer stock takes than `bireme-etcd`."""
+    rows: list[dict[str, Any]] = []
+    for loss, each in found.items():
+        row: dict[str, Any] = {"backend": loss.backend, "event": loss.event, "repeats": len(each)}
+        row["worldSeconds"] = _spread([one.world for one in each])
+        row["stepSeconds"] = _spread([one.step for one in each])
+        row["importSeconds"] = _spread([one.imports for one in each])
+        rows.append(row)
+    ours = {row["event"]: row for row in rows if row["backend"] == OURS}
+    for row in rows:
+        if row["backend"] == OURS:
+            row["aim"] = AIMS.get(row["event"])
+            continue
+        row["timesOurs"] = {
+            key: round(row[key]["median"] / ours[row["event"]][key]["median"], 1)
+            for key in ("worldSeconds", "stepSeconds")
+        }
+    return {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        "loadAverage": _spread(loads),
+        "losses": rows,
+    }
+
+
+def _table(report: Mapping[str, Any]) -> Table:
+    table = Table(
+        "loss", "backend", "to the new world", "to its first step", "of it Python and torch", "times ours",
+        title="Seconds: median (least to most)",
+    )  # fmt: skip
+    for row in sorted(report["losses"], key=lambda row: [*AIMS, KILL_ALL].index(row["event"])):
+        cells = [
+            "{median:.1f} ({least:.1f} to {most:.1f})".format(**row[key])
+            for key in ("worldSeconds", "stepSeconds", "importSeconds")
+        ]
+        times = row.get("timesOurs")
+        ratio = f"{times['worldSeconds']} and {times['stepSeconds']}" if times else ""
+        aim = f", aim {row['aim']}" if row.get("aim") else ""
+        table.add_row(row["event"], row["backend"] + aim, *cells, ratio)
+    load = "{median:.0f} ({least:.0f} to {most:.0f})".format(**report["loadAverage"])
+    table.caption = f"{report['machine']}; load average {load}"
+    return table
+
+
+@click.command(help=__doc__)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def main(repeats: int, output: str) -> None:
+    found = Paths.discover(start=Path(__file__))
+    with tempfile.TemporaryDirectory() as state:
+        paths = Paths(found.root, found.cache, Path(state))
+        toolbox = Toolbox(paths, CONSOLE)
+        provider = KindProvider(paths, toolbox, CONSOLE)
+        name = f"recovery-{uuid.uuid4().hex[:6]}"
+        try:
+            stage = Stage(provider.up(name, {NODE_TYPE: 3}), paths, toolbox)
+            stage.prepare()
+            results = _measure_all(stage, repeats)
+        finally:
+            provider.down(name)
+    report = _report(*results)
+    if output == "json":
+        print(json.dumps(report, indent=2))
+    else:
+        Console().print(_table(report))
+    missed = [
+        row for row in report["losses"] if row.get("aim") and row["worldSeconds"]["median"] > row["aim"]
+    ]
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()

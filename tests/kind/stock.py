@@ -1,0 +1,49 @@
+"""Stock torchrun in the chart's pods, without Bireme's entry point, launcher and backend: the control."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from training import Training
+
+CLAIM_PATH = "/runs"
+_FOLDER = "stock"
+_SITE = Path(__file__).parent / "without_libuv"
+
+
+def prepare(claim: Path) -> Path:
+    """Put what Debian's torch needs onto the claim that workers mount at CLAIM_PATH; the folder, for more."""
+    folder = claim / _FOLDER
+    shutil.copytree(_SITE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def values(*options: str, shared_store: bool = False) -> dict[str, Any]:
+    """Values of torch-elastic that start torchrun as a user would; with c10d, unless options say otherwise.
+
+    The chart's PET_* variables configure it, as they do the chart's own entry point. ``shared_store`` is
+    torch's default; nobody can join a later round with it.
+    """
+    store = {} if shared_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return {
+        "command": ["torchrun", *options],
+        "env": {"PYTHONPATH": f"{CLAIM_PATH}/{_FOLDER}", **store},
+        "rendezvous": {"backend": "c10d"},
+        "etcd": {"enabled": False},
+    }
+
+
+def kill(training: Training, index: int, program: str) -> float:
+    """SIGKILL the first process of a worker with ``program`` in its command line; the Unix time of it.
+
+    Done from the node, from where the first process of a container can be killed too, and with it all others.
+    """
+    pod = f"HOSTNAME={training.job.name}-r1-{index}"
+    # The brackets keep the pattern from matching the shell that looks for it.
+    script = f"""for pid in $(pgrep -f '[{program[0]}]{program[1:]}'); do
+        if tr '\\0' '\\n' < /proc/$pid/environ | grep -qx {pod}; then date +%s.%N; kill -KILL $pid; exit; fi
+    done; exit 1"""
+    node = str(training.worker(index).node)
+    return float(training.shell.cluster.on_node(node, "bash", "-c", script))

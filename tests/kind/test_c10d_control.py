@@ -1,0 +1,139 @@
+"""What stock torchrun with c10d survives, beside the chart's c10d and etcd, on an old and a new torch.
+
+docs/rendezvous.md has the rows that these tests print (`pytest -s`). The events fall on one job, in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import stock
+from aftermath import wait_for_world
+from on_kind import eventually
+from training import Training
+
+from bireme.clusters.kind_cluster import KindCluster
+
+TAGS = {"2.6": "0.1.0", "2.14": "0.1.0-torch2.14"}
+C10D: Mapping[str, Any] = {"rendezvous": {"backend": "c10d"}, "etcd": {"enabled": False}}
+LIMIT_SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """Seconds until a new world's first step, and one of all workers; agents that ended meanwhile."""
+
+    step: float
+    all_workers: float
+    agents: int
+
+
+@dataclass
+class Trial:
+    """A training job on which events fall, one after another."""
+
+    torch: str
+    training: Training
+    workers: int
+
+    def after(self, event: str, act: Callable[[], float | None]) -> Aftermath:
+        """Let the event happen, wait until all workers train again, and print the row."""
+        ended, began = self.ended(), time.time()
+        began = act() or began
+        worlds = wait_for_world(self.training, began, LIMIT_SECONDS, lambda world: world.size == self.workers)
+        steps = [world.first_step - began for world in worlds if world.first_step is not None]
+        found = Aftermath(round(steps[0], 1), round(steps[-1], 1), self.ended() - ended)
+        print(json.dumps({"torch": self.torch, "event": event, **vars(found)}))
+        self.training.until_trained(10, world_size=self.workers, seconds=LIMIT_SECONDS)
+        return found
+
+    def join(self) -> Aftermath:
+        """One more worker comes."""
+        self.workers += 1
+        return self.after("a worker joins", lambda: self.training.scale(self.workers))
+
+    def ended(self) -> int:
+        """How many agents have ended so far: with their pods, or restarted in them."""
+        failed = [pod for pod in self.training.job.objects("pods") if pod["status"]["phase"] == "Failed"]
+        return len(failed) + sum("restarting the agent" in line for line in self.training.said)
+
+
+@pytest.fixture
+def trial(
+    load: Callable[..., None],
+    train: Callable[..., Training],
+    cluster: KindCluster,
+    test_namespace: str,
+) -> Callable[..., Trial]:
+    """``trial("2.6", values)``: two workers that train with that torch."""
+
+    def _trial(torch: str, values: Mapping[str, Any]) -> Trial:
+        stock.prepare(cluster.claim_folder("checkpoints", test_namespace))
+        load("etcd", "python", "torch" if torch == "2.6" else f"torch-{torch}")
+        image = {"registry": "", "repository": "bireme/torch", "tag": TAGS[torch]}
+        training = train(workers=2, steps=100_000, values={**values, "minWorkers": 2, "image": image})
+        training.until_trained(10, world_size=2, seconds=LIMIT_SECONDS)
+        return Trial(torch, training, workers=2)
+
+    return _trial
+
+
+PROCESS, POD, AGENT, AGENT_0 = (
+    "a training process is killed",
+    "a pod is deleted",
+    "an agent is killed",
+    "the agent of worker 0 is killed",
+)
+
+
+def fatal(trial: Trial, agent: str) -> set[str]:
+    """Let all events fall on the job with agents called ``agent``; those that ended other agents too."""
+    job, script = trial.training, "-u /opt/bireme/digits.py"
+    own = {AGENT: 1, AGENT_0: 1}
+    ended = {
+        event: trial.after(event, act).agents
+        for event, act in (
+            (PROCESS, lambda: stock.kill(job, 1, script)),
+            (POD, lambda: job.delete(2)),
+            (AGENT, lambda: stock.kill(job, 2, agent)),
+            (AGENT_0, lambda: stock.kill(job, 0, agent)),
+        )
+    }
+    return {event for event, agents in ended.items() if agents > own.get(event, 0)}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("torch", TAGS)
+def test_with_a_shared_store_stock_c10d_dies_when_a_worker_joins(
+    trial: Callable[..., Trial], torch: str
+) -> None:
+    job = trial(torch, stock.values(shared_store=True))
+    job.training.scale(3)
+    eventually(lambda: job.ended() >= 3, LIMIT_SECONDS, "all three agents to end")
+    assert [line for line in job.training.said if "DistStoreError: wait timeout" in line]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("torch", "ends_all"), [("2.6", {POD, AGENT_0}), ("2.14", {AGENT_0})], ids=TAGS)
+def test_stock_c10d_without_a_shared_store(
+    trial: Callable[..., Trial], torch: str, ends_all: set[str]
+) -> None:
+    job = trial(torch, stock.values())
+    job.join()
+    assert fatal(job, "torchrun") == ends_all
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("torch", TAGS)
+@pytest.mark.parametrize(("values", "ends_all"), [(C10D, {AGENT_0}), ({}, set())], ids=["c10d", "etcd"])
+def test_the_charts_own(
+    trial: Callable[..., Trial], torch: str, values: Mapping[str, Any], ends_all: set[str]
+) -> None:
+    job = trial(torch, values)
+    job.join()
+    assert fatal(job, "bireme_runtime.launch") == ends_all
