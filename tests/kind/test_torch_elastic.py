@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from on_kind import NODE_TYPE, Shell, eventually
-from training import KIND, Training, outcome
+from training import ANYWHERE, KIND, Training, outcome
 
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
@@ -72,12 +72,7 @@ def test_two_workers_become_four_and_one_while_training_and_tensorboard_shows_it
     train: Callable[..., Training], shell: Shell
 ) -> None:
     steps = 500
-    # Workers without accelerators: four of them fit three nodes that have one each.
-    values = {
-        "accelerators": 0,
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-        "tensorboard": {"enabled": True, "logDir": "/runs"},
-    }
+    values = {**ANYWHERE, "tensorboard": {"enabled": True, "logDir": "/runs"}}
     training = train(workers=2, steps=steps, values=values)
     training.until_trained(30, world_size=2)
     training.scale(4)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from on_kind import eventually
-from training import Training
+from training import ANYWHERE, Training
 
 from bireme.clusters.kind_cluster import KindCluster
 
@@ -86,3 +86,19 @@ def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
     training.until_started(world_size=3)
     training.until_trained(30, world_size=3)
     training.until_complete(steps)
+
+
+@pytest.mark.whole
+def test_etcd_grows_to_three_members_while_training_and_loses_each_in_turn(
+    train: Callable[..., Training],
+) -> None:
+    steps = 1500
+    training = train(workers=2, steps=steps, values=ANYWHERE)
+    training.until_trained(30, world_size=2)
+    training.upgrade({"etcd": {"replicas": 3}})
+    training.until_trained(30, world_size=2)
+    for ordinal in range(3):
+        replace_member(training, ordinal)
+        training.until_trained(30, world_size=2)
+    training.until_complete(steps, seconds=600)
+    assert len(training.worlds()) == 1, f"etcd kept a majority all the time: {training.worlds()}"

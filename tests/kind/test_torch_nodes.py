@@ -75,4 +75,4 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     node = cluster.api.get(f"/api/v1/nodes/{second}")
     assert node["metadata"]["labels"]["node.kubernetes.io/instance-type"] == NODE_TYPE
     assert node["status"]["allocatable"]["nvidia.com/gpu"] == "1"
-    training.until_complete(steps, seconds=400)
+    training.until_complete(steps, seconds=600)

@@ -21,6 +21,8 @@ Event = dict[str, Any]
 
 KIND = "values/kind.yaml"
 CHECKPOINT_EVERY = 20
+# Workers without accelerators: any number of them fits nodes that have one each.
+ANYWHERE = {"accelerators": 0, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
 
 # Kills the processes of a container whose command line has the first word and none of the others.
 KILL = """

@@ -1,0 +1,37 @@
+"""Training outlives a long run of random kills."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+from training import Training
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
+
+KILLS = 25
+DELETED_PODS = 2
+
+
+def test_25_random_kills_of_agents_and_processes_and_two_deleted_pods(train: Callable[..., Training]) -> None:
+    seed = int(os.environ.get("BIREME_SEED") or random.randrange(10**6))
+    print(f"BIREME_SEED={seed}")
+    chance = random.Random(seed)
+    harms = [*["pod"] * DELETED_PODS, *chance.choices(["agent", "process"], k=KILLS - DELETED_PODS)]
+    chance.shuffle(harms)
+    steps = 2000
+    training = train(workers=3, steps=steps)
+    for number, harm in enumerate(harms, start=1):
+        # Now and then in the middle of what the one before brought about.
+        training.until_trained(chance.randrange(1, 40), world_size=chance.choice([3, None]))
+        index = chance.randrange(3)
+        print(f"{number}: {harm} of worker {index} at step {training.step}")
+        if harm == "pod":
+            training.delete(index)
+        else:
+            training.kill(index, agent=harm == "agent")
+    training.until_trained(20, world_size=3)
+    training.until_complete(steps, seconds=600)
+    assert len(training.pods) == 3 + DELETED_PODS, "agents are restarted inside their containers"
