@@ -16,8 +16,6 @@ from bireme.clusters.kind_cluster import KindCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import ReleaseFactory
 
-pytestmark = pytest.mark.whole
-
 SWEEP = Path(__file__).parents[2] / "images/mpi/all_reduce_bandwidth.py"
 
 
