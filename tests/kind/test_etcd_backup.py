@@ -31,34 +31,33 @@ def certificates(folder: Path, etcd: str, namespace: str) -> dict[str, Path]:
     It has no common name: etcd's gateway would refuse clients with it as soon as there are users.
     """
     hosts = [f"{etcd}.{namespace}.svc", *(f"{etcd}-{i}.{etcd}-peers.{namespace}.svc" for i in range(5))]
-    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    files = {name: folder / name for name in ("ca.key", "ca.crt", "tls.key", "tls.crt")}
-    authority: list[str | Path] = [
-        "-keyout",
-        files["ca.key"],
-        "-out",
-        files["ca.crt"],
-        "-subj",
-        "/CN=authority",
-        "-days",
-        "1",
-    ]
-    signed = ["-CA", files["ca.crt"], "-CAkey", files["ca.key"], "-addext", "basicConstraints=CA:FALSE"]
     names = ",".join(f"DNS:{host}" for host in hosts)
-    signed += ["-addext", f"subjectAltName={names}", "-addext", "extendedKeyUsage=serverAuth,clientAuth"]
-    own: list[str | Path] = [
-        "-keyout",
-        files["tls.key"],
-        "-out",
-        files["tls.crt"],
-        "-subj",
-        "/CN=etcd",
-        "-days",
-        "1",
+    ca_key, ca, key, own = (str(folder / name) for name in ("ca.key", "ca.crt", "tls.key", "tls.crt"))
+    # Python checks authorities strictly: without their key usage it takes none of their certificates.
+    new_certificate(ca_key, ca, "/CN=authority", "keyUsage=critical,keyCertSign")
+    use = "extendedKeyUsage=serverAuth,clientAuth"
+    signed = ("-CA", ca, "-CAkey", ca_key)
+    new_certificate(
+        key, own, "/O=etcd", f"subjectAltName={names}", use, "basicConstraints=CA:FALSE", by=signed
+    )
+    return {name: folder / name for name in ("ca.crt", "tls.key", "tls.crt")}
+
+
+def new_certificate(key: str, file: str, subject: str, *extensions: str, by: tuple[str, ...] = ()) -> None:
+    """A key and its certificate, by itself or by an authority."""
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
     ]
-    for arguments in (authority, [*own, *signed]):
-        subprocess.run([*new, *arguments], check=True, capture_output=True)
-    return {name: files[name] for name in ("ca.crt", "tls.key", "tls.crt")}
+    command += ["-keyout", key, "-out", file, "-subj", subject, "-days", "1", *by]
+    command += [word for extension in extensions for word in ("-addext", extension)]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture
