@@ -52,26 +52,26 @@ Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
 
 {{/*
 A sentence when another run of this release could still train: two runs never write one checkpoint.
-Arguments: root, name (of this run's Job).
+Arguments: root, names (of this run's Jobs).
 */}}
 {{- define "common.immutable.otherRun" -}}
 {{- $root := required "common.immutable.otherRun needs root" .root }}
-{{- $name := required "common.immutable.otherRun needs name" .name }}
+{{- $names := required "common.immutable.otherRun needs names" .names }}
 {{- range (lookup "batch/v1" "Job" $root.Release.Namespace "").items }}
-{{- include "common.immutable.otherJob" (dict "root" $root "job" . "name" $name "isStopped" (include "common.immutable.isStopped" (dict "job" .))) }}
+{{- include "common.immutable.otherJob" (dict "root" $root "job" . "names" $names "isStopped" (include "common.immutable.isStopped" (dict "job" .))) }}
 {{- end }}
 {{- end }}
 
 {{/*
 That sentence for one live job of whatever kind, if it is the release's, another than this run's, and not stopped.
-Arguments: root, job, name (of this run's), isStopped (empty when it is not).
+Arguments: root, job, names (of this run's), isStopped (empty when it is not).
 */}}
 {{- define "common.immutable.otherJob" -}}
 {{- $root := required "common.immutable.otherJob needs root" .root }}
 {{- $job := (required "common.immutable.otherJob needs job" .job).metadata }}
 {{- $labels := $job.labels | default dict }}
 {{- $mine := and (eq (get $labels "app.kubernetes.io/instance") $root.Release.Name) (eq (get $labels "app.kubernetes.io/name") $root.Chart.Name) }}
-{{- if and $mine (ne $job.name .name) (not .isStopped) }}
+{{- if and $mine (not (has $job.name .names)) (not .isStopped) }}
 {{- printf "run %s is not stopped, and two runs must not write one checkpoint: stop it with helm upgrade --reuse-values --set suspend=true (its pods get the grace period to save), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" $job.name }}
 {{- end }}
 {{- end }}

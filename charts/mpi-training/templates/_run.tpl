@@ -67,7 +67,7 @@ Arguments: root, name (of this run's MPIJob).
 {{- $name := required "mpi-training.otherMpiRun needs name" .name }}
 {{- if $root.Capabilities.APIVersions.Has "kubeflow.org/v2beta1/MPIJob" }}
 {{- range (lookup "kubeflow.org/v2beta1" "MPIJob" $root.Release.Namespace "").items }}
-{{- include "common.immutable.otherJob" (dict "root" $root "job" . "name" $name "isStopped" (include "mpi-training.isStopped" (dict "job" .))) }}
+{{- include "common.immutable.otherJob" (dict "root" $root "job" . "names" (list $name) "isStopped" (include "mpi-training.isStopped" (dict "job" .))) }}
 {{- end }}
 {{- end }}
 {{- end }}
