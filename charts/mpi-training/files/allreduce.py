@@ -1,4 +1,4 @@
-"""What runs when nothing else is asked for: every rank adds up the ranks of all, which only a whole world gets right."""
+"""What runs when nothing else is asked for: every rank adds up all ranks, right only in a whole world."""
 
 import sys
 
