@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kind"))
 import stock
 from aftermath import wait_for_world
 from on_kind import NODE_TYPE, Shell
-from training import KIND, Training
+from training import ANYWHERE, KIND, Training
 
 from bireme.clusters.kind import KindProvider
 from bireme.clusters.kind_cluster import KindCluster
@@ -161,7 +161,7 @@ class Stage:
         values = {
             "workers": 3,
             # Jobs side by side have more workers than the nodes have accelerators.
-            "accelerators": 0,
+            **ANYWHERE,
             "minWorkers": 2,
             "maxWorkers": 3,
             "args": ["/opt/bireme/digits.py", f"--checkpoints={stock.CLAIM_PATH}/{name}", *STEPS],
