@@ -10,8 +10,9 @@ import sys
 import pytest
 from etcd_servers import RUNTIME
 
+from bireme_runtime.exits import CONFIG, Stop
 from bireme_runtime.mpi_ssh import greet, is_broken
-from bireme_runtime.mpi_world import CONFIG, MpiError, World
+from bireme_runtime.mpi_world import World
 
 WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
 SAID = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
@@ -78,7 +79,7 @@ def test_a_world_with_every_slot_of_every_worker_is_right() -> None:
     ],
 )
 def test_any_other_world_is_refused_with_what_was_found(output: str, words: str) -> None:
-    with pytest.raises(MpiError, match="4 in 2 workers × 2 slots") as refusal:
+    with pytest.raises(Stop, match="4 in 2 workers × 2 slots") as refusal:
         WORLD.judge(output)
     assert words in str(refusal.value)
     assert refusal.value.code == CONFIG

@@ -20,21 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme_runtime import etcd, launch, processes, protocol, rendezvous
-
-# Exit codes (sysexits.h); the chart's podFailurePolicy ends the job on the first and the last.
-USAGE, TEMPORARY, NO_PERMISSION, CONFIG = 64, 75, 77, 78
+from bireme_runtime.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE, Stop
 
 LAUNCHER = (sys.executable, "-m", "bireme_runtime.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
 _ETCD_SECONDS = 2.0
-
-
-class Stop(Exception):
-    """End the supervisor with this exit code and sentence."""
-
-    def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
 
 
 @dataclass(frozen=True)

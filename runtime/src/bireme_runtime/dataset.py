@@ -33,9 +33,9 @@ from bireme_runtime.dataset_sources import (
     safe_path,
     sums,
 )
+from bireme_runtime.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE
 
 MANIFEST = "MANIFEST.jsonl"
-USAGE, TEMPORARY, NO_PERMISSION, CONFIG = 64, 75, 77, 78
 _STATE = ".bireme"
 _CHUNK = 1 << 20
 _ATTEMPTS = 8

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from bireme_runtime import mpi_world, processes
+from bireme_runtime.exits import CONFIG, TEMPORARY, USAGE, Stop
 from bireme_runtime.mpi_ssh import Ssh, greet, is_broken
-from bireme_runtime.mpi_world import CONFIG, UNREACHED, USAGE, MpiError, World
+from bireme_runtime.mpi_world import World
 
 TOLD_TO_END = 143
 _LOOK_SECONDS = 30.0
@@ -33,7 +34,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     processes.take_charge()
     try:
         return _play(_role(env), list(argv), env)
-    except MpiError as error:
+    except Stop as error:
         _say(str(error))
         return error.code
     except processes.Terminated as end:
@@ -47,7 +48,7 @@ def _role(env: Mapping[str, str]) -> str:
     index = env.get("JOB_COMPLETION_INDEX", "")
     role = env.get("BIREME_MPI_ROLE") or {"": "", "0": "launcher"}.get(index, "worker")
     if role not in ("launcher", "worker", "check"):
-        raise MpiError(CONFIG, "BIREME_MPI_ROLE must be launcher, worker or check outside an Indexed Job")
+        raise Stop(CONFIG, "BIREME_MPI_ROLE must be launcher, worker or check outside an Indexed Job")
     return role
 
 
@@ -74,7 +75,7 @@ def _work(env: Mapping[str, str]) -> int:
         processes.send(ranks, signal.SIGTERM)
         processes.wait_for_end(ranks, _grace(env), lambda: None)
         return TOLD_TO_END
-    raise MpiError(UNREACHED, "sshd ended by itself; what it said is above")
+    raise Stop(TEMPORARY, "sshd ended by itself; what it said is above")
 
 
 def _watch(pid: int, ended: dict[int, int]) -> int:
@@ -121,7 +122,7 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
 
 
 def _watch_all(pid: int, workers: Mapping[str, socket.socket]) -> int:
-    """Wait until mpirun ends, and return its exit code. Raises MpiError when a worker goes before.
+    """Wait until mpirun ends, and return its exit code. Raises Stop when a worker goes before.
 
     mpirun cannot be asked: the one of Open MPI 5.0.7 exits 0 when a host dies, and others hang.
     """
@@ -135,7 +136,7 @@ def _watch_all(pid: int, workers: Mapping[str, socket.socket]) -> int:
     if not lost:
         return processes.exit_code(ended[pid])
     processes.wait_for_end([pid], _LAST_WORDS_SECONDS, lambda: None)
-    raise MpiError(UNREACHED, f"{_these(lost)} went away while the program ran, which cannot go on without")
+    raise Stop(TEMPORARY, f"{_these(lost)} went away while the program ran, which cannot go on without")
 
 
 def _lost(workers: Mapping[str, socket.socket]) -> list[str]:
@@ -156,7 +157,7 @@ def _program(argv: list[str]) -> tuple[bool, list[str]]:
     program = argv[1:] if as_is else argv
     program = program[1:] if program[:1] == ["--"] else program
     if not program:
-        raise MpiError(USAGE, "there is no program to run: set script, args or command")
+        raise Stop(USAGE, "there is no program to run: set script, args or command")
     return as_is, program
 
 
@@ -173,7 +174,7 @@ def _meet(world: World, ssh: Ssh, seconds: float) -> dict[str, socket.socket]:
             if not missing:
                 return there
             if time.monotonic() >= deadline:
-                raise MpiError(UNREACHED, f"{_these(missing)}: no sshd answers after {seconds:.0f} s")
+                raise Stop(TEMPORARY, f"{_these(missing)}: no sshd answers after {seconds:.0f} s")
             if time.monotonic() - said >= _SAY_SECONDS:
                 said = time.monotonic()
                 _say(f"waiting for {len(missing)} of {len(world.hosts)} workers: {_these(missing)}")
@@ -196,7 +197,7 @@ def _probe(world: World, ssh: Ssh, env: Mapping[str, str], seconds: float) -> No
     code = processes.exit_code(ended[pid])
     if code:
         print(output, file=sys.stderr)
-        raise MpiError(UNREACHED, f"the probe of mpirun failed with exit code {code}; it says why above")
+        raise Stop(TEMPORARY, f"the probe of mpirun failed with exit code {code}; it says why above")
     world.judge(output)
 
 
@@ -204,7 +205,7 @@ def _until_ended(pid: int, ended: dict[int, int], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while pid not in ended:
         if time.monotonic() >= deadline:
-            raise MpiError(UNREACHED, f"the probe of mpirun did not end within {seconds:.0f} s")
+            raise Stop(TEMPORARY, f"the probe of mpirun did not end within {seconds:.0f} s")
         processes.wait(min(_LOOK_SECONDS, deadline - time.monotonic()), ended)
 
 
@@ -220,7 +221,7 @@ def _check(env: Mapping[str, str]) -> int:
     login = processes.start(["ssh", *ssh.client_options, "127.0.0.1", "true"], env)
     code = _watch(login, {})
     if code:
-        raise MpiError(CONFIG, f"ssh from this pod to itself fails with exit code {code}; it says why above")
+        raise Stop(CONFIG, f"ssh from this pod to itself fails with exit code {code}; it says why above")
     _probe(world, ssh, {**env, **world.environment(ssh.client_options, ssh.folder, env)}, 60)
     print("the image has what an MPI job needs: a key, sshd, and an mpirun that starts 2 ranks")
     return 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme_runtime import processes
-from bireme_runtime.mpi_world import CONFIG, MpiError
+from bireme_runtime.exits import CONFIG, Stop
 
 PORT = 2222
 _SERVER = """\
@@ -75,7 +75,7 @@ class Ssh:
 
     @classmethod
     def prepare(cls, env: Mapping[str, str]) -> Ssh:
-        """Write key and configuration for this pod. Raises MpiError when something they need is missing."""
+        """Write key and configuration for this pod. Raises Stop when something they need is missing."""
         folder = Path(env.get("BIREME_MPI_FOLDER", "/bireme/mpi"))
         port = int(env.get("BIREME_MPI_PORT", PORT))
         user = _user()
@@ -133,15 +133,15 @@ def _user() -> str:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        raise MpiError(
+        raise Stop(
             CONFIG,
             f"the image has no user with id {uid}, and ssh logs in to users: set "
             "podSecurityContext.runAsUser to one that it has, or add one to the image (useradd)",
         ) from None
     if entry.pw_shell and not os.access(entry.pw_shell, os.X_OK):
-        raise MpiError(CONFIG, f"user {entry.pw_name} has the shell {entry.pw_shell}, which the image lacks")
+        raise Stop(CONFIG, f"user {entry.pw_name} has the shell {entry.pw_shell}, which the image lacks")
     if Path(entry.pw_shell).name in ("nologin", "false"):
-        raise MpiError(
+        raise Stop(
             CONFIG,
             f"user {entry.pw_name} has the shell {entry.pw_shell}: ssh cannot log in to it; give it another",
         )
@@ -152,7 +152,7 @@ def _program(name: str, package: str) -> str:
     """Where it is. sshd insists on being started by its full path."""
     found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
     if not found:
-        raise MpiError(CONFIG, f"the image has no {name}: install {package} in it")
+        raise Stop(CONFIG, f"the image has no {name}: install {package} in it")
     return found
 
 
@@ -161,7 +161,7 @@ def _copy_key(source: Path, folder: Path) -> None:
     try:
         private = source.read_text()
     except OSError as error:
-        raise MpiError(
+        raise Stop(
             CONFIG,
             f"there is no ssh key at {source} ({error.strerror}): a chart that is rendered without a cluster "
             "(helm template, GitOps) makes none; name a Secret that has ssh-privatekey in ssh.existingSecret",
@@ -172,7 +172,7 @@ def _copy_key(source: Path, folder: Path) -> None:
         ["ssh-keygen", "-y", "-P", "", "-f", str(key)], capture_output=True, text=True, check=False
     )
     if made.returncode:
-        raise MpiError(CONFIG, f"{source} is not a private key that ssh reads: {made.stderr.strip()}")
+        raise Stop(CONFIG, f"{source} is not a private key that ssh reads: {made.stderr.strip()}")
     public = " ".join(made.stdout.split()[:2])
     _write(folder / "authorized_keys", f"{public}\n")
     _write(folder / "known_hosts", f"bireme {public}\n")

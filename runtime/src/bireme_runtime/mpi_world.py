@@ -11,20 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Exit codes; docs/mpi.md says what a Job makes of them.
-USAGE, UNREACHED, CONFIG = 64, 75, 78
+from bireme_runtime.exits import CONFIG, Stop
+
 # What each rank of the probe says: its host and the size of its world.
 PROBE = ("sh", "-c", 'echo "bireme-rank $(uname -n) ${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-0}}"')
 _ANSWER = re.compile(r"bireme-rank (\S+) (\d+)")
 _HYDRA = ("Intel", "MPICH")
-
-
-class MpiError(Exception):
-    """Why a job cannot go on, in a sentence, and the exit code that goes with it."""
-
-    def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -38,13 +30,13 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> World:
-        """The world that the chart describes. Raises MpiError when it does not."""
+        """The world that the chart describes. Raises Stop when it does not."""
         try:
             pattern, workers = env["BIREME_MPI_HOSTS"], int(env["BIREME_MPI_WORKERS"])
             slots = int(env["BIREME_MPI_SLOTS"])
             arguments = tuple(map(str, json.loads(env.get("BIREME_MPI_ARGUMENTS", "[]"))))
         except (KeyError, ValueError) as error:
-            raise MpiError(CONFIG, f"BIREME_MPI_HOSTS, _WORKERS, _SLOTS, _ARGUMENTS: {error}") from error
+            raise Stop(CONFIG, f"BIREME_MPI_HOSTS, _WORKERS, _SLOTS, _ARGUMENTS: {error}") from error
         hosts = tuple(pattern.replace("{}", str(index)) for index in range(workers))
         return cls(hosts, slots, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"), arguments)
 
@@ -64,10 +56,10 @@ class World:
         return "".join(f"{form.format(host, self.slots)}\n" for host in self.hosts)
 
     def mpirun(self, program: Sequence[str], env: Mapping[str, str]) -> list[str]:
-        """The command line that runs ``program`` on all ranks. Raises MpiError when there is no mpirun."""
+        """The command line that runs ``program`` on all ranks. Raises Stop when there is no mpirun."""
         binary = shutil.which("mpirun", path=env.get("PATH"))
         if not binary:
-            raise MpiError(CONFIG, "the image has no mpirun on its PATH: install MPI in it, or set env.PATH")
+            raise Stop(CONFIG, "the image has no mpirun on its PATH: install MPI in it, or set env.PATH")
         hosts = "-f" if self.implementation in _HYDRA else "--hostfile"
         return [binary, "-np", str(self.size), hosts, env["BIREME_HOSTFILE"], *self.arguments, *program]
 
@@ -101,7 +93,7 @@ class World:
         return {name: str(value) for name, value in {**preferred, **fixed}.items()}
 
     def judge(self, output: str) -> None:
-        """Raise MpiError unless the ``output`` of PROBE shows every slot of every host in one world."""
+        """Raise Stop unless the ``output`` of PROBE shows every slot of every host in one world."""
         answers = _ANSWER.findall(output)
         found = Counter(host.partition(".")[0] for host, _ in answers)
         sizes = {int(size) for _, size in answers}
@@ -109,7 +101,7 @@ class World:
             return
         there = ", ".join(f"{count} on {name}" for name, count in sorted(found.items())) or "none"
         worlds = " and ".join(map(str, sorted(sizes))) or "0"
-        raise MpiError(
+        raise Stop(
             CONFIG,
             f"mpirun would start these ranks: {there}, in a world of {worlds}; the job has {self.size} in "
             f"{len(self.hosts)} workers × {self.slots} slots. Look for a setting of MPI (mpirunArgs, env, or "

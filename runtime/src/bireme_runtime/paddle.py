@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bireme_runtime import paddle_run, processes
+from bireme_runtime.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, Stop
 from bireme_runtime.paddle_run import (
     BROKEN,
     FAILED,
@@ -40,20 +42,10 @@ from bireme_runtime.paddle_run import (
 )
 
 COLLECTIVE = "collective"
-# Exit codes (sysexits.h); the chart's podFailurePolicy ends the job on all but TEMPORARY.
-USAGE, GIVEN_UP, TEMPORARY, CONFIG = 64, 70, 75, 78
 _USAGE = "usage: python3 -m bireme_runtime.paddle server|trainer|collective -- SCRIPT ARGS…"
 _LAUNCHER = (sys.executable, "-m", "bireme_runtime.paddle_launch")
 _TICK_SECONDS = 0.5
 _RESTART_SECONDS = 2.0
-
-
-class Stop(Exception):
-    """End the supervisor with this exit code and sentence."""
-
-    def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -197,7 +189,7 @@ def _copy(reader: int, log: Path) -> None:
                 kept.write(chunk)
 
 
-class Role:
+class Role(ABC):
     """What pservers and trainers have in common: report, and follow the attempt that counts."""
 
     log_name = ""
@@ -291,14 +283,17 @@ class Role:
             self.attempt = view.attempt
             self._start(view)
 
+    @abstractmethod
     def _is_ready(self, view: View) -> bool:
-        raise NotImplementedError
+        """Whether the script of the attempt can start."""
 
+    @abstractmethod
     def _start(self, view: View) -> None:
-        raise NotImplementedError
+        """Start it."""
 
+    @abstractmethod
     def _ended(self, code: int) -> None:
-        raise NotImplementedError
+        """Go on after the script ended with this code."""
 
     def _end(self, view: View) -> int:
         self.script.kill()
