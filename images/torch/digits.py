@@ -23,16 +23,41 @@ TRAINING_SAMPLES = 1437
 def main() -> None:
     args = arguments()
     run = elastic.Run(args.checkpoints)
+    network, optimizer = start(args, run.device)
+    step = resume(run, network, optimizer)
+    train(run, args, network, DistributedDataParallel(network), optimizer, step)
+
+
+def start(args: argparse.Namespace, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The network before its first step, and what trains it."""
     torch.manual_seed(args.seed)
+    network = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)).to(device)
+    return network, torch.optim.SGD(network.parameters(), lr=args.learning_rate, momentum=0.9)
+
+
+def resume(run: elastic.Run, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Take both from the last checkpoint, if there is one; returns the steps that it has."""
+    restored = run.restore()
+    if not restored:
+        return 0
+    network.load_state_dict(restored["model"])
+    optimizer.load_state_dict(restored["optimizer"])
+    return int(restored["step"])
+
+
+def train(
+    run: elastic.Run,
+    args: argparse.Namespace,
+    network: nn.Module,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+) -> None:
+    """Train from ``step`` to the end. ``model`` is ``network`` as the processes share it.
+
+    DDP's model or Horovod's optimizer: one of them takes the mean of gradients over the processes.
+    """
     (inputs, labels), test = digits(args.seed, run.device)
-    network = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)).to(run.device)
-    optimizer = torch.optim.SGD(network.parameters(), lr=args.learning_rate, momentum=0.9)
-    step = 0
-    if restored := run.restore():
-        network.load_state_dict(restored["model"])
-        optimizer.load_state_dict(restored["optimizer"])
-        step = restored["step"]
-    model = DistributedDataParallel(network)
     events = elastic.EventFiles(run, args.tensorboard or args.checkpoints / "tensorboard", step)
 
     def state() -> elastic.State:
@@ -43,11 +68,12 @@ def main() -> None:
     while step < steps:
         started = time.monotonic()
         epoch, position = divmod(step, steps_per_epoch)
+        # Samples of a step are divided among the processes, so their number does not change what a step is.
         batch = order(args.seed, epoch)[position * args.batch_size :][: args.batch_size]
         mine = batch[run.rank :: run.world_size].to(run.device)
         losses = nn.functional.cross_entropy(model(inputs[mine]), labels[mine], reduction="sum")
         optimizer.zero_grad()
-        # DDP takes the mean over processes; this makes it the mean over the samples of the global batch.
+        # The mean over processes follows; this makes it the mean over the samples of the global batch.
         (losses * run.world_size / len(batch)).backward()
         optimizer.step()
         step += 1
