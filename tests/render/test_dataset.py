@@ -86,6 +86,7 @@ def test_only_the_modules_it_needs_are_in_its_config_map(render: Callable[..., R
     assert {name.partition("__")[2].partition("_")[0].removesuffix(".py") for name in names} == {
         "",
         "dataset",
+        "exits",
     }
     others = next(item for item in render("torch-elastic").manifests if "-runtime-" in item.name)["data"]
     assert not [name for name in others if "__dataset" in name]

@@ -158,15 +158,15 @@ def _start(folder: Path, name: str, kubernetes: str, nodes: int, binaries: Mappi
     """Run the control plane out of ``folder``; returns when its API server answers."""
     work = folder / "kwok"
     work.mkdir()
-    # From here, so that its command line names the cluster and `down` finds it after a crash.
-    kwokctl = work / "kwokctl"
-    kwokctl.symlink_to(binaries["kwokctl"])
+    # From here, so that their command lines name the cluster and `down` finds them after a crash.
+    for tool in ("kwokctl", "kubectl"):
+        (work / tool).symlink_to(binaries[tool])
     with _reserved_ports(len(_PORT_OPTIONS)) as ports:
         named_ports = dict(zip(_PORT_OPTIONS, ports, strict=True))
         config = _kwok_config(kubernetes, nodes, binaries, named_ports)
         (work / "kwok.yaml").write_text(config, encoding="utf-8")
         command = [
-            str(kwokctl),
+            str(work / "kwokctl"),
             "--name",
             name,
             "create",
@@ -174,15 +174,15 @@ def _start(folder: Path, name: str, kubernetes: str, nodes: int, binaries: Mappi
             "--kubeconfig",
             str(folder / "kubeconfig"),
         ]
-        environment = _environment(work, binaries)
+        environment = _environment(work)
         _run_kwokctl(command, environment, folder)
     if lost := _lost_components(folder):
         raise BiremeError(_failure(f"lost {', '.join(lost)}", folder))
 
 
-def _environment(work: Path, binaries: Mapping[str, Path]) -> dict[str, str]:
+def _environment(work: Path) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("KWOK_")}
-    search = os.pathsep.join([str(binaries["kubectl"].parent), inherited.get("PATH", os.defpath)])
+    search = os.pathsep.join([str(work), inherited.get("PATH", os.defpath)])
     return inherited | {"KWOK_WORKDIR": str(work), "PATH": search}
 
 
