@@ -74,7 +74,7 @@ def on_etcd(shared_etcd: EtcdServer, prefix: str) -> dict[str, str]:
     """The environment of a worker of a run of its own."""
     return {
         "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",
-        "PET_RDZV_CONF": f"etcd_prefix={prefix},last_call_timeout=0.1", "PET_NNODES": "1:4",
+        "PET_RDZV_CONF": f"etcd_prefix={prefix},last_call_timeout=0.1,settle_timeout=0", "PET_NNODES": "1:4",
         "BIREME_WAIT_SECONDS": "5",
     }  # fmt: skip
 

@@ -74,8 +74,8 @@ class Fuzz:
         self.chance = random.Random(seed)
         self.server = server
         self.settings = protocol.Settings(
-            "run", MIN, MAX, prefix, join_timeout=60, last_call_timeout=0.1, close_timeout=2,
-            keep_alive_interval=0.3, keep_alive_max_attempt=7,
+            "run", MIN, MAX, prefix, join_timeout=60, last_call_timeout=0.1, settle_timeout=0.2,
+            close_timeout=2, keep_alive_interval=0.3, keep_alive_max_attempt=7,
         )  # fmt: skip
         self.live: list[Agent] = []
         self.dead: list[Agent] = []

@@ -92,6 +92,7 @@ def test_a_placed_member_has_joined_even_when_the_run_has_just_ended() -> None:
         ({"join_timeout": "0"}, "join_timeout must be more than 0 seconds"),
         ({"keep_alive_interval": "0.1"}, "must be 2 seconds or more"),
         ({"last_call_timeout": "-1"}, "last_call_timeout must not be negative"),
+        ({"settle_timeout": "-1"}, "settle_timeout must not be negative"),
     ],
 )
 def test_given_a_rendezvous_conf_that_makes_no_sense_then_a_sentence_names_it(
@@ -121,8 +122,8 @@ Make = Callable[..., Rendezvous]
 @pytest.fixture
 def settings(prefix: str) -> Settings:
     return Settings(
-        "run", 1, 4, prefix, join_timeout=15, last_call_timeout=0.2, keep_alive_interval=0.3,
-        keep_alive_max_attempt=7, heartbeat_timeout=1,
+        "run", 1, 4, prefix, join_timeout=15, last_call_timeout=0.2, settle_timeout=0,
+        keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
     )  # fmt: skip
 
 
@@ -173,6 +174,20 @@ def test_a_late_member_is_reported_and_taken_in_while_the_others_keep_their_rank
         assert not joining.done(), "nobody joins while the others still train"
         worlds = [pool.submit(each.join) for each in (a, b)]
         assert [each.result().rank for each in (*worlds, joining)] == [0, 1, 2]
+
+
+def test_a_late_member_leaves_a_young_round_alone_until_one_of_its_members_goes(make: Make) -> None:
+    a, b = make(0, settle_timeout=1.5), make(1, settle_timeout=60)
+    join_all(a, b)
+    start = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        joining = pool.submit(make(2).join)
+        wait_for(a.waiting)
+        assert time.monotonic() - start > 1
+        assert b.waiting() == 0
+        a.leave()
+        wait_for(b.waiting)
+        assert [b.join().rank, joining.result().rank] == [0, 1]
 
 
 def test_a_member_that_leaves_costs_the_others_no_wait(make: Make) -> None:

@@ -55,6 +55,8 @@ class Settings:
 
     The lease lives `keep_alive_interval` times `keep_alive_max_attempt`. It is the time after which a member
     whose machine died is given up, and the pause that a live one may make without being taken for dead.
+    For `settle_timeout` newcomers leave a new round alone: its processes still import and load, and all that
+    would be to do again.
     """
 
     run_id: str
@@ -63,6 +65,7 @@ class Settings:
     prefix: str = DEFAULT_PREFIX
     join_timeout: float = 600.0
     last_call_timeout: float = 1.0
+    settle_timeout: float = 10.0
     close_timeout: float = 10.0
     read_timeout: float = 60.0
     heartbeat_timeout: float = 5.0
@@ -85,10 +88,12 @@ class Settings:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds (PET_RDZV_CONF)")
-        if self.last_call_timeout < 0 or self.lease_ttl < 2:
+        for name in ("last_call_timeout", "settle_timeout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative (PET_RDZV_CONF)")
+        if self.lease_ttl < 2:
             raise ValueError(
-                "last_call_timeout must not be negative, and keep_alive_interval * keep_alive_max_attempt "
-                "must be 2 seconds or more (PET_RDZV_CONF)"
+                "keep_alive_interval * keep_alive_max_attempt must be 2 seconds or more (PET_RDZV_CONF)"
             )
 
     @classmethod
@@ -96,8 +101,8 @@ class Settings:
         """Read the times, under torch's names, from a `rdzv_conf`; other keys in it are not looked at."""
         changes: dict[str, Any] = {}
         for name in (
-            "join_timeout", "last_call_timeout", "close_timeout", "read_timeout", "heartbeat_timeout",
-            "keep_alive_interval",
+            "join_timeout", "last_call_timeout", "settle_timeout", "close_timeout", "read_timeout",
+            "heartbeat_timeout", "keep_alive_interval",
         ):  # fmt: skip
             if config.get(name) is not None:
                 changes[name] = _number(name, config[name])
@@ -357,6 +362,7 @@ class Rendezvous:
         self._seat: _Seat | None = None
         self._seats_taken = 0
         self._world: World | None = None
+        self._entered = 0.0
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -392,6 +398,8 @@ class Rendezvous:
     def waiting(self) -> int:
         """How many members make a new round worth while: arrivals, and leavers of this one. 0 means train on.
 
+        Arrivals count from the round's `settle_timeout` on, and at once when there are leavers.
+
         When etcd cannot be reached the last known answer counts: that alone is no reason to stop training.
         """
         with self._changed:
@@ -403,7 +411,8 @@ class Rendezvous:
             arrivals = len(self._view.arrivals())
             ending = any(member.finished for member in self._view.members.values())
             full = self._world.size >= self.settings.max_nodes
-            return arrivals + leavers if leavers or not (full or ending) else 0
+            settling = time.monotonic() - self._entered < self.settings.settle_timeout
+            return arrivals + leavers if leavers or not (full or ending or settling) else 0
 
     def broken(self, world: World) -> bool:
         """Whether the round of this world has lost a member or is no longer the latest."""
@@ -494,6 +503,7 @@ class Rendezvous:
         current = self._view.round
         assert current is not None
         self._world = World(current.number, joined.rank, len(current.members), current.mod_revision)
+        self._entered = time.monotonic()
         return self._world
 
     def _wait(self, decision: Wait, deadline: float, progress: _Progress) -> None:
