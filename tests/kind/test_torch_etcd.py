@@ -102,3 +102,16 @@ def test_etcd_grows_to_three_members_while_training_and_loses_each_in_turn(
         training.until_trained(30, world_size=2)
     training.until_complete(steps, seconds=600)
     assert len(training.worlds()) == 1, f"etcd kept a majority all the time: {training.worlds()}"
+
+
+@pytest.mark.whole
+def test_an_etcd_that_is_replaced_and_finds_its_data_on_its_claim_disturbs_nobody(
+    train: Callable[..., Training],
+) -> None:
+    steps, kept = 300, {"enabled": True, "whenDeleted": "Delete"}
+    training = train(workers=2, steps=steps, values={**ANYWHERE, "etcd": {"persistence": kept}})
+    training.until_trained(30, world_size=2)
+    replace_member(training)
+    training.until_trained(30, world_size=2)
+    training.until_complete(steps)
+    assert len(training.worlds()) == 1, f"the members and their leases were kept: {training.worlds()}"
