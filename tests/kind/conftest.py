@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from on_kind import NODE_TYPE, Shell, Values
+from on_kind import NODE_TYPE, Shell, Values, eventually
 from training import CHECKPOINT_EVERY, KIND, Training
 
 from bireme.clusters.kind_cluster import KindCluster
@@ -87,6 +87,8 @@ def mpi_operator(
     yield operator.install("mpijob", "mpijob", "mpi-operator", values={**images, "crds": {"keep": False}})
     operator.uninstall()
     cluster.api.delete("/api/v1/namespaces/mpi-operator")
+    gone = "the operator's namespace to be gone, for the next module's"
+    eventually(lambda: cluster.api.find("/api/v1/namespaces/mpi-operator") is None, 60, gone)
 
 
 @pytest.fixture(scope="session")
