@@ -35,7 +35,8 @@ def environments(release: InstalledRelease, component: str, container: str) -> l
     """What each pod of a role sees in that container, as the kubelet works it out."""
     found = []
     for pod in pods(release, component):
-        (said,) = [each for each in pod["spec"]["containers"] if each["name"] == container]
+        there = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+        (said,) = [each for each in there if each["name"] == container]
         (source,) = said["envFrom"]
         maps = release.objects("configmaps")
         (settings,) = [each for each in maps if each["metadata"]["name"] == source["configMapRef"]["name"]]

@@ -29,7 +29,8 @@ def names(rendered: Render, kind: str) -> set[str]:
 
 def container(rendered: Render, job: str, name: str) -> Mapping[str, Any]:
     pod = the(rendered, "Job", job)["spec"]["template"]["spec"]
-    return next(each for each in pod["containers"] if each["name"] == name)
+    there = [*pod.get("initContainers", ()), *pod["containers"]]
+    return next(each for each in there if each["name"] == name)
 
 
 def environment(rendered: Render, job: str, name: str) -> dict[str, str]:
@@ -74,6 +75,15 @@ def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: Callabl
     assert volume["persistentVolumeClaim"]["claimName"] == "efsvol"
     waited_for = environment(rendered, "tutorial-r1", "trainer")["BIREME_PADDLE_WAIT_FOR"]
     assert waited_for == said["OUT_DIR"] + "/train.list"
+
+
+def test_a_collocated_pserver_starts_again_by_itself_and_never_keeps_a_pod_whose_trainer_is_gone(
+    render: Callable[..., Render],
+) -> None:
+    pod = the(render("paddle", **TUTORIAL), "Job", "tutorial-r1")["spec"]["template"]["spec"]
+    (pserver,) = pod["initContainers"]
+    assert (pserver["name"], pserver["restartPolicy"]) == ("pserver", "Always")
+    assert [each["name"] for each in pod["containers"]] == ["trainer"]
 
 
 def test_host_ports_are_taken_only_on_request(render: Callable[..., Render]) -> None:

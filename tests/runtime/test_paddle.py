@@ -164,6 +164,19 @@ def test_when_a_pserver_is_lost_all_begin_again_from_the_last_save(job: PaddleJo
     assert job.codes() == {0}
 
 
+def test_pserver_0_that_is_asked_to_go_at_the_end_still_tells_the_others(job: PaddleJob) -> None:
+    job.start_all(BIREME_LOST_SECONDS="30")
+    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    keeper, other = job.pods["server", 0], job.pods["server", 1]
+    other.send_signal(signal.SIGSTOP)
+    job.go.write_text("")
+    job.until((job.output / "done").exists, "the end of the job")
+    keeper.terminate()
+    other.send_signal(signal.SIGCONT)
+    assert other.wait(SECONDS) == 0
+    assert "all trainers are done" in job.log("server", 1)
+
+
 def test_when_the_restarts_are_used_up_all_give_up_with_the_reason(job: PaddleJob) -> None:
     job.start_all(BIREME_MAX_RESTARTS="0")
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")

@@ -1,5 +1,6 @@
 {{/*
-One role's container.
+One role's container. A collocated pserver is a sidecar: one that is lost starts again beside its trainer, and a trainer
+that fails takes it along, so that the pod is replaced. As two containers, either would keep the pod of the other.
 Arguments: root, role (server or trainer), worker, view (a root with the role's values).
 */}}
 {{- define "paddle.container" -}}
@@ -9,6 +10,9 @@ Arguments: root, role (server or trainer), worker, view (a root with the role's 
 - name: {{ ternary "pserver" "trainer" $isServer }}
   image: {{ include "common.image" (dict "root" .root "image" $v.image) }}
   imagePullPolicy: {{ $v.image.pullPolicy }}
+  {{- if and $isServer (include "paddle.isCollocated" .root) }}
+  restartPolicy: Always
+  {{- end }}
   {{- if $v.command }}
   command:
     {{- toYaml $v.command | nindent 4 }}
@@ -125,10 +129,12 @@ template:
     {{- include "common.workerTolerations" (dict "root" $view "worker" $worker) | nindent 4 }}
     {{- end }}
     {{- include "common.scheduling" (dict "root" $view) | nindent 4 }}
+    {{- if $collocated }}
+    initContainers:
+      {{- include "paddle.container" (dict "root" $root "role" "server" "worker" $worker "view" $view) | nindent 6 }}
+    {{- end }}
     containers:
-      {{- range $each := $containers }}
-      {{- include "paddle.container" (dict "root" $root "role" $each "worker" $worker "view" $view) | nindent 6 }}
-      {{- end }}
+      {{- include "paddle.container" (dict "root" $root "role" $role "worker" $worker "view" $view) | nindent 6 }}
     volumes:
       - name: shm
         emptyDir: {medium: Memory, sizeLimit: {{ ternary "64Mi" $worker.shm $isServer }}}

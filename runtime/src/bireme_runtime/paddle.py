@@ -348,6 +348,11 @@ class Server(Role):
             self._client = Client(f"127.0.0.1:{port}")
             try:
                 return super().run()
+            except processes.Terminated:
+                # A collocated pserver is asked to go as soon as its own trainer has heard of the end.
+                if self._run.outcome != paddle_run.RUNNING:
+                    self._linger(self._run)
+                raise
             finally:
                 server.shutdown()
         return super().run()
@@ -384,7 +389,8 @@ class Server(Role):
         """Let the others hear of the end before nobody answers any more."""
         deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
         while time.monotonic() < deadline and not run.everybody_knows():
-            processes.pause(0.1)
+            with contextlib.suppress(processes.Terminated):
+                processes.pause(0.1)
 
 
 class Trainer(Role):
