@@ -175,6 +175,38 @@ def test_shards_add_up_to_their_source_byte_for_byte(tmp_path: Path) -> None:
     assert "nothing to copy" in stage_and_publish(env)
 
 
+def test_a_published_dataset_is_copied_on_with_its_manifest_as_the_checksums(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    first, second, third = (tmp_path / name / "data" for name in ("first", "second", "third"))
+    stage_and_publish(settings(first, {"url": f"file://{tmp_path}/a"}))
+    onward = settings(second, {"url": f"file://{first}"})
+    # As a worker does that trains in an Indexed Job: it copies all of it.
+    code, said = run("copy", {**onward, "JOB_COMPLETION_INDEX": "3"})
+    assert code == 0, said
+    assert read(second) == {"a": b"one"}
+    assert run("verify", {}, str(second))[0] == 0
+    (first / "a").write_bytes(b"two")
+    code, said = run("copy", settings(third, {"url": f"file://{first}"}))
+    assert code == 78
+    assert "a has sha256" in said
+    (first / "a").unlink()
+    code, said = run("copy", settings(third, {"url": f"file://{first}"}))
+    assert code == 78
+    assert "lacks a, which its MANIFEST.jsonl has" in said
+    assert not third.exists()
+
+
+@pytest.mark.parametrize("text", ["{}\n", "some words", ""])
+def test_a_manifest_of_somebody_else_is_named(tmp_path: Path, text: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"one")
+    (source / dataset.MANIFEST).write_text(text)
+    code, said = run("stage", settings(tmp_path / "data", {"url": f"file://{source}"}))
+    assert code == 78
+    assert "is none of charts/dataset, which needs the name for its own" in said
+
+
 def test_more_shards_than_lines_are_refused(tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_bytes(b"one\ntwo\n")
     env = settings(

@@ -3,8 +3,8 @@
 `stage` copies what the sources have into a hidden folder beside the target, in parallel and in parts, and
 keeps a journal there: a second attempt goes on where the first one ended. `publish` splits files into shards
 if asked to, writes the manifest, and gives the folder its name: readers see the whole dataset or none.
-`verify` holds a dataset against its manifest. Settings are the JSON of BIREME_DATASET, which charts/dataset
-makes.
+`copy` does both. `verify` holds a dataset against its manifest. Settings are the JSON of BIREME_DATASET,
+which the charts make.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
     """The settings of a pod. Raises SourceError for what is not understood."""
     try:
         said = json.loads(env["BIREME_DATASET"])
+        workers = int(said.get("workers", 1))
         return Settings(
             target=Path(said["target"]),
             sources=tuple(said["sources"]),
@@ -102,8 +103,9 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             parallel=int(said.get("parallel", 16)),
             part_bytes=int(said.get("partMiB", 64)) << 20,
             replace=bool(said.get("replace")),
-            workers=int(said.get("workers", 1)),
-            index=int(env.get("JOB_COMPLETION_INDEX", "0")),
+            workers=workers,
+            # Workers that train in an Indexed Job copy everything, each for itself.
+            index=int(env.get("JOB_COMPLETION_INDEX", "0")) if workers > 1 else 0,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"BIREME_DATASET is not understood: {type(error).__name__} {error}") from error
@@ -137,16 +139,31 @@ def _of_source(said: Mapping[str, str], env: Mapping[str, str]) -> Iterator[Item
     source = open_source(said["url"], env)
     entries = list(source.entries())
     folder = f"{said['path'].strip('/')}/" if said.get("path") else ""
-    known: dict[str, str] = {}
-    if said.get("sums"):
-        known = sums(_text(source, entries, said["sums"], said["url"]))
+    entries, known = _digests(source, entries, said)
+    told_by = said.get("sums") or MANIFEST
     for entry in entries:
         told = known.get(entry.path, "")
-        if known and not told and entry.path != said["sums"]:
-            raise SourceError(f"{said['sums']} of {said['url']} has no line for {entry.path}")
+        if known and not told and entry.path != told_by:
+            raise SourceError(f"{told_by} of {said['url']} has no line for {entry.path}")
         if said.get("sha256") and len(entries) > 1:
             raise SourceError(f"sha256 is of one file, and {said['url']} has {len(entries)}: use sums")
         yield Item(safe_path(folder + entry.path), entry, source, told or said.get("sha256", ""))
+
+
+def _digests(
+    source: Source, entries: list[Entry], said: Mapping[str, str]
+) -> tuple[list[Entry], Mapping[str, str]]:
+    """The entries that are data, and the digests that their sums or the manifest of a dataset tell."""
+    known = sums(_text(source, entries, said["sums"], said["url"])) if said.get("sums") else {}
+    data = [entry for entry in entries if entry.path != MANIFEST]
+    if len(data) == len(entries):
+        return data, known
+    # A dataset that was published elsewhere: it gets a manifest anew.
+    _, rows = _read_manifest(_text(source, entries, MANIFEST, said["url"]), f"{MANIFEST} of {said['url']}")
+    missing = {row["path"] for row in rows} - {entry.path for entry in data}
+    if missing:
+        raise Corrupt(f"{said['url']} lacks {min(missing)}, which its {MANIFEST} has")
+    return data, {**{row["path"]: row["sha256"] for row in rows}, **known}
 
 
 def _text(source: Source, entries: Sequence[Entry], path: str, url: str) -> str:
@@ -543,16 +560,26 @@ def read_header(folder: Path) -> dict[str, Any] | None:
     return header
 
 
+def _read_manifest(text: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header and the rows of a manifest. Raises Corrupt for one that was changed, or is another's."""
+    first, _, body = text.partition("\n")
+    try:
+        header = json.loads(first)
+        is_whole = hashlib.sha256(body.encode()).hexdigest() == header["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{name} is none of charts/dataset, which needs the name for its own") from error
+    if not is_whole:
+        raise Corrupt(f"{name} is not as it was written")
+    return header, [json.loads(line) for line in body.splitlines()]
+
+
 def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
     """Hold a dataset against its manifest, sizes only if `is_quick`; a sentence. Raises Corrupt."""
     try:
-        first, _, body = (folder / MANIFEST).read_text(encoding="utf-8").partition("\n")
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
     except OSError as error:
         raise Corrupt(f"{folder} is no dataset: it has no {MANIFEST}") from error
-    header = json.loads(first)
-    if hashlib.sha256(body.encode()).hexdigest() != header["sha256"]:
-        raise Corrupt(f"{folder / MANIFEST} is not as it was written")
-    rows = [json.loads(line) for line in body.splitlines()]
+    header, rows = _read_manifest(text, str(folder / MANIFEST))
     with ThreadPoolExecutor(parallel) as pool:
         wrong = [why for why in pool.map(lambda row: _wrong(folder, row, is_quick), rows) if why]
     if wrong:
@@ -605,15 +632,16 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     def say(words: str) -> None:
         print(words, flush=True)
 
-    if not argv or argv[0] not in ("stage", "publish", "verify") or (argv[0] == "verify") != (len(argv) > 1):
-        say("usage: python3 -m bireme_runtime.dataset stage | publish | verify FOLDER [--quick]")
+    verb = argv[0] if argv else ""
+    if verb not in ("stage", "publish", "copy", "verify") or (verb == "verify") != (len(argv) > 1):
+        say("usage: python3 -m bireme_runtime.dataset stage | publish | copy | verify FOLDER [--quick]")
         return USAGE
     try:
-        if argv[0] == "verify":
+        if verb == "verify":
             say(verify(Path(argv[1]), "--quick" in argv[2:]))
-        elif argv[0] == "stage":
+        if verb in ("stage", "copy"):
             stage(settings_from(env), env, say)
-        else:
+        if verb in ("publish", "copy"):
             publish(settings_from(env), say)
     except Unreachable as error:
         say(f"{error}: tried {_ATTEMPTS} times; the next attempt goes on from here")
