@@ -76,6 +76,8 @@ Arguments: root, worker (the answer of common.worker).
 {{- if $worker.memory }}{{ $_ := set $devices "memory" $worker.memory }}{{ end }}
 {{- $requests := deepCopy $devices }}
 {{- if $worker.cpu }}{{ $_ := set $requests "cpu" $worker.cpu }}{{ end }}
+{{- $staging := $root.Values.staging | default dict }}
+{{- if $staging.claimName }}{{ $_ := set $requests "ephemeral-storage" $staging.size }}{{ end }}
 {{- $resources := mergeOverwrite (dict "limits" $devices "requests" $requests) (deepCopy $root.Values.resources) }}
 {{- if or $resources.limits $resources.requests -}}
 resources:

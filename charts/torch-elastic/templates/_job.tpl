@@ -17,6 +17,10 @@ podFailurePolicy:
     # The exit codes by which the agent says that no restart can help (docs/runtime.md).
     - action: FailJob
       onExitCodes: {containerName: trainer, operator: In, values: [64, 78]}
+    {{- if .Values.staging.claimName }}
+    - action: FailJob
+      onExitCodes: {containerName: staging, operator: In, values: [64, 78]}
+    {{- end }}
 successPolicy:
   rules:
     # A worker exits 0 only when the run succeeded, so one is enough.
@@ -45,6 +49,10 @@ template:
     {{- include "common.workerNodeSelector" (dict "root" . "worker" $worker) | nindent 4 }}
     {{- include "common.workerTolerations" (dict "root" . "worker" $worker) | nindent 4 }}
     {{- include "common.scheduling" (dict "root" .) | nindent 4 }}
+    {{- with include "common.staging.container" (dict "root" .) }}
+    initContainers:
+      {{- . | nindent 6 }}
+    {{- end }}
     containers:
       - name: trainer
         image: {{ include "common.image" (dict "root" . "image" .Values.image) }}
@@ -75,6 +83,7 @@ template:
           {{- end }}
           {{- include "common.etcdTls.mount" $etcdTls | nindent 10 }}
           {{- include "common.claimMounts" (dict "root" . "readOnly" false) | nindent 10 }}
+          {{- include "common.staging.mount" (dict "root" .) | nindent 10 }}
           {{- with .Values.extraVolumeMounts }}
           {{- toYaml . | nindent 10 }}
           {{- end }}
@@ -88,6 +97,7 @@ template:
       {{- end }}
       {{- include "common.etcdTls.volume" $etcdTls | nindent 6 }}
       {{- include "common.claimVolumes" (dict "root" .) | nindent 6 }}
+      {{- include "common.staging.volumes" (dict "root" .) | nindent 6 }}
       {{- with .Values.extraVolumes }}
       {{- toYaml . | nindent 6 }}
       {{- end }}

@@ -1,0 +1,89 @@
+{{/*
+Staging: each worker copies a folder of a claim onto its node before it trains, into an emptyDir, which lies on the
+node's NVMe where the kubelet keeps its files there. An init container does it, with the runtime of charts/dataset:
+what has a MANIFEST.jsonl is held against it. All of these take root (values staging, claims, image, python) and print
+nothing while staging.claimName is empty.
+*/}}
+
+{{/*
+The volume of the claim: that of `claims` if it is mounted anyway, for a pod has a claim once.
+*/}}
+{{- define "common.staging.source" -}}
+{{- $v := (required "common.staging.source needs root" .root).Values }}
+{{- $names := list }}
+{{- range $v.claims }}{{ $names = append $names .claimName }}{{ end }}
+{{- $volume := "staging-source" }}
+{{- range $i, $name := uniq $names }}
+{{- if eq $name $v.staging.claimName }}{{ $volume = printf "claim-%d" $i }}{{ end }}
+{{- end }}
+{{- $volume }}
+{{- end }}
+
+{{- define "common.staging.container" -}}
+{{- $root := required "common.staging.container needs root" .root }}
+{{- $v := $root.Values }}
+{{- if $v.staging.claimName -}}
+- name: staging
+  image: {{ include "common.image" (dict "root" $root "image" $v.image) }}
+  imagePullPolicy: {{ $v.image.pullPolicy }}
+  command: [{{ $v.python }}, -m, bireme_runtime.dataset, copy]
+  env:
+    - {name: PYTHONPATH, value: /bireme/runtime}
+    - {name: PYTHONUNBUFFERED, value: "1"}
+    - {name: BIREME_DATASET, value: {{ dict "target" "/staging/data" "sources" (list (dict "url" "file:///source")) | toJson | quote }}}
+  resources:
+    requests: {cpu: 100m, memory: 256Mi}
+    limits: {memory: 1Gi}
+  securityContext:
+    {{- toYaml $v.securityContext | nindent 4 }}
+  volumeMounts:
+    - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
+    - {name: {{ include "common.staging.source" . }}, mountPath: /source, readOnly: true{{ with $v.staging.subPath }}, subPath: {{ . | quote }}{{ end }}}
+    - {name: staging, mountPath: /staging}
+{{- end }}
+{{- end }}
+
+{{- define "common.staging.mount" -}}
+{{- $staging := (required "common.staging.mount needs root" .root).Values.staging }}
+{{- if $staging.claimName -}}
+- {name: staging, mountPath: {{ $staging.mountPath }}, subPath: data, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "common.staging.volumes" -}}
+{{- $staging := (required "common.staging.volumes needs root" .root).Values.staging }}
+{{- if $staging.claimName -}}
+- name: staging
+  emptyDir: {sizeLimit: {{ $staging.size }}}
+{{- if eq (include "common.staging.source" .) "staging-source" }}
+- name: staging-source
+  persistentVolumeClaim: {claimName: {{ $staging.claimName }}, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The copy fits the worker's share of the NVMe. 15% stay free: with less, kubelets evict pods
+(kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction, imagefs.available).
+Arguments: root, worker (the answer of common.worker).
+*/}}
+{{- define "common.rules.staging" -}}
+{{- $v := (required "common.rules.staging needs root" .root).Values }}
+{{- $worker := required "common.rules.staging needs worker" .worker }}
+{{- $nvmeGB := $v.instance.nvmeGB | default 0 | int64 }}
+{{- $roomGi := divf (mulf $nvmeGB 1000000000 0.85 $worker.share) 1073741824 | floor | int64 }}
+{{- $sizeMiB := include "common.MiB" (dict "quantity" ($v.staging.size | default "0Mi")) | int64 }}
+{{- if not $v.staging.claimName }}
+{{- if $v.staging.size }}
+staging.size: without staging.claimName nothing is staged; set the claim that has the data, or leave size out
+{{- end }}
+{{- else if not $worker.type }}
+staging.claimName: without an instance type nobody knows what NVMe the nodes have; choose one with -f values/instances/TYPE.yaml
+{{- else if not $nvmeGB }}
+staging.claimName: {{ $worker.type }} has no NVMe of its own; choose a type with instance.nvmeGB, or mount the claim with claims
+{{- else if not $v.staging.size }}
+staging.size: say how much the data takes on the node, e.g. 200Gi; {{ $roomGi }}Gi are there for each worker
+{{- else if gt $sizeMiB (mul $roomGi 1024) }}
+staging.size: {{ $v.staging.size }} is more than the {{ $roomGi }}Gi of NVMe that a worker on {{ $worker.type }} can fill; lower it, or mount the claim with claims
+{{- end }}
+{{- end }}
