@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.render import Render
+from bireme.render import Render, RenderError
 
 
 def stateful_set(rendered: Render) -> Mapping[str, Any]:
@@ -142,3 +142,34 @@ def test_snapshots_and_defragmentation_are_asked_for_by_root(render: Callable[..
         env = {each["name"]: each for each in pod["containers"][0]["env"]}
         assert env["BIREME_ETCD_USERNAME"]["value"] == "root"
         assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"] == "root-password"
+
+
+def test_snapshots_go_to_s3_and_come_back_from_there(render: Callable[..., Render]) -> None:
+    restore = ["restore.enabled=true", "restore.url=s3://snapshots/etcd", "s3.existingSecret=keys"]
+    rendered = render("etcd", files=["charts/etcd/ci/s3-values.yaml"], sets=restore, release="safe")
+    job = manifest(rendered, "CronJob", "safe-backup")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert job["serviceAccountName"] == "safe"
+    saver = job["containers"][0]
+    member = manifest(rendered, "StatefulSet", "safe")["spec"]["template"]["spec"]
+    fetcher, restorer = member["initContainers"][:2]
+    assert list(saver["command"]) == ["python3", "-m", "bireme_runtime.backup_s3", "save", "/snapshots"]
+    assert list(fetcher["command"])[3:] == ["fetch", "/snapshots", "latest.db"]
+    assert "/snapshots/latest.db" in restorer["command"]
+    for container in (saver, fetcher):
+        env = {each["name"]: each for each in container["env"]}
+        assert env["BIREME_BACKUP_URL"]["value"] == "s3://snapshots/etcd"
+        assert env["AWS_REGION"]["value"] == "eu-west-1"
+        assert env["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]["name"] == "keys"
+    for pod in (job, member):
+        assert [dict(v["emptyDir"]) for v in pod["volumes"] if v["name"] == "snapshots"] == [{}]
+    (runtime,) = [item["data"] for item in rendered.manifests if "-runtime-" in item.name]
+    assert {"bireme_runtime__backup_s3.py", "bireme_runtime__dataset_s3.py"} < set(runtime)
+
+
+@pytest.mark.parametrize("key", ["backup", "restore"])
+def test_snapshots_have_one_place(render: Callable[..., Render], key: str) -> None:
+    sets = [f"{key}.enabled=true", f"{key}.url=s3://snapshots/etcd"]
+    with pytest.raises(RenderError, match=rf"{key}\.url: the claim beside it would stay unused"):
+        render("etcd", sets=[*sets, f"{key}.claimName=snapshots"])
+    with pytest.raises(RenderError, match="url"):
+        render("etcd", sets=[sets[0], f"{key}.url=https://snapshots"])

@@ -23,18 +23,18 @@ STARTS_SECONDS = 120
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
 
-def moto_environment() -> Path:
-    """The folder of a virtual environment with moto, made when there is none of this lock."""
-    cache = Paths.discover(start=ROOT).cache / "moto"
+def environment_of(name: str, requirements: Path) -> Path:
+    """The folder of a virtual environment with what a lock pins, made when there is none of it."""
+    cache = Paths.discover(start=ROOT).cache / name
     cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    folder = cache / hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
             install = [folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check"]
-            subprocess.run([*install, "--require-hashes", "-r", LOCK], check=True)
+            subprocess.run([*install, "--require-hashes", "-r", requirements], check=True)
             (folder / "ready").touch()
     return folder
 
@@ -65,7 +65,7 @@ class S3Server:
 @contextlib.contextmanager
 def s3_server(log: Path) -> Iterator[S3Server]:
     """A server with nothing in it; gone at the end."""
-    program = moto_environment() / "bin/moto_server"
+    program = environment_of("moto", LOCK) / "bin/moto_server"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

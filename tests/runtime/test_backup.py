@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from etcd_servers import EtcdServer, free_port
+from s3_servers import S3Server, s3_server
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
-from bireme_runtime import backup, etcd, member
+from bireme_runtime import backup, backup_s3, etcd, member
+
+GMTIME = time.gmtime
 
 
 @pytest.fixture
@@ -76,12 +80,18 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
     assert member.prepare(seat) == "restarts"
 
 
+def it_is(hour: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name snapshots after this hour of a day."""
+    now = (2026, 1, 1, hour, 0, 0, 3, 1, 0)
+    monkeypatch.setattr(backup.time, "gmtime", lambda *moment: GMTIME(*moment) if moment else now)
+
+
 def test_the_newest_snapshots_stay_and_latest_is_the_newest(
     server: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "snapshots"
     for hour in range(4):
-        monkeypatch.setattr(backup.time, "gmtime", lambda hour=hour: (2026, 1, 1, hour, 0, 0, 3, 1, 0))
+        it_is(hour, monkeypatch)
         client_of(server).put("/hour", str(hour))
         assert run(server, "save", str(folder), BIREME_BACKUP_KEEP="2") == 0
     kept = ["etcd-20260101T020000Z.db", "etcd-20260101T030000Z.db"]
@@ -108,6 +118,52 @@ def test_half_a_snapshot_is_refused_and_the_older_one_stays(server: EtcdServer, 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[S3Server]:
+    with s3_server(tmp_path / "moto.log") as server:
+        server.put("ships")
+        yield server
+
+
+def test_snapshots_in_s3_are_the_newest_and_come_back_whole(
+    server: EtcdServer,
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    saves, back = tmp_path / "saves", tmp_path / "back"
+    back.mkdir()
+    env = {**s3.env, "BIREME_ETCD_ENDPOINTS": server.endpoint, "BIREME_BACKUP_URL": "s3://ships/etcd/one"}
+    saved = {}
+    for hour in range(3):
+        it_is(hour, monkeypatch)
+        client_of(server).put("/hour", str(hour))
+        assert backup_s3.main(["save", str(saves)], {**env, "BIREME_BACKUP_KEEP": "2"}) == 0
+        saved[f"etcd-20260101T0{hour}0000Z.db"] = (saves / backup.LATEST).read_bytes()
+    assert "s3://ships/etcd/one/etcd-20260101T020000Z.db" in capsys.readouterr().err
+    first, second, third = saved
+    assert backup_s3.main(["fetch", str(back), backup.LATEST], env) == 0
+    assert backup_s3.main(["fetch", str(back), second], env) == 0
+    assert content(back) == {backup.LATEST: saved[third], second: saved[second]}
+    assert backup_s3.main(["fetch", str(back), first], env) == 1
+    assert f"s3://ships/etcd/one has no snapshot {first}; it has 2 others" in capsys.readouterr().err
+
+    s3.put(f"ships/etcd/one/{third}", saved[third][:-1])
+    (back / backup.LATEST).unlink()
+    assert backup_s3.main(["fetch", str(back), backup.LATEST], env) == 1
+    assert "does not match its checksum" in capsys.readouterr().err
+    assert not (back / backup.LATEST).exists()
+
+
+def test_a_place_for_snapshots_that_is_no_bucket_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert backup_s3.main(["save", str(tmp_path)], {"BIREME_BACKUP_URL": "https://ships/etcd"}) == 1
+    assert "https://ships/etcd is not s3://BUCKET/PREFIX" in capsys.readouterr().err
+    assert backup_s3.main(["fetch", str(tmp_path)], {}) == 64
 
 
 def test_defragmenting_gives_the_disk_back_what_compaction_freed(

@@ -6,14 +6,16 @@ carries a digest of the content, so a newer runtime is a change of the pod templ
 {{/*
 The runtime's files as JSON {path: source}. Objects beyond 256 KiB are too large for `kubectl apply`, which
 keeps a copy of each in an annotation: a chart whose Chart.yaml has the annotation bireme.dev/runtime takes the
-modules that this expression matches, the others all but those of the dispatcher's service, of Paddle and, unless they
-stage one, of datasets.
+modules that this expression matches, the others all but those of the dispatcher's service, of Paddle and, unless the
+values ask for them, of datasets and of S3.
 Arguments: root.
 */}}
 {{- define "common.runtimeFiles" -}}
 {{- $root := required "common.runtimeFiles needs root" .root }}
 {{- $wanted := index $root.Chart.Annotations "bireme.dev/runtime" }}
-{{- $without := ternary "^(dispatch_|paddle|dataset)" "^(dispatch_|paddle)" (empty ($root.Values.staging | default dict).claimName) }}
+{{- $without := "^(dispatch_|paddle|dataset|backup_s3)" }}
+{{- if ($root.Values.staging | default dict).claimName }}{{ $without = "^(dispatch_|paddle|backup_s3)" }}{{ end }}
+{{- if or ($root.Values.backup | default dict).url ($root.Values.restore | default dict).url }}{{ $without = "^(dispatch_|paddle)" }}{{ end }}
 {{- $files := dict }}
 {{- range $path, $content := $root.Subcharts.common.Files.Glob "files/runtime/**" }}
 {{- if ternary (regexMatch $wanted (base $path)) (not (regexMatch $without (base $path))) (not (empty $wanted)) }}

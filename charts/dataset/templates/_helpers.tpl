@@ -25,20 +25,7 @@ Environment of the steps: settings, and S3 as the AWS SDKs read it.
 - {name: PYTHONPATH, value: /bireme/runtime}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: BIREME_DATASET, value: {{ include "dataset.settings" . | quote }}}
-- {name: AWS_REGION, value: {{ .Values.s3.region }}}
-{{- with .Values.s3.endpoint }}
-- {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
-{{- end }}
-{{- if .Values.s3.anonymous }}
-- {name: BIREME_S3_ANONYMOUS, value: "true"}
-{{- end }}
-{{- with .Values.s3.existingSecret }}
-{{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
-- name: {{ . }}
-  valueFrom:
-    secretKeyRef: {name: {{ $.Values.s3.existingSecret }}, key: {{ . }}}
-{{- end }}
-{{- end }}
+{{ include "common.s3.env" (dict "root" .) }}
 {{- end }}
 
 {{/*

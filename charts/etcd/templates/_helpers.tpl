@@ -79,6 +79,7 @@ env (list of EnvVar), mounts, volumes.
 {{- $tls := include "etcd.clientTls" $root | fromJson -}}
 restartPolicy: Never
 automountServiceAccountToken: false
+serviceAccountName: {{ include "common.serviceAccountName" (dict "root" $root) }}
 {{- include "common.imagePullSecrets" (dict "root" $root) }}
 securityContext:
   {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
@@ -162,15 +163,24 @@ Snapshots and defragmentation are root's.
 {{- end }}
 
 {{/*
-The claim with snapshots, mounted at /snapshots, and its volume.
-Arguments: from {claimName, subPath}.
+The claim with snapshots, mounted at /snapshots, and its volume; for S3 a folder of the pod's own.
+Arguments: from {claimName, subPath, url}.
 */}}
 {{- define "etcd.snapshotMount" -}}
 {name: snapshots, mountPath: /snapshots{{ with .from.subPath }}, subPath: {{ . | quote }}{{ end }}}
 {{- end }}
 
 {{- define "etcd.snapshotVolume" -}}
-{name: snapshots, persistentVolumeClaim: {claimName: {{ .from.claimName }}}}
+{name: snapshots, {{ if .from.url }}emptyDir: {}{{ else }}persistentVolumeClaim: {claimName: {{ .from.claimName }}}{{ end }}}
+{{- end }}
+
+{{/*
+Where in S3 the snapshots are, as environment.
+Arguments: root, from {url}.
+*/}}
+{{- define "etcd.s3Env" -}}
+- {name: BIREME_BACKUP_URL, value: {{ .from.url | quote }}}
+{{ include "common.s3.env" (dict "root" .root) }}
 {{- end }}
 
 {{- define "etcd.immutableParts" -}}

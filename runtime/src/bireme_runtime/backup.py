@@ -37,7 +37,7 @@ def save(client: etcd.Client, folder: Path, keep: int) -> Path:
     snapshot = folder / time.strftime("etcd-%Y%m%dT%H%M%SZ.db", time.gmtime())
     part = folder / f".{snapshot.name}.part"
     try:
-        _write_checked(client.snapshot(), part)
+        write_checked(client.snapshot(), part)
         part.replace(snapshot)
     finally:
         part.unlink(missing_ok=True)
@@ -47,8 +47,8 @@ def save(client: etcd.Client, folder: Path, keep: int) -> Path:
     return snapshot
 
 
-def _write_checked(pieces: Iterable[bytes], file: Path) -> None:
-    """Write the pieces and see that they end in the SHA-256 of what came before."""
+def write_checked(pieces: Iterable[bytes], file: Path) -> None:
+    """Write the pieces and see that they end in the SHA-256 of what came before. Raises BackupFailed."""
     digest, tail = hashlib.sha256(), b""
     with file.open("wb") as out:
         for piece in pieces:
@@ -104,21 +104,27 @@ def run(argv: Sequence[str], env: Mapping[str, str], say: Callable[[str], None])
         defragment(client, lambda url: etcd.client_from(url, env), say)
 
 
-def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
-    """Save or defragment; the exit code is 1, after a sentence, if that failed, and 64 for other words."""
+def attempt(act: Callable[[Callable[[str], None]], None], is_understood: bool, usage: str) -> int:
+    """Act, and say what goes wrong; the exit code is 1 then, and 64 after the usage if that was needed."""
 
     def say(sentence: str) -> None:
         print(f"bireme backup: {sentence}", file=sys.stderr, flush=True)
 
-    if (*argv[:1], len(argv)) not in (("save", 2), ("defragment", 1)):
-        print(_USAGE)
+    if not is_understood:
+        print(usage)
         return 64
     try:
-        run(argv, env, say)
+        act(say)
     except (BackupFailed, etcd.EtcdError, OSError, ValueError) as error:
         say(str(error))
         return 1
     return 0
+
+
+def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
+    """Save or defragment; the exit code is 1, after a sentence, if that failed, and 64 for other words."""
+    is_understood = (*argv[:1], len(argv)) in (("save", 2), ("defragment", 1))
+    return attempt(lambda say: run(argv, env, say), is_understood, _USAGE)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_EMPTY = hashlib.sha256(b"").hexdigest()
+EMPTY = hashlib.sha256(b"").hexdigest()
 _REFRESH_SECONDS = 300
 _TIMEOUT_SECONDS = 30
 
@@ -105,17 +105,28 @@ def domain(region: str) -> str:
 
 
 def sign(
-    host: str, path: str, query: str, headers: Mapping[str, str], given: Credentials, region: str, now: float
+    host: str,
+    path: str,
+    query: str,
+    headers: Mapping[str, str],
+    given: Credentials,
+    region: str,
+    now: float,
+    method: str = "GET",
+    payload: str = EMPTY,
 ) -> dict[str, str]:
-    """`headers` and those that sign a GET of this path (quoted) and query (quoted and sorted) of S3."""
+    """`headers` and those that sign a request for this path (quoted) and query (quoted and sorted) of S3.
+
+    `payload` is the sha256 of what is sent.
+    """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    signed = {**headers, "host": host, "x-amz-date": stamp, "x-amz-content-sha256": _EMPTY}
+    signed = {**headers, "host": host, "x-amz-date": stamp, "x-amz-content-sha256": payload}
     if given.token:
         signed["x-amz-security-token"] = given.token
     names = ";".join(sorted(signed))
     lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
-    request = hashlib.sha256(f"GET\n{path}\n{query}\n{lines}\n{names}\n{_EMPTY}".encode()).hexdigest()
+    request = hashlib.sha256(f"{method}\n{path}\n{query}\n{lines}\n{names}\n{payload}".encode()).hexdigest()
     key = f"AWS4{given.secret}".encode()
     for part in (stamp[:8], region, "s3", "aws4_request"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()

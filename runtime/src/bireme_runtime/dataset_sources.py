@@ -1,8 +1,12 @@
-"""Where data comes from: S3, web servers and folders, each as a list of objects that are read in ranges."""
+"""Where data comes from: S3, web servers and folders, each as a list of objects that are read in ranges.
+
+S3 takes files as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import os
 import ssl
@@ -14,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from bireme_runtime import dataset_s3
 from bireme_runtime.dataset_s3 import Wallet
@@ -113,15 +117,15 @@ class FolderSource:
 
 
 class Web:
-    """GET over connections that are kept, one for each thread and host."""
+    """Requests over connections that are kept, one for each thread and host."""
 
     def __init__(self) -> None:
         self._kept = threading.local()
         self._tls = ssl.create_default_context()
 
     @contextlib.contextmanager
-    def get(
-        self, url: str, headers: Mapping[str, str], method: str = "GET"
+    def ask(
+        self, url: str, headers: Mapping[str, str], method: str = "GET", content: BinaryIO | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer, whatever its status. Raises Unreachable, also for what breaks off in the body."""
         parts = urllib.parse.urlsplit(url)
@@ -129,7 +133,7 @@ class Web:
         connection = self._connection(place)
         try:
             connection.request(
-                method, urllib.parse.urlunsplit(("", "", *parts[2:4], "")), headers=dict(headers)
+                method, urllib.parse.urlunsplit(("", "", *parts[2:4], "")), content, dict(headers)
             )
             answer = connection.getresponse()
             yield answer
@@ -180,7 +184,7 @@ class HttpSource:
     def entries(self) -> Iterator[Entry]:
         url = self._url
         for _ in range(_REDIRECTS):
-            with self._web.get(url, {}, "HEAD") as answer:
+            with self._web.ask(url, {}, "HEAD") as answer:
                 answer.read()
                 if answer.status in (301, 302, 303, 307, 308):
                     url = urllib.parse.urljoin(url, answer.headers.get("Location", ""))
@@ -199,7 +203,7 @@ class HttpSource:
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
         if start >= end:
             raise Unreachable(f"{self._url} has no bytes to read")
-        with self._web.get(entry.key, {"range": f"bytes={start}-{end - 1}"}) as answer:
+        with self._web.ask(entry.key, {"range": f"bytes={start}-{end - 1}"}) as answer:
             whole = start == 0 and end == entry.size
             check_status(answer, self._url, (206, 200) if whole else (206,))
             yield Body(answer.read)
@@ -227,10 +231,19 @@ class S3Source:
         self._wallet = None if anonymous else Wallet(self.env)
 
     def entries(self) -> Iterator[Entry]:
-        found = False
+        found = self.listed()
+        if not found:
+            raise SourceError(f"s3://{self.bucket}/{self.prefix} has no objects")
+        return iter(found)
+
+    def listed(self) -> list[Entry]:
+        """Like `entries`, but there may be none."""
+        return list(self._entries())
+
+    def _entries(self) -> Iterator[Entry]:
         # What a prefix ends in is a folder's name in full: train/ is not train-2/.
         folder = self.prefix if not self.prefix or self.prefix.endswith("/") else f"{self.prefix}/"
-        for key, size, tag in self._listed(self.prefix):
+        for key, size, tag in self._keys(self.prefix):
             if key.endswith("/"):
                 continue
             if key == self.prefix:
@@ -239,16 +252,31 @@ class S3Source:
                 path = key[len(folder) :]
             else:
                 continue
-            found = True
             yield Entry(safe_path(path), size, tag, key)
-        if not found:
-            raise SourceError(f"s3://{self.bucket}/{self.prefix} has no objects")
 
-    def _listed(self, prefix: str) -> Iterator[tuple[str, int, str]]:
+    def put(self, path: str, file: Path) -> None:
+        """Make a file an object below the prefix. Raises as `entries` does."""
+        key, digest = "/".join(filter(None, (self.prefix.rstrip("/"), path))), hashlib.sha256()
+        with file.open("rb") as content:
+            for chunk in iter(lambda: content.read(1 << 20), b""):
+                digest.update(chunk)
+            headers = {"content-length": str(content.tell())}
+            content.seek(0)
+            with self._ask(key, {}, headers, "PUT", digest.hexdigest(), content) as answer:
+                check_status(answer, f"s3://{self.bucket}/{key}", (200,))
+                answer.read()
+
+    def delete(self, key: str) -> None:
+        """Remove an object. Raises as `entries` does."""
+        with self._ask(key, {}, {}, "DELETE") as answer:
+            check_status(answer, f"s3://{self.bucket}/{key}", (200, 204))
+            answer.read()
+
+    def _keys(self, prefix: str) -> Iterator[tuple[str, int, str]]:
         more = ""
         while True:
             query = {"list-type": "2", "prefix": prefix, **({"continuation-token": more} if more else {})}
-            with self._get("", query, {}) as answer:
+            with self._ask("", query, {}) as answer:
                 check_status(answer, f"s3://{self.bucket}", (200,))
                 tree = ElementTree.fromstring(answer.read())
             space = tree.tag.partition("}")[0] + "}" if tree.tag.startswith("{") else ""
@@ -264,14 +292,20 @@ class S3Source:
         headers = {"range": f"bytes={start}-{end - 1}"} if end > start else {}
         # An object that was written anew meanwhile is another one.
         headers["if-match"] = f'"{entry.version}"'
-        with self._get(entry.key, {}, headers) as answer:
+        with self._ask(entry.key, {}, headers) as answer:
             check_status(answer, f"s3://{self.bucket}/{entry.key}", (200, 206))
             # A tag is the MD5 unless the object was put together of parts or encrypted with a key of KMS.
             is_md5 = len(entry.version) == 32 and "kms" not in answer.headers.get(_ENCRYPTION, "")
             yield Body(answer.read, entry.version if is_md5 else "")
 
-    def _get(
-        self, key: str, query: Mapping[str, str], headers: Mapping[str, str]
+    def _ask(
+        self,
+        key: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        method: str = "GET",
+        digest: str = dataset_s3.EMPTY,
+        content: BinaryIO | None = None,
     ) -> AbstractContextManager[http.client.HTTPResponse]:
         path = f"{self._folder}/{urllib.parse.quote(key, safe='/-_.~')}"
         text = "&".join(
@@ -281,8 +315,9 @@ class S3Source:
         if self._wallet is not None:
             host = urllib.parse.urlsplit(url).netloc
             given = self._wallet.credentials()
-            headers = dataset_s3.sign(host, path, text, headers, given, self._region, time.time())
-        return self.web.get(url, headers)
+            now = time.time()
+            headers = dataset_s3.sign(host, path, text, headers, given, self._region, now, method, digest)
+        return self.web.ask(url, headers, method, content)
 
 
 def sums(text: str) -> dict[str, str]:

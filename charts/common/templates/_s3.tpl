@@ -1,0 +1,22 @@
+{{/*
+What the runtime reads of S3, under the names of the AWS SDKs. Without a Secret, credentials are those of the
+ServiceAccount (IRSA or Pod Identity).
+Arguments: root (values s3 {region, endpoint, anonymous, existingSecret}).
+*/}}
+{{- define "common.s3.env" -}}
+{{- $s3 := (required "common.s3.env needs root" .root).Values.s3 -}}
+- {name: AWS_REGION, value: {{ $s3.region }}}
+{{- with $s3.endpoint }}
+- {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
+{{- end }}
+{{- if $s3.anonymous }}
+- {name: BIREME_S3_ANONYMOUS, value: "true"}
+{{- end }}
+{{- with $s3.existingSecret }}
+{{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
+- name: {{ . }}
+  valueFrom:
+    secretKeyRef: {name: {{ $s3.existingSecret }}, key: {{ . }}}
+{{- end }}
+{{- end }}
+{{- end }}
