@@ -92,6 +92,12 @@ def test_only_the_modules_it_needs_are_in_its_config_map(render: Callable[..., R
     assert not [name for name in others if "__dataset" in name]
 
 
+def test_coco_goes_into_a_bucket_when_one_is_named(render: Callable[..., Render]) -> None:
+    rendered = render("dataset", workload="coco-2017", sets=["upload=s3://mine/coco-2017"])
+    assert json.loads(env(rendered)["BIREME_DATASET"])["upload"] == "s3://mine/coco-2017"
+    assert "upload" not in json.loads(env(render("dataset", workload="coco-2017"))["BIREME_DATASET"])
+
+
 def test_a_shell_comes_when_asked_for(render: Callable[..., Render]) -> None:
     assert "Deployment" not in {item.kind for item in render("dataset", values=S3).manifests}
     shell = the(render("dataset", values=S3 | {"shell": {"enabled": True}}), "Deployment")
@@ -129,6 +135,7 @@ def test_imagenets_pictures_go_into_folders_by_class(render: Callable[..., Rende
             "sources[0].sha256: it is of one file and sums of many",
         ),
         ({"sources": [{"url": "ftp://host/file"}]}, "url"),
+        ({"upload": "https://host/folder"}, "upload"),
         (
             {"workers": 2, "prepare": {"script": "true"}},
             "prepare.script: it would run in 2 pods on one folder",

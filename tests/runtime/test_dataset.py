@@ -196,6 +196,31 @@ def test_a_published_dataset_is_copied_on_with_its_manifest_as_the_checksums(tmp
     assert not third.exists()
 
 
+def test_a_dataset_goes_into_s3_as_well_and_only_what_is_missing_there_is_sent(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    files = {**content(20), "empty": b""}
+    for path, data in files.items():
+        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / path).write_bytes(data)
+    place = f"s3://{bucket}/coco/2017"
+    env = {**s3.env, **settings(tmp_path / "data", {"url": f"file://{tmp_path}/source"}, upload=place)}
+    assert f"{place} has the dataset: 22 of 22 files were sent now" in stage_and_publish(env)
+    assert "0 of 22 files were sent" in stage_and_publish(env)
+    upload(s3, bucket, {"empty": b"", "train/n3/a b+10.bin": b"x" * 1010}, prefix="coco/2017/")
+    assert "1 of 22 files were sent" in stage_and_publish(env)
+    stage_and_publish({**s3.env, **settings(tmp_path / "back", {"url": place})})
+    assert read(tmp_path / "back") == files
+
+
+def test_a_place_in_s3_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    env = settings(tmp_path / "out/data", {"url": f"file://{tmp_path}/a"}, upload="file:///tmp")
+    code, said = run("copy", env)
+    assert code == 78
+    assert "file:///tmp is not s3://BUCKET/PREFIX" in said
+
+
 @pytest.mark.parametrize("text", ["{}\n", "some words", ""])
 def test_a_manifest_of_somebody_else_is_named(tmp_path: Path, text: str) -> None:
     source = tmp_path / "source"

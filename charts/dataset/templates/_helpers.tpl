@@ -14,6 +14,7 @@ What the runtime is told (bireme_runtime.dataset), as JSON. A claim is mounted a
 {{- $settings := dict "target" (include "dataset.target" .) "sources" $sources "shards" .Values.shards
     "parallel" (int64 .Values.parallel) "partMiB" (int64 .Values.partMiB) "workers" (int64 .Values.workers) }}
 {{- if .Values.replace }}{{ $_ := set $settings "replace" true }}{{ end }}
+{{- with .Values.upload }}{{ $_ := set $settings "upload" . }}{{ end }}
 {{- with .Values.prepare.script }}{{ $_ := set $settings "prepare" (sha256sum . | trunc 16) }}{{ end }}
 {{- toJson $settings }}
 {{- end }}

@@ -26,6 +26,7 @@ from bireme_runtime.dataset_s3 import CredentialsError
 from bireme_runtime.dataset_sources import (
     Body,
     Entry,
+    S3Source,
     Source,
     SourceError,
     Unreachable,
@@ -67,7 +68,10 @@ class Shards:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to stage where. `sources` are {url, path, sha256, sums}; `prepare` names what comes in between."""
+    """What to stage where. `sources` are {url, path, sha256, sums}; `prepare` names what comes in between.
+
+    `upload` is where in S3 the dataset goes as well.
+    """
 
     target: Path
     sources: tuple[Mapping[str, str], ...]
@@ -76,6 +80,7 @@ class Settings:
     parallel: int = 16
     part_bytes: int = 64 << 20
     replace: bool = False
+    upload: str = ""
     workers: int = 1
     index: int = 0
 
@@ -103,6 +108,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             parallel=int(said.get("parallel", 16)),
             part_bytes=int(said.get("partMiB", 64)) << 20,
             replace=bool(said.get("replace")),
+            upload=said.get("upload", ""),
             workers=workers,
             # Workers that train in an Indexed Job copy everything, each for itself.
             index=int(env.get("JOB_COMPLETION_INDEX", "0")) if workers > 1 else 0,
@@ -205,7 +211,11 @@ def _fetch(source: Source, entry: Entry, start: int, end: int, sink: Callable[[b
             attempt += 1
             if attempt == _ATTEMPTS:
                 raise
-            time.sleep(min(0.25 * 2**attempt, 15))
+            _pause(attempt)
+
+
+def _pause(attempt: int) -> None:
+    time.sleep(min(0.25 * 2**attempt, 15))
 
 
 def _write_to(sink: Callable[[bytes], object], chunk: bytes) -> None:
@@ -535,6 +545,48 @@ def split(folder: Path, shards: Shards, say: Say) -> dict[str, int]:
     return counts
 
 
+# --- into S3 ---
+
+
+def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
+    """Put the published dataset into S3, its manifest last; False when all of it is there.
+
+    Raises SourceError, Unreachable, CredentialsError or Corrupt.
+    """
+    place, folder = open_source(settings.upload, env), settings.target
+    if not isinstance(place, S3Source):
+        raise SourceError(f"upload: {settings.upload} is not s3://BUCKET/PREFIX")
+    _, rows = _manifest_of(folder)
+    there = {entry.path: entry for entry in place.listed()}
+
+    def put(path: str) -> int:
+        file = folder / path
+        size, entry = file.stat().st_size, there.get(path)
+        # Another tag than the MD5, as KMS gives, only costs that it is sent again.
+        if entry is not None and entry.size == size and entry.version == _digest(file, "md5"):
+            return 0
+        _again(lambda: place.put(path, file))
+        return 1
+
+    with ThreadPoolExecutor(settings.parallel) as pool:
+        sent = sum(pool.map(put, [row["path"] for row in rows]))
+    sent += put(MANIFEST)
+    say(f"{settings.upload} has the dataset: {sent} of {len(rows) + 1} files were sent now")
+    return sent > 0
+
+
+def _again(act: Callable[[], object]) -> None:
+    """Do it, and once more for as long as it may help. Raises Unreachable."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            act()
+            return
+        except Unreachable:
+            if attempt == _ATTEMPTS:
+                raise
+            _pause(attempt)
+
+
 # --- the manifest ---
 
 
@@ -573,13 +625,17 @@ def _read_manifest(text: str, name: str) -> tuple[dict[str, Any], list[dict[str,
     return header, [json.loads(line) for line in body.splitlines()]
 
 
-def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
-    """Hold a dataset against its manifest, sizes only if `is_quick`; a sentence. Raises Corrupt."""
+def _manifest_of(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except OSError as error:
         raise Corrupt(f"{folder} is no dataset: it has no {MANIFEST}") from error
-    header, rows = _read_manifest(text, str(folder / MANIFEST))
+    return _read_manifest(text, str(folder / MANIFEST))
+
+
+def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
+    """Hold a dataset against its manifest, sizes only if `is_quick`; a sentence. Raises Corrupt."""
+    header, rows = _manifest_of(folder)
     with ThreadPoolExecutor(parallel) as pool:
         wrong = [why for why in pool.map(lambda row: _wrong(folder, row, is_quick), rows) if why]
     if wrong:
@@ -612,7 +668,11 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
+    return _digest(file, "sha256")
+
+
+def _digest(file: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with file.open("rb") as content:
         for chunk in iter(lambda: content.read(_CHUNK), b""):
             digest.update(chunk)
@@ -624,6 +684,12 @@ def _write(file: Path, text: str) -> None:
     unfinished = file.with_name(f".{file.name}.new")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, file)
+
+
+def _publish(settings: Settings, env: Mapping[str, str], say: Say) -> None:
+    publish(settings, say)
+    if settings.upload and settings.index == 0:
+        upload(settings, env, say)
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
@@ -642,7 +708,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         if verb in ("stage", "copy"):
             stage(settings_from(env), env, say)
         if verb in ("publish", "copy"):
-            publish(settings_from(env), say)
+            _publish(settings_from(env), env, say)
     except Unreachable as error:
         say(f"{error}: tried {_ATTEMPTS} times; the next attempt goes on from here")
         return TEMPORARY
