@@ -31,7 +31,10 @@ _READ_SECONDS = 30
 
 @dataclass(frozen=True)
 class Build:
-    """What is compiled inside; see recipes.toml. ``source`` is URL#sha256=…, ``packages`` go afterwards."""
+    """What is compiled inside; see recipes.toml. ``source`` is URL#sha256=… or a file of the project.
+
+    ``packages`` go afterwards.
+    """
 
     script: str
     source: str
@@ -40,6 +43,16 @@ class Build:
     @property
     def program(self) -> Path:
         return PROJECT / self.script
+
+    @property
+    def own_source(self) -> Path | None:
+        """The source, if it is the project's."""
+        return None if "://" in self.source else PROJECT / self.source
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those of the project that decide what is built."""
+        return tuple(filter(None, (self.program, self.own_source)))
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Rootfs:
         for field in ("build", "run"):  # came later: recipes without them keep the digest they had
             if not facts[field]:
                 del facts[field]
-        programs = [build.program.read_text() for build in self.build]
+        programs = [file.read_text() for build in self.build for file in build.files]
         if programs:
             facts["programs"] = programs
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
@@ -237,8 +250,9 @@ class _Maker:
         passing = sorted(set(build.packages) - set(self.rootfs.packages))
         self._packages(passing)
         with tempfile.TemporaryDirectory() as folder:
-            source = _fetch(build.source, Path(folder))
-            shutil.copy(build.program, folder)
+            for file in build.files:
+                shutil.copy(file, folder)
+            source = build.own_source or _fetch(build.source, Path(folder))
             inside = "/tmp/build"
             script, argument = f"{inside}/{build.program.name}", f"{inside}/{source.name}"
             command = enter(self.root, ["sh", script, argument], {Path(folder): inside})

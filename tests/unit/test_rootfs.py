@@ -47,6 +47,18 @@ def test_a_root_file_system_is_made_anew_when_a_script_that_builds_in_it_changes
     assert recipe.digest != before
 
 
+def test_a_root_file_system_is_made_anew_when_what_the_project_compiles_for_it_changes(
+    rootfs, tmp_path
+) -> None:
+    script, source = tmp_path / "build.sh", tmp_path / "main.c"
+    script.write_text("gcc\n")
+    source.write_text("int main;")
+    recipe = replace(rootfs.load_rootfs("python"), build=(rootfs.Build(str(script), str(source), ("gcc",)),))
+    before = recipe.digest
+    source.write_text("int main(void) { return 0; }")
+    assert recipe.digest != before
+
+
 def test_what_does_not_change_the_content_does_not_make_it_anew(rootfs) -> None:
     recipe = rootfs.load_rootfs("python")
     assert replace(recipe, env={"A": "b"}, name="snake").digest == recipe.digest
