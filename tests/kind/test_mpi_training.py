@@ -1,16 +1,63 @@
-"""mpirun over ssh across pods of one Indexed Job; test_mpi_pods.py has what else their entry point does."""
+"""mpirun over ssh across pods: with and without the operator, as user and as root, Open MPI 4 and 5.
+
+test_mpi_pods.py has what else their entry point does.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from on_kind import NODE_TYPE, Shell, eventually
 
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.clusters.kind_cluster import KindCluster
+from bireme.errors import BiremeError
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
 KIND = "values/kind-mpi.yaml"
+AS_ROOT = "values/mpi-as-root.yaml"
+ORCHESTRATORS = ("Job", "MPIJob")
+EACH_ORCHESTRATOR = pytest.mark.parametrize("orchestrator", ORCHESTRATORS)
+WELL = ("Complete", "Succeeded")
+PATHS = {
+    "Job": "/apis/batch/v1/namespaces/{}/jobs/{}-r1",
+    "MPIJob": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs/{}-r1",
+}
+# Every two of the three properties meet in these four; the other four show it all.
+CORE = {("Job", "user", 4), ("Job", "root", 5), ("MPIJob", "user", 5), ("MPIJob", "root", 4)}
+COMBINATIONS = [
+    pytest.param(*each, marks=() if each in CORE else pytest.mark.whole)
+    for each in itertools.product(ORCHESTRATORS, ("user", "root"), (4, 5))
+]
+
+# All ranks meet in every step, and rank 0 says how far they are. When one is told to end, each saves its
+# step, from which another start goes on.
+STEPS = """
+import os, pathlib, signal, sys, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+saved = pathlib.Path("/runs") / os.environ["BIREME_NAME"] / str(world.rank)
+for step in range(int(saved.read_text()) if saved.exists() else 0, int(sys.argv[1])):
+    if world.allreduce(len(told)):
+        saved.parent.mkdir(exist_ok=True)
+        saved.write_text(str(step))
+        time.sleep(2)
+        os._exit(1)
+    if world.rank == 0:
+        print(f"step {step} of {world.size} ranks", flush=True)
+    time.sleep(0.2)
+"""
+# All processes of the container but the first, which the kernel protects; once this command has returned.
+KILL_ALL = "(sleep 0.5; exec python3 -c 'import os; os.kill(-1, 9)') >/dev/null 2>&1 </dev/null &"
+
+Run = Callable[..., InstalledRelease]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,20 +65,189 @@ def images(load: Callable[..., None]) -> None:
     load("mpi-4", "mpi-5")
 
 
-@pytest.mark.parametrize("tag", ["0.1.0-openmpi4", "0.1.0-openmpi5"])
-def test_ranks_on_all_workers_add_up(release: ReleaseFactory, shell: Shell, tag: str) -> None:
+@pytest.fixture
+def run(request: pytest.FixtureRequest, release: ReleaseFactory) -> Run:
+    """``run("MPIJob", ["workers=2"], open_mpi=4)``: a job on kind, with the operator if it needs it."""
+
+    def _run(orchestrator: str, sets: list[str], open_mpi: int = 5, **said: Any) -> InstalledRelease:
+        if orchestrator == "MPIJob":
+            request.getfixturevalue("mpi_operator")
+        own = [f"orchestrator={orchestrator}", f"image.tag=0.1.0-openmpi{open_mpi}"]
+        options = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180, **said}
+        return release("mpi-training", sets=[*own, *sets], **options)
+
+    return _run
+
+
+@pytest.fixture
+def root_may_run(cluster: KindCluster, test_namespace: str) -> Iterator[None]:
+    """The namespace enforces the baseline Pod Security Standard meanwhile, in place of the restricted one."""
+
+    def enforce(level: str) -> None:
+        labels = {"pod-security.kubernetes.io/enforce": level}
+        cluster.api.patch(f"/api/v1/namespaces/{test_namespace}", {"metadata": {"labels": labels}})
+
+    enforce("baseline")
+    yield
+    enforce("restricted")
+
+
+@pytest.fixture
+def runs(cluster: KindCluster, test_namespace: str) -> Path:
+    """The folder on this machine of the claim that jobs have at /runs."""
+    cluster.add_claim("runs", test_namespace)
+    return cluster.claim_folder("runs", test_namespace)
+
+
+@pytest.fixture
+def steps(run: Run, shell: Shell, runs: Path) -> Run:
+    """``steps("Job", 60, ["backoffLimit=3"])``: two ranks that make so many steps, and have made some."""
+
+    def _steps(orchestrator: str, count: int, sets: list[str]) -> InstalledRelease:
+        job = run(orchestrator, ["workers=2", *sets], values=program(count))
+        eventually(lambda: "step 3 of 2 ranks" in said_by(shell, job), 90, "the first steps")
+        return job
+
+    return _steps
+
+
+def program(count: int) -> dict[str, Any]:
+    """Values that have so many steps made."""
+    return {"script": STEPS, "args": [count], "claims": [{"claimName": "runs", "mountPath": "/runs"}]}
+
+
+def said_by(shell: Shell, job: InstalledRelease) -> str:
+    """What all pods of the job have printed, those that have ended included."""
+    return shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
+
+
+def host(job: InstalledRelease, orchestrator: str, index: int) -> str:
+    """A worker's host name."""
+    return f"{job.name}-r1-{'worker-' if orchestrator == 'MPIJob' else ''}{index}"
+
+
+def end(job: InstalledRelease, orchestrator: str, seconds: float) -> tuple[str, str]:
+    """Wait for the job's end; how it ended, and its message."""
+    found: dict[str, str] = {}
+
+    def ended() -> bool:
+        status = job.cluster.api.get(PATHS[orchestrator].format(job.namespace, job.name)).get("status", {})
+        for each in status.get("conditions", []):
+            if each["status"] == "True" and each["type"] in (*WELL, "Failed"):
+                found[each["type"]] = str(each.get("message"))
+        return bool(found)
+
+    eventually(ended, seconds, "the job to end")
+    ((how, message),) = found.items()
+    return how, message
+
+
+def kill(shell: Shell, job: InstalledRelease, hostname: str) -> None:
+    """SIGKILL all that runs in a worker, whose container then fails."""
+    (pod,) = [pod.name for pod in job.pods() if pod.hostname == hostname and pod.is_live]
+    shell.kubectl("exec", "-n", job.namespace, pod, "--", "sh", "-c", KILL_ALL)
+
+
+def started(shell: Shell, job: InstalledRelease, hostname: str) -> str:
+    """When the container of the MPIJob's worker started, which is gone since; its pod has the host's name."""
+    selector = f"reason=Started,involvedObject.name={hostname}"
+    command = ["get", "events", "-n", job.namespace, "--field-selector", selector, "-o", "json"]
+    (event,) = json.loads(shell.kubectl(*command))["items"]
+    return str(event["firstTimestamp"])
+
+
+@pytest.mark.parametrize(("orchestrator", "user", "open_mpi"), COMBINATIONS)
+def test_ranks_on_all_workers_add_up(
+    request: pytest.FixtureRequest, run: Run, shell: Shell, orchestrator: str, user: str, open_mpi: int
+) -> None:
+    if user == "root":
+        request.getfixturevalue("root_may_run")
     # Two slots on workers without an accelerator, which the nodes have one of.
-    sets = [f"image.tag={tag}", "workers=2", "accelerators=0", "slots=2", "np=4"]
+    sets = ["workers=2", "accelerators=0", "slots=2", "np=4"]
+    files = [*([AS_ROOT] if user == "root" else []), KIND]
     values = {"tolerations": [{"operator": "Exists"}]}
-    said = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180}
-    job = release("mpi-training", sets=sets, values=values, **said)
-
-    def found() -> list[tuple[str, str]]:
-        logs = shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
-        return sorted(re.findall(r"rank (\d) of 4 on (\S+): all-reduce agrees", logs))
-
-    eventually(lambda: len(found()) == 4, 90, "four ranks that agree")
-    assert found() == [(str(rank), f"{job.name}-r1-{rank // 2}") for rank in range(4)]
+    job = run(orchestrator, sets, open_mpi, files=files, values=values)
+    assert end(job, orchestrator, 120)[0] in WELL, said_by(shell, job)
+    found = sorted(re.findall(r"rank (\d) of 4 on (\S+): all-reduce agrees", said_by(shell, job)))
+    assert found == [(str(rank), host(job, orchestrator, rank // 2)) for rank in range(4)]
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live] and job.differences() == ())
     (launcher,) = [pod for pod in job.pods() if pod.phase == "Succeeded"]
-    assert launcher.slot == f"{job.name}-r1-0"
+    if orchestrator == "Job":
+        assert launcher.slot == host(job, orchestrator, 0)
+    else:
+        assert [pod.name for pod in job.pods()] == [launcher.name]
+        assert launcher.role == "launcher"
+        assert launcher.created >= max(started(shell, job, host(job, orchestrator, i)) for i in (0, 1))
+
+
+@pytest.mark.whole
+@EACH_ORCHESTRATOR
+def test_a_run_that_loses_a_worker_is_made_again(steps: Run, shell: Shell, orchestrator: str) -> None:
+    job = steps(orchestrator, 60, ["backoffLimit=3"])
+    kill(shell, job, host(job, orchestrator, 1))
+    how, _ = end(job, orchestrator, 180)
+    said = said_by(shell, job)
+    assert how in WELL, said
+    assert re.search(rf"{host(job, orchestrator, 1)}\S* went away while the program ran", said), said
+    assert len(re.findall("2 ranks on 2 workers", said)) == 2, said
+    assert "step 59 of 2 ranks" in said
+
+
+@pytest.mark.whole
+@EACH_ORCHESTRATOR
+def test_without_a_retry_left_a_lost_worker_fails_the_job_and_can_be_told(
+    steps: Run, shell: Shell, orchestrator: str
+) -> None:
+    job = steps(orchestrator, 3000, ["backoffLimit=0"])
+    lost = host(job, orchestrator, 1)
+    kill(shell, job, lost)
+    how, message = end(job, orchestrator, 120)
+    assert (how, "backoff limit" in message) == ("Failed", True)
+    if orchestrator == "Job":
+        assert lost in [pod.hostname for pod in job.pods() if pod.phase == "Failed"]
+    else:
+        assert re.search(rf"{lost}\S* went away while the program ran", said_by(shell, job))
+
+
+@pytest.mark.whole
+@EACH_ORCHESTRATOR
+def test_a_world_that_is_not_workers_times_slots_is_refused(
+    run: Run, shell: Shell, orchestrator: str
+) -> None:
+    with pytest.raises(BiremeError, match="np: 3 is not workers × slots, which is 2 × 1 = 2"):
+        run(orchestrator, ["workers=2", "np=3"])
+    elsewhere = {"mpirunArgs": ["--oversubscribe", "--map-by", "ppr:2:node"]}
+    sets = ["workers=2", "backoffLimit=0"]
+    job = run(orchestrator, sets, values=elsewhere, expect_differences=True)
+    assert end(job, orchestrator, 90)[0] == "Failed"
+    words = f"mpirun would start these ranks: 2 on {host(job, orchestrator, 0)}, in a world of 2"
+    assert words in said_by(shell, job)
+
+
+@pytest.mark.whole
+@EACH_ORCHESTRATOR
+def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
+    steps: Run, shell: Shell, runs: Path, orchestrator: str
+) -> None:
+    job = steps(orchestrator, 100, [])
+    said = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
+    own = [f"orchestrator={orchestrator}", "image.tag=0.1.0-openmpi5", "workers=2"]
+    job.upgrade(sets=[*own, "suspend=true"], **said)
+    eventually(lambda: len(list((runs / job.name).glob("*"))) == 2, 90, "both ranks to save")
+    job.until(lambda: not [pod for pod in job.pods() if pod.is_live])
+    first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
+    assert first == second > 3
+    job.upgrade(sets=[*own, "suspend=false"], **said)
+    assert end(job, orchestrator, 150)[0] in WELL, said_by(shell, job)
+    made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", said_by(shell, job))]
+    assert made == list(range(first, 100))
+
+
+@pytest.mark.parametrize("orchestrator", ["Job", pytest.param("MPIJob", marks=pytest.mark.whole)])
+def test_helm_test_says_that_the_image_has_what_it_takes(
+    run: Run, shell: Shell, test_namespace: str, orchestrator: str
+) -> None:
+    job = run(orchestrator, ["workers=1"])
+    assert "Phase:          Succeeded" in shell.helm(
+        "test", job.name, "-n", test_namespace, "--timeout", "2m"
+    )
