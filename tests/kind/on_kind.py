@@ -43,6 +43,17 @@ class Shell:
         """All that the containers of the pods with these labels have printed so far."""
         return self.kubectl("logs", "-n", namespace, "-l", pods, "--tail=-1", "--prefix", "--ignore-errors")
 
+    def kill_container(self, namespace: str, pod: str, container: str) -> None:
+        """SIGKILL the first process of a container, from its node."""
+        node = self.kubectl("get", "pod", pod, "-n", namespace, "-o=jsonpath={.spec.nodeName}")
+        labels = f"io.kubernetes.pod.name={pod}", f"io.kubernetes.pod.namespace={namespace}"
+        wanted = ("--name", f"^{container}$", *(word for label in labels for word in ("--label", label)))
+        found = self.cluster.on_node(node, "crictl", "ps", "--quiet", *wanted)
+        template = ("--output", "go-template", "--template", "{{.info.pid}}")
+        self.cluster.on_node(
+            node, "kill", "-9", self.cluster.on_node(node, "crictl", "inspect", *template, found)
+        )
+
     def _run(self, command: list[str], given: str = "") -> str:
         done = self._ask(command, given)
         assert done.returncode == 0, f"{' '.join(command[1:])}: {done.stderr}{done.stdout}"

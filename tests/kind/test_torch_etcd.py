@@ -35,16 +35,6 @@ def replace_member(training: Training, ordinal: int = 0) -> None:
     eventually(lambda: ready_uid(training, pod) not in (None, before), 120, f"another {pod}")
 
 
-def kill_container(cluster: KindCluster, training: Training, pod: str, container: str) -> None:
-    """SIGKILL the first process of a container, from its node."""
-    where = ("get", "pod", pod, "-n", training.job.namespace, "-o=jsonpath={.spec.nodeName}")
-    node = training.shell.kubectl(*where)
-    pod_label = f"io.kubernetes.pod.name={pod}"
-    found = cluster.on_node(node, "crictl", "ps", "--quiet", "--name", f"^{container}$", "--label", pod_label)
-    template = ("--output", "go-template", "--template", "{{.info.pid}}")
-    cluster.on_node(node, "kill", "-9", cluster.on_node(node, "crictl", "inspect", *template, found))
-
-
 def address(training: Training, pod: str) -> str:
     return training.shell.kubectl(
         "get", "pod", pod, "-n", training.job.namespace, "-o=jsonpath={.status.podIP}"
@@ -71,7 +61,7 @@ def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
     training = train(workers=3, steps=steps)
     training.until_trained(30, world_size=3)
 
-    kill_container(cluster, training, member(training), "etcd")
+    training.shell.kill_container(training.job.namespace, member(training), "etcd")
     training.until_trained(30, world_size=3)
 
     worker = training.worker(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.paddle_run import Client, Report, Rules, Run, last_save, write_whole
+from bireme_runtime.paddle_run import Client, Report, Rules, Run, last_save, serve, write_whole
 
 SOURCE = Path(__file__).parents[2] / "runtime" / "src"
 SECONDS = 60
@@ -247,6 +247,15 @@ def test_trainers_in_step_wait_for_the_slowest(run: Run) -> None:
     # One that has no more batches in this pass holds nobody up.
     run.reach(1, 1, (1, 0), seconds=0)
     assert run.reach(1, 0, (0, 2), seconds=0) == []
+
+
+def test_a_question_that_waits_has_its_time_on_a_connection_that_began_with_a_short_one(run: Run) -> None:
+    port = free_port()
+    server = serve(run, port)
+    client = Client(f"127.0.0.1:{port}", seconds=1)
+    assert client.size(0) == 2
+    assert client.reach(run.attempt, 0, 0, 1, seconds=2) == [1]
+    server.shutdown()
 
 
 def test_a_pass_is_divided_by_the_number_of_trainers_it_began_with(run: Run) -> None:

@@ -386,9 +386,11 @@ class Client:
 
     def _ask_once(self, path: str, said: Mapping[str, Any]) -> Any:
         try:
+            timeout = self._seconds + float(said.get("seconds", 0))
             if self._connection is None:
-                timeout = self._seconds + _LONGEST_POLL_SECONDS * ("seconds" in said)
                 self._connection = HTTPConnection(self._host, self._port, timeout=timeout)
+            elif self._connection.sock is not None:
+                self._connection.sock.settimeout(timeout)
             self._connection.request("POST", path, json.dumps(said))
             return json.loads(self._connection.getresponse().read())
         except (OSError, HTTPException, ValueError) as error:
