@@ -171,12 +171,13 @@ def test_ranks_on_all_workers_add_up(
     found = sorted(re.findall(r"rank (\d) of 4 on (\S+): all-reduce agrees", said_by(shell, job)))
     assert found == [(str(rank), host(job, orchestrator, rank // 2)) for rank in range(4)]
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live] and job.differences() == ())
-    (launcher,) = [pod for pod in job.pods() if pod.phase == "Succeeded"]
     if orchestrator == "Job":
+        (launcher,) = [pod for pod in job.pods() if pod.phase == "Succeeded"]
         assert launcher.slot == host(job, orchestrator, 0)
     else:
-        assert [pod.name for pod in job.pods()] == [launcher.name]
-        assert launcher.role == "launcher"
+        job.until(lambda: [pod.role for pod in job.pods()] == ["launcher"])
+        (launcher,) = job.pods()
+        assert launcher.phase == "Succeeded"
         assert launcher.created >= max(started(shell, job, host(job, orchestrator, i)) for i in (0, 1))
 
 
