@@ -179,9 +179,12 @@ class TestMpiJob:
         assert job.differences() == ()
         assert {pod.workload for pod in job.pods() if pod.is_live} == {f"{job.name}-r2"}
 
-    def test_suspend_takes_the_pods_away_and_resume_brings_them_back(self, release: ReleaseFactory) -> None:
+    def test_suspend_takes_the_pods_away_and_a_queue_is_named(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
-        job.upgrade(sets=[*self.SETS, "suspend=true"], **P4D)
+        job.upgrade(sets=[*self.SETS, "suspend=true", "queueName=training"], **P4D)
         job.until(lambda: not live(job, "worker") and not live(job, "launcher"))
-        job.upgrade(sets=[*self.SETS, "suspend=false"], **P4D)
+        path = f"/apis/kubeflow.org/v2beta1/namespaces/{job.namespace}/mpijobs/{job.name}-r1"
+        labels = job.cluster.api.get(path)["metadata"]["labels"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "training"
+        job.upgrade(sets=[*self.SETS, "suspend=false", "queueName=training"], **P4D)
         assert job.differences() == ()
