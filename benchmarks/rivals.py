@@ -33,29 +33,45 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rival:
-    """A controller: its pin and Go tool, the kind it serves, and how it is started and told of a job.
+    """A controller: its pin and Go tool, the kinds it serves, and how it is started and told of a job.
 
-    ``crd`` is a path in its module; ``setup`` makes what it needs on the cluster and in a folder, and gives
-    its arguments; ``job`` makes a job of a name and a Job's spec.
+    ``crds`` are paths in its module; ``setup`` makes what it needs on the cluster and in a folder, and gives
+    its arguments; ``job`` makes a job of a name and a Job's spec, and what it refers to; ``port`` is where it
+    says that it is ready; ``helper`` is the controller that its own jobs need.
     """
 
     name: str
     pin: str
     tool: str
     module: str
-    crd: str
+    crds: tuple[str, ...]
     setup: Callable[[EmbeddedCluster, Path], list[str]]
-    job: Callable[[str, Mapping[str, Any]], Manifest]
+    job: Callable[[str, Mapping[str, Any]], list[Manifest]]
+    port: int = 8081
+    helper: Rival | None = None
 
     @contextlib.contextmanager
     def running(self, cluster: EmbeddedCluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
-        """The controller beside ``cluster`` meanwhile; its files are in ``folder``."""
-        program = self._go(toolbox, "tool", "-n", self.tool)
+        """The controller beside ``cluster`` meanwhile, and its helper; their files are in ``folder``."""
+        helping = self.helper.running(cluster, toolbox, folder) if self.helper else contextlib.nullcontext()
+        own = folder / self.pin
+        own.mkdir(exist_ok=True)
+        with helping, self._running(cluster, toolbox, own):
+            yield
+
+    def program(self, toolbox: Toolbox) -> str:
+        """Where the controller is, which is built if it is not. Raises BiremeError."""
+        return self._go(toolbox, "tool", "-n", self.tool)
+
+    @contextlib.contextmanager
+    def _running(self, cluster: EmbeddedCluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
+        program = self.program(toolbox)
         source = Path(self._go(toolbox, "list", "-m", "-f", "{{.Dir}}", self.module))
-        _apply(cluster, toolbox, source / self.crd)
+        for crd in self.crds:
+            _apply(cluster, toolbox, source / crd)
         arguments = self.setup(cluster, folder)
         log = folder / "log"
-        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "MY_POD_NAMESPACE": "default"}
         with log.open("wb") as output:
             process = subprocess.Popen([program, *arguments], env=environment, stdout=output, stderr=output)
         try:
@@ -72,7 +88,7 @@ class Rival:
         if process.poll() is not None:
             return True
         try:
-            with urllib.request.urlopen("http://127.0.0.1:8081/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -115,19 +131,18 @@ def _jobset_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
     return [f"--config={config}"]
 
 
-def _jobset(name: str, job: Mapping[str, Any]) -> Manifest:
-    replicated = {"name": "worker", "replicas": 1, "template": {"spec": dict(job)}}
-    spec = {
+def _jobset(name: str, job: Mapping[str, Any]) -> list[Manifest]:
+    spec = _jobset_spec({"name": "worker", "replicas": 1, "template": {"spec": dict(job)}})
+    version = "jobset.x-k8s.io/v1alpha2"
+    return [{"apiVersion": version, "kind": "JobSet", "metadata": {"name": name}, "spec": spec}]
+
+
+def _jobset_spec(replicated: Manifest) -> Manifest:
+    return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
         "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
         "replicatedJobs": [replicated],
-    }
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name},
-        "spec": spec,
     }
 
 
@@ -140,14 +155,112 @@ def _certificates(cluster: EmbeddedCluster, folder: Path) -> Path:
     return folder
 
 
+# Where the next two, in their own containers, have the certificate of their webhooks.
+_MOUNTED = Path("/tmp/k8s-webhook-server/serving-certs")
+
+
+# --- PyTorchJob ---
+
+
+def _training_operator_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
+    _certificates(cluster, _MOUNTED)
+    # It insists on both, to put a certificate of its own into them.
+    webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    secrets = "/api/v1/namespaces/default/secrets"
+    for path, name in (
+        (webhooks, "validator.training-operator.kubeflow.org"),
+        (secrets, "training-operator-webhook-cert"),
+    ):
+        if cluster.api.find(f"{path}/{name}") is None:
+            cluster.api.create(path, {"metadata": {"name": name}})
+    return ["--enable-scheme=pytorchjob", "--metrics-bind-address=0"]
+
+
+def _pytorch_job(name: str, job: Mapping[str, Any]) -> list[Manifest]:
+    template = _with_container_called("pytorch", job["template"])
+
+    def replica(count: int) -> Manifest:
+        return {"replicas": count, "restartPolicy": "Never", "template": template}
+
+    roles = {"Master": replica(1), "Worker": replica(job["completions"] - 1)}
+    spec = {"pytorchReplicaSpecs": {role: each for role, each in roles.items() if each["replicas"]}}
+    version = "kubeflow.org/v1"
+    return [{"apiVersion": version, "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}]
+
+
+def _with_container_called(name: str, template: Mapping[str, Any]) -> Manifest:
+    """The pod template; these controllers know their container by its name."""
+    first, *others = template["spec"]["containers"]
+    return {**template, "spec": {**template["spec"], "containers": [{**first, "name": name}, *others]}}
+
+
+# --- TrainJob ---
+
+
+def _trainer_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
+    _certificates(cluster, _MOUNTED)
+    config = folder / "trainer.yaml"
+    settings = {
+        "apiVersion": "config.trainer.kubeflow.org/v1alpha1",
+        "kind": "Configuration",
+        "leaderElection": {"leaderElect": False},
+        "certManagement": {"enable": False},
+        # JobSet has 9443 and 8081.
+        "webhook": {"port": 9444},
+        "health": {"healthProbeBindAddress": ":8082"},
+        "metrics": {"bindAddress": "0"},
+    }
+    config.write_text(yaml.safe_dump(settings))
+    return [f"--config={config}"]
+
+
+def _train_job(name: str, job: Mapping[str, Any]) -> list[Manifest]:
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    # What JobSet has names of its own for, and policies that name the container.
+    spec = {"template": _with_container_called("node", job["template"])}
+    replicated = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": spec}}
+    version, metadata = "trainer.kubeflow.org/v1alpha1", {"name": name}
+    runtime = {"mlPolicy": {"numNodes": 1}, "template": {"spec": _jobset_spec(replicated)}}
+    reference = {"apiGroup": version.partition("/")[0], "kind": "TrainingRuntime", "name": name}
+    train = {"runtimeRef": reference, "trainer": {"numNodes": job["completions"]}}
+    return [
+        {"apiVersion": version, "kind": "TrainingRuntime", "metadata": metadata, "spec": runtime},
+        {"apiVersion": version, "kind": "TrainJob", "metadata": metadata, "spec": train},
+    ]
+
+
+JOBSET = Rival(
+    name="JobSet",
+    pin="jobset",
+    tool="jobset",
+    module="sigs.k8s.io/jobset",
+    crds=("config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",),
+    setup=_jobset_arguments,
+    job=_jobset,
+)
 RIVALS = (
+    JOBSET,
     Rival(
-        name="JobSet",
-        pin="jobset",
-        tool="jobset",
-        module="sigs.k8s.io/jobset",
-        crd="config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
-        setup=_jobset_arguments,
-        job=_jobset,
+        name="PyTorchJob",
+        pin="training-operator",
+        tool="training-operator.v1",
+        module="github.com/kubeflow/training-operator",
+        crds=("manifests/base/crds/kubeflow.org_pytorchjobs.yaml",),
+        setup=_training_operator_arguments,
+        job=_pytorch_job,
+    ),
+    Rival(
+        name="TrainJob",
+        pin="trainer",
+        tool="trainer-controller-manager",
+        module="github.com/kubeflow/trainer/v2",
+        crds=tuple(
+            f"manifests/base/crds/trainer.kubeflow.org_{plural}.yaml"
+            for plural in ("trainjobs", "trainingruntimes", "clustertrainingruntimes")
+        ),
+        setup=_trainer_arguments,
+        job=_train_job,
+        port=8082,
+        helper=JOBSET,
     ),
 )

@@ -1,11 +1,11 @@
 """From creating a job to all of its workers Running: our MPI jobs beside mpi-operator as upstream sets it up,
-and beside JobSet, which makes the same pods.
+and beside JobSet, PyTorchJob and TrainJob, which make the same pods.
 
 All run in turn on one embedded control plane, on fake p4d.24xlarge nodes, one worker a node. What is
 created is what the charts render, so that the contenders differ in who makes the pods. The launcher of an
 MPIJob comes when all workers are Ready; the second number of each is until it runs.
 
-    python benchmarks/startup.py [--workers 10,100,500] [--rounds 3] [-o json]
+    python benchmarks/startup.py [--workers 10,100,500] [--rounds 3] [--rivals JobSet,…] [-o markdown]
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ class Contender:
     rival: Rival | None = None
 
 
-CONTENDERS = (
+OURS = (
     Contender(BASELINE, "MPIJob", UPSTREAM),
     Contender("MPIJob, our operator", "MPIJob", ()),
     Contender("Job, no operator", "Job"),
-    *(Contender(rival.name, "Job", rival=rival) for rival in RIVALS),
 )
 
 
@@ -129,7 +128,7 @@ class Stage:
             return plain
         (job,) = (each for each in plain if each["kind"] == "Job")
         others = [each for each in plain if each is not job]
-        return [*others, contender.rival.job(job["metadata"]["name"], job["spec"])]
+        return [*others, *contender.rival.job(job["metadata"]["name"], job["spec"])]
 
     def _created(self, file: str, workers: int, has_launcher: bool) -> Times:
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -176,12 +175,14 @@ def _running(events: Iterator[Mapping[str, Any]], workers: int, has_launcher: bo
     sys.exit(f"{len(up)} of {workers} workers were running after {LIMIT_SECONDS} s")
 
 
-def _measure(stage: Stage, sizes: Sequence[int], rounds: int) -> dict[tuple[str, int], list[Times]]:
+def _measure(
+    stage: Stage, contenders: Sequence[Contender], sizes: Sequence[int], rounds: int
+) -> dict[tuple[str, int], list[Times]]:
     """All times by contender and size; who goes first changes with each round."""
     found: dict[tuple[str, int], list[Times]] = defaultdict(list)
     for turn in range(rounds):
-        order = [*CONTENDERS[turn % len(CONTENDERS) :], *CONTENDERS[: turn % len(CONTENDERS)]]
-        for contender in order:
+        first = turn % len(contenders)
+        for contender in [*contenders[first:], *contenders[:first]]:
             with stage.operator(contender):
                 for workers in sizes:
                     what = f"Round {turn + 1} of {rounds}: {contender.name}, {workers} workers"
@@ -192,7 +193,9 @@ def _measure(stage: Stage, sizes: Sequence[int], rounds: int) -> dict[tuple[str,
     return found
 
 
-def _report(sizes: Sequence[int], found: Mapping[tuple[str, int], list[Times]]) -> dict[str, Any]:
+def _report(
+    contenders: Sequence[Contender], sizes: Sequence[int], found: Mapping[tuple[str, int], list[Times]]
+) -> dict[str, Any]:
     def row(name: str, workers: int) -> dict[str, Any]:
         times = found[name, workers]
         ratios = [
@@ -214,43 +217,77 @@ def _report(sizes: Sequence[int], found: Mapping[tuple[str, int], list[Times]]) 
 
     load = ", ".join(f"{each:.0f}" for each in os.getloadavg())
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}"
-    rows = [row(contender.name, workers) for workers in sizes for contender in CONTENDERS]
+    rows = [row(contender.name, workers) for workers in sizes for contender in contenders]
     return {"machine": machine, "loadAtTheEnd": load, "results": rows}
 
 
-def _table(report: Mapping[str, Any]) -> Table:
-    table = Table("workers", "who", "all workers run", "launcher runs", "times faster")
+HEADINGS = ("workers", "who", "all workers run", "launcher runs", "times faster")
+
+
+def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for row in report["results"]:
         faster, seconds = row["timesFaster"], row["workersSeconds"]
-        table.add_row(
+        yield (
             str(row["workers"]),
             row["contender"],
             f"{row['median']:.1f} s ({min(seconds):.1f} to {max(seconds):.1f})",
             f"{row['launcherMedian']:.1f} s",
             f"{faster['median']} ({faster['lowest']} to {faster['highest']})",
         )
-    table.caption = f"medians and spread; {report['machine']}, load {report['loadAtTheEnd']}"
+
+
+def _caption(report: Mapping[str, Any]) -> str:
+    return f"medians and spread; {report['machine']}, load {report['loadAtTheEnd']}"
+
+
+def _table(report: Mapping[str, Any]) -> Table:
+    table = Table(*HEADINGS, caption=_caption(report))
+    for row in _rows(report):
+        table.add_row(*row)
     return table
+
+
+def _markdown(report: Mapping[str, Any]) -> str:
+    rows = [HEADINGS, ("---",) * len(HEADINGS), *_rows(report)]
+    return "\n".join([f"| {' | '.join(row)} |" for row in rows] + ["", f"({_caption(report)})"])
+
+
+def _rivals(wanted: str) -> list[Contender]:
+    known = {rival.name: rival for rival in RIVALS}
+    names = [name for name in wanted.split(",") if name]
+    if unknown := set(names) - known.keys():
+        raise click.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    return [Contender(name, "Job", rival=known[name]) for name in names]
 
 
 @click.command(help=__doc__)
 @click.option("--workers", default="10,100,500", show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def main(workers: str, rounds: int, output: str) -> None:
+@click.option("--rivals", default=",".join(rival.name for rival in RIVALS), show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "markdown", "json"]), default="table", show_default=True
+)
+def main(workers: str, rounds: int, rivals: str, output: str) -> None:
     sizes = [int(size) for size in workers.split(",")]
+    contenders = [*OURS, *_rivals(rivals)]
     found = Paths.discover(start=Path(__file__))
     with tempfile.TemporaryDirectory() as state:
         paths = Paths(found.root, found.cache, Path(state))
         toolbox = Toolbox(paths, CONSOLE)
+        for contender in contenders:
+            if contender.rival:
+                with CONSOLE.status(f"Building {contender.name}"):
+                    contender.rival.program(toolbox)
         provider = EmbeddedProvider(paths, toolbox, CONSOLE)
         try:
             stage = Stage(provider.up("startup", {TYPE: max(sizes)}), paths, toolbox)
-            report = _report(sizes, _measure(stage, sizes, rounds))
+            report = _report(contenders, sizes, _measure(stage, contenders, sizes, rounds))
         finally:
             provider.down("startup")
     if output == "json":
         print(json.dumps(report, indent=2))
+    elif output == "markdown":
+        print(_markdown(report))
     else:
         Console().print(_table(report))
 
