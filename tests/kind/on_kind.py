@@ -45,14 +45,17 @@ class Shell:
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
         """SIGKILL the first process of a container, from its node."""
+        node, process = self.first_process(namespace, pod, container)
+        self.cluster.on_node(node, "kill", "-9", process)
+
+    def first_process(self, namespace: str, pod: str, container: str) -> tuple[str, str]:
+        """The node of a pod, and the process there that a container has begun with."""
         node = self.kubectl("get", "pod", pod, "-n", namespace, "-o=jsonpath={.spec.nodeName}")
         labels = f"io.kubernetes.pod.name={pod}", f"io.kubernetes.pod.namespace={namespace}"
         wanted = ("--name", f"^{container}$", *(word for label in labels for word in ("--label", label)))
         found = self.cluster.on_node(node, "crictl", "ps", "--quiet", *wanted)
         template = ("--output", "go-template", "--template", "{{.info.pid}}")
-        self.cluster.on_node(
-            node, "kill", "-9", self.cluster.on_node(node, "crictl", "inspect", *template, found)
-        )
+        return node, self.cluster.on_node(node, "crictl", "inspect", *template, found)
 
     def _run(self, command: list[str], given: str = "") -> str:
         done = self._ask(command, given)

@@ -196,6 +196,22 @@ def test_a_trainer_that_fails_is_started_again_and_the_others_stay(job: PaddleJo
     assert job.codes() == {0}
 
 
+def test_paddles_launcher_is_told_by_arguments_alone_where_collective_workers_meet(
+    job: PaddleJob, tmp_path: Path
+) -> None:
+    # In the launcher's place, one that says what it was told.
+    launcher = tmp_path / "with" / "paddle" / "distributed" / "launch.py"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text("import os, sys; print(sys.argv[1:], sorted(os.environ))")
+    told = {"PADDLE_TRAINER_ENDPOINTS": "worker-0:7164,worker-1:7164", "PADDLE_TRAINER_ID": "0"}
+    job.start("collective", 0, PYTHONPATH=f"{SOURCE}:{tmp_path / 'with'}", **told)
+    assert job.codes() == {0}
+    said = (job.output / "node_0" / "train.log").read_text()
+    assert "'--master', '127.0.0.1:" in said
+    assert "'--nnodes', '2', '--rank', '0'" in said
+    assert "PADDLE_TRAINER" not in said
+
+
 def test_the_scripts_own_exit_code_ends_the_pod_when_it_says_that_no_retry_can_help(job: PaddleJob) -> None:
     job.start_all()
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")

@@ -44,6 +44,7 @@ from bireme_runtime.paddle_run import (
 COLLECTIVE = "collective"
 _USAGE = "usage: python3 -m bireme_runtime.paddle server|trainer|collective -- SCRIPT ARGS…"
 _LAUNCHER = (sys.executable, "-m", "bireme_runtime.paddle_launch")
+_OF_ONE_PROCESS = {"PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", "PADDLE_PORT"}
 _TICK_SECONDS = 0.5
 _RESTART_SECONDS = 2.0
 
@@ -470,7 +471,9 @@ class Collective:
         launch += ["--nnodes", str(self._options.rules.trainers), "--rank", str(self._options.index)]
         launch += ["--nproc_per_node", self._env.get("BIREME_PADDLE_PROCESSES", "1"), "--log_dir", "/tmp/log"]
         launch += ["--host", self._options.address]
-        self._script.start([*launch, *self._command], self._env)
+        # The launcher believes these more than its arguments, and tells its processes its own.
+        env = {name: value for name, value in self._env.items() if name not in _OF_ONE_PROCESS}
+        self._script.start([*launch, *self._command], env)
         while (code := self._script.wait(1.0)) is None:
             pass
         return code
