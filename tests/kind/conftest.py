@@ -91,6 +91,22 @@ def mpi_operator(
     eventually(lambda: cluster.api.find("/api/v1/namespaces/mpi-operator") is None, 60, gone)
 
 
+@pytest.fixture(scope="module")
+def s3_server(
+    cluster: KindCluster, shell: Shell, load: Callable[..., None], test_namespace: str
+) -> Mapping[str, str]:
+    """The values `s3` that charts reach an S3 server by: the pod `s3`, which has the claim `source`."""
+    load("moto", "python")
+    cluster.add_claim("source", test_namespace)
+    keys = [f"--from-literal=AWS_{key}=test" for key in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")]
+    shell.kubectl("create", "secret", "generic", "s3-keys", "-n", test_namespace, *keys)
+    manifest = Path(__file__).with_name("s3") / "server.yaml"
+    shell.kubectl("apply", "-n", test_namespace, "-f", str(manifest))
+    shell.kubectl("wait", "-n", test_namespace, "--for=condition=Ready", "pod/s3", "--timeout=120s")
+    endpoint = f"http://s3.{test_namespace}.svc:5000"
+    return {"endpoint": endpoint, "region": "us-east-1", "existingSecret": "s3-keys"}
+
+
 @pytest.fixture(scope="session")
 def kind_values(bireme_paths: Paths) -> Values:
     """values/kind.yaml."""

@@ -1,0 +1,170 @@
+"""charts/dataset takes data from a real S3 API onto a claim: all of it or nothing, and each byte once."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from on_kind import Shell, Values, eventually
+from training import outcome
+
+from bireme.clusters.kind_cluster import KindCluster
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+
+Content = dict[str, bytes]
+
+SMALL, LARGE = 20_000, 16 << 20
+REQUESTS = {"cpu": "50m", "memory": "64Mi"}
+# Uploads a folder as a bucket; large files in parts, as they mostly come.
+UPLOAD = """
+import sys
+from pathlib import Path
+import boto3
+s3, folder = boto3.client("s3"), Path("/source", sys.argv[1])
+s3.create_bucket(Bucket=sys.argv[1])
+for file in filter(Path.is_file, folder.rglob("*")):
+    s3.upload_file(str(file), sys.argv[1], f"data/{file.relative_to(folder)}")
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The S3 server and the claim `staged` of a namespace, and the files behind both on this machine."""
+
+    cluster: KindCluster
+    shell: Shell
+    namespace: str
+    s3: Values
+
+    def upload(self, bucket: str, files: Content) -> None:
+        """Make a bucket of these files, or write these into it."""
+        folder = self.cluster.claim_folder("source", self.namespace) / bucket
+        for path, data in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+        self.shell.kubectl("exec", "-n", self.namespace, "s3", "--", "python3", "-c", UPLOAD, bucket)
+
+    @property
+    def staged(self) -> Path:
+        """The claim."""
+        return self.cluster.claim_folder("staged", self.namespace)
+
+    def read(self, path: str) -> Content:
+        """What a published dataset has, but for its manifest."""
+        folder = self.staged / path
+        found = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+        assert found.pop("MANIFEST.jsonl").stat().st_size > 0
+        return {path: file.read_bytes() for path, file in found.items()}
+
+    def log(self, job: InstalledRelease) -> str:
+        """What the copying containers of a release said."""
+        pods = f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=copier"
+        return self.shell.kubectl("logs", "-n", self.namespace, "-l", pods, "-c", "stage", "--tail=-1")
+
+    def ends(self, job: InstalledRelease) -> str | None:
+        """How the Job of a release ends."""
+        eventually(lambda: outcome(job) is not None, 180, "the dataset's Job to end")
+        return outcome(job)
+
+
+@pytest.fixture(scope="module")
+def place(cluster: KindCluster, shell: Shell, s3_server: Values, test_namespace: str) -> Place:
+    cluster.add_claim("staged", test_namespace)
+    return Place(cluster, shell, test_namespace, s3_server)
+
+
+@pytest.fixture
+def stage(release: ReleaseFactory, place: Place) -> Callable[..., InstalledRelease]:
+    """``stage("pictures", to="here")``: a release that stages a bucket; does not wait for it."""
+
+    def _stage(bucket: str, to: str, sums: str = "", **more: Any) -> InstalledRelease:
+        source = {"url": f"s3://{bucket}/data", **({"sums": sums} if sums else {})}
+        values = {
+            "sources": [source],
+            "claim": {"name": "staged", "path": to},
+            "s3": place.s3,
+            "parallel": 2,
+            "partMiB": 1,
+            "image": {"registry": "", "repository": "bireme/python", "tag": "3.13"},
+            "resources": {"requests": REQUESTS},
+            "tolerations": [{"operator": "Exists"}],
+            **more,
+        }
+        return release("dataset", values=values, timeout=1, expect_differences=True)
+
+    return _stage
+
+
+def content(files: int) -> Content:
+    """So many small files."""
+    chance = random.Random(files)
+    return {f"n{number % 7}/{number}.bin": chance.randbytes(SMALL + number) for number in range(files)}
+
+
+def kill_copier(place: Place, job: InstalledRelease) -> None:
+    (node,) = {pod.node for pod in job.pods() if pod.is_live and pod.node}
+    place.cluster.on_node(node, "pkill", "-KILL", "-f", "bireme_runtime.dataset stage")
+
+
+def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_nothing(
+    place: Place, stage: Callable[..., InstalledRelease]
+) -> None:
+    files = {**content(200), "large.rec": random.Random(1).randbytes(LARGE)}
+    place.upload("pictures", files)
+    # A tenth of a core: long enough on any machine for somebody to come and kill it.
+    slow = {"requests": REQUESTS, "limits": {"cpu": "100m", "memory": "256Mi"}}
+    job = stage("pictures", to="sets/pictures", resources=slow)
+    journal = place.staged / "sets/.pictures.staging/.bireme/journal-0.jsonl"
+    eventually(lambda: journal.exists() and journal.read_text().count("path") > 20, 90, "20 files or parts")
+    kill_copier(place, job)
+    assert not (place.staged / "sets/pictures").exists()
+    assert place.ends(job) == "Complete", place.log(job)
+    copied = int(place.log(job).partition("is complete, ")[2].split()[0])
+    assert 0 < copied < sum(map(len, files.values())) - 15 * SMALL
+    assert place.read("sets/pictures") == files
+    place.shell.helm("test", job.name, "-n", job.namespace, "--timeout", "2m")
+
+    again = stage("pictures", to="sets/pictures")
+    assert place.ends(again) == "Complete", place.log(again)
+    assert "nothing to copy" in place.log(again)
+
+
+@pytest.mark.whole
+def test_a_corrupted_object_is_named_and_nothing_is_published_until_it_is_mended(
+    place: Place, stage: Callable[..., InstalledRelease]
+) -> None:
+    files = content(30)
+    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in files.items())
+    broken = "n3/10.bin"
+    place.upload("summed", {**files, "SHA256SUMS": sums.encode(), broken: b"x" + files[broken][1:]})
+    job = stage("summed", to="summed", sums="SHA256SUMS")
+    assert place.ends(job) == "Failed"
+    assert f"{broken} has sha256" in place.log(job)
+    assert not (place.staged / "summed").exists()
+
+    place.upload("summed", {broken: files[broken]})
+    job.uninstall()
+    mended = stage("summed", to="summed", sums="SHA256SUMS")
+    assert place.ends(mended) == "Complete", place.log(mended)
+    assert place.read("summed")[broken] == files[broken]
+
+
+@pytest.mark.whole
+def test_two_pods_share_the_copy_and_shards_add_up_to_their_source(
+    place: Place, stage: Callable[..., InstalledRelease]
+) -> None:
+    lines = b"".join(b"%d %s\n" % (number, b"x" * (number % 97)) for number in range(50_000))
+    others = content(40)
+    place.upload("words", {**others, "train.txt": lines})
+    shards = [{"file": "train.txt", "count": 4}]
+    job = stage("words", to="words", shards=shards, workers=2)
+    assert place.ends(job) == "Complete", place.log(job)
+    found = place.read("words")
+    names = [f"train.txt-{number:05d}" for number in range(4)]
+    assert b"".join(found.pop(name) for name in names) == lines
+    assert found == others
