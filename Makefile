@@ -83,6 +83,7 @@ bench: setup ## Run the benchmarks (some minutes)
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/dispatcher.py
+	$(BIN)/python benchmarks/staging.py
 
 .PHONY: bench-startup
 bench-startup: setup ## How fast the workers of MPI jobs start, beside other controllers (half an hour, and builds of these)
