@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_kind import Shell, Values, eventually
-from training import outcome
+from on_kind import NODE_TYPE, Shell, Values, eventually
+from training import KIND, outcome
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
@@ -29,6 +29,13 @@ s3, folder = boto3.client("s3"), Path("/source", sys.argv[1])
 s3.create_bucket(Bucket=sys.argv[1])
 for file in filter(Path.is_file, folder.rglob("*")):
     s3.upload_file(str(file), sys.argv[1], f"data/{file.relative_to(folder)}")
+"""
+# What a training finds on its node.
+LOOK = """
+from bireme_runtime.dataset import verify
+from pathlib import Path
+print(verify(Path("/staged")))
+Path("/staged/n0/0.bin").read_bytes()
 """
 
 
@@ -168,3 +175,18 @@ def test_two_pods_share_the_copy_and_shards_add_up_to_their_source(
     names = [f"train.txt-{number:05d}" for number in range(4)]
     assert b"".join(found.pop(name) for name in names) == lines
     assert found == others
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("torch_images")
+def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
+    place: Place, stage: Callable[..., InstalledRelease], release: ReleaseFactory
+) -> None:
+    place.upload("near", content(20))
+    staged = stage("near", to="sets/near")
+    assert place.ends(staged) == "Complete", place.log(staged)
+    values = {"staging": {"claimName": "staged", "subPath": "sets/near", "size": "1Gi"}, "script": LOOK}
+    job = release("torch-elastic", instance=NODE_TYPE, files=[KIND], values=values, timeout=180)
+    assert place.ends(job) == "Complete"
+    said = place.shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
+    assert "/staged is whole: 20 files" in said
