@@ -1,4 +1,4 @@
-"""Data on the nodes' own NVMe: how a training job's workers are given it, and when not."""
+"""Data before a training: verified on its claim, or copied to the nodes' own NVMe; and when not."""
 
 from __future__ import annotations
 
@@ -64,6 +64,27 @@ def test_what_copies_is_in_the_config_map_which_stays_small(render: Callable[...
     assert sum(map(len, data.values())) < 256 * 1024
 
 
+def test_a_worker_verifies_datasets_before_it_trains(render: Callable[..., Render]) -> None:
+    verify = {"paths": ["/runs/coco", "/fsx"]}
+    rendered = render("torch-elastic", values={"verify": verify, "claims": ALSO_MOUNTED})
+    (verifier,) = pod(rendered)["initContainers"]
+    assert list(verifier["command"])[1:] == [
+        "-m", "bireme_runtime.dataset", "verify", "/runs/coco", "/fsx", "--quick",
+    ]  # fmt: skip
+    assert all(mounts(verifier)[path]["readOnly"] for path in ("/runs", "/fsx"))
+    assert any("bireme_runtime__dataset.py" in item["data"] for item in rendered.manifests if "data" in item)
+    rendered = render("torch-elastic", values={"verify": {**verify, "sha256": True}, "claims": ALSO_MOUNTED})
+    assert "--quick" not in pod(rendered)["initContainers"][0]["command"]
+    (rule,) = [
+        rule
+        for item in rendered.manifests
+        if item.kind == "Job"
+        for rule in item["spec"]["podFailurePolicy"]["rules"]
+        if rule.get("onExitCodes", {}).get("containerName") == "verify"
+    ]
+    assert rule["action"] == "FailJob"
+
+
 @pytest.mark.parametrize(
     ("instance", "values", "sentence"),
     [
@@ -91,6 +112,11 @@ def test_what_copies_is_in_the_config_map_which_stays_small(render: Callable[...
             "claims: /staged is mounted already",
         ),
         ("p4d.24xlarge", {"staging": {**STAGING, "from": "x"}}, "from"),
+        (
+            "p4d.24xlarge",
+            {"verify": {"paths": ["/fsx-data"]}, "claims": [{"claimName": "a", "mountPath": "/fsx"}]},
+            "verify.paths: /fsx-data is on none of the claims",
+        ),
     ],
 )
 def test_is_refused(

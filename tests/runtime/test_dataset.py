@@ -305,8 +305,10 @@ def test_verify_names_what_is_not_as_it_was(
     (tmp_path / "a").write_bytes(b"two")
     target = tmp_path / "out/data"
     stage_and_publish(settings(target, {"url": f"file://{tmp_path}/a"}))
+    (tmp_path / "b").write_bytes(b"three")
+    stage_and_publish(settings(tmp_path / "out/other", {"url": f"file://{tmp_path}/b"}))
     change(target)
-    code, said = run("verify", {}, str(target))
+    code, said = run("verify", {}, str(tmp_path / "out/other"), str(target))
     assert code == 78
     assert sentence in said
 

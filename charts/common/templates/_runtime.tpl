@@ -14,7 +14,7 @@ Arguments: root.
 {{- $root := required "common.runtimeFiles needs root" .root }}
 {{- $wanted := index $root.Chart.Annotations "bireme.dev/runtime" }}
 {{- $without := "^(dispatch_|paddle|dataset|backup_s3)" }}
-{{- if ($root.Values.staging | default dict).claimName }}{{ $without = "^(dispatch_|paddle|backup_s3)" }}{{ end }}
+{{- if or ($root.Values.staging | default dict).claimName ($root.Values.verify | default dict).paths }}{{ $without = "^(dispatch_|paddle|backup_s3)" }}{{ end }}
 {{- if or ($root.Values.backup | default dict).url ($root.Values.restore | default dict).url }}{{ $without = "^(dispatch_|paddle)" }}{{ end }}
 {{- $files := dict }}
 {{- range $path, $content := $root.Subcharts.common.Files.Glob "files/runtime/**" }}

@@ -17,9 +17,11 @@ podFailurePolicy:
     # The exit codes by which the agent says that no restart can help (docs/runtime.md).
     - action: FailJob
       onExitCodes: {containerName: trainer, operator: In, values: [64, 78]}
-    {{- if .Values.staging.claimName }}
+    {{- range $name, $isThere := dict "staging" .Values.staging.claimName "verify" .Values.verify.paths }}
+    {{- if $isThere }}
     - action: FailJob
-      onExitCodes: {containerName: staging, operator: In, values: [64, 78]}
+      onExitCodes: {containerName: {{ $name }}, operator: In, values: [64, 78]}
+    {{- end }}
     {{- end }}
 successPolicy:
   rules:
@@ -49,9 +51,10 @@ template:
     {{- include "common.workerNodeSelector" (dict "root" . "worker" $worker) | nindent 4 }}
     {{- include "common.workerTolerations" (dict "root" . "worker" $worker) | nindent 4 }}
     {{- include "common.scheduling" (dict "root" .) | nindent 4 }}
-    {{- with include "common.staging.container" (dict "root" .) }}
+    {{- if or .Values.verify.paths .Values.staging.claimName }}
     initContainers:
-      {{- . | nindent 6 }}
+      {{- include "common.verify.container" (dict "root" .) | nindent 6 }}
+      {{- include "common.staging.container" (dict "root" .) | nindent 6 }}
     {{- end }}
     containers:
       - name: trainer

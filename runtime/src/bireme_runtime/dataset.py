@@ -700,11 +700,12 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
 
     verb = argv[0] if argv else ""
     if verb not in ("stage", "publish", "copy", "verify") or (verb == "verify") != (len(argv) > 1):
-        say("usage: python3 -m bireme_runtime.dataset stage | publish | copy | verify FOLDER [--quick]")
+        say("usage: python3 -m bireme_runtime.dataset stage | publish | copy | verify FOLDER… [--quick]")
         return USAGE
     try:
         if verb == "verify":
-            say(verify(Path(argv[1]), "--quick" in argv[2:]))
+            for folder in (word for word in argv[1:] if word != "--quick"):
+                say(verify(Path(folder), "--quick" in argv))
         if verb in ("stage", "copy"):
             stage(settings_from(env), env, say)
         if verb in ("publish", "copy"):
