@@ -1,46 +1,62 @@
-"""Paddle jobs that really train, on parameter servers."""
+"""Paddle jobs that really train, on parameter servers, while their parts are killed."""
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from on_kind import Shell
 
+from bireme.clusters.api import ApiError
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
-IMAGE = {"registry": "", "repository": "bireme/paddle", "tag": "0.1.0"}
+KIND = "values/kind-paddle.yaml"
 FOLDER = "/home/jobpath"
-# Test loss that may be lacking after 20 passes: what trainers send arrives late, and in any order.
+# Test loss that may be lacking in the end: what trainers send arrives late, and in any order.
 TOLERANCE = 0.2
-SMALL = {"requests": {"cpu": "50m", "memory": "384Mi"}, "limits": {"memory": "2Gi"}}
-ANYWHERE = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+# What digits.py knows before it has learnt anything: one of ten, by chance.
+CHANCE = 2.3
+LEASE = 12
 Event = dict[str, Any]
 
 
 class PaddleJob:
     """One release of the chart, and its folder on the claim."""
 
-    def __init__(self, release: InstalledRelease, claim: Path) -> None:
+    def __init__(
+        self, release: InstalledRelease, output: Path, shell: Shell, said: Mapping[str, Any]
+    ) -> None:
         self.release = release
-        self.output = claim / release.name / "output"
+        self.output = output
+        self.shell = shell
+        self._said = said
 
-    def events(self, trainer: int, name: str) -> list[Event]:
-        """The events of that name in a trainer's log, in order."""
-        log = self.output / f"node_{trainer}" / "train.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    def events(self, name: str, trainer: int | None = None) -> list[Event]:
+        """The events of that name in the logs of the trainers, or of one; each trainer's are in order."""
+        logs = sorted(self.output.glob(f"node_{'*' if trainer is None else trainer}/train.log"))
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
         found = [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("}")]
         return [event for event in found if event["event"] == name]
 
     def said(self) -> str:
         logs = sorted(self.output.glob("node_*/*.log"))
         return "\n".join(f"{each}:\n{each.read_text(errors='replace')[-1500:]}" for each in logs)
+
+    def until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait for ``done``; fail the test with what the job has said."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.said()}"
+            time.sleep(0.2)
 
     def outcomes(self) -> dict[str, str]:
         """How each Job of the release has ended, by name."""
@@ -51,72 +67,308 @@ class PaddleJob:
             if each["type"] in ("Complete", "Failed") and each["status"] == "True"
         }
 
-    def until_ended(self) -> None:
+    def until_ended(self, seconds: float = 420) -> None:
+        """Wait until all Jobs are Complete, those of the pservers too."""
         jobs = set(self.release.names("jobs"))
-        deadline = time.monotonic() + 420
-        while set(self.outcomes()) != jobs:
-            assert time.monotonic() < deadline, f"not all of {jobs} have ended:\n{self.said()}"
-            time.sleep(1)
+        self.until(lambda: set(self.outcomes()) == jobs, seconds, f"the end of {jobs}")
         assert set(self.outcomes().values()) == {"Complete"}, self.said()
+
+    def pod(self, role: str, index: int) -> str:
+        """The name of the running pod of a trainer or pserver."""
+        labels = {
+            "app.kubernetes.io/component": role,
+            "batch.kubernetes.io/job-completion-index": str(index),
+        }
+        (found,) = [
+            pod["metadata"]["name"]
+            for pod in self.release.objects("pods")
+            if labels.items() <= pod["metadata"]["labels"].items() and pod["status"]["phase"] == "Running"
+        ]
+        return str(found)
+
+    def kill(self, pod: str, container: str, when: Callable[[], bool] = lambda: True) -> float:
+        """SIGKILL all processes of a container at that moment; returns when it was."""
+        node, process = self.shell.first_process(self.release.namespace, pod, container)
+        self.until(when, 180, "the moment to kill")
+        self.shell.cluster.on_node(node, "kill", "-9", process)
+        return time.time()
+
+    def is_in_the_middle(self, trainer: int) -> bool:
+        """Whether a trainer has just begun a shard, and has steps of it left to do."""
+        steps = [(each["pass"], each["shard"]) for each in self.events("step", trainer)]
+        return bool(steps) and 3 <= steps.count(steps[-1]) <= 8
+
+    def scale(self, trainers: int) -> None:
+        """Upgrade to another number of trainers; returns when so many are there."""
+        self._said = {**self._said, "values": {**self._said["values"], "workers": trainers}}
+        self.release.upgrade(**self._said)
+
+    def uid_when_ready(self, pod: str) -> str:
+        """The identity of a pod that is Ready, else nothing."""
+        jsonpath = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
+        said = self.shell.attempt("get", "pod", pod, "-n", self.release.namespace, f"-o=jsonpath={jsonpath}")
+        uid, _, ready = (said or "").partition(" ")
+        return uid if ready == "True" else ""
+
+    def restored(self, since: float) -> set[int]:
+        """The trainers that have started from a save."""
+        return {each["trainer"] for each in self.events("start") if each["restored"] and each["time"] > since}
+
+    @property
+    def attempt(self) -> int:
+        """How many times the run has begun."""
+        return int(json.loads((self.output / "run.json").read_text())["attempt"])
+
+    @property
+    def passes(self) -> list[str]:
+        """The folders of the passes that are done, by name."""
+        return sorted(each.parent.name for each in self.output.glob("pass-*/done"))
+
+    # The dispatcher ----------------------------------------
+
+    def dispatcher(self) -> dict[str, Any]:
+        """What the dispatcher says of its leader and of the job's shards; empty while it does not answer."""
+        api, name = self.release.cluster.api, f"{self.release.name}-dispatcher"
+        try:
+            said = api.proxied(self.release.namespace, name, 7190, "v1/status", 5)
+        except ApiError:
+            return {}
+        return {"leader": said["leader"], **(said["datasets"][0] if said["datasets"] else {})}
+
+    def leader(self) -> str:
+        """The pod whose dispatcher leads; nothing while none does."""
+        address = self.dispatcher().get("leader", "").rpartition(":")[0]
+        pods = self.release.objects("pods")
+        return next((pod["metadata"]["name"] for pod in pods if pod["status"].get("podIP") == address), "")
+
+    def ended_passes(self) -> list[tuple[int, int]]:
+        """How many shards each pass that is over had done and failed, as etcd has it."""
+        service = f"/api/v1/namespaces/{self.release.namespace}/services/{self.release.name}-etcd:2379/proxy"
+        prefix = f"/bireme/dispatcher/{self.release.namespace}/{self.release.name}/d/"
+        span = {"key": prefix, "range_end": prefix[:-1] + "0"}
+        body = {key: base64.b64encode(text.encode()).decode() for key, text in span.items()}
+        kvs = self.release.cluster.api.create(f"{service}/v3/kv/range", body).get("kvs", [])
+        found = {
+            base64.b64decode(each["key"]).decode(): base64.b64decode(each.get("value", "")) for each in kvs
+        }
+        ended = [json.loads(found[key]) for key in sorted(found) if "/passes/" in key]
+        return [(each["done"], each["failed"]) for each in ended]
+
+    def until_progress(self, shards: int, seconds: float = 120) -> None:
+        """Wait until trainers have done so many shards more."""
+        wanted = len(self.events("shard")) + shards
+        self.until(lambda: len(self.events("shard")) >= wanted, seconds, f"{shards} more shards")
+
+
+Jobs = Callable[..., PaddleJob]
 
 
 @pytest.fixture
-def paddle(
-    release: ReleaseFactory,
-    load: Callable[..., None],
-    cluster: KindCluster,
-    test_namespace: str,
-) -> Callable[..., PaddleJob]:
-    """``paddle("--passes=3")``: the digits on 2 pservers and 3 trainers."""
-    load("paddle")
+def install(release: ReleaseFactory, load: Callable[..., None], shell: Shell) -> Jobs:
+    """``install("w2v", output, workload="paddle-word2vec")``: a release whose output is in that folder."""
+    load("paddle", "python", "etcd")
+
+    def _install(name: str, output: Path, **said: Any) -> PaddleJob:
+        on_kind = {**said, "files": [KIND], "timeout": 240}
+        return PaddleJob(release("paddle", name=name, **on_kind), output, shell, on_kind)
+
+    return _install
+
+
+@pytest.fixture
+def paddle(install: Jobs, cluster: KindCluster, test_namespace: str) -> Jobs:
+    """``paddle("--passes=3", mode="sync")``: the digits on 2 pservers and 3 trainers, with further values."""
     cluster.add_claim("jobs", test_namespace)
 
-    def _paddle(*arguments: str) -> PaddleJob:
+    def _paddle(*arguments: str, shards: int = 3, **values: Any) -> PaddleJob:
         name = f"digits-{uuid.uuid4().hex[:4]}"
         data = f"{FOLDER}/{name}/data"
+        prepare = ["/opt/bireme/digits.py", "--prepare", data]
         own = {
             "workers": 3,
-            "pservers": {"count": 2, "resources": SMALL, "tolerations": ANYWHERE},
-            "resources": SMALL,
-            "tolerations": ANYWHERE,
-            "shm": {"size": "64Mi"},
-            # The machine may be busy; a pod that is deleted says so itself.
-            "lostSeconds": 30,
-            "image": IMAGE,
+            "pservers": {"count": 2},
             "jobClaim": {"existingClaim": "jobs"},
-            "dataPrep": {"enabled": True, "args": ["/opt/bireme/digits.py", "--prepare", data]},
+            "dataPrep": {"enabled": True, "splitCount": shards, "args": prepare},
             "args": ["/opt/bireme/digits.py", f"--data={data}", *arguments],
+            **values,
         }
-        job = release("paddle", name=name, values=own, timeout=240)
-        return PaddleJob(job, cluster.claim_folder("jobs", test_namespace))
+        output = cluster.claim_folder("jobs", test_namespace) / name / "output"
+        return install(name, output, values=own)
 
     return _paddle
 
 
 @pytest.fixture(scope="session")
-def loss_of_one_process() -> float:
-    """What digits.py reaches by itself, on the test images."""
-    alone = ["docker", "run", "--rm", "bireme/paddle:0.1.0", "python3", "/opt/bireme/digits.py"]
-    done = subprocess.run(alone, capture_output=True, text=True, check=True)
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return next(float(event["loss"]) for event in events if event["event"] == "done")
+def loss_of_one_process() -> Callable[[str], float]:
+    """What a script reaches by itself, on the test images."""
+
+    def _loss(*command: str) -> float:
+        alone = ["docker", "run", "--rm", "bireme/paddle:0.1.0", "python3", *command]
+        done = subprocess.run(alone, capture_output=True, text=True, check=True)
+        events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return next(float(event["loss"]) for event in events if event["event"] == "done")
+
+    return _loss
 
 
-def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end_by_themselves(
-    paddle: Callable[..., PaddleJob], loss_of_one_process: float
-) -> None:
-    job = paddle("--passes=20")
-    job.until_ended()
-    (done,) = job.events(0, "done")
-    assert done["loss"] <= loss_of_one_process + TOLERANCE
-    files = {str(each.relative_to(job.output)) for each in job.output.rglob("*")}
-    assert {f"node_{index}/train.log" for index in range(3)} <= files
-    assert {f"node_{index}/server.log" for index in range(2)} <= files
-    for number in range(20):
+def assert_saved(job: PaddleJob, passes: int, script: str, servers: int) -> None:
+    """Each pass left sparse and dense parameters of all pservers, and says so."""
+    for number in range(passes):
         folder = job.output / f"pass-{number:05d}"
         assert (folder / "done").exists()
-        assert (folder / "path.txt").read_text().strip() == "digits.py"
-        # Sparse and dense parameters of both pservers.
-        tables = {table: {each.name[:8] for each in (folder / table).iterdir()} for table in ("000", "001")}
-        assert tables == {"000": {"part-000", "part-001"}, "001": {"part-000", "part-001"}}
+        assert (folder / "path.txt").read_text().strip() == script
+        assert (folder / script).exists()
+        for table in ("000", "001"):
+            parts = {each.name[:8] for each in (folder / table).iterdir()}
+            assert parts == {f"part-{server:03d}" for server in range(servers)}
+    assert (job.output / "done").exists()
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.whole)])
+def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end_by_themselves(
+    paddle: Jobs, loss_of_one_process: Callable[..., float], mode: str
+) -> None:
+    # The machine may be busy; a pod that is deleted says so itself.
+    job = paddle("--passes=20", mode=mode, lostSeconds=30)
+    job.until_ended()
+    (done,) = job.events("done", 0)
+    assert done["loss"] <= loss_of_one_process("/opt/bireme/digits.py") + TOLERANCE
+    logs = {str(each.relative_to(job.output)) for each in job.output.glob("node_*/*")}
+    servers = {f"node_{index}/server.log" for index in range(2)}
+    assert logs == {f"node_{index}/train.log" for index in range(3)} | servers
+    assert_saved(job, 20, "digits.py", servers=2)
+
+
+DYNAMIC = {"dispatch": "dynamic", "etcd": {"enabled": True, "persistence": {"whenDeleted": "Delete"}}}
+
+
+def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(paddle: Jobs) -> None:
+    passes, shards = 3, 12
+    job = paddle(
+        f"--passes={passes}",
+        "--batch-size=8",
+        "--step-seconds=0.25",
+        shards=shards,
+        lostSeconds=30,
+        **DYNAMIC,
+    )
+    job.until(lambda: len(job.events("step", 1)) > 0, 180, "trainer 1 to train")
+    killed = job.kill(job.pod("trainer", 1), "trainer", when=lambda: job.is_in_the_middle(1))
+    lost = job.events("step", 1)[-1]
+
+    def taken_over() -> bool:
+        later = [event for event in job.events("step") if event["time"] > killed]
+        return (lost["pass"], lost["shard"]) in {(event["pass"], event["shard"]) for event in later}
+
+    # A lease, and the shard that somebody has in hand.
+    job.until(taken_over, LEASE + 15, f"somebody to take {lost['shard']}")
+    job.until(lambda: len(job.events("start", 1)) == 2, 120, "its replacement to start")
+    joined = job.events("start", 1)[1]["time"]
+    job.until_ended()
+    assert [event for event in job.events("shard", 1) if event["time"] > joined], "the replacement trained"
+    counted = Counter((event["pass"], event["shard"]) for event in job.events("shard"))
+    assert counted == {(n, f"digits-{i:05d}"): 1 for n in range(passes) for i in range(shards)}
+    assert job.ended_passes() == [(shards, 0)] * passes
+    assert job.dispatcher()["redispatched"] == {"lost": 1}
+    (done,) = job.events("done", 0)
+    assert done["loss"] < CHANCE / 2
+
+
+@pytest.mark.whole
+def test_training_outlives_the_dispatchers_leader_its_etcd_a_poisoned_shard_new_trainers_and_a_lost_pserver(
+    paddle: Jobs,
+) -> None:
+    passes, shards, poison = 5, 12, "digits-00007"
+    arguments = [f"--passes={passes}", "--batch-size=8", "--step-seconds=0.3", f"--poison={poison}"]
+    job = paddle(*arguments, shards=shards, **DYNAMIC)
+    job.until_progress(4, 240)
+
+    job.until(lambda: job.leader() != "", 30, "a dispatcher that leads")
+    leader = job.leader()
+    job.kill(leader, "dispatcher")
+    # Its container would start again, and might lead again.
+    job.release.delete_pod(leader)
+    job.until(lambda: job.leader() not in ("", leader), 60, "the other replica to lead")
+    job.until_progress(4)
+
+    etcd = f"{job.release.name}-etcd-0"
+    gone = job.uid_when_ready(etcd)
+    job.release.delete_pod(etcd)
+    job.until(lambda: job.uid_when_ready(etcd) not in ("", gone), 120, "another etcd")
+    job.until_progress(4)
+
+    job.scale(5)
+    job.until(lambda: bool(job.events("shard", 3) and job.events("shard", 4)), 120, "shards of new trainers")
+
+    job.until(lambda: len(job.passes) > 0, 240, "the first pass to be saved")
+    before = job.attempt
+    lost = job.kill(job.pod("pserver", 1), "pserver")
+    job.until(lambda: job.attempt > before, 25, "the loss to be noticed and a new attempt to begin")
+    everybody = set(range(5))
+    job.until(lambda: job.restored(since=lost) == everybody, 240, "all trainers to begin again from the save")
+    job.until_ended(600)
+
+    again, *_ = (event for event in job.events("restored", 0) if event["time"] > lost)
+    assert again["loss"] < CHANCE / 2, "what was learnt before is not lost"
+    (done,) = job.events("done", 0)
+    assert done["loss"] < CHANCE / 2
+    # The poisoned shard failed in every pass, and held none of them up; all others were done.
+    assert job.ended_passes() == [(shards - 1, 1)] * passes
+    assert job.dispatcher()["failedShards"] == [poison]
+    trained = {(event["pass"], event["shard"]) for event in job.events("shard")}
+    names = [name for name in (f"digits-{index:05d}" for index in range(shards)) if name != poison]
+    assert trained == {(number, name) for number in range(passes) for name in names}
+
+
+@pytest.mark.whole
+def test_the_tutorials_job_begins_again_from_its_save_when_a_pserver_dies_and_leaves_what_the_text_shows(
+    install: Jobs, cluster: KindCluster, test_namespace: str, loss_of_one_process: Callable[..., float]
+) -> None:
+    cluster.add_claim("efsvol", test_namespace)
+    folder = cluster.claim_folder("efsvol", test_namespace) / "paddle-cluster-job"
+    job = install("tutorial", folder / "output", workload="paddle-tutorial")
+    job.until(lambda: "pass-00001" in job.passes, 180, "two passes to be saved")
+    lost = job.kill(job.pod("trainer", 1), "pserver")
+    job.until(lambda: job.attempt == 2, 25, "the loss to be noticed and a new attempt to begin")
+    job.until_ended()
+
+    assert job.restored(since=lost) == {0, 1, 2}
+    (again,) = job.events("restored", 0)
+    assert again["loss"] < CHANCE * 0.8, "what was learnt before is not lost"
+    (done,) = job.events("done", 0)
+    assert done["loss"] <= loss_of_one_process("/opt/bireme/digits.py") + TOLERANCE
+    assert sorted(each.name for each in (folder / "data").glob("digits-*")) == [
+        f"digits-{index:05d}" for index in range(3)
+    ]
+    logs = {str(each.relative_to(job.output)) for each in job.output.glob("node_*/*")}
+    assert logs == {f"node_{i}/{role}.log" for i in range(3) for role in ("server", "train")}
+    assert_saved(job, 20, "digits.py", servers=3)
+
+
+@pytest.mark.whole
+def test_word_vectors_learn_as_much_as_in_one_process(
+    install: Jobs, cluster: KindCluster, test_namespace: str, loss_of_one_process: Callable[..., float]
+) -> None:
+    job = install("w2v", Path(), workload="paddle-word2vec")
+    claim = f"/api/v1/namespaces/{test_namespace}/persistentvolumeclaims/w2v-job"
+    job.output = cluster.shared / cluster.api.get(claim)["spec"]["volumeName"] / "word2vec/output"
+    job.until_ended()
+    (done,) = job.events("done", 0)
+    alone = ["--passes=3", "--batch-size=64", "--learning-rate=0.003"]
+    assert done["loss"] <= loss_of_one_process("/opt/bireme/word2vec.py", *alone) + TOLERANCE
+    assert_saved(job, 3, "word2vec.py", servers=2)
+
+
+@pytest.mark.whole
+def test_three_workers_without_pservers_train_one_model_together(
+    paddle: Jobs, loss_of_one_process: Callable[..., float]
+) -> None:
+    script, checkpoints = "/opt/bireme/collective.py", "--checkpoints=$(JOB_PATH)/$(JOB_NAME)/kept"
+    job = paddle(mode="collective", dataPrep={"enabled": False}, args=[script, checkpoints])
+    job.until_ended()
+    assert {(event["rank"], event["size"]) for event in job.events("start")} == {(n, 3) for n in range(3)}
+    done = job.events("done")
+    assert len(done) == 3
+    assert len({(event["loss"], event["sum"]) for event in done}) == 1, f"the same parameters: {done}"
+    assert done[0]["loss"] <= loss_of_one_process(script, "--checkpoints=/tmp/kept") + TOLERANCE
     assert (job.output / "done").exists()
