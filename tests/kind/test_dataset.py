@@ -185,7 +185,12 @@ def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
     place.upload("near", content(20))
     staged = stage("near", to="sets/near")
     assert place.ends(staged) == "Complete", place.log(staged)
-    values = {"staging": {"claimName": "staged", "subPath": "sets/near", "size": "1Gi"}, "script": LOOK}
+    values = {
+        "verify": {"paths": ["/claim/sets/near"], "sha256": True},
+        "claims": [{"claimName": "staged", "mountPath": "/claim"}],
+        "staging": {"claimName": "staged", "subPath": "sets/near", "size": "1Gi"},
+        "script": LOOK,
+    }
     job = release("torch-elastic", instance=NODE_TYPE, files=[KIND], values=values, timeout=180)
     assert place.ends(job) == "Complete"
     said = place.shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
