@@ -31,7 +31,7 @@ POD_NETWORK = "10.244.0.0/16"
 NETWORK_FILE = "/etc/cni/net.d/10-bireme.conflist"
 
 _CLUSTER_LABEL = "io.x-k8s.kind.cluster"
-_VOLUMES = 12
+_VOLUMES = 24
 _VOLUME_SIZE = "100Gi"
 # Resources that the kubelet reports itself.
 _KUBELETS_OWN = frozenset({"cpu", "memory", "pods", "ephemeral-storage", HUGE_PAGES})
