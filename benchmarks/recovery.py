@@ -1,8 +1,7 @@
 """How long a training job stands still when it loses a worker: `bireme-etcd` beside torchrun's own backends.
 
 Three workers train on a kind cluster, each time in a fresh Job; a pod is deleted, or its agent gets SIGKILL.
-The jobs of one side train side by side: Bireme's lose their workers one after another, those of stock, which
-then mostly wait, at once.
+Bireme's jobs train one after another; those of stock, which then mostly wait, side by side.
 Measured are the seconds until the new world is agreed (its processes start), and until its first step, by the
 clocks in the workers' own logs; the part that starts Python and imports torch stands beside.
 
@@ -120,11 +119,8 @@ class Stage:
             self._release().install("etcd", name, NAMESPACE, values=etcd, sets=sets, timeout=180)
 
     def one_by_one(self, losses: Sequence[Loss]) -> list[Recovery]:
-        """Fresh jobs that lose their last worker, each when the one before trains again."""
-        with self._jobs(losses) as jobs:
-            return [
-                self._recovery(job, self._lose(job, loss)) for job, loss in zip(jobs, losses, strict=True)
-            ]
+        """Fresh jobs that lose their last worker, one after another."""
+        return [recovery for loss in losses for recovery in self.at_once([loss])]
 
     def at_once(self, losses: Sequence[Loss]) -> list[Recovery]:
         """Fresh jobs that lose their last worker, all at the same time."""
