@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 import yaml
 from rich.console import Console
 from rich.progress import Progress
@@ -54,6 +55,9 @@ from bireme.tools import Toolbox
 CONSOLE = Console(stderr=True)
 NAMESPACE, CLAIM = "default", "checkpoints"
 LIMIT_SECONDS = 300
+"""Until a job trains at first."""
+PATIENCE_SECONDS = 120
+"""After a loss. A job that does not train again by then counts with so many seconds, and is reported."""
 IMAGES = ("etcd", "etcd-3.5", "python", "torch")
 STEPS = ("--steps=100000", "--step-seconds=0.1")
 # The client of torchrun's etcd backends, which torch does not bring along; the others are what it imports.
@@ -94,6 +98,7 @@ class Recovery:
     world: float
     step: float
     imports: float
+    recovered: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,10 @@ class Stage:
 
     def _recovery(self, training: Training, lost_at: float) -> Recovery:
         """From the first world that was agreed to the first one that made a step: mostly the same."""
-        worlds = wait_for_world(training, lost_at, LIMIT_SECONDS)
+        try:
+            worlds = wait_for_world(training, lost_at, PATIENCE_SECONDS)
+        except pytest.fail.Exception:
+            return Recovery(PATIENCE_SECONDS, PATIENCE_SECONDS, 0, recovered=False)
         last = worlds[-1]
         assert last.first_step is not None
         return Recovery(worlds[0].agreed - lost_at, last.first_step - lost_at, last.import_seconds)
@@ -236,6 +244,7 @@ def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) ->
     rows: list[dict[str, Any]] = []
     for loss, each in found.items():
         row: dict[str, Any] = {"backend": loss.backend, "event": loss.event, "repeats": len(each)}
+        row["notRecovered"] = sum(not one.recovered for one in each)
         row["worldSeconds"] = _spread([one.world for one in each])
         row["stepSeconds"] = _spread([one.step for one in each])
         row["importSeconds"] = _spread([one.imports for one in each])
@@ -259,6 +268,7 @@ def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) ->
 def _table(report: Mapping[str, Any]) -> Table:
     table = Table(
         "loss", "backend", "to the new world", "to its first step", "of it Python and torch", "times ours",
+        f"not within {PATIENCE_SECONDS} s",
         title="Seconds: median (least to most)",
     )  # fmt: skip
     for row in sorted(report["losses"], key=lambda row: [*AIMS, KILL_ALL].index(row["event"])):
@@ -269,7 +279,8 @@ def _table(report: Mapping[str, Any]) -> Table:
         times = row.get("timesOurs")
         ratio = f"{times['worldSeconds']} and {times['stepSeconds']}" if times else ""
         aim = f", aim {row['aim']}" if row.get("aim") else ""
-        table.add_row(row["event"], row["backend"] + aim, *cells, ratio)
+        lost = f"{row['notRecovered']} of {row['repeats']}"
+        table.add_row(row["event"], row["backend"] + aim, *cells, ratio, lost)
     load = "{median:.0f} ({least:.0f} to {most:.0f})".format(**report["loadAverage"])
     table.caption = f"{report['machine']}; load average {load}"
     return table
