@@ -72,14 +72,16 @@ that growing needs no new certificate.
 {{/*
 The spec of a pod that does one thing to the members, as a user of theirs.
 Arguments: root, name (of the container), command, waitSeconds, credentials {env name: Secret key},
-env (list of EnvVar), mounts, volumes.
+env (list of EnvVar), mounts, volumes, serviceAccountName (else the namespace's own).
 */}}
 {{- define "etcd.clientPod" -}}
 {{- $root := required "etcd.clientPod needs root" .root }}
 {{- $tls := include "etcd.clientTls" $root | fromJson -}}
 restartPolicy: Never
 automountServiceAccountToken: false
-serviceAccountName: {{ include "common.serviceAccountName" (dict "root" $root) }}
+{{- with .serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
 {{- include "common.imagePullSecrets" (dict "root" $root) }}
 securityContext:
   {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
