@@ -68,3 +68,31 @@ Arguments: root.
       - {key: {{ $path | replace "/" "__" }}, path: {{ $path }}}
       {{- end }}
 {{- end }}
+
+{{/*
+An init container with the runtime in the image of the workers, which does something to datasets before they train.
+Arguments: root (values image, python, securityContext), name, arguments (of bireme_runtime.dataset), env (list of
+EnvVar, optional), mounts (list of VolumeMount).
+*/}}
+{{- define "common.datasetContainer" -}}
+{{- $root := required "common.datasetContainer needs root" .root }}
+{{- $v := $root.Values -}}
+- name: {{ required "common.datasetContainer needs name" .name }}
+  image: {{ include "common.image" (dict "root" $root "image" $v.image) }}
+  imagePullPolicy: {{ $v.image.pullPolicy }}
+  command:
+    {{- toYaml (concat (list $v.python "-m" "bireme_runtime.dataset") (required "common.datasetContainer needs arguments" .arguments)) | nindent 4 }}
+  env:
+    - {name: PYTHONPATH, value: /bireme/runtime}
+    {{- with .env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    requests: {cpu: 100m, memory: 256Mi}
+    limits: {memory: 1Gi}
+  securityContext:
+    {{- toYaml $v.securityContext | nindent 4 }}
+  volumeMounts:
+    - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
+    {{- toYaml (required "common.datasetContainer needs mounts" .mounts) | nindent 4 }}
+{{- end }}

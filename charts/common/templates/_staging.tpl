@@ -23,23 +23,12 @@ The volume of the claim: that of `claims` if it is mounted anyway, for a pod has
 {{- $root := required "common.staging.container needs root" .root }}
 {{- $v := $root.Values }}
 {{- if $v.staging.claimName -}}
-- name: staging
-  image: {{ include "common.image" (dict "root" $root "image" $v.image) }}
-  imagePullPolicy: {{ $v.image.pullPolicy }}
-  command: [{{ $v.python }}, -m, bireme_runtime.dataset, copy]
-  env:
-    - {name: PYTHONPATH, value: /bireme/runtime}
-    - {name: PYTHONUNBUFFERED, value: "1"}
-    - {name: BIREME_DATASET, value: {{ dict "target" "/staging/data" "sources" (list (dict "url" "file:///source")) | toJson | quote }}}
-  resources:
-    requests: {cpu: 100m, memory: 256Mi}
-    limits: {memory: 1Gi}
-  securityContext:
-    {{- toYaml $v.securityContext | nindent 4 }}
-  volumeMounts:
-    - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
-    - {name: {{ include "common.staging.source" . }}, mountPath: /source, readOnly: true{{ with $v.staging.subPath }}, subPath: {{ . | quote }}{{ end }}}
-    - {name: staging, mountPath: /staging}
+{{- $settings := dict "target" "/staging/data" "sources" (list (dict "url" "file:///source")) }}
+{{- $source := dict "name" (include "common.staging.source" .) "mountPath" "/source" "readOnly" true }}
+{{- with $v.staging.subPath }}{{ $_ := set $source "subPath" . }}{{ end }}
+{{- include "common.datasetContainer" (dict "root" $root "name" "staging" "arguments" (list "copy")
+    "env" (list (dict "name" "PYTHONUNBUFFERED" "value" "1") (dict "name" "BIREME_DATASET" "value" (toJson $settings)))
+    "mounts" (list $source (dict "name" "staging" "mountPath" "/staging"))) }}
 {{- end }}
 {{- end }}
 

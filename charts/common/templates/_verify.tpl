@@ -6,21 +6,9 @@ or nothing. Arguments: root (values verify, claims, image, python, securityConte
 {{- $root := required "common.verify.container needs root" .root }}
 {{- $v := $root.Values }}
 {{- if $v.verify.paths -}}
-- name: verify
-  image: {{ include "common.image" (dict "root" $root "image" $v.image) }}
-  imagePullPolicy: {{ $v.image.pullPolicy }}
-  command:
-    {{- toYaml (concat (list $v.python "-m" "bireme_runtime.dataset" "verify") $v.verify.paths (ternary (list) (list "--quick") $v.verify.sha256)) | nindent 4 }}
-  env:
-    - {name: PYTHONPATH, value: /bireme/runtime}
-  resources:
-    requests: {cpu: 100m, memory: 256Mi}
-    limits: {memory: 1Gi}
-  securityContext:
-    {{- toYaml $v.securityContext | nindent 4 }}
-  volumeMounts:
-    - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
-    {{- include "common.claimMounts" (dict "root" $root "readOnly" true) | nindent 4 }}
+{{- include "common.datasetContainer" (dict "root" $root "name" "verify"
+    "arguments" (concat (list "verify") $v.verify.paths (ternary (list) (list "--quick") $v.verify.sha256))
+    "mounts" (include "common.claimMounts" (dict "root" $root "readOnly" true) | fromYamlArray)) }}
 {{- end }}
 {{- end }}
 
