@@ -12,14 +12,12 @@ import asyncio
 import base64
 import gzip
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from figures import Spread, machine
 from rich.console import Console
 from rich.table import Table
 
@@ -64,23 +63,6 @@ class DurableEtcd(EtcdServer):
         return [word for word in super()._command() if word != "--unsafe-no-fsync"] + [
             "--quota-backend-bytes=8589934592"
         ]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median, lowest and highest of some measurements."""
-
-    median: float
-    lowest: float
-    highest: float
-
-    @classmethod
-    def of(cls, values: Iterable[float], digits: int = 2) -> Spread:
-        some = list(values)
-        return cls(*(round(each, digits) for each in (statistics.median(some), min(some), max(some))))
-
-    def __str__(self) -> str:
-        return f"{self.median:g} ({self.lowest:g}–{self.highest:g})"
 
 
 class Trainer:
@@ -329,7 +311,7 @@ def main(shards: int, seconds: float, rounds: int, output: str) -> None:
             with CONSOLE.status(f"Adding {shards} shards"):
                 adding = _timed(lambda: _add(replicas, shards))
             report: dict[str, Any] = {
-                "machine": f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, {platform.machine()}",
+                "machine": machine(),
                 "shards": shards,
                 "rounds": rounds,
                 "addSeconds": round(adding, 1),

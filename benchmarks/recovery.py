@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +31,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from figures import Spread, machine
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -231,23 +230,15 @@ def _measure_all(stage: Stage, repeats: int) -> tuple[dict[Loss, list[Recovery]]
     return found, loads
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(seconds), 2),
-        "least": round(min(seconds), 2),
-        "most": round(max(seconds), 2),
-    }
-
-
 def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) -> dict[str, Any]:
     """Medians and spread of each loss, and how many times longer stock takes than `bireme-etcd`."""
     rows: list[dict[str, Any]] = []
     for loss, each in found.items():
         row: dict[str, Any] = {"backend": loss.backend, "event": loss.event, "repeats": len(each)}
         row["notRecovered"] = sum(not one.recovered for one in each)
-        row["worldSeconds"] = _spread([one.world for one in each])
-        row["stepSeconds"] = _spread([one.step for one in each])
-        row["importSeconds"] = _spread([one.imports for one in each])
+        row["worldSeconds"] = Spread.of(one.world for one in each)
+        row["stepSeconds"] = Spread.of(one.step for one in each)
+        row["importSeconds"] = Spread.of(one.imports for one in each)
         rows.append(row)
     ours = {row["event"]: row for row in rows if row["backend"] == OURS}
     for row in rows:
@@ -255,12 +246,12 @@ def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) ->
             row["aim"] = AIMS.get(row["event"])
             continue
         row["timesOurs"] = {
-            key: round(row[key]["median"] / ours[row["event"]][key]["median"], 1)
+            key: round(row[key].median / ours[row["event"]][key].median, 1)
             for key in ("worldSeconds", "stepSeconds")
         }
     return {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
-        "loadAverage": _spread(loads),
+        "machine": machine(),
+        "loadAverage": Spread.of(loads, 0),
         "losses": rows,
     }
 
@@ -269,20 +260,16 @@ def _table(report: Mapping[str, Any]) -> Table:
     table = Table(
         "loss", "backend", "to the new world", "to its first step", "of it Python and torch", "times ours",
         f"not within {PATIENCE_SECONDS} s",
-        title="Seconds: median (least to most)",
+        title="Seconds: median (lowest–highest)",
     )  # fmt: skip
     for row in sorted(report["losses"], key=lambda row: [*AIMS, KILL_ALL].index(row["event"])):
-        cells = [
-            "{median:.1f} ({least:.1f} to {most:.1f})".format(**row[key])
-            for key in ("worldSeconds", "stepSeconds", "importSeconds")
-        ]
+        cells = [str(row[key]) for key in ("worldSeconds", "stepSeconds", "importSeconds")]
         times = row.get("timesOurs")
         ratio = f"{times['worldSeconds']} and {times['stepSeconds']}" if times else ""
         aim = f", aim {row['aim']}" if row.get("aim") else ""
         lost = f"{row['notRecovered']} of {row['repeats']}"
         table.add_row(row["event"], row["backend"] + aim, *cells, ratio, lost)
-    load = "{median:.0f} ({least:.0f} to {most:.0f})".format(**report["loadAverage"])
-    table.caption = f"{report['machine']}; load average {load}"
+    table.caption = f"{report['machine']}; load average meanwhile {report['loadAverage']}"
     return table
 
 
@@ -304,12 +291,10 @@ def main(repeats: int, output: str) -> None:
             provider.down(name)
     report = _report(*results)
     if output == "json":
-        print(json.dumps(report, indent=2))
+        print(json.dumps(report, indent=2, default=vars))
     else:
         Console().print(_table(report))
-    missed = [
-        row for row in report["losses"] if row.get("aim") and row["worldSeconds"]["median"] > row["aim"]
-    ]
+    missed = [row for row in report["losses"] if row.get("aim") and row["worldSeconds"].median > row["aim"]]
     sys.exit(bool(missed))
 
 

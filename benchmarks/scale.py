@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from pathlib import Path
 
 import click
 import yaml
+from figures import Spread, machine
 from rich.console import Console
 from rich.table import Table
 
@@ -128,18 +127,13 @@ def _measure(stage: Stage, pairs: int) -> list[tuple[float, float]]:
 
 
 def _report(workers: int, nodes_seconds: float, results: list[tuple[float, float]]) -> dict[str, object]:
-    ratios = [ours / plain for ours, plain in results]
     return {
         "workers": workers,
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        "machine": machine(),
         "upSeconds": round(nodes_seconds, 1),
         "biremeSeconds": [round(ours, 1) for ours, _ in results],
         "kubectlSeconds": [round(plain, 1) for _, plain in results],
-        "ratio": {
-            "median": round(statistics.median(ratios), 2),
-            "lowest": round(min(ratios), 2),
-            "highest": round(max(ratios), 2),
-        },
+        "ratio": Spread.of(ours / plain for ours, plain in results),
     }
 
 
@@ -172,7 +166,7 @@ def main(workers: int, pairs: int, output: str) -> None:
             provider.down("scale")
     report = _report(workers, up_seconds, results)
     if output == "json":
-        print(json.dumps(report, indent=2))
+        print(json.dumps(report, indent=2, default=vars))
     else:
         Console().print(_table(report, results))
 

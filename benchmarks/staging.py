@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from figures import Spread, machine
 from rich.console import Console
 from rich.table import Table
 
@@ -115,22 +114,17 @@ def measure(server: S3Server, data: Data, repeats: int, place: Path) -> dict[str
     return {
         "data": f"{data.count} × {data.size / 1e6:g} MB",
         **{
-            f"{copy.__name__}MBps": _spread([data.megabytes / each for each in found])
+            f"{copy.__name__}MBps": Spread.of(data.megabytes / each for each in found)
             for copy, found in taken.items()
         },
-        "ratio": _spread(ratios),
+        "ratio": Spread.of(ratios),
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    found = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
-    return {key: round(value, 2) for key, value in found.items()}
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
     yield row["data"]
     for key in ("oursMBps", "syncMBps", "ratio"):
-        yield "{median:g} ({lowest:g}–{highest:g})".format(**row[key])
+        yield str(row[key])
 
 
 @click.command(help=__doc__)
@@ -149,14 +143,13 @@ def main(repeats: int, small: int, large: int, folder: Path | None, output: str)
             ]
     finally:
         shutil.rmtree(place)
-    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, {platform.machine()}"
     if output == "json":
-        print(json.dumps({"machine": machine, "repeats": repeats, "rows": rows}, indent=2))
+        print(json.dumps({"machine": machine(), "repeats": repeats, "rows": rows}, indent=2, default=vars))
         return
     table = Table("data", "charts/dataset MB/s", "aws s3 sync MB/s", "sync's time over ours", title="Staging")
     for row in rows:
         table.add_row(*_cells(row))
-    table.caption = f"median (lowest–highest) of {repeats} repeats; {machine}"
+    table.caption = f"median (lowest–highest) of {repeats} repeats; {machine()}"
     Console().print(table)
 
 

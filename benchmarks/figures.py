@@ -1,0 +1,33 @@
+"""How the benchmarks say what they found."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, lowest and highest of some measurements."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float], digits: int = 2) -> Spread:
+        some = list(values)
+        return cls(*(round(each, digits) for each in (statistics.median(some), min(some), max(some))))
+
+    def __str__(self) -> str:
+        return f"{self.median:g} ({self.lowest:g}–{self.highest:g})"
+
+
+def machine() -> str:
+    """What ran them, and the load average of the last minutes, which was mostly theirs on a quiet machine."""
+    loads = ", ".join(f"{each:.0f}" for each in os.getloadavg())
+    system = f"{platform.machine()}, {platform.system()} {platform.release()}"
+    return f"{os.cpu_count()} cores, {system}, load average {loads}"
