@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from etcd_servers import EtcdServer, free_port
 
@@ -27,6 +29,14 @@ def test_ports_are_reached_or_named(shared_etcd: EtcdServer, capsys: Captured) -
     closed = f"127.0.0.1:{free_port()}"
     assert check.main(["tcp", shared_etcd.endpoint, closed], SOON) == 1
     assert f"{closed} cannot be reached" in capsys.readouterr().out
+
+
+def test_ports_of_a_job_that_is_done_need_not_answer(tmp_path: Path, capsys: Captured) -> None:
+    closed, done = f"127.0.0.1:{free_port()}", tmp_path / "done"
+    assert check.main(["tcp", closed], {**SOON, "BIREME_DONE": str(done)}) == 1
+    done.touch()
+    assert check.main(["tcp", closed], {**SOON, "BIREME_DONE": str(done)}) == 0
+    assert capsys.readouterr().out.endswith(f"the job is done: {done} is there\n")
 
 
 @pytest.mark.parametrize("argv", [[], ["etcd"], ["udp", "a:1"]])

@@ -5,21 +5,18 @@ from __future__ import annotations
 import ast
 import email
 import os
-import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 from etcd_servers import RUNTIME
 
 import bireme_runtime
 
 PACKAGE, METADATA = RUNTIME / "bireme_runtime", RUNTIME / "bireme_runtime.dist-info"
 PROJECT = tomllib.loads((RUNTIME.parent / "pyproject.toml").read_text())["project"]
-CHARTS = RUNTIME.parents[1] / "charts"
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 FIND_BACKEND = """
 import importlib.metadata as metadata
@@ -98,21 +95,3 @@ def test_the_files_are_small_and_their_names_survive_as_keys_of_a_config_map() -
     keys = {f"{path.parent.name}__{path.name}" for path in files}
     assert len(keys) == len(files)
     assert all(key.replace("_", "").replace(".", "").replace("-", "").isalnum() for key in keys)
-
-
-@pytest.mark.parametrize("chart", [path.parent.name for path in sorted(CHARTS.glob("*/Chart.yaml"))])
-def test_a_chart_that_names_its_modules_takes_all_that_they_import(chart: str) -> None:
-    annotations = yaml.safe_load((CHARTS / chart / "Chart.yaml").read_text()).get("annotations", {})
-    wanted = annotations.get("bireme.dev/runtime", "")
-    taken = {name for name in MODULES if re.search(wanted, f"{name}.py")}
-    for name in taken:
-        missing = imported(ast.parse((PACKAGE / f"{name}.py").read_text())) - taken
-        assert not missing, f"{name} imports {missing}"
-
-
-def imported(tree: ast.Module) -> set[str]:
-    """Modules of the package that a module imports, at its top or within."""
-    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    names = {node.module.removeprefix("bireme_runtime.") for node in froms if node.module}
-    names |= {a.name for node in froms if node.module == "bireme_runtime" for a in node.names}
-    return names & set(MODULES)

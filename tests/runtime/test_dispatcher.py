@@ -22,7 +22,7 @@ from dispatcher_replicas import Dispatchers, environment, until
 from etcd_servers import RUNTIME, EtcdServer, free_port
 
 from bireme_runtime import etcd
-from bireme_runtime.dispatcher import Dispatcher, Refused, Shard
+from bireme_runtime.dispatcher import Dispatcher, Refused, Shard, give_back
 
 DOCS = Path(__file__).parents[2] / "docs" / "dispatcher.md"
 
@@ -214,8 +214,8 @@ for shard in Dispatcher().shards():
 """
 
 
-def start_trainer(replicas: Dispatchers, dataset: str, code: str) -> subprocess.Popen[str]:
-    env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset}
+def start_trainer(replicas: Dispatchers, dataset: str, code: str, **more: str) -> subprocess.Popen[str]:
+    env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset, **more}
     return subprocess.Popen(
         [sys.executable, "-c", code], env={**environment(), **env}, stdout=subprocess.PIPE, text=True
     )
@@ -237,6 +237,24 @@ def test_a_killed_trainers_shards_are_back_within_its_lease(
         # The lease lives 2 s here, and etcd looks twice a second.
         assert time.monotonic() - killed < 10
         assert of(shared, survivor.dataset)["redispatched"] == {"lost": 1}
+
+
+def test_the_shard_of_a_trainer_that_somebody_had_to_kill_is_given_back_and_not_to_blame(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher], tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    with trainer("survivor") as survivor:
+        survivor.add(["a"], failures=1)
+        where = {"BIREME_DISPATCHER": shared.addresses, "BIREME_DISPATCHER_DATASET": survivor.dataset}
+        victim = start_trainer(shared, survivor.dataset, TRAIN_AND_HANG, BIREME_DISPATCHER_NOTE=str(note))
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "a\n"
+        victim.kill()
+        victim.wait()
+        give_back(note, where)
+        assert not note.exists()
+        assert [shard.name for shard in survivor.shards()] == ["a"]
+        assert of(shared, survivor.dataset)["redispatched"] == {"released": 1}
 
 
 def test_a_trainer_that_was_taken_for_dead_comes_back_as_a_new_one(

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dispatcher_replicas import Dispatchers
+from etcd_servers import EtcdServer
 
+from bireme_runtime.dispatcher import Dispatcher
 from bireme_runtime.paddle_run import Client, Report, Rules, Run, last_save, serve, write_whole
 
 SOURCE = Path(__file__).parents[2] / "runtime" / "src"
@@ -22,7 +25,7 @@ SECONDS = 60
 SCRIPT = """
 import os, socket, sys, time
 from pathlib import Path
-from bireme_runtime.paddle_run import Client
+from bireme_runtime.dispatcher import Dispatcher
 if os.environ["TRAINING_ROLE"] == "PSERVER":
     listener = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
     while True:
@@ -30,10 +33,14 @@ if os.environ["TRAINING_ROLE"] == "PSERVER":
 for address in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","):
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=5).close()
+hand = Dispatcher().shards() if os.environ.get("BIREME_DISPATCHER") else iter(())
+shard = next(hand, None)
 print("trains", os.environ["BIREME_PADDLE_ATTEMPT"], os.environ["PADDLE_TRAINERS_NUM"],
       os.environ["BIREME_PADDLE_RESTORE"].rpartition("/")[2], flush=True)
 while not Path(sys.argv[1]).exists():
     time.sleep(0.05)
+for shard in hand:
+    pass
 sys.exit(int(Path(sys.argv[1]).read_text() or 0))
 """
 
@@ -162,6 +169,26 @@ def test_when_a_pserver_is_lost_all_begin_again_from_the_last_save(job: PaddleJo
     assert job.trained(0)[1][1:] == job.trained(1)[1][1:] == ["2", "pass-00004"]
     job.go.write_text("")
     assert job.codes() == {0}
+
+
+def test_a_pserver_that_falls_is_not_the_fault_of_the_shards_in_hand(
+    job: PaddleJob, shared_etcd: EtcdServer, prefix: str
+) -> None:
+    replicas = Dispatchers(shared_etcd.endpoint, prefix, trainer_seconds=2).start()
+    try:
+        dispatcher = Dispatcher(replicas.addresses, wait_seconds=20)
+        dispatcher.add(["a", "b"], failures=1)
+        job.start_all(BIREME_DISPATCHER=replicas.addresses)
+        job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+        job.kill("server", 1)
+        job.start("server", 1)
+        job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 2, "both trainers to train again")
+        job.go.write_text("")
+        assert job.codes() == {0}
+        (dataset,) = dispatcher.status()["datasets"]
+        assert (dataset["redispatched"], dataset["failedShards"]) == ({"released": 2}, [])
+    finally:
+        replicas.stop()
 
 
 def test_pserver_0_that_is_asked_to_go_at_the_end_still_tells_the_others(job: PaddleJob) -> None:

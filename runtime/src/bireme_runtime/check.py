@@ -1,7 +1,7 @@
 """Is it there? `python3 -m bireme_runtime.check etcd ENDPOINT…` or `… check tcp HOST:PORT…`, for `helm test`.
 
 Looks again for BIREME_WAIT_SECONDS (30), prints one sentence and exits 0 or 1. For etcd it logs in as
-BIREME_ETCD_USERNAME when that is set.
+BIREME_ETCD_USERNAME when that is set. Ports need not answer once BIREME_DONE, a file, is there.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ def check_etcd(targets: Sequence[str], env: Mapping[str, str], seconds: float) -
 
 
 def check_tcp(targets: Sequence[str], env: Mapping[str, str], seconds: float) -> str:
-    """Connect to each target. Raises OSError or ValueError."""
+    """Connect to each target, unless the job is done. Raises OSError or ValueError."""
+    done = env.get("BIREME_DONE", "")
     for endpoint in etcd.parse_endpoints(",".join(targets)):
-        _connect(endpoint, seconds)
+        if not _connect(endpoint, seconds, done):
+            return f"the job is done: {done} is there"
     return f"{', '.join(targets)} can be reached"
 
 
-def _connect(endpoint: etcd.Endpoint, seconds: float) -> None:
+def _connect(endpoint: etcd.Endpoint, seconds: float, done: str) -> bool:
     deadline = time.monotonic() + seconds
-    while True:
+    while not (done and os.path.exists(done)):
         try:
             socket.create_connection((endpoint.host, endpoint.port), timeout=5).close()
-            return
+            return True
         except OSError as error:
             if time.monotonic() >= deadline:
                 place = f"{endpoint.host}:{endpoint.port}"
                 raise OSError(f"{place} cannot be reached: {error}") from error
         time.sleep(0.5)
+    return False
 
 
 CHECKS: Mapping[str, Callable[[Sequence[str], Mapping[str, str], float], str]] = {

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 __all__ = ["Dispatcher", "DispatcherError", "Refused", "Shard", "Unavailable"]
@@ -101,6 +102,7 @@ class Dispatcher:
 
     Arguments that are not given come from the environment: BIREME_DISPATCHER (`host:port[,host:port…]`),
     BIREME_DISPATCHER_DATASET, BIREME_TRAINER and BIREME_WAIT_SECONDS, the longest wait for the service.
+    With BIREME_DISPATCHER_NOTE, a file, who may have to kill this trainer can `give_back` its shards.
     Raises ValueError for addresses that are none; the methods raise Unavailable and Refused.
     """
 
@@ -117,6 +119,7 @@ class Dispatcher:
         seconds = _patience(env) if wait_seconds is None else wait_seconds
         self._addresses = _parse(addresses or env.get("BIREME_DISPATCHER", ""))
         self._line = _Line(self._addresses, seconds)
+        self._note = Path(env["BIREME_DISPATCHER_NOTE"]) if env.get("BIREME_DISPATCHER_NOTE") else None
         self._trainer = ""
         self._renewal: _Renewal | None = None
         self._hand: Shard | None = None
@@ -223,6 +226,8 @@ class Dispatcher:
         with contextlib.suppress(DispatcherError):
             self._post("leave", body, _GOODBYE_SECONDS)
         self._trainer = ""
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
         self._line.close()
 
     # For everybody ----------------------------------------
@@ -283,8 +288,27 @@ class Dispatcher:
         else:
             atexit.register(self.close)
         self._trainer = str(answer["trainer"])
+        if self._note is not None:
+            self._note.write_text(self._trainer)
         path = f"/v1/{self.dataset}/heartbeat"
         self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]))
+
+
+def give_back(note: Path, env: Mapping[str, str] = os.environ) -> None:
+    """Say goodbye for a trainer that was killed, by the note it left (BIREME_DISPATCHER_NOTE).
+
+    For supervisors that know that the shard in its hand was not to blame: it goes back at once, and no
+    failure is counted. What cannot be said, the lease's end says, and counts.
+    """
+    try:
+        trainer = note.read_text()
+        note.unlink()
+    except FileNotFoundError:
+        return
+    dispatcher = Dispatcher(env=env, wait_seconds=_GOODBYE_SECONDS)
+    with contextlib.suppress(DispatcherError):
+        dispatcher._post("leave", {"trainer": trainer}, _GOODBYE_SECONDS)
+    dispatcher._line.close()
 
 
 def _warn(answer: Mapping[str, Any]) -> None:

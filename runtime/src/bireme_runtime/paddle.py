@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime import paddle_run, processes
+from bireme_runtime import dispatcher, paddle_run, processes
 from bireme_runtime.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, Stop
 from bireme_runtime.paddle_run import (
     BROKEN,
@@ -201,6 +202,7 @@ class Role(ABC):
         self._command = [*_LAUNCHER, *command]
         self.script = Script(options.output / f"node_{options.node}" / self.log_name)
         self._client = Client(options.coordinator)
+        self.note = Path(tempfile.gettempdir(), f"bireme-trainer-{os.getpid()}")
         self._boot = uuid.uuid4().hex
         self.attempt = 0
         self.state = WAITING
@@ -327,6 +329,7 @@ class Role(ABC):
                 "BIREME_PADDLE_RESTORE": view.restore,
                 "BIREME_PADDLE_FIRST_PASS": str(view.first_pass),
                 "BIREME_PADDLE_BASE_PASS": str(view.base_pass),
+                "BIREME_DISPATCHER_NOTE": str(self.note),
             },
         )
 
@@ -428,6 +431,8 @@ class Trainer(Role):
 
     def _forget(self) -> None:
         super()._forget()
+        # Else a pserver that falls again and again would have the first shards given up.
+        dispatcher.give_back(self.note, self.env)
         self._since = time.monotonic()
 
     def _ended(self, code: int) -> None:
@@ -435,6 +440,8 @@ class Trainer(Role):
             self.state = FINISHED
             return
         self._failures += 1
+        # What it had in hand may well be why.
+        self.note.unlink(missing_ok=True)
         if code == CONFIG or self._failures > self.options.script_restarts:
             raise Stop(code if 0 < code < 256 else 128 - code, f"the script ended with {code}")
         say(f"the script ended with {code}: restart {self._failures} of {self.options.script_restarts}")
