@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bireme.errors import BiremeError
@@ -10,11 +12,22 @@ from bireme.pytest_plugin import ReleaseFactory
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "3000Gi"}
 
 
-def test_copies_are_counted_against_the_nodes_storage_and_a_job_keeps_them(release: ReleaseFactory) -> None:
-    half = {"workers": 2, "accelerators": 4}
-    job = release("torch-elastic", instance="p4d.24xlarge", values={**half, "staging": STAGING})
+OWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "torch-elastic": ("worker", {}),
+    "mpi-training": ("worker", {"image": {"tag": "1"}}),
+    "paddle": ("trainer", {"useGpu": True}),
+}
+
+
+@pytest.mark.parametrize("chart", OWN)
+def test_copies_are_counted_against_the_nodes_storage_and_a_job_keeps_them(
+    release: ReleaseFactory, chart: str
+) -> None:
+    role, own = OWN[chart]
+    half = {"workers": 2, "accelerators": 4, **own}
+    job = release(chart, instance="p4d.24xlarge", values={**half, "staging": STAGING})
     assert job.differences() == ()
-    workers = [pod for pod in job.pods() if pod.role == "worker"]
+    workers = [pod for pod in job.pods() if pod.role == role]
     assert [pod.resources["ephemeral-storage"] for pod in workers] == ["3072000Mi", "3072000Mi"]
     with pytest.raises(BiremeError, match=r"this upgrade changes .*initContainers.* of the Job"):
         job.upgrade(instance="p4d.24xlarge", values=half)

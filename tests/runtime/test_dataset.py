@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from s3_servers import S3Server, s3_server
 
 from bireme_runtime import dataset
 from bireme_runtime.dataset_s3 import Credentials, Wallet, sign
+from bireme_runtime.dataset_sources import S3Source, Web
 
 MiB = 1 << 20
 Content = dict[str, bytes]
@@ -211,6 +213,39 @@ def test_a_dataset_goes_into_s3_as_well_and_only_what_is_missing_there_is_sent(
     assert "1 of 22 files were sent" in stage_and_publish(env)
     stage_and_publish({**s3.env, **settings(tmp_path / "back", {"url": place})})
     assert read(tmp_path / "back") == files
+
+
+def test_a_large_file_goes_into_s3_in_parts(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    file = tmp_path / "large.tar"
+    file.write_bytes(random.Random(1).randbytes(11 * MiB))
+    place = S3Source(bucket, "tars", s3.env, part_bytes=5 * MiB)
+    place.put(file.name, file)
+    (entry,) = place.listed()
+    assert (entry.size, entry.version) == (11 * MiB, place.tag(file))
+    assert entry.version.endswith("-3")
+    with place.read(entry, 0, entry.size) as body:
+        assert body.read(entry.size) == file.read_bytes()
+        assert body.md5 == ""
+
+
+def test_parts_that_no_object_was_made_of_do_not_stay(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    class Gone(Exception):
+        pass
+
+    class Breaking(Web):
+        def ask(self, url: str, *rest: Any) -> Any:
+            if "partNumber=2" in url:
+                raise Gone
+            return super().ask(url, *rest)
+
+    file = tmp_path / "large.tar"
+    file.write_bytes(bytes(6 * MiB))
+    place = S3Source(bucket, "", s3.env, web=Breaking(), part_bytes=5 * MiB)
+    with pytest.raises(Gone):
+        place.put(file.name, file)
+    with urllib.request.urlopen(f"{s3.url}/{bucket}?uploads", timeout=30) as answer:
+        assert b"<Upload>" not in answer.read()
+    assert place.listed() == []
 
 
 def test_a_place_in_s3_that_is_none_is_named(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from bireme_runtime.dataset_s3 import CredentialsError
 from bireme_runtime.dataset_sources import (
+    ATTEMPTS,
     Body,
     Entry,
     S3Source,
@@ -31,6 +32,7 @@ from bireme_runtime.dataset_sources import (
     SourceError,
     Unreachable,
     open_source,
+    pause,
     safe_path,
     sums,
 )
@@ -39,7 +41,6 @@ from bireme_runtime.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE
 MANIFEST = "MANIFEST.jsonl"
 _STATE = ".bireme"
 _CHUNK = 1 << 20
-_ATTEMPTS = 8
 _PROGRESS_SECONDS = 10.0
 
 Say = Callable[[str], None]
@@ -209,13 +210,9 @@ def _fetch(source: Source, entry: Entry, start: int, end: int, sink: Callable[[b
                 return body.md5
         except Unreachable:
             attempt += 1
-            if attempt == _ATTEMPTS:
+            if attempt == ATTEMPTS:
                 raise
-            _pause(attempt)
-
-
-def _pause(attempt: int) -> None:
-    time.sleep(min(0.25 * 2**attempt, 15))
+            pause(attempt)
 
 
 def _write_to(sink: Callable[[bytes], object], chunk: bytes) -> None:
@@ -562,10 +559,10 @@ def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     def put(path: str) -> int:
         file = folder / path
         size, entry = file.stat().st_size, there.get(path)
-        # Another tag than the MD5, as KMS gives, only costs that it is sent again.
-        if entry is not None and entry.size == size and entry.version == _digest(file, "md5"):
+        # Another tag, as KMS gives or who sends other parts, only costs that it is sent again.
+        if entry is not None and entry.size == size and entry.version == place.tag(file):
             return 0
-        _again(lambda: place.put(path, file))
+        place.put(path, file)
         return 1
 
     with ThreadPoolExecutor(settings.parallel) as pool:
@@ -573,18 +570,6 @@ def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     sent += put(MANIFEST)
     say(f"{settings.upload} has the dataset: {sent} of {len(rows) + 1} files were sent now")
     return sent > 0
-
-
-def _again(act: Callable[[], object]) -> None:
-    """Do it, and once more for as long as it may help. Raises Unreachable."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            act()
-            return
-        except Unreachable:
-            if attempt == _ATTEMPTS:
-                raise
-            _pause(attempt)
 
 
 # --- the manifest ---
@@ -668,11 +653,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _sha256(file: Path) -> str:
-    return _digest(file, "sha256")
-
-
-def _digest(file: Path, algorithm: str) -> str:
-    digest = hashlib.new(algorithm, usedforsecurity=False)
+    digest = hashlib.sha256()
     with file.open("rb") as content:
         for chunk in iter(lambda: content.read(_CHUNK), b""):
             digest.update(chunk)
@@ -711,7 +692,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         if verb in ("publish", "copy"):
             _publish(settings_from(env), env, say)
     except Unreachable as error:
-        say(f"{error}: tried {_ATTEMPTS} times; the next attempt goes on from here")
+        say(f"{error}: tried {ATTEMPTS} times; the next attempt goes on from here")
         return TEMPORARY
     except CredentialsError as error:
         say(str(error))

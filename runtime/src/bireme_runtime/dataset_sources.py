@@ -6,26 +6,38 @@ S3 takes files as well.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import http.client
+import math
 import os
 import ssl
 import threading
 import time
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from types import MappingProxyType
+from typing import Protocol, TypeVar
 
 from bireme_runtime import dataset_s3
 from bireme_runtime.dataset_s3 import Wallet
 
 _TIMEOUT_SECONDS = 60
 _REDIRECTS = 5
+_CHUNK = 1 << 20
+ATTEMPTS = 8
+# What S3 takes as one part of an object: at most so many of them, of at most 5 GiB each
+# (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html).
+_MOST_PARTS = 10_000
+_PART_BYTES = 64 << 20
 _ENCRYPTION = "x-amz-server-side-encryption"
+
+
+_Answer = TypeVar("_Answer")
 
 
 class SourceError(Exception):
@@ -125,7 +137,11 @@ class Web:
 
     @contextlib.contextmanager
     def ask(
-        self, url: str, headers: Mapping[str, str], method: str = "GET", content: BinaryIO | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        method: str = "GET",
+        content: Iterable[bytes] | bytes | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer, whatever its status. Raises Unreachable, also for what breaks off in the body."""
         parts = urllib.parse.urlsplit(url)
@@ -175,6 +191,45 @@ def check_status(answer: http.client.HTTPResponse, what: str, wanted: tuple[int,
     raise SourceError(sentence)
 
 
+def again(act: Callable[[], _Answer]) -> _Answer:
+    """What `act` returns, tried for as long as that may help. Raises Unreachable."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return act()
+        except Unreachable:
+            pause(attempt)
+    return act()
+
+
+def pause(attempt: int) -> None:
+    """Wait after a failure, longer after each."""
+    time.sleep(min(0.25 * 2**attempt, 15))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """`size` bytes of a file from `start` on."""
+
+    file: Path
+    start: int
+    size: int
+
+    def chunks(self) -> Iterator[bytes]:
+        with self.file.open("rb") as content:
+            content.seek(self.start)
+            left = self.size
+            while left and (chunk := content.read(min(_CHUNK, left))):
+                left -= len(chunk)
+                yield chunk
+
+
+def _digest(part: _Part, algorithm: str) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    for chunk in part.chunks():
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
 class HttpSource:
     """One file of a web server."""
 
@@ -217,6 +272,7 @@ class S3Source:
     prefix: str
     env: Mapping[str, str]
     web: Web = field(default_factory=Web)
+    part_bytes: int = _PART_BYTES
 
     def __post_init__(self) -> None:
         self._region = self.env.get("AWS_REGION") or "us-east-1"
@@ -255,20 +311,63 @@ class S3Source:
             yield Entry(safe_path(path), size, tag, key)
 
     def put(self, path: str, file: Path) -> None:
-        """Make a file an object below the prefix. Raises as `entries` does."""
-        key, digest = "/".join(filter(None, (self.prefix.rstrip("/"), path))), hashlib.sha256()
-        with file.open("rb") as content:
-            for chunk in iter(lambda: content.read(1 << 20), b""):
-                digest.update(chunk)
-            headers = {"content-length": str(content.tell())}
-            content.seek(0)
-            with self._ask(key, {}, headers, "PUT", digest.hexdigest(), content) as answer:
-                check_status(answer, f"s3://{self.bucket}/{key}", (200,))
-                answer.read()
+        """Make a file an object below the prefix, a large one in parts. Raises as `entries` does."""
+        key = "/".join(filter(None, (self.prefix.rstrip("/"), path)))
+        parts = self._parts(file)
+        if len(parts) == 1:
+            again(lambda: self._send(key, {}, parts[0]))
+            return
+        (upload,) = self._said(key, {"uploads": ""}, b"", "UploadId")
+        try:
+            rows = []
+            for number, part in enumerate(parts, start=1):
+                query = {"partNumber": str(number), "uploadId": upload}
+                tag = again(functools.partial(self._send, key, query, part))
+                rows.append(f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>")
+            body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>".encode()
+            # S3 may say OK at once, and an error only in the body.
+            self._said(key, {"uploadId": upload}, body, "ETag")
+        except BaseException:
+            # Parts that no object is made of are paid for until somebody removes them.
+            with contextlib.suppress(Unreachable, SourceError):
+                self.delete(key, {"uploadId": upload})
+            raise
 
-    def delete(self, key: str) -> None:
+    def tag(self, file: Path) -> str:
+        """The `version` of the object that `put` makes of a file, unless KMS encrypts it."""
+        digests = [_digest(part, "md5") for part in self._parts(file)]
+        if len(digests) == 1:
+            return digests[0]
+        whole = hashlib.md5(b"".join(map(bytes.fromhex, digests)), usedforsecurity=False)
+        return f"{whole.hexdigest()}-{len(digests)}"
+
+    def _parts(self, file: Path) -> list[_Part]:
+        size = file.stat().st_size
+        step = max(self.part_bytes, math.ceil(size / _MOST_PARTS))
+        return [_Part(file, start, min(step, size - start)) for start in range(0, size or 1, step)]
+
+    def _send(self, key: str, query: Mapping[str, str], part: _Part) -> str:
+        """Put a part, or the whole file, and return its tag in quotes."""
+        headers, digest = {"content-length": str(part.size)}, _digest(part, "sha256")
+        with self._ask(key, query, headers, "PUT", digest, part.chunks()) as answer:
+            check_status(answer, f"s3://{self.bucket}/{key}", (200,))
+            answer.read()
+            return answer.headers.get("ETag", "")
+
+    def _said(self, key: str, query: Mapping[str, str], body: bytes, name: str) -> list[str]:
+        """The texts of the elements called `name` in what S3 answers. Raises Unreachable without any."""
+        headers, digest = {"content-length": str(len(body))}, hashlib.sha256(body).hexdigest()
+        with self._ask(key, query, headers, "POST", digest, body) as answer:
+            check_status(answer, f"s3://{self.bucket}/{key}", (200,))
+            text = answer.read()
+        found = [each.text or "" for each in ElementTree.fromstring(text).iter() if each.tag.endswith(name)]
+        if not found:
+            raise Unreachable(f"s3://{self.bucket}/{key}: {text[:300].decode(errors='replace')}")
+        return found
+
+    def delete(self, key: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
         """Remove an object. Raises as `entries` does."""
-        with self._ask(key, {}, {}, "DELETE") as answer:
+        with self._ask(key, query, {}, "DELETE") as answer:
             check_status(answer, f"s3://{self.bucket}/{key}", (200, 204))
             answer.read()
 
@@ -305,7 +404,7 @@ class S3Source:
         headers: Mapping[str, str],
         method: str = "GET",
         digest: str = dataset_s3.EMPTY,
-        content: BinaryIO | None = None,
+        content: Iterable[bytes] | bytes | None = None,
     ) -> AbstractContextManager[http.client.HTTPResponse]:
         path = f"{self._folder}/{urllib.parse.quote(key, safe='/-_.~')}"
         text = "&".join(
