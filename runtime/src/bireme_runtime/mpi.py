@@ -106,7 +106,8 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
         ssh.serve()
     started = time.monotonic()
     workers = _meet(world, ssh, float(env.get("BIREME_WAIT_SECONDS", "600")))
-    surroundings = {**env, **world.environment(ssh.client_options, ssh.folder, env)}
+    interface = mpi_world.interface_of(workers[world.hosts[-1]].getsockname()[0])
+    surroundings = {**env, **world.environment(ssh.client_options, ssh.folder, env, interface)}
     _probe(world, ssh, surroundings, float(env.get("BIREME_PROBE_SECONDS", "120")))
     _say(f"{world.size} ranks on {len(world.hosts)} workers, after {time.monotonic() - started:.1f} s")
     command = program if as_is else world.mpirun(program, surroundings)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from bireme_runtime.exits import CONFIG, Stop
 PROBE = ("sh", "-c", 'echo "bireme-rank $(uname -n) ${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-0}}"')
 _ANSWER = re.compile(r"bireme-rank (\S+) (\d+)")
 _HYDRA = ("Intel", "MPICH")
+_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,14 @@ class World:
         hosts = "-f" if self.implementation in _HYDRA else "--hostfile"
         return [binary, "-np", str(self.size), hosts, env["BIREME_HOSTFILE"], *self.arguments, *program]
 
-    def environment(self, ssh_options: Sequence[str], folder: Path, env: Mapping[str, str]) -> dict[str, str]:
+    def environment(
+        self, ssh_options: Sequence[str], folder: Path, env: Mapping[str, str], interface: str = ""
+    ) -> dict[str, str]:
         """What mpirun reads, whoever calls it, for every implementation; writes the host file in ``folder``.
 
-        Open MPI 5 looks only at the PRTE names and 4 only at the others (mpi-operator issue 842). The user's
-        own settings in ``env`` win over `_preferred`.
+        Open MPI 5 looks only at the PRTE names and 4 only at the others (mpi-operator issue 842). Workers
+        reach the launcher of Intel MPI by its address on ``interface``: its short name means nothing to them.
+        The user's own settings in ``env`` win over `_preferred`.
         """
         hostfile, ssh = folder / "hostfile", " ".join(ssh_options)
         hostfile.write_text(self.hostfile())
@@ -89,7 +96,7 @@ class World:
             "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh,
             "I_MPI_PERHOST": self.slots,
         }
-        preferred = {name: value for name, value in _preferred().items() if name not in env}
+        preferred = {name: value for name, value in _preferred(interface).items() if name not in env}
         return {name: str(value) for name, value in {**preferred, **fixed}.items()}
 
     def judge(self, output: str) -> None:
@@ -109,8 +116,19 @@ class World:
         )
 
 
-def _preferred() -> dict[str, str]:
-    """Settings of Open MPI 4 (OMPI) and 5 (PRTE) that suit containers."""
+def interface_of(address: str) -> str:
+    """The network interface that has this IPv4 address, or nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asker, _SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
+
+
+def _preferred(interface: str) -> dict[str, str]:
+    """Settings that suit containers, of Open MPI 4 (OMPI) and 5 (PRTE) and of MPICH (MPIR)."""
     wanted = {
         # A container's cores are not the node's, and data loaders want them all.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
@@ -118,7 +136,11 @@ def _preferred() -> dict[str, str]:
         # Neighbouring ranks on one host.
         "OMPI_MCA_rmaps_base_mapping_policy": "slot",
         "PRTE_MCA_rmaps_default_mapping_policy": "slot",
+        # MPICH reads its neighbours' memory without asking whether it may, and fails where pods may not.
+        "MPIR_CVAR_CH4_CMA_ENABLE": "0",
     }
+    if interface:
+        wanted["I_MPI_HYDRA_IFACE"] = interface
     # A host that is lost says nothing: notice within half a minute, not after eight.
     for name, value in {"time": "10", "intvl": "5", "probes": "4"}.items():
         wanted[f"OMPI_MCA_oob_tcp_keepalive_{name}"] = value
