@@ -15,9 +15,40 @@ ELSEWHERE = [{"claimName": "runs", "mountPath": "/runs"}]
 ALSO_MOUNTED = [*ELSEWHERE, {"claimName": "fsx-pvc", "mountPath": "/fsx"}]
 
 
+# The charts whose workers can have data before they train, and what makes each of their shapes.
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "torch-elastic": ("torch-elastic", {}),
+    "mpi": ("mpi-training", {"image": {"tag": "1"}}),
+    "paddle": ("paddle", {}),
+    "paddle-collocated": ("paddle", {"topology": "collocated"}),
+    "paddle-collective": ("paddle", {"mode": "collective"}),
+}
+EACH_TRAINING = pytest.mark.parametrize(("chart", "own"), TRAININGS.values(), ids=TRAININGS)
+
+
+def job(rendered: Render) -> Mapping[str, Any]:
+    """The spec of the Job of those who train."""
+    (found,) = [
+        item["spec"]
+        for item in rendered.manifests
+        if item.kind == "Job" and not item.is_hook and trains(item["spec"]["template"]["spec"])
+    ]
+    assert isinstance(found, Mapping)
+    return found
+
+
+def trains(pod: Mapping[str, Any]) -> bool:
+    return "trainer" in {container["name"] for container in pod["containers"]}
+
+
 def pod(rendered: Render) -> Mapping[str, Any]:
-    (job,) = [item for item in rendered.manifests if item.kind == "Job" and not item.is_hook]
-    found: Mapping[str, Any] = job["spec"]["template"]["spec"]
+    found: Mapping[str, Any] = job(rendered)["template"]["spec"]
+    return found
+
+
+def the(name: str, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    (found,) = [each for each in (*pod["initContainers"], *pod["containers"]) if each["name"] == name]
+    assert isinstance(found, Mapping)
     return found
 
 
@@ -25,10 +56,12 @@ def mounts(container: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["mountPath"]: each for each in container["volumeMounts"]}
 
 
-def test_a_worker_copies_to_its_node_before_it_trains(render: Callable[..., Render]) -> None:
-    rendered = render("torch-elastic", instance="p4d.24xlarge", values={"staging": STAGING})
-    spec = pod(rendered)
-    (copier,), (trainer,) = spec["initContainers"], spec["containers"]
+@EACH_TRAINING
+def test_a_worker_copies_to_its_node_before_it_trains(
+    render: Callable[..., Render], chart: str, own: dict[str, Any]
+) -> None:
+    spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "staging": STAGING}))
+    copier, trainer = the("staging", spec), the("trainer", spec)
     (said,) = [json.loads(each["value"]) for each in copier["env"] if each["name"] == "BIREME_DATASET"]
     assert said == {"target": "/staging/data", "sources": [{"url": "file:///source"}]}
     assert mounts(copier)["/source"]["subPath"] == "datasets/imagenet"
@@ -39,50 +72,79 @@ def test_a_worker_copies_to_its_node_before_it_trains(render: Callable[..., Rend
     assert dict(volumes["staging"]["emptyDir"]) == {"sizeLimit": "200Gi"}
     assert volumes["staging-source"]["persistentVolumeClaim"]["claimName"] == "fsx-pvc"
     assert trainer["resources"]["requests"]["ephemeral-storage"] == "200Gi"
-    assert trainer["resources"]["requests"]["cpu"] == "94000m"
+    if chart == "torch-elastic":
+        assert trainer["resources"]["requests"]["cpu"] == "94000m"
 
 
-def test_a_claim_that_is_mounted_anyway_is_one_volume(render: Callable[..., Render]) -> None:
-    values = {"staging": STAGING, "claims": ALSO_MOUNTED}
-    spec = pod(render("torch-elastic", instance="p4d.24xlarge", values=values))
-    assert mounts(spec["initContainers"][0])["/source"]["name"] == "claim-1"
-    assert mounts(spec["containers"][0])["/fsx"]["name"] == "claim-1"
+@EACH_TRAINING
+def test_a_claim_that_is_mounted_anyway_is_one_volume(
+    render: Callable[..., Render], chart: str, own: dict[str, Any]
+) -> None:
+    values = {**own, "staging": STAGING, "claims": ALSO_MOUNTED}
+    spec = pod(render(chart, instance="p4d.24xlarge", values=values))
+    claim = mounts(the("staging", spec))["/source"]["name"]
+    assert mounts(the("trainer", spec))["/fsx"]["name"] == claim != "staging-source"
     assert "staging-source" not in {volume["name"] for volume in spec["volumes"]}
 
 
-def test_a_job_that_stages_nothing_carries_nothing_of_it(render: Callable[..., Render]) -> None:
-    spec = pod(render("torch-elastic", instance="p4d.24xlarge", values={"claims": ELSEWHERE}))
-    assert "initContainers" not in spec
-    assert "ephemeral-storage" not in spec["containers"][0]["resources"]["requests"]
+@EACH_TRAINING
+def test_a_job_that_stages_nothing_carries_nothing_of_it(
+    render: Callable[..., Render], chart: str, own: dict[str, Any]
+) -> None:
+    spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "claims": ELSEWHERE}))
+    assert {each["name"] for each in spec.get("initContainers", ())} <= {"pserver"}
+    (trainer,) = spec["containers"]
+    assert "ephemeral-storage" not in trainer["resources"]["requests"]
     assert "staging" not in {volume["name"] for volume in spec["volumes"]}
 
 
-def test_what_copies_is_in_the_config_map_which_stays_small(render: Callable[..., Render]) -> None:
-    rendered = render("torch-elastic", instance="p4d.24xlarge", values={"staging": STAGING})
-    runtimes = [item["data"] for item in rendered.manifests if "-runtime-" in item.name]
-    (data,) = [each for each in runtimes if "bireme_runtime__dataset.py" in each]
-    assert sum(map(len, data.values())) < 256 * 1024
-
-
-def test_a_worker_verifies_datasets_before_it_trains(render: Callable[..., Render]) -> None:
-    verify = {"paths": ["/runs/coco", "/fsx"]}
-    rendered = render("torch-elastic", values={"verify": verify, "claims": ALSO_MOUNTED})
-    (verifier,) = pod(rendered)["initContainers"]
+@EACH_TRAINING
+def test_a_worker_verifies_datasets_before_it_trains(
+    render: Callable[..., Render], chart: str, own: dict[str, Any]
+) -> None:
+    values = {**own, "verify": {"paths": ["/runs/coco", "/fsx"]}, "claims": ALSO_MOUNTED}
+    rendered = render(chart, values=values)
+    verifier = the("verify", pod(rendered))
     assert list(verifier["command"])[1:] == [
         "-m", "bireme_runtime.dataset", "verify", "/runs/coco", "/fsx", "--quick",
     ]  # fmt: skip
     assert all(mounts(verifier)[path]["readOnly"] for path in ("/runs", "/fsx"))
-    assert any("bireme_runtime__dataset.py" in item["data"] for item in rendered.manifests if "data" in item)
-    rendered = render("torch-elastic", values={"verify": {**verify, "sha256": True}, "claims": ALSO_MOUNTED})
-    assert "--quick" not in pod(rendered)["initContainers"][0]["command"]
-    (rule,) = [
-        rule
-        for item in rendered.manifests
-        if item.kind == "Job"
-        for rule in item["spec"]["podFailurePolicy"]["rules"]
-        if rule.get("onExitCodes", {}).get("containerName") == "verify"
-    ]
-    assert rule["action"] == "FailJob"
+    whole = render(chart, values={**values, "verify": {**values["verify"], "sha256": True}})
+    assert "--quick" not in the("verify", pod(whole))["command"]
+
+
+@EACH_TRAINING
+def test_what_is_wrong_with_the_data_ends_the_job_at_once(
+    render: Callable[..., Render], chart: str, own: dict[str, Any]
+) -> None:
+    values = {**own, "staging": STAGING, "verify": {"paths": ["/fsx"]}, "claims": ALSO_MOUNTED}
+    rules = job(render(chart, instance="p4d.24xlarge", values=values))["podFailurePolicy"]["rules"]
+    ending = {
+        rule["onExitCodes"]["containerName"]: set(rule["onExitCodes"]["values"])
+        for rule in rules
+        if rule["action"] == "FailJob"
+    }
+    assert ending["verify"] == ending["staging"] == {64, 77, 78}
+
+
+def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Callable[..., Render]) -> None:
+    values = {"staging": STAGING, "verify": {"paths": ["/fsx"]}, "claims": ALSO_MOUNTED}
+    own = {"orchestrator": "MPIJob", "image": {"tag": "1"}}
+    rendered = render("mpi-training", instance="p4d.24xlarge", values={**own, **values})
+    (mpi_job,) = [item for item in rendered.manifests if item.kind == "MPIJob"]
+    replicas = mpi_job["spec"]["mpiReplicaSpecs"]
+    launcher, worker = (replicas[role]["template"]["spec"] for role in ("Launcher", "Worker"))
+    assert [each["name"] for each in launcher["initContainers"]] == ["verify"]
+    assert [each["name"] for each in worker["initContainers"]] == ["staging"]
+    assert "/staged" in mounts(worker["containers"][0])
+    assert "staging" not in {volume["name"] for volume in launcher["volumes"]}
+
+
+def test_a_collocated_pserver_is_there_while_its_trainer_stages(render: Callable[..., Render]) -> None:
+    values = {"topology": "collocated", "staging": STAGING}
+    spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
+    assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
+    assert "/staged" not in mounts(the("pserver", spec))
 
 
 @pytest.mark.parametrize(

@@ -207,9 +207,3 @@ def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Re
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
             assert container["securityContext"]["allowPrivilegeEscalation"] is False, item.identity
             assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"], item.identity
-
-
-def test_the_runtime_fits_a_quarter_of_a_config_map(render: Callable[..., Render]) -> None:
-    runtime = next(item for item in render("torch-elastic").manifests if "-runtime-" in item.name)
-    assert "bireme_runtime__agent.py" in runtime["data"]
-    assert sum(map(len, runtime["data"].values())) < 256 * 1024

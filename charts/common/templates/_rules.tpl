@@ -100,11 +100,12 @@ env: {{ $name }} is the chart's own; {{ .instead }}
 
 {{/*
 Mount paths and host paths: a path is mounted once, and nobody mounts the EFA devices from the host.
-Arguments: root (values claims, extraVolumes, extraVolumeMounts), taken (paths the chart mounts itself).
+Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken (paths the chart mounts itself).
 */}}
 {{- define "common.rules.mounts" -}}
 {{- $v := (required "common.rules.mounts needs root" .root).Values }}
 {{- $seen := required "common.rules.mounts needs taken" .taken }}
+{{- if $v.staging.claimName }}{{ $seen = append $seen $v.staging.mountPath }}{{ end }}
 {{- range concat $v.claims $v.extraVolumeMounts }}
 {{- if has .mountPath $seen }}
 {{ ternary "claims" "extraVolumeMounts" (hasKey . "claimName") }}: {{ .mountPath }} is mounted already; give it another mountPath

@@ -4,21 +4,19 @@ carries a digest of the content, so a newer runtime is a change of the pod templ
 */}}
 
 {{/*
-The runtime's files as JSON {path: source}. Objects beyond 256 KiB are too large for `kubectl apply`, which
-keeps a copy of each in an annotation: a chart whose Chart.yaml has the annotation bireme.dev/runtime takes the
-modules that this expression matches, the others all but those of the dispatcher's service, of Paddle and, unless the
-values ask for them, of datasets and of S3.
+The runtime's files as JSON {path: source}: those whose names the annotation bireme.dev/runtime of Chart.yaml matches,
+and those that the values ask for. All of them would be more than `kubectl apply` can take, which keeps a copy of an
+object in an annotation of 256 KiB; and a job's pods change with a module that is not theirs.
 Arguments: root.
 */}}
 {{- define "common.runtimeFiles" -}}
 {{- $root := required "common.runtimeFiles needs root" .root }}
-{{- $wanted := index $root.Chart.Annotations "bireme.dev/runtime" }}
-{{- $without := "^(dispatch_|paddle|dataset|backup_s3)" }}
-{{- if or ($root.Values.staging | default dict).claimName ($root.Values.verify | default dict).paths }}{{ $without = "^(dispatch_|paddle|backup_s3)" }}{{ end }}
-{{- if or ($root.Values.backup | default dict).url ($root.Values.restore | default dict).url }}{{ $without = "^(dispatch_|paddle)" }}{{ end }}
+{{- $wanted := list (required "common.runtimeFiles needs the annotation bireme.dev/runtime in Chart.yaml" (index $root.Chart.Annotations "bireme.dev/runtime")) }}
+{{- if or ($root.Values.staging | default dict).claimName ($root.Values.verify | default dict).paths }}{{ $wanted = append $wanted "^dataset" }}{{ end }}
+{{- if or ($root.Values.backup | default dict).url ($root.Values.restore | default dict).url }}{{ $wanted = append $wanted "^(backup_s3|dataset_s)" }}{{ end }}
 {{- $files := dict }}
 {{- range $path, $content := $root.Subcharts.common.Files.Glob "files/runtime/**" }}
-{{- if ternary (regexMatch $wanted (base $path)) (not (regexMatch $without (base $path))) (not (empty $wanted)) }}
+{{- if regexMatch (join "|" $wanted) (base $path) }}
 {{- $_ := set $files (trimPrefix "files/runtime/" $path) ($content | toString) }}
 {{- end }}
 {{- end }}
@@ -71,6 +69,7 @@ Arguments: root.
 
 {{/*
 An init container with the runtime in the image of the workers, which does something to datasets before they train.
+Its exit codes 64, 77 and 78 say that no other pod would do better.
 Arguments: root (values image, python, securityContext), name, arguments (of bireme_runtime.dataset), env (list of
 EnvVar, optional), mounts (list of VolumeMount).
 */}}

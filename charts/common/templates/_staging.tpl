@@ -32,6 +32,20 @@ The volume of the claim: that of `claims` if it is mounted anyway, for a pod has
 {{- end }}
 {{- end }}
 
+{{/*
+The rules of a podFailurePolicy for the containers that stage and verify, where there are such.
+Arguments: root.
+*/}}
+{{- define "common.datasetFailures" -}}
+{{- $v := (required "common.datasetFailures needs root" .root).Values }}
+{{- range $name, $isThere := dict "staging" $v.staging.claimName "verify" $v.verify.paths }}
+{{- if $isThere }}
+- action: FailJob
+  onExitCodes: {containerName: {{ $name }}, operator: In, values: [64, 77, 78]}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "common.staging.mount" -}}
 {{- $staging := (required "common.staging.mount needs root" .root).Values.staging }}
 {{- if $staging.claimName -}}

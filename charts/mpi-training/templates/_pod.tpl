@@ -7,7 +7,9 @@ Arguments: root, role ("", launcher or worker).
 {{- $v := $root.Values }}
 {{- $worker := include "common.worker" (dict "root" $root) | fromJson }}
 {{- $script := include "mpi-training.scriptSource" $root }}
-{{- $launches := eq .role "launcher" -}}
+{{- $launches := eq .role "launcher" }}
+{{- /* An MPIJob's launcher verifies, because its failure is the job's; its workers start again for ever. */}}
+{{- $first := list (ternary "" (include "common.verify.container" (dict "root" $root)) (eq .role "worker")) (ternary "" (include "common.staging.container" (dict "root" $root)) $launches) -}}
 metadata:
   labels:
     {{- include "common.selectorLabels" (dict "root" $root "component" (.role | default "worker")) | nindent 4 }}
@@ -40,6 +42,10 @@ spec:
   {{- include "common.workerNodeSelector" (dict "root" $root "worker" $worker) | nindent 2 }}
   {{- include "common.workerTolerations" (dict "root" $root "worker" $worker) | nindent 2 }}
   {{- include "common.scheduling" (dict "root" $root) | nindent 2 }}
+  {{- end }}
+  {{- with compact $first }}
+  initContainers:
+    {{- join "\n" . | nindent 4 }}
   {{- end }}
   containers:
     - name: trainer
@@ -81,6 +87,9 @@ spec:
         - {name: script, mountPath: /bireme/script, readOnly: true}
         {{- end }}
         {{- include "common.claimMounts" (dict "root" $root "readOnly" false) | nindent 8 }}
+        {{- if not $launches }}
+        {{- include "common.staging.mount" (dict "root" $root) | nindent 8 }}
+        {{- end }}
         {{- with $v.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -100,6 +109,9 @@ spec:
       configMap: {name: {{ include "mpi-training.scriptName" $root }}}
     {{- end }}
     {{- include "common.claimVolumes" (dict "root" $root) | nindent 4 }}
+    {{- if not $launches }}
+    {{- include "common.staging.volumes" (dict "root" $root) | nindent 4 }}
+    {{- end }}
     {{- with $v.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

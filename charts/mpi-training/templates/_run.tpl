@@ -12,6 +12,7 @@ podFailurePolicy:
     # The exit codes by which the entry point says that no restart can help (docs/mpi.md).
     - action: FailJob
       onExitCodes: {containerName: trainer, operator: In, values: [64, 78]}
+    {{- include "common.datasetFailures" (dict "root" .) | nindent 4 }}
 successPolicy:
   rules:
     # Index 0 launches, and its program's end is the job's: the others only serve ssh.

@@ -88,6 +88,9 @@ Arguments: root, role (server or trainer).
 {{- $claim := dict "claimName" (include "paddle.claim" .root) "mountPath" $v.jobPath }}
 {{- $_ := set $v "claims" (prepend (ternary $v.pservers.claims $v.claims (eq .role "server")) $claim) }}
 {{- if eq .role "server" }}
+{{- /* Pservers have no data. */}}
+{{- $_ := set $v.staging "claimName" "" }}
+{{- $_ := set $v.verify "paths" list }}
 {{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
 {{- $_ := set $v $key (index $v.pservers $key) }}
 {{- end }}

@@ -59,6 +59,9 @@ Arguments: root, role (server or trainer), worker, view (a root with the role's 
     - {name: script, mountPath: /bireme/script, readOnly: true}
     {{- end }}
     {{- include "common.claimMounts" (dict "root" .view "readOnly" false) | nindent 4 }}
+    {{- if not $isServer }}
+    {{- include "common.staging.mount" (dict "root" .view) | nindent 4 }}
+    {{- end }}
     {{- with $v.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -77,7 +80,11 @@ Arguments: root, role.
 {{- $worker := include "common.worker" (dict "root" $view) | fromJson }}
 {{- $isServer := eq $role "server" }}
 {{- $collocated := include "paddle.isCollocated" $root }}
-{{- $containers := ternary (list "server") (ternary (list "trainer" "server") (list "trainer") (not (empty $collocated))) $isServer -}}
+{{- $containers := ternary (list "server") (ternary (list "trainer" "server") (list "trainer") (not (empty $collocated))) $isServer }}
+{{- $first := list }}
+{{- if $collocated }}{{ $first = append $first (include "paddle.container" (dict "root" $root "role" "server" "worker" $worker "view" $view)) }}{{ end }}
+{{- $first = append $first (include "common.verify.container" (dict "root" $view)) }}
+{{- $first = append $first (include "common.staging.container" (dict "root" $view)) -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ int64 $v.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
@@ -92,6 +99,7 @@ podFailurePolicy:
     - action: FailJob
       onExitCodes: {containerName: {{ ternary "pserver" "trainer" (eq $each "server") }}, operator: In, values: [64, 70, 78]}
     {{- end }}
+    {{- include "common.datasetFailures" (dict "root" $view) | nindent 4 }}
 template:
   metadata:
     labels:
@@ -129,9 +137,9 @@ template:
     {{- include "common.workerTolerations" (dict "root" $view "worker" $worker) | nindent 4 }}
     {{- end }}
     {{- include "common.scheduling" (dict "root" $view) | nindent 4 }}
-    {{- if $collocated }}
+    {{- with compact $first }}
     initContainers:
-      {{- include "paddle.container" (dict "root" $root "role" "server" "worker" $worker "view" $view) | nindent 6 }}
+      {{- join "\n" . | nindent 6 }}
     {{- end }}
     containers:
       {{- include "paddle.container" (dict "root" $root "role" $role "worker" $worker "view" $view) | nindent 6 }}
@@ -146,6 +154,7 @@ template:
         configMap: {name: {{ include "paddle.scriptName" $root }}}
       {{- end }}
       {{- include "common.claimVolumes" (dict "root" $view) | nindent 6 }}
+      {{- include "common.staging.volumes" (dict "root" $view) | nindent 6 }}
       {{- with $v.extraVolumes }}
       {{- toYaml . | nindent 6 }}
       {{- end }}

@@ -17,12 +17,7 @@ podFailurePolicy:
     # The exit codes by which the agent says that no restart can help (docs/runtime.md).
     - action: FailJob
       onExitCodes: {containerName: trainer, operator: In, values: [64, 78]}
-    {{- range $name, $isThere := dict "staging" .Values.staging.claimName "verify" .Values.verify.paths }}
-    {{- if $isThere }}
-    - action: FailJob
-      onExitCodes: {containerName: {{ $name }}, operator: In, values: [64, 78]}
-    {{- end }}
-    {{- end }}
+    {{- include "common.datasetFailures" (dict "root" .) | nindent 4 }}
 successPolicy:
   rules:
     # A worker exits 0 only when the run succeeded, so one is enough.
