@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from on_kind import NODE_TYPE, Shell, Values, eventually
+from on_kind import NODE_TYPE, Shell, Values, enforce, eventually
 from training import CHECKPOINT_EVERY, KIND, Training
 
 from bireme.clusters.kind_cluster import KindCluster
@@ -38,8 +38,7 @@ def shell(cluster: KindCluster, toolbox: Toolbox) -> Shell:
 def test_namespace(random_namespace: Any, cluster: KindCluster) -> str:
     """The module's namespace, which enforces the restricted Pod Security Standard."""
     name: str = random_namespace.name
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.api.patch(f"/api/v1/namespaces/{name}", {"metadata": {"labels": labels}})
+    enforce(cluster, name, "restricted")
     return name
 
 
@@ -65,6 +64,16 @@ def torch_images(load: Callable[..., None]) -> None:
     load("etcd", "python", "torch")
 
 
+@pytest.fixture(scope="session")
+def operator_on_kind() -> Values:
+    """Values of charts/mpijob: images that the nodes have, and nothing stays."""
+    return {
+        "image": {"registry": "", "repository": "bireme/mpi-operator"},
+        "testImage": {"registry": "", "repository": "bireme/python", "tag": "3.13"},
+        "crds": {"keep": False},
+    }
+
+
 @pytest.fixture(scope="module")
 def mpi_operator(
     load: Callable[..., None],
@@ -73,18 +82,14 @@ def mpi_operator(
     toolbox: Toolbox,
     renderer: Renderer,
     instances: Mapping[str, Instance],
+    operator_on_kind: Values,
 ) -> Iterator[InstalledRelease]:
     """charts/mpijob in a restricted namespace, and the kind MPIJob with it."""
     load("mpi-operator", "python")
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    namespace = {"metadata": {"name": "mpi-operator", "labels": labels}}
-    cluster.api.create("/api/v1/namespaces", namespace)
-    images = {
-        "image": {"registry": "", "repository": "bireme/mpi-operator"},
-        "testImage": {"registry": "", "repository": "bireme/python", "tag": "3.13"},
-    }
+    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": "mpi-operator"}})
+    enforce(cluster, "mpi-operator", "restricted")
     operator = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
-    yield operator.install("mpijob", "mpijob", "mpi-operator", values={**images, "crds": {"keep": False}})
+    yield operator.install("mpijob", "mpijob", "mpi-operator", values=operator_on_kind)
     operator.uninstall()
     cluster.api.delete("/api/v1/namespaces/mpi-operator")
     gone = "the operator's namespace to be gone, for the next module's"
@@ -105,6 +110,13 @@ def s3_server(
     shell.kubectl("wait", "-n", test_namespace, "--for=condition=Ready", "pod/s3", "--timeout=120s")
     endpoint = f"http://s3.{test_namespace}.svc:5000"
     return {"endpoint": endpoint, "region": "us-east-1", "existingSecret": "s3-keys"}
+
+
+@pytest.fixture
+def runs(cluster: KindCluster, test_namespace: str) -> Path:
+    """The folder on this machine of the claim that jobs have at /runs."""
+    cluster.add_claim("runs", test_namespace)
+    return cluster.claim_folder("runs", test_namespace)
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,13 @@ class Shell:
         """All that the containers of the pods with these labels have printed so far."""
         return self.kubectl("logs", "-n", namespace, "-l", pods, "--tail=-1", "--prefix", "--ignore-errors")
 
+    def uid_when_ready(self, namespace: str, pod: str) -> str:
+        """The identity of a pod that is Ready, else nothing."""
+        jsonpath = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
+        said = self.attempt("get", "pod", pod, "-n", namespace, f"-o=jsonpath={jsonpath}")
+        uid, _, ready = (said or "").partition(" ")
+        return uid if ready == "True" else ""
+
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
         """SIGKILL the first process of a container, from its node."""
         node, process = self.first_process(namespace, pod, container)
@@ -65,6 +72,12 @@ class Shell:
     def _ask(self, command: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
         where = [command[0], "--kubeconfig", str(self.cluster.kubeconfig), *command[1:]]
         return subprocess.run(where, input=given, capture_output=True, text=True, check=False, timeout=300)
+
+
+def enforce(cluster: KindCluster, namespace: str, level: str) -> None:
+    """Hold what comes into a namespace against this Pod Security Standard."""
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
 
 
 def eventually(done: Callable[[], bool], seconds: float, what: str) -> None:

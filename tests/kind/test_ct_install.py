@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,23 @@ from bireme.clusters.kind_cluster import KindCluster
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
+pytestmark = pytest.mark.whole
+
+# What each chart needs on the nodes.
+IMAGES = {
+    "etcd": ("etcd", "python"),
+    "torch-elastic": ("etcd", "python", "torch"),
+    "mpijob": ("mpi-operator", "python"),
+    "mpi-training": ("mpi-5",),
+    "paddle": ("etcd", "python", "paddle"),
+}
 
 # The ci values that cannot run on kind, each with its reason.
-NOT_HERE = {
+NOT_HERE: Mapping[str, Mapping[str, str]] = {
+    "mpijob": {
+        "full-values.yaml": "kind clusters have no ServiceMonitors",
+        "namespaced-values.yaml": "it needs the kind MPIJob, which ct has removed with the values before",
+    },
     "etcd": {
         "cert-manager-values.yaml": "kind clusters have no cert-manager",
         "secured-values.yaml": "it restores a snapshot, which has to be taken first",
@@ -48,30 +61,42 @@ def charts(bireme_paths: Paths, tmp_path: Path) -> Path:
     return tmp_path / "charts"
 
 
-def values_on_kind(chart: str, kind_values: Values) -> Mapping[str, Any]:
+def values_on_kind(chart: str, values: Path, operator_on_kind: Values) -> Mapping[str, Any]:
     """values/kind.yaml as the chart takes it."""
     # All nodes but one have accelerators, and members that must be kept apart need three.
     everywhere = {"tolerations": [{"operator": "Exists"}]}
-    return {**kind_values["etcd"], **everywhere} if chart == "etcd" else kind_values
+    if chart == "mpijob":
+        return operator_on_kind
+    own = {"mpi-training": "kind-mpi.yaml", "paddle": "kind-paddle.yaml"}.get(chart, "kind.yaml")
+    said: Values = yaml.safe_load((values / own).read_text(encoding="utf-8"))
+    if chart == "etcd":
+        said = said["etcd"]
+    return said if chart == "torch-elastic" else {**said, **everywhere}
 
 
-@pytest.mark.parametrize("chart", sorted(NOT_HERE))
+# The operator by itself first: what comes after it has another one.
+@pytest.mark.parametrize("chart", sorted(IMAGES, key=lambda chart: chart != "mpijob"))
 def test_ct_installs_and_tests_a_chart_with_each_of_its_ci_values(
     chart: str,
     charts: Path,
+    request: pytest.FixtureRequest,
+    load: Callable[..., None],
+    operator_on_kind: Values,
     cluster: KindCluster,
     shell: Shell,
     toolbox: Toolbox,
     bireme_paths: Paths,
     test_namespace: str,
-    kind_values: Values,
     tmp_path: Path,
 ) -> None:
+    load(*IMAGES[chart])
+    if chart == "mpi-training":
+        request.getfixturevalue("mpi_operator")
     for name, data in SECRETS.items():
         manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
         shell.kubectl("apply", "-n", test_namespace, "-f", "-", given=yaml.safe_dump(manifest))
     on_kind = tmp_path / "kind.yaml"
-    on_kind.write_text(yaml.safe_dump(values_on_kind(chart, kind_values)))
+    on_kind.write_text(yaml.safe_dump(values_on_kind(chart, bireme_paths.values, operator_on_kind)))
     command = [str(toolbox.path("ct")), "install", "--charts", str(charts / chart)]
     command += ["--namespace", test_namespace, "--release-label", "app.kubernetes.io/instance"]
     command += ["--config", "ct.yaml", "--helm-extra-args", "--timeout 300s"]

@@ -19,6 +19,8 @@ from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 Content = dict[str, bytes]
 
 SMALL, LARGE = 20_000, 16 << 20
+MORE_THAN_A_PART = 65 << 20
+"""What `upload` sends to S3 in parts."""
 REQUESTS = {"cpu": "50m", "memory": "64Mi"}
 # Uploads a folder as a bucket; large files in parts, as they mostly come.
 UPLOAD = """
@@ -178,10 +180,34 @@ def test_two_pods_share_the_copy_and_shards_add_up_to_their_source(
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("torch_images")
-def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
-    place: Place, stage: Callable[..., InstalledRelease], release: ReleaseFactory
+def test_a_dataset_goes_on_into_a_bucket_of_ones_own_and_comes_back(
+    place: Place, stage: Callable[..., InstalledRelease]
 ) -> None:
+    files = {**content(20), "large.tar": random.Random(2).randbytes(MORE_THAN_A_PART)}
+    place.upload("theirs", files)
+    place.upload("mine", {})
+    sent = stage("theirs", to="sent", upload="s3://mine/data")
+    assert place.ends(sent) == "Complete", place.log(sent)
+    back = stage("mine", to="back")
+    assert place.ends(back) == "Complete", place.log(back)
+    assert place.read("back") == files
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("chart", "on_kind", "images"),
+    [("torch-elastic", KIND, ("torch", "etcd")), ("mpi-training", "values/kind-mpi.yaml", ("mpi-5",))],
+)
+def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
+    place: Place,
+    load: Callable[..., None],
+    stage: Callable[..., InstalledRelease],
+    release: ReleaseFactory,
+    chart: str,
+    on_kind: str,
+    images: tuple[str, ...],
+) -> None:
+    load(*images)
     place.upload("near", content(20))
     staged = stage("near", to="sets/near")
     assert place.ends(staged) == "Complete", place.log(staged)
@@ -191,7 +217,7 @@ def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
         "staging": {"claimName": "staged", "subPath": "sets/near", "size": "1Gi"},
         "script": LOOK,
     }
-    job = release("torch-elastic", instance=NODE_TYPE, files=[KIND], values=values, timeout=180)
+    job = release(chart, instance=NODE_TYPE, files=[on_kind], values=values, timeout=180)
     assert place.ends(job) == "Complete"
     said = place.shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
     assert "/staged is whole: 20 files" in said

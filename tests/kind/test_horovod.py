@@ -27,13 +27,6 @@ def image(load: Callable[..., None]) -> None:
 
 
 @pytest.fixture
-def runs(cluster: KindCluster, test_namespace: str) -> Path:
-    """The folder on this machine of the claim that jobs have at /runs."""
-    cluster.add_claim("runs", test_namespace)
-    return cluster.claim_folder("runs", test_namespace)
-
-
-@pytest.fixture
 def train(release: ReleaseFactory, cluster: KindCluster) -> Callable[..., list[Event]]:
     """``train(3, "horovod_digits.py", "--steps=220")``: the events of a job that has succeeded."""
 

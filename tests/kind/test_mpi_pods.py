@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import re
 import subprocess
@@ -17,17 +17,16 @@ from on_kind import eventually
 
 from bireme.paths import Paths
 
-IMAGES = {4: "bireme/mpi:0.1.0-openmpi4", 5: "bireme/mpi:0.1.0-openmpi5"}
+# Images by their recipes, and what the chart calls their MPI.
+IMPLEMENTATIONS = {"mpi-4": "OpenMPI", "mpi-5": "OpenMPI", "mpi-intel": "Intel", "mpi-mpich": "MPICH"}
+OPEN_MPI = ("mpi-4", "mpi-5")
 USER = ["--user=1000", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT = ["--user=0", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT += [f"--cap-add={name}" for name in ("SETUID", "SETGID", "SYS_CHROOT")]
-WHO_AND_WHICH = [
-    pytest.param(options, open_mpi, id=f"{options[0]}-openmpi{open_mpi}")
-    for options, open_mpi in itertools.product((USER, ROOT), (4, 5))
-]
+EACH_MPI = [pytest.param(mpi, marks=() if mpi in OPEN_MPI else pytest.mark.whole) for mpi in IMPLEMENTATIONS]
 MAKE_KEY = "ssh-keygen -q -t ecdsa -m PEM -N '' -f /tmp/key && cat /tmp/key"
 
-# All ranks meet in every step. Told to end, each says so once it has saved.
+# All ranks meet in every step. When one is told to end, each says so once it has saved.
 STEPS = """
 import os, signal, sys, time
 from mpi4py import MPI
@@ -41,9 +40,9 @@ for step in range(int(sys.argv[1])):
         place = f"rank {world.rank} of {world.size} on {os.uname().nodename}"
         print(f"step {step}:", place, os.environ["WORD"], flush=True)
     time.sleep(0.1)
-    if told:
+    if world.allreduce(len(told)):
         print(f"rank {world.rank} saved", flush=True)
-        time.sleep(1)
+        time.sleep(2)
         os._exit(1)
 """
 
@@ -56,9 +55,17 @@ def docker(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def images(bireme_paths: Paths) -> None:
-    build = [sys.executable, str(bireme_paths.hack / "images" / "build.py"), "image", "mpi-4", "mpi-5"]
-    subprocess.run(build, cwd=bireme_paths.root, stdout=subprocess.DEVNULL, check=True)
+def image(bireme_paths: Paths) -> Callable[[str], str]:
+    """``image("mpi-mpich")``: its tag, once it is there."""
+    program = bireme_paths.hack / "images" / "build.py"
+
+    @functools.cache
+    def _image(mpi: str) -> str:
+        build = [sys.executable, str(program), "image", mpi]
+        made = subprocess.run(build, cwd=bireme_paths.root, stdout=subprocess.PIPE, text=True, check=True)
+        return made.stdout.strip()
+
+    return _image
 
 
 @dataclass(frozen=True)
@@ -94,15 +101,15 @@ class Pods:
 
 
 @pytest.fixture
-def start(images: None, bireme_paths: Paths, tmp_path: Path) -> Iterator[Callable[..., Pods]]:
-    """``start(5, USER, ["python3", "/steps.py", "10"])``: two pods with one key, gone when the test ends."""
+def start(image: Callable[[str], str], bireme_paths: Paths, tmp_path: Path) -> Iterator[Callable[..., Pods]]:
+    """``start("mpi-5", USER, ["python3", "/steps.py", "10"])``: two pods with one key, gone at the end."""
     pods = Pods(f"mpi-{uuid.uuid4().hex[:6]}")
     docker("network", "create", pods.job)
 
-    def _start(open_mpi: int, options: list[str], program: list[str], **env: str) -> Pods:
-        image = IMAGES[open_mpi]
+    def _start(mpi: str, options: list[str], program: list[str], **env: str) -> Pods:
+        tag = image(mpi)
         key, steps = tmp_path / "id_rsa", tmp_path / "steps.py"
-        key.write_text(docker("run", "--rm", image, "sh", "-c", MAKE_KEY))
+        key.write_text(docker("run", "--rm", tag, "sh", "-c", MAKE_KEY))
         key.chmod(0o444)
         steps.write_text(STEPS)
         files = {
@@ -111,7 +118,7 @@ def start(images: None, bireme_paths: Paths, tmp_path: Path) -> Iterator[Callabl
             steps: "/steps.py",
         }
         mounts = [f"--volume={source}:{target}:ro" for source, target in files.items()]
-        pods.start(mounts, image, options, program, **env)
+        pods.start(mounts, tag, options, program, BIREME_MPI_IMPLEMENTATION=IMPLEMENTATIONS[mpi], **env)
         return pods
 
     yield _start
@@ -120,50 +127,54 @@ def start(images: None, bireme_paths: Paths, tmp_path: Path) -> Iterator[Callabl
     docker("network", "rm", pods.job)
 
 
-@pytest.mark.parametrize(("options", "open_mpi"), WHO_AND_WHICH)
+@pytest.mark.parametrize("options", [USER, ROOT], ids=["user", "root"])
+@pytest.mark.parametrize("mpi", EACH_MPI)
 def test_four_ranks_on_two_hosts_add_up_in_their_pods_environment(
-    start: Callable[..., Pods], options: list[str], open_mpi: int
+    start: Callable[..., Pods], mpi: str, options: list[str]
 ) -> None:
-    pods = start(open_mpi, options, ["python3", "/steps.py", "1"])
+    pods = start(mpi, options, ["python3", "/steps.py", "1"])
     assert pods.exit_code() == 0, pods.said()
     found = re.findall(r"step 0: rank (\d) of 4 on (\S+) (.*)", pods.said())
     word = 'it\'s "told" $HOME'
     assert sorted(found) == [(str(rank), f"{pods.job}-{rank // 2}", word) for rank in range(4)]
 
 
-@pytest.mark.parametrize("open_mpi", [4, 5])
-def test_a_worker_that_is_killed_ends_the_job_and_is_named(start: Callable[..., Pods], open_mpi: int) -> None:
-    pods = start(open_mpi, USER, ["python3", "/steps.py", "3000"])
+@pytest.mark.parametrize("mpi", EACH_MPI)
+def test_a_worker_that_is_killed_ends_the_job_and_is_named(start: Callable[..., Pods], mpi: str) -> None:
+    pods = start(mpi, USER, ["python3", "/steps.py", "3000"])
     pods.until_said("step 5")
     docker("kill", f"{pods.job}-1")
     assert pods.exit_code() == 75
     assert f"{pods.job}-1 went away while the program ran" in pods.said()
 
 
-@pytest.mark.parametrize("open_mpi", [4, 5])
-def test_ranks_that_are_all_on_one_host_do_not_start(start: Callable[..., Pods], open_mpi: int) -> None:
+@pytest.mark.parametrize("mpi", OPEN_MPI)
+def test_ranks_that_are_all_on_one_host_do_not_start(start: Callable[..., Pods], mpi: str) -> None:
     elsewhere = json.dumps(["--oversubscribe", "--map-by", "ppr:4:node"])
-    pods = start(open_mpi, USER, ["python3", "/steps.py", "1"], BIREME_MPI_ARGUMENTS=elsewhere)
+    pods = start(mpi, USER, ["python3", "/steps.py", "1"], BIREME_MPI_ARGUMENTS=elsewhere)
     assert pods.exit_code() == 78
     assert f"mpirun would start these ranks: 4 on {pods.job}-0" in pods.said()
     assert "step" not in pods.said()
 
 
 def test_the_programs_exit_code_is_the_jobs(start: Callable[..., Pods]) -> None:
-    pods = start(5, USER, ["sh", "-c", "exit 3"])
+    pods = start("mpi-5", USER, ["sh", "-c", "exit 3"])
     assert pods.exit_code() == 3
 
 
-def test_ranks_save_when_all_pods_are_told_to_end(start: Callable[..., Pods]) -> None:
-    pods = start(5, USER, ["python3", "/steps.py", "3000"])
+@pytest.mark.parametrize(
+    "mpi", ["mpi-5", *(pytest.param(mpi, marks=pytest.mark.whole) for mpi in ("mpi-intel", "mpi-mpich"))]
+)
+def test_ranks_save_when_all_pods_are_told_to_end(start: Callable[..., Pods], mpi: str) -> None:
+    pods = start(mpi, USER, ["python3", "/steps.py", "3000"])
     pods.until_said("step 5")
     docker("kill", "--signal=TERM", f"{pods.job}-0", f"{pods.job}-1")
     assert (pods.exit_code(0), pods.exit_code(1)) == (143, 143)
-    assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.said().splitlines())
+    assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.said().splitlines()), pods.said()
 
 
 def test_a_worker_that_never_comes_is_waited_for_and_named(start: Callable[..., Pods]) -> None:
-    pods = start(5, USER, ["true"], BIREME_MPI_WORKERS="3", BIREME_WAIT_SECONDS="3")
+    pods = start("mpi-5", USER, ["true"], BIREME_MPI_WORKERS="3", BIREME_WAIT_SECONDS="3")
     assert pods.exit_code() == 75
     assert f"{pods.job}-2: no sshd answers after 3 s" in pods.said()
 
@@ -178,13 +189,13 @@ def test_a_worker_that_never_comes_is_waited_for_and_named(start: Callable[..., 
 def test_what_is_missing_is_said_in_a_sentence(
     start: Callable[..., Pods], env: dict[str, str], options: list[str], words: str
 ) -> None:
-    pods = start(5, options, ["true"], **env)
+    pods = start("mpi-5", options, ["true"], **env)
     assert (pods.exit_code(0), pods.exit_code(1)) == (78, 78)
     assert words in pods.said()
 
 
-@pytest.mark.parametrize("open_mpi", [4, 5])
-def test_the_check_of_helm_test_passes(start: Callable[..., Pods], open_mpi: int) -> None:
-    pods = start(open_mpi, USER, [], BIREME_MPI_ROLE="check")
+@pytest.mark.parametrize("mpi", EACH_MPI)
+def test_the_check_of_helm_test_passes(start: Callable[..., Pods], mpi: str) -> None:
+    pods = start(mpi, USER, [], BIREME_MPI_ROLE="check")
     assert pods.exit_code() == 0
     assert "the image has what an MPI job needs" in pods.said()

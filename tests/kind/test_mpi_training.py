@@ -1,10 +1,11 @@
-"""mpirun over ssh across pods: with and without the operator, as user and as root, Open MPI 4 and 5.
+"""mpirun over ssh across pods: with and without the operator, as user and as root, by each MPI.
 
 test_mpi_pods.py has what else their entry point does.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_kind import NODE_TYPE, Shell, eventually
+from on_kind import NODE_TYPE, Shell, enforce, eventually
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.errors import BiremeError
@@ -28,11 +29,21 @@ PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs/{}-r1",
     "MPIJob": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs/{}-r1",
 }
-# Every two of the three properties meet in these four; the other four show it all.
-CORE = {("Job", "user", 4), ("Job", "root", 5), ("MPIJob", "user", 5), ("MPIJob", "root", 4)}
+# By the images' tags: what the chart calls them, and who makes the image.
+MPIS = {
+    "openmpi4": ("OpenMPI", "mpi-4"),
+    "openmpi5": ("OpenMPI", "mpi-5"),
+    "intel2021": ("Intel", "mpi-intel"),
+    "mpich5": ("MPICH", "mpi-mpich"),
+}
+# Every two of the three properties of Open MPI meet in these four; the others show it all.
+CORE = {
+    ("Job", "user", "openmpi4"), ("Job", "root", "openmpi5"),
+    ("MPIJob", "user", "openmpi5"), ("MPIJob", "root", "openmpi4"),
+}  # fmt: skip
 COMBINATIONS = [
     pytest.param(*each, marks=() if each in CORE else pytest.mark.whole)
-    for each in itertools.product(ORCHESTRATORS, ("user", "root"), (4, 5))
+    for each in itertools.product(ORCHESTRATORS, ("user", "root"), MPIS)
 ]
 
 # All ranks meet in every step, and rank 0 says how far they are. When one is told to end, each saves its
@@ -60,19 +71,25 @@ KILL_ALL = "(sleep 0.5; exec python3 -c 'import os; os.kill(-1, 9)') >/dev/null 
 Run = Callable[..., InstalledRelease]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def images(load: Callable[..., None]) -> None:
-    load("mpi-4", "mpi-5")
+@pytest.fixture(scope="module")
+def load_once(load: Callable[..., None]) -> Callable[[str], None]:
+    return functools.cache(load)
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, release: ReleaseFactory) -> Run:
-    """``run("MPIJob", ["workers=2"], open_mpi=4)``: a job on kind, with the operator if it needs it."""
+def run(request: pytest.FixtureRequest, load_once: Callable[[str], None], release: ReleaseFactory) -> Run:
+    """``run("MPIJob", ["workers=2"], mpi="openmpi4")``: a job on kind, with the operator if it needs it."""
 
-    def _run(orchestrator: str, sets: list[str], open_mpi: int = 5, **said: Any) -> InstalledRelease:
+    def _run(orchestrator: str, sets: list[str], mpi: str = "openmpi5", **said: Any) -> InstalledRelease:
         if orchestrator == "MPIJob":
             request.getfixturevalue("mpi_operator")
-        own = [f"orchestrator={orchestrator}", f"image.tag=0.1.0-openmpi{open_mpi}"]
+        implementation, image = MPIS[mpi]
+        load_once(image)
+        own = [
+            f"orchestrator={orchestrator}",
+            f"mpiImplementation={implementation}",
+            f"image.tag=0.1.0-{mpi}",
+        ]
         options = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180, **said}
         return release("mpi-training", sets=[*own, *sets], **options)
 
@@ -82,21 +99,9 @@ def run(request: pytest.FixtureRequest, release: ReleaseFactory) -> Run:
 @pytest.fixture
 def root_may_run(cluster: KindCluster, test_namespace: str) -> Iterator[None]:
     """The namespace enforces the baseline Pod Security Standard meanwhile, in place of the restricted one."""
-
-    def enforce(level: str) -> None:
-        labels = {"pod-security.kubernetes.io/enforce": level}
-        cluster.api.patch(f"/api/v1/namespaces/{test_namespace}", {"metadata": {"labels": labels}})
-
-    enforce("baseline")
+    enforce(cluster, test_namespace, "baseline")
     yield
-    enforce("restricted")
-
-
-@pytest.fixture
-def runs(cluster: KindCluster, test_namespace: str) -> Path:
-    """The folder on this machine of the claim that jobs have at /runs."""
-    cluster.add_claim("runs", test_namespace)
-    return cluster.claim_folder("runs", test_namespace)
+    enforce(cluster, test_namespace, "restricted")
 
 
 @pytest.fixture
@@ -156,9 +161,9 @@ def started(shell: Shell, job: InstalledRelease, hostname: str) -> str:
     return str(event["firstTimestamp"])
 
 
-@pytest.mark.parametrize(("orchestrator", "user", "open_mpi"), COMBINATIONS)
+@pytest.mark.parametrize(("orchestrator", "user", "mpi"), COMBINATIONS)
 def test_ranks_on_all_workers_add_up(
-    request: pytest.FixtureRequest, run: Run, shell: Shell, orchestrator: str, user: str, open_mpi: int
+    request: pytest.FixtureRequest, run: Run, shell: Shell, orchestrator: str, user: str, mpi: str
 ) -> None:
     if user == "root":
         request.getfixturevalue("root_may_run")
@@ -166,7 +171,7 @@ def test_ranks_on_all_workers_add_up(
     sets = ["workers=2", "accelerators=0", "slots=2", "np=4"]
     files = [*([AS_ROOT] if user == "root" else []), KIND]
     values = {"tolerations": [{"operator": "Exists"}]}
-    job = run(orchestrator, sets, open_mpi, files=files, values=values)
+    job = run(orchestrator, sets, mpi, files=files, values=values)
     assert end(job, orchestrator, 120)[0] in WELL, said_by(shell, job)
     found = sorted(re.findall(r"rank (\d) of 4 on (\S+): all-reduce agrees", said_by(shell, job)))
     assert found == [(str(rank), host(job, orchestrator, rank // 2)) for rank in range(4)]

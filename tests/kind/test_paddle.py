@@ -103,13 +103,6 @@ class PaddleJob:
         self._said = {**self._said, "values": {**self._said["values"], "workers": trainers}}
         self.release.upgrade(**self._said)
 
-    def uid_when_ready(self, pod: str) -> str:
-        """The identity of a pod that is Ready, else nothing."""
-        jsonpath = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
-        said = self.shell.attempt("get", "pod", pod, "-n", self.release.namespace, f"-o=jsonpath={jsonpath}")
-        uid, _, ready = (said or "").partition(" ")
-        return uid if ready == "True" else ""
-
     def restored(self, since: float) -> set[int]:
         """The trainers that have started from a save."""
         return {each["trainer"] for each in self.events("start") if each["restored"] and each["time"] > since}
@@ -292,9 +285,10 @@ def test_training_outlives_the_dispatchers_leader_its_etcd_a_poisoned_shard_new_
     job.until_progress(4)
 
     etcd = f"{job.release.name}-etcd-0"
-    gone = job.uid_when_ready(etcd)
+    ready, namespace = job.shell.uid_when_ready, job.release.namespace
+    gone = ready(namespace, etcd)
     job.release.delete_pod(etcd)
-    job.until(lambda: job.uid_when_ready(etcd) not in ("", gone), 120, "another etcd")
+    job.until(lambda: ready(namespace, etcd) not in ("", gone), 120, "another etcd")
     job.until_progress(4)
 
     job.scale(5)

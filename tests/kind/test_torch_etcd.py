@@ -18,21 +18,14 @@ def member(training: Training, ordinal: int = 0) -> str:
     return f"{training.job.name}-etcd-{ordinal}"
 
 
-def ready_uid(training: Training, pod: str) -> str | None:
-    """The identity of a pod that is Ready, else None."""
-    jsonpath = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
-    said = training.shell.attempt("get", "pod", pod, "-n", training.job.namespace, f"-o=jsonpath={jsonpath}")
-    uid, _, ready = (said or "").partition(" ")
-    return uid if ready == "True" else None
-
-
 def replace_member(training: Training, ordinal: int = 0) -> None:
     """Delete the pod of an etcd member, and wait until the next one is Ready."""
     pod = member(training, ordinal)
-    before = ready_uid(training, pod)
+    namespace, ready = training.job.namespace, training.shell.uid_when_ready
+    before = ready(namespace, pod)
     assert before
     training.job.delete_pod(pod)
-    eventually(lambda: ready_uid(training, pod) not in (None, before), 120, f"another {pod}")
+    eventually(lambda: ready(namespace, pod) not in ("", before), 120, f"another {pod}")
 
 
 def address(training: Training, pod: str) -> str:

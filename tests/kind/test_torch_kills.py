@@ -21,7 +21,7 @@ def test_25_random_kills_of_agents_and_processes_and_two_deleted_pods(train: Cal
     chance = random.Random(seed)
     harms = [*["pod"] * DELETED_PODS, *chance.choices(["agent", "process"], k=KILLS - DELETED_PODS)]
     chance.shuffle(harms)
-    steps = 4000
+    steps = 2000
     training = train(workers=3, steps=steps)
     for number, harm in enumerate(harms, start=1):
         # Now and then in the middle of what the one before brought about.
