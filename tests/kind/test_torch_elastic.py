@@ -92,4 +92,5 @@ def test_two_workers_become_four_and_one_while_training_and_tensorboard_shows_it
     full = worlds.index(4)
     assert worlds[: full + 1] == sorted(worlds[: full + 1]), worlds
     assert worlds[full:] == sorted(worlds[full:], reverse=True), worlds
-    assert 2 in worlds[:full] and worlds[-1] == 1, worlds
+    assert 2 in worlds[:full], worlds
+    assert worlds[-1] == 1, worlds
