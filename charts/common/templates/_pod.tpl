@@ -33,16 +33,30 @@ env:
 {{- end }}
 
 {{/*
-Volumes of the claims, one for each claim however often it is mounted.
+The name of the volume of a claim, nothing where `claims` has it not: a pod has a claim once, however often it is mounted.
+Arguments: root (values claims), claimName.
+*/}}
+{{- define "common.claimVolume" -}}
+{{- $wanted := required "common.claimVolume needs claimName" .claimName }}
+{{- $names := list }}
+{{- range (required "common.claimVolume needs root" .root).Values.claims }}{{ $names = append $names .claimName }}{{ end }}
+{{- range $i, $name := uniq $names }}
+{{- if eq $name $wanted }}claim-{{ $i }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Volumes of the claims.
 Arguments: root (values claims).
 */}}
 {{- define "common.claimVolumes" -}}
+{{- $root := required "common.claimVolumes needs root" .root }}
 {{- $names := list }}
-{{- range (required "common.claimVolumes needs root" .root).Values.claims }}{{ $names = append $names .claimName }}{{ end }}
-{{- range $i, $name := uniq $names }}
-- name: claim-{{ $i }}
+{{- range $root.Values.claims }}{{ $names = append $names .claimName }}{{ end }}
+{{- range uniq $names }}
+- name: {{ include "common.claimVolume" (dict "root" $root "claimName" .) }}
   persistentVolumeClaim:
-    claimName: {{ $name }}
+    claimName: {{ . }}
 {{- end }}
 {{- end }}
 
@@ -51,24 +65,17 @@ Mounts of the claims.
 Arguments: root (values claims), readOnly (true mounts all of them read-only).
 */}}
 {{- define "common.claimMounts" -}}
-{{- $claims := (required "common.claimMounts needs root" .root).Values.claims }}
+{{- $root := required "common.claimMounts needs root" .root }}
 {{- $readOnly := .readOnly }}
-{{- $names := list }}
-{{- range $claims }}{{ $names = append $names .claimName }}{{ end }}
-{{- $order := uniq $names }}
-{{- range $claim := $claims }}
-{{- range $i, $name := $order }}
-{{- if eq $name $claim.claimName }}
-- name: claim-{{ $i }}
-  mountPath: {{ $claim.mountPath }}
-  {{- with $claim.subPath }}
+{{- range $root.Values.claims }}
+- name: {{ include "common.claimVolume" (dict "root" $root "claimName" .claimName) }}
+  mountPath: {{ .mountPath }}
+  {{- with .subPath }}
   subPath: {{ . }}
   {{- end }}
-  {{- if or $readOnly $claim.readOnly }}
+  {{- if or $readOnly .readOnly }}
   readOnly: true
   {{- end }}
-{{- end }}
-{{- end }}
 {{- end }}
 {{- end }}
 

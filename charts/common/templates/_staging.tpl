@@ -6,17 +6,11 @@ nothing while staging.claimName is empty.
 */}}
 
 {{/*
-The volume of the claim: that of `claims` if it is mounted anyway, for a pod has a claim once.
+The volume that has the data.
 */}}
 {{- define "common.staging.source" -}}
-{{- $v := (required "common.staging.source needs root" .root).Values }}
-{{- $names := list }}
-{{- range $v.claims }}{{ $names = append $names .claimName }}{{ end }}
-{{- $volume := "staging-source" }}
-{{- range $i, $name := uniq $names }}
-{{- if eq $name $v.staging.claimName }}{{ $volume = printf "claim-%d" $i }}{{ end }}
-{{- end }}
-{{- $volume }}
+{{- $root := required "common.staging.source needs root" .root }}
+{{- include "common.claimVolume" (dict "root" $root "claimName" $root.Values.staging.claimName) | default "staging-source" }}
 {{- end }}
 
 {{- define "common.staging.container" -}}
