@@ -27,6 +27,7 @@ from bireme_runtime.dataset_sources import (
     ATTEMPTS,
     Body,
     Entry,
+    Part,
     S3Source,
     Source,
     SourceError,
@@ -385,7 +386,7 @@ class Copier:
             self._open_parts[item.path] -= 1
             is_last = self._open_parts[item.path] == 0
         if is_last:
-            self._finish(item, unfinished, _sha256(unfinished))
+            self._finish(item, unfinished, Part.whole(unfinished).digest("sha256"))
 
     def _finish(self, item: Item, unfinished: Path, sha256: str) -> None:
         if unfinished.stat().st_size != item.entry.size:
@@ -499,7 +500,7 @@ def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[st
         records.update(split(staging, shards, say))
     paths = sorted({*_files(staging)} - {shards.file for shards in settings.shards})
     with ThreadPoolExecutor(settings.parallel) as pool:
-        digests = pool.map(lambda path: known.get(path) or _sha256(staging / path), paths)
+        digests = pool.map(lambda path: known.get(path) or Part.whole(staging / path).digest("sha256"), paths)
         rows = [_row(staging, path, digest, records) for path, digest in zip(paths, digests)]
     return _write_manifest(staging, rows, share["identity"])
 
@@ -556,17 +557,20 @@ def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     _, rows = _manifest_of(folder)
     there = {entry.path: entry for entry in place.listed()}
 
-    def put(path: str) -> int:
+    def put(path: str, parallel: int = 1) -> int:
         file = folder / path
         size, entry = file.stat().st_size, there.get(path)
         # Another tag, as KMS gives or who sends other parts, only costs that it is sent again.
         if entry is not None and entry.size == size and entry.version == place.tag(file):
             return 0
-        place.put(path, file)
+        place.put(path, file, parallel)
         return 1
 
+    # Many files at a time, and those in parts one after another, many parts at a time.
+    small = [row["path"] for row in rows if row["bytes"] <= place.part_bytes]
     with ThreadPoolExecutor(settings.parallel) as pool:
-        sent = sum(pool.map(put, [row["path"] for row in rows]))
+        sent = sum(pool.map(put, small))
+    sent += sum(put(row["path"], settings.parallel) for row in rows if row["bytes"] > place.part_bytes)
     sent += put(MANIFEST)
     say(f"{settings.upload} has the dataset: {sent} of {len(rows) + 1} files were sent now")
     return sent > 0
@@ -635,7 +639,7 @@ def _wrong(folder: Path, row: Mapping[str, Any], is_quick: bool) -> str:
         return f"{row['path']} is missing"
     if file.stat().st_size != row["bytes"]:
         return f"{row['path']} has {file.stat().st_size} bytes instead of {row['bytes']}"
-    if not is_quick and _sha256(file) != row["sha256"]:
+    if not is_quick and Part.whole(file).digest("sha256") != row["sha256"]:
         return f"{row['path']} has another sha256 than in {MANIFEST}"
     return ""
 
@@ -650,14 +654,6 @@ def _files(folder: Path) -> Iterator[str]:
             folders[:] = [name for name in folders if name != _STATE]
             names = [name for name in names if name != MANIFEST]
         yield from (str(Path(base, name).relative_to(folder)) for name in names)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        for chunk in iter(lambda: content.read(_CHUNK), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _write(file: Path, text: str) -> None:

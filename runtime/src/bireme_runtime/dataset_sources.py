@@ -6,7 +6,6 @@ S3 takes files as well.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import http.client
 import math
@@ -17,6 +16,7 @@ import time
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -207,14 +207,20 @@ def pause(attempt: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """`size` bytes of a file from `start` on."""
 
     file: Path
     start: int
     size: int
 
+    @classmethod
+    def whole(cls, file: Path) -> Part:
+        """All of a file."""
+        return cls(file, 0, file.stat().st_size)
+
     def chunks(self) -> Iterator[bytes]:
+        """The bytes, some at a time. Raises OSError."""
         with self.file.open("rb") as content:
             content.seek(self.start)
             left = self.size
@@ -222,12 +228,12 @@ class _Part:
                 left -= len(chunk)
                 yield chunk
 
-
-def _digest(part: _Part, algorithm: str) -> str:
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    for chunk in part.chunks():
-        digest.update(chunk)
-    return digest.hexdigest()
+    def digest(self, algorithm: str) -> str:
+        """The digest in hex, by an algorithm of hashlib. Raises OSError."""
+        digest = hashlib.new(algorithm, usedforsecurity=False)
+        for chunk in self.chunks():
+            digest.update(chunk)
+        return digest.hexdigest()
 
 
 class HttpSource:
@@ -310,20 +316,23 @@ class S3Source:
                 continue
             yield Entry(safe_path(path), size, tag, key)
 
-    def put(self, path: str, file: Path) -> None:
-        """Make a file an object below the prefix, a large one in parts. Raises as `entries` does."""
+    def put(self, path: str, file: Path, parallel: int = 4) -> None:
+        """Make a file an object below the prefix; a large one goes in parts. Raises as `entries` does."""
         key = "/".join(filter(None, (self.prefix.rstrip("/"), path)))
         parts = self._parts(file)
         if len(parts) == 1:
             again(lambda: self._send(key, {}, parts[0]))
             return
-        (upload,) = self._said(key, {"uploads": ""}, b"", "UploadId")
+        upload = self._said(key, {"uploads": ""}, b"", "UploadId")
         try:
-            rows = []
-            for number, part in enumerate(parts, start=1):
-                query = {"partNumber": str(number), "uploadId": upload}
-                tag = again(functools.partial(self._send, key, query, part))
-                rows.append(f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>")
+            # Its end waits for the parts on their way: such a part may outlive the upload that is given up.
+            with ThreadPoolExecutor(parallel) as pool:
+                queries = [{"partNumber": str(n), "uploadId": upload} for n, _ in enumerate(parts, start=1)]
+                tags = list(pool.map(lambda *sent: again(lambda: self._send(key, *sent)), queries, parts))
+            rows = (
+                f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>"
+                for number, tag in enumerate(tags, start=1)
+            )
             body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>".encode()
             # S3 may say OK at once, and an error only in the body.
             self._said(key, {"uploadId": upload}, body, "ETag")
@@ -335,35 +344,40 @@ class S3Source:
 
     def tag(self, file: Path) -> str:
         """The `version` of the object that `put` makes of a file, unless KMS encrypts it."""
-        digests = [_digest(part, "md5") for part in self._parts(file)]
+        digests = [part.digest("md5") for part in self._parts(file)]
         if len(digests) == 1:
             return digests[0]
         whole = hashlib.md5(b"".join(map(bytes.fromhex, digests)), usedforsecurity=False)
         return f"{whole.hexdigest()}-{len(digests)}"
 
-    def _parts(self, file: Path) -> list[_Part]:
+    def _parts(self, file: Path) -> list[Part]:
         size = file.stat().st_size
         step = max(self.part_bytes, math.ceil(size / _MOST_PARTS))
-        return [_Part(file, start, min(step, size - start)) for start in range(0, size or 1, step)]
+        return [Part(file, start, min(step, size - start)) for start in range(0, size or 1, step)]
 
-    def _send(self, key: str, query: Mapping[str, str], part: _Part) -> str:
+    def _send(self, key: str, query: Mapping[str, str], part: Part) -> str:
         """Put a part, or the whole file, and return its tag in quotes."""
-        headers, digest = {"content-length": str(part.size)}, _digest(part, "sha256")
+        headers, digest = {"content-length": str(part.size)}, part.digest("sha256")
         with self._ask(key, query, headers, "PUT", digest, part.chunks()) as answer:
             check_status(answer, f"s3://{self.bucket}/{key}", (200,))
             answer.read()
             return answer.headers.get("ETag", "")
 
-    def _said(self, key: str, query: Mapping[str, str], body: bytes, name: str) -> list[str]:
-        """The texts of the elements called `name` in what S3 answers. Raises Unreachable without any."""
+    def _said(self, key: str, query: Mapping[str, str], body: bytes, name: str) -> str:
+        """The text of the element called `name` in what S3 answers. Raises as `entries` does."""
         headers, digest = {"content-length": str(len(body))}, hashlib.sha256(body).hexdigest()
-        with self._ask(key, query, headers, "POST", digest, body) as answer:
-            check_status(answer, f"s3://{self.bucket}/{key}", (200,))
-            text = answer.read()
-        found = [each.text or "" for each in ElementTree.fromstring(text).iter() if each.tag.endswith(name)]
-        if not found:
-            raise Unreachable(f"s3://{self.bucket}/{key}: {text[:300].decode(errors='replace')}")
-        return found
+        what = f"s3://{self.bucket}/{key}"
+
+        def ask() -> str:
+            with self._ask(key, query, headers, "POST", digest, body) as answer:
+                check_status(answer, what, (200,))
+                text = answer.read()
+            for each in ElementTree.fromstring(text).iter():
+                if each.tag.endswith(name):
+                    return each.text or ""
+            raise Unreachable(f"{what}: {text[:300].decode(errors='replace')}")
+
+        return again(ask)
 
     def delete(self, key: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
         """Remove an object. Raises as `entries` does."""
