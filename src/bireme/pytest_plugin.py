@@ -301,22 +301,27 @@ def test_namespace(random_namespace: Any) -> str:
     return name
 
 
-@pytest.fixture
-def release(
+@pytest.fixture(scope="session")
+def new_release(
     cluster: Cluster,
     request_for: Request,
     toolbox: Toolbox,
     renderer: Renderer,
     instances: Mapping[str, Instance],
-    test_namespace: str,
-) -> Iterator[ReleaseFactory]:
+) -> Callable[[], InstalledRelease]:
+    """``new_release().install(chart, name, namespace)``: for fixtures that outlive a test."""
+    return lambda: InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+
+
+@pytest.fixture
+def release(new_release: Callable[[], InstalledRelease], test_namespace: str) -> Iterator[ReleaseFactory]:
     """``release("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: installed, as planned, and
     removed when the test ends. Takes what ``render`` takes, and name, expect_differences and timeout.
     """
     installed: list[InstalledRelease] = []
 
     def _release(chart: str | Path, name: str | None = None, **said: Any) -> InstalledRelease:
-        one = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+        one = new_release()
         installed.append(one)
         return one.install(chart, name or f"t{uuid.uuid4().hex[:6]}", test_namespace, **said)
 

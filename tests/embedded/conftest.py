@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.patience import until
-from bireme.instances import Instance
-from bireme.pytest_plugin import InstalledRelease, Request
-from bireme.render import Renderer
+from bireme.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 
 pytestmark = pytest.mark.embedded
@@ -33,15 +31,10 @@ def mpi_kind() -> str:
 
 @pytest.fixture(scope="module")
 def mpi_operator(
-    cluster: EmbeddedCluster,
-    request_for: Request,
-    toolbox: Toolbox,
-    renderer: Renderer,
-    instances: Mapping[str, Instance],
-    mpi_kind: str,
+    cluster: EmbeddedCluster, new_release: Callable[[], InstalledRelease], toolbox: Toolbox, mpi_kind: str
 ) -> Iterator[InstalledRelease]:
     """charts/mpijob, and the real operator with the arguments and the rights that it gives it."""
-    operator = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+    operator = new_release()
     operator.install("mpijob", "mpijob", "mpi-operator")
     with controllers.running(cluster, "mpijob", "mpi-operator", toolbox.path("mpi-operator")):
         yield operator

@@ -15,10 +15,8 @@ from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.patience import until
 from bireme.errors import BiremeError
-from bireme.instances import Instance
 from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease, Request
-from bireme.render import Renderer
+from bireme.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 
 Install = Callable[..., InstalledRelease]
@@ -26,12 +24,7 @@ Install = Callable[..., InstalledRelease]
 
 @pytest.fixture
 def install(
-    cluster: EmbeddedCluster,
-    request_for: Request,
-    toolbox: Toolbox,
-    renderer: Renderer,
-    instances: Mapping[str, Instance],
-    mpi_kind: str,
+    cluster: EmbeddedCluster, new_release: Callable[[], InstalledRelease], mpi_kind: str
 ) -> Iterator[Install]:
     """``install(namespace, chart="mpijob", sets=[…])``: release mpijob, and nothing left of it afterwards."""
     made: list[InstalledRelease] = []
@@ -39,7 +32,7 @@ def install(
     def _install(
         namespace: str, chart: str | Path = "mpijob", name: str = "mpijob", **said: Any
     ) -> InstalledRelease:
-        one = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+        one = new_release()
         made.append(one)
         return one.install(chart, name, namespace, **said)
 

@@ -16,10 +16,8 @@ from on_kind import NODE_TYPE, Shell, Values, enforce, eventually
 from training import CHECKPOINT_EVERY, KIND, Training
 
 from bireme.clusters.kind_cluster import KindCluster
-from bireme.instances import Instance
 from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory, Request
-from bireme.render import Renderer
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 
 
@@ -78,17 +76,14 @@ def operator_on_kind() -> Values:
 def mpi_operator(
     load: Callable[..., None],
     cluster: KindCluster,
-    request_for: Request,
-    toolbox: Toolbox,
-    renderer: Renderer,
-    instances: Mapping[str, Instance],
+    new_release: Callable[[], InstalledRelease],
     operator_on_kind: Values,
 ) -> Iterator[InstalledRelease]:
     """charts/mpijob in a restricted namespace, and the kind MPIJob with it."""
     load("mpi-operator", "python")
     cluster.api.create("/api/v1/namespaces", {"metadata": {"name": "mpi-operator"}})
     enforce(cluster, "mpi-operator", "restricted")
-    operator = InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+    operator = new_release()
     yield operator.install("mpijob", "mpijob", "mpi-operator", values=operator_on_kind)
     operator.uninstall()
     cluster.api.delete("/api/v1/namespaces/mpi-operator")
