@@ -44,6 +44,7 @@ test: lint tools ## Lint, types, unit, render and embedded tests
 	$(PYTEST) $(PARALLEL) tests/embedded tests/runtime tests/unit tests/render
 
 KIND_NODES := p5.4xlarge=3
+TOPOLOGY_TESTS := $(patsubst %,tests/embedded/test_%.py,torch_elastic mpi_training mpijob paddle)
 
 .PHONY: test-kind
 test-kind: setup ## The core of the kind tier: real containers, real training (needs a container engine: hack/engine/start)
@@ -53,7 +54,7 @@ test-kind: setup ## The core of the kind tier: real containers, real training (n
 test-kind-full: setup ## The whole kind tier (an hour), the training scripts in chroots, and the topology tests on fake nodes inside a kind cluster
 	$(PYTEST) tests/images
 	$(PYTEST) --cluster-type kind --bireme-nodes $(KIND_NODES) tests/kind
-	$(PYTEST) --cluster-type kind tests/embedded/test_torch_elastic.py
+	$(PYTEST) --cluster-type kind $(TOPOLOGY_TESTS)
 
 .PHONY: test-matrix
 test-matrix: setup ## The embedded tests on the oldest Kubernetes that is supported

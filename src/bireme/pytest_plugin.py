@@ -7,6 +7,7 @@ existing`` uses ``--kubeconfig``. Namespaces come from pytest-helm-charts' own f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -25,7 +26,9 @@ from bireme.changes import Changes
 from bireme.clusters import Cluster, provider
 from bireme.clusters.existing import ExistingProvider
 from bireme.clusters.nodes import parse_nodes
+from bireme.clusters.patience import until
 from bireme.deploy import Deployer
+from bireme.errors import BiremeError
 from bireme.instances import Instance, load_instances
 from bireme.observe import Difference, ObservedPod
 from bireme.paths import Paths
@@ -295,10 +298,16 @@ ReleaseFactory = Callable[..., InstalledRelease]
 
 
 @pytest.fixture(scope="module")
-def test_namespace(random_namespace: Any) -> str:
+def test_namespace(random_namespace: Any, cluster: Cluster) -> Iterator[str]:
     """A namespace of the module's own, made and removed by pytest-helm-charts."""
     name: str = random_namespace.name
-    return name
+    yield name
+    # A namespace that has some of these when it is deleted is looked at again only 8 to 15 s later.
+    slow = [f"/api/v1/namespaces/{name}/{kind}" for kind in ("pods", "persistentvolumeclaims")]
+    for path in slow:
+        cluster.api.delete(path)
+    with contextlib.suppress(BiremeError):
+        until(lambda: not any(cluster.api.get(path)["items"] for path in slow), 30, "what takes long to go")
 
 
 @pytest.fixture(scope="session")

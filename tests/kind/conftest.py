@@ -33,11 +33,10 @@ def shell(cluster: KindCluster, toolbox: Toolbox) -> Shell:
 
 
 @pytest.fixture(scope="module")
-def test_namespace(random_namespace: Any, cluster: KindCluster) -> str:
+def test_namespace(test_namespace: str, cluster: KindCluster) -> str:
     """The module's namespace, which enforces the restricted Pod Security Standard."""
-    name: str = random_namespace.name
-    enforce(cluster, name, "restricted")
-    return name
+    enforce(cluster, test_namespace, "restricted")
+    return test_namespace
 
 
 @pytest.fixture(scope="session")
