@@ -30,7 +30,7 @@ def manifest(name: str, workers: int, **policy: Any) -> dict[str, Any]:
         labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": role}
         resources = pod.pop("resources", {})
         container = {"name": role, "image": "mpi", "resources": {"limits": resources, "requests": resources}}
-        tolerations = [{"operator": "Exists"}]
+        tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
         spec = {"containers": [container], "tolerations": tolerations, **pod}
         template = {"metadata": {"labels": labels}, "spec": spec}
         return {"replicas": count, "restartPolicy": "Never", "template": template}
