@@ -215,6 +215,17 @@ def test_a_dataset_goes_into_s3_as_well_and_only_what_is_missing_there_is_sent(
     assert read(tmp_path / "back") == files
 
 
+def test_a_large_file_of_a_dataset_goes_into_s3_once(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "large.tar").write_bytes(bytes(65 * MiB))
+    place = f"s3://{bucket}/tars"
+    env = {**s3.env, **settings(tmp_path / "data", {"url": f"file://{tmp_path}/source"}, upload=place)}
+    assert "2 of 2 files were sent" in stage_and_publish(env)
+    (entry,) = (each for each in S3Source(bucket, "tars", s3.env).listed() if each.path == "large.tar")
+    assert (entry.size, entry.version[-2:]) == (65 * MiB, "-2")
+    assert "0 of 2 files were sent" in stage_and_publish(env)
+
+
 def test_a_large_file_goes_into_s3_in_parts(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     file = tmp_path / "large.tar"
     file.write_bytes(random.Random(1).randbytes(11 * MiB))
