@@ -51,7 +51,7 @@ test-kind: setup ## The core of the kind tier: real containers, real training (n
 	$(PYTEST) --cluster-type kind --bireme-nodes $(KIND_NODES) -m "not whole" tests/kind
 
 .PHONY: test-kind-full
-test-kind-full: setup ## The whole kind tier (an hour), the training scripts in chroots, and the topology tests on fake nodes inside a kind cluster
+test-kind-full: setup ## The whole kind tier (two hours), the training scripts in chroots, and the topology tests on fake nodes inside a kind cluster
 	$(PYTEST) tests/images
 	$(PYTEST) --cluster-type kind --bireme-nodes $(KIND_NODES) tests/kind
 	$(PYTEST) --cluster-type kind $(TOPOLOGY_TESTS)
