@@ -180,9 +180,9 @@ def test_an_operator_without_the_rights_it_needs_ends_and_says_so(
     cluster.api.delete(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{team}/rolebindings/mpijob")
     with (
         pytest.raises(BiremeError, match=r"(?s)ended with exit code.*forbidden"),
-        controllers.running(cluster, "mpijob", ours, toolbox.path("mpi-operator")) as log,
+        controllers.running(cluster, "mpijob", ours, toolbox.path("mpi-operator")) as operator,
     ):
-        until(lambda: "Requesting controller to exit" in log.read_text(), 60, "the operator to end")
+        until(operator.has_ended, 60, "the operator to end")
 
 
 # Everything that its code does (pkg/controller of mpi-operator), and what some other operators may.

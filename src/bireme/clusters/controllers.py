@@ -14,6 +14,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,21 @@ _TOKEN_SECONDS = 24 * 3600
 _LINES_KEPT = 20
 
 
+@dataclass(frozen=True)
+class Controller:
+    """A program that runs; ``log`` has what it says."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def has_ended(self) -> bool:
+        """Whether it ended by itself."""
+        return self.process.poll() is not None
+
+
 @contextlib.contextmanager
-def running(cluster: Cluster, deployment: str, namespace: str, program: Path) -> Iterator[Path]:
-    """Run ``program`` for the one container of ``deployment`` meanwhile; its log.
+def running(cluster: Cluster, deployment: str, namespace: str, program: Path) -> Iterator[Controller]:
+    """Run ``program`` for the one container of ``deployment`` meanwhile.
 
     Starts when the readiness probe answers. The container's ports are this machine's: whoever wants one
     that another `running` holds waits for it. Raises BiremeError when the program ends early, at the latest
@@ -54,19 +67,17 @@ def running(cluster: Cluster, deployment: str, namespace: str, program: Path) ->
     link = folder / program.name
     link.symlink_to(program)
     with _ports({port["containerPort"] for port in container.get("ports", ())}):
-        process, log = _start(link, container, kubeconfig)
+        controller = _start(link, container, kubeconfig)
         try:
-            until(lambda: _settled(process, container), _READY_SECONDS, f"{program.name} to be ready")
-            _check_alive(process, log)
-            yield log
-            _check_alive(process, log)
+            until(lambda: _settled(controller, container), _READY_SECONDS, f"{program.name} to be ready")
+            _check_alive(controller)
+            yield controller
+            _check_alive(controller)
         finally:
-            _stop(process)
+            _stop(controller.process)
 
 
-def _start(
-    link: Path, container: Mapping[str, Any], kubeconfig: Path
-) -> tuple[subprocess.Popen[bytes], Path]:
+def _start(link: Path, container: Mapping[str, Any], kubeconfig: Path) -> Controller:
     log = link.parent / "log"
     given = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
     with log.open("wb") as output:
@@ -78,7 +89,7 @@ def _start(
             stderr=output,
             start_new_session=True,
         )
-    return process, log
+    return Controller(process, log)
 
 
 def _token(cluster: Cluster, account: str, namespace: str) -> str:
@@ -102,12 +113,12 @@ def _as_bearer(cluster: Cluster, token: str) -> dict[str, Any]:
     }
 
 
-def _settled(process: subprocess.Popen[bytes], container: Mapping[str, Any]) -> bool:
+def _settled(controller: Controller, container: Mapping[str, Any]) -> bool:
     """Whether the readiness probe answers, or nothing will ever answer it."""
     probe = container["readinessProbe"]["httpGet"]
     named = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
     port = named.get(probe["port"], probe["port"])
-    if process.poll() is not None:
+    if controller.has_ended():
         return True
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe['path']}", timeout=5) as answer:
@@ -116,11 +127,12 @@ def _settled(process: subprocess.Popen[bytes], container: Mapping[str, Any]) -> 
         return False
 
 
-def _check_alive(process: subprocess.Popen[bytes], log: Path) -> None:
-    if process.poll() is None:
+def _check_alive(controller: Controller) -> None:
+    if not controller.has_ended():
         return
+    log, code = controller.log, controller.process.returncode
     said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES_KEPT:]
-    what = f"the program of {log.parent.name} ended with exit code {process.returncode}; it said last:"
+    what = f"the program of {log.parent.name} ended with exit code {code}; it said last:"
     raise BiremeError("\n  ".join([what, *said]))
 
 
