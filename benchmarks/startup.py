@@ -107,8 +107,8 @@ class Stage:
         self.cluster.api.delete("/apis/coordination.k8s.io/v1/namespaces/mpi-operator/leases/mpi-operator")
         program = self.toolbox.path("mpi-operator")
         with controllers.running(self.cluster, "mpijob", "mpi-operator", program) as operator:
-            said = operator.log.read_text
-            until(lambda: "Started workers" in said(), LIMIT_SECONDS, "the operator to lead")
+            log = operator.log
+            until(lambda: "Started workers" in log.read_text(), LIMIT_SECONDS, "the operator to lead")
             yield
         releases.uninstall("mpijob", "mpi-operator", LIMIT_SECONDS)
 

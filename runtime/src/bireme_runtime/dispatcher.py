@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["Dispatcher", "DispatcherError", "Refused", "Shard", "Unavailable"]
+__all__ = ["Dispatcher", "DispatcherError", "Refused", "Shard", "Unavailable", "give_back"]
 
 USAGE, UNAVAILABLE, CONFIG = 64, 75, 78
 # The service keeps the names of so many shards together.
@@ -305,10 +305,9 @@ def give_back(note: Path, env: Mapping[str, str] = os.environ) -> None:
         note.unlink()
     except FileNotFoundError:
         return
-    dispatcher = Dispatcher(env=env, wait_seconds=_GOODBYE_SECONDS)
-    with contextlib.suppress(DispatcherError):
-        dispatcher._post("leave", {"trainer": trainer}, _GOODBYE_SECONDS)
-    dispatcher._line.close()
+    killed = Dispatcher(env=env, wait_seconds=_GOODBYE_SECONDS)
+    killed._trainer = trainer
+    killed.close()
 
 
 def _warn(answer: Mapping[str, Any]) -> None:

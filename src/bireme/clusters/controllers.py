@@ -41,7 +41,7 @@ class Controller:
     log: Path
 
     def has_ended(self) -> bool:
-        """Whether it ended by itself."""
+        """Whether the process is gone."""
         return self.process.poll() is not None
 
 
