@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bireme.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.manifests import Manifest
 
 Action = Literal["nothing", "scale", "update", "replace", "refuse", "add", "remove"]
 Identity = tuple[str, str | None, str]
 
-IMMUTABLE = "bireme.dev/immutable"
-# Names a field that the chart makes up on the cluster and keeps: no two renders agree on it.
-GENERATED = "bireme.dev/generated"
 _RUN = re.compile(r"^(?P<base>.+)-r(?P<run>\d+)$")
 
 # The fields of ``spec`` that Kubernetes lets an update change. Completions move with parallelism, and only in
@@ -211,7 +209,7 @@ def _fixed_completions(live: Manifest, wanted: Manifest) -> tuple[str, ...]:
 
 def _digests(manifest: Manifest) -> Mapping[str, str] | None:
     try:
-        found = json.loads(manifest.annotations[IMMUTABLE])
+        found = json.loads(manifest.annotations[IMMUTABLE_ANNOTATION])
     except (KeyError, TypeError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -224,7 +222,7 @@ def _changed_parts(live: Manifest, wanted: Manifest) -> tuple[str, ...]:
     for field in _differing(live, wanted):
         if field == "spec" and is_workload:
             parts += [part for part in _differing(_spec(live), _spec(wanted)) if part not in _COUNTS]
-        elif field not in {"metadata", wanted.annotations.get(GENERATED)}:
+        elif field not in {"metadata", wanted.annotations.get(GENERATED_ANNOTATION)}:
             parts.append(field)
     return tuple(_SAID.get(part, part) for part in parts)
 

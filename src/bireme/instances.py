@@ -14,7 +14,6 @@ from bireme.paths import Paths
 
 EFA = "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
-INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 _PODS = 110
 _ROOT_VOLUME_GIB = 80
 

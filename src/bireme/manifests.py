@@ -14,9 +14,9 @@ from typing import Any
 from bireme.errors import BiremeError
 from bireme.helm_yaml import parse_yaml
 from bireme.kubeschemas import kubernetes_schemas, schema_location
+from bireme.labels import HOOK_ANNOTATION
 from bireme.tools import Toolbox
 
-HOOK = "helm.sh/hook"
 _SOURCE = re.compile(r"^# Source: (.+)$", re.MULTILINE)
 _DOCUMENT = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
@@ -97,7 +97,7 @@ class Manifest(Mapping[str, Any]):
     @property
     def is_hook(self) -> bool:
         """Whether Helm runs it at a moment of its own (a test, an install hook) instead of keeping it."""
-        return HOOK in self.annotations
+        return HOOK_ANNOTATION in self.annotations
 
     @property
     def identity(self) -> str:

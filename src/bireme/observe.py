@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
 from bireme.errors import BiremeError
+from bireme.labels import (
+    COMPONENT_LABEL,
+    HOOK_ANNOTATION,
+    JOB_INDEX_LABEL,
+    KUBEFLOW_JOB_LABEL,
+    OUT_OF_SERVICE_TAINT,
+    POD_TEMPLATE_HASH_LABEL,
+    RELEASE_LABEL,
+    UNREACHABLE_TAINT,
+)
 from bireme.topology import LAUNCHER_SUFFIX, Plan, PodPlan, WorkloadPlan, pod_requests, quantity
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-INSTANCE_LABEL = "app.kubernetes.io/instance"
-COMPONENT_LABEL = "app.kubernetes.io/component"
 LAUNCHER_ROLE = "launcher"
-JOB_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-MPI_JOB_LABEL = "training.kubeflow.org/job-name"
-HOOK_ANNOTATION = "helm.sh/hook"
-UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
-OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 
 NodeState = Literal["", "unreachable", "out-of-service", "gone"]
 Kind = Literal[
@@ -351,7 +354,7 @@ class _Scene:
 
     def __init__(self, cluster: Cluster, release: str, namespace: str) -> None:
         self._api = cluster.api
-        self._selector = f"{INSTANCE_LABEL}={release}"
+        self._selector = f"{RELEASE_LABEL}={release}"
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self._jobs_path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         self._mpi_jobs_path = f"/apis/kubeflow.org/v2beta1/namespaces/{namespace}/mpijobs"
@@ -503,10 +506,10 @@ def _owner(pod: Mapping[str, Any]) -> tuple[str, str]:
     owner = next((each for each in meta.get("ownerReferences", []) if each.get("controller")), None)
     if owner is None:
         return "Pod", meta["name"]
-    template = meta.get("labels", {}).get("pod-template-hash")
+    template = meta.get("labels", {}).get(POD_TEMPLATE_HASH_LABEL)
     if owner["kind"] == "ReplicaSet" and template and owner["name"].endswith(f"-{template}"):
         return "Deployment", owner["name"].removesuffix(f"-{template}")
-    mpi_job = meta.get("labels", {}).get(MPI_JOB_LABEL)
+    mpi_job = meta.get("labels", {}).get(KUBEFLOW_JOB_LABEL)
     if owner["kind"] == "Job" and mpi_job and owner["name"] == f"{mpi_job}{LAUNCHER_SUFFIX}":
         return "MPIJob", mpi_job
     return owner["kind"], owner["name"]

@@ -30,6 +30,7 @@ from bireme.clusters.patience import until
 from bireme.deploy import Deployer
 from bireme.errors import BiremeError
 from bireme.instances import Instance, load_instances
+from bireme.labels import HOOK_ANNOTATION, RELEASE_LABEL
 from bireme.observe import Difference, ObservedPod
 from bireme.paths import Paths
 from bireme.release import Releases
@@ -267,8 +268,8 @@ class InstalledRelease:
         """The live objects of the release by plural, e.g. ``pods``."""
         group = _GROUPS.get(kind, "api/v1")
         path = f"/{group}/namespaces/{self.namespace}/{kind}"
-        items = self.cluster.api.get(path, labelSelector=f"app.kubernetes.io/instance={self.name}")["items"]
-        return [item for item in items if "helm.sh/hook" not in item["metadata"].get("annotations", {})]
+        items = self.cluster.api.get(path, labelSelector=f"{RELEASE_LABEL}={self.name}")["items"]
+        return [item for item in items if HOOK_ANNOTATION not in item["metadata"].get("annotations", {})]
 
     def names(self, kind: str) -> list[str]:
         """The names of ``objects``."""

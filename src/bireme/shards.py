@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.clusters.api import Api, ApiError
+from bireme.labels import COMPONENT_LABEL
 from bireme.manifests import Manifest
-from bireme.observe import COMPONENT_LABEL
 
 COMPONENT = "dispatcher"
 _SECONDS = 5.0

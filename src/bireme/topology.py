@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.instances import EFA, HUGE_PAGES, INSTANCE_TYPE_LABEL, Instance
+from bireme.instances import EFA, HUGE_PAGES, Instance
+from bireme.labels import COMPONENT_LABEL, INSTANCE_TYPE_LABEL
 from bireme.manifests import Manifest
 
 ACCELERATORS = ("nvidia.com/gpu", "aws.amazon.com/neuron")
-COMPONENT = "app.kubernetes.io/component"
 # What mpi-operator adds to an MPIJob's name for the Job and the host of its launcher.
 LAUNCHER_SUFFIX = "-launcher"
 
@@ -274,7 +274,7 @@ def _replica(name: str, spec: Mapping[str, Any], role: str, rank: int | None, sl
     labels = (template.get("metadata") or {}).get("labels") or {}
     return PodPlan(
         name=name,
-        role=str(labels.get(COMPONENT) or role),
+        role=str(labels.get(COMPONENT_LABEL) or role),
         rank=rank,
         hostname=name,
         resources=pod_requests(template["spec"]),
@@ -335,7 +335,7 @@ def _pods(
 def _role(manifest: Manifest) -> str:
     template = manifest.pod_template or {}
     labels = (template.get("metadata") or {}).get("labels") or {}
-    return str(labels.get(COMPONENT) or manifest.labels.get(COMPONENT) or manifest.name)
+    return str(labels.get(COMPONENT_LABEL) or manifest.labels.get(COMPONENT_LABEL) or manifest.name)
 
 
 def _env(pod_spec: Mapping[str, Any], name: str) -> str | None:

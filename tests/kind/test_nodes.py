@@ -10,7 +10,7 @@ import yaml
 from on_kind import NODE_TYPE, Shell, eventually
 
 from bireme.clusters.kind_cluster import KindCluster
-from bireme.clusters.nodes import FAKE_LABEL
+from bireme.labels import FAKE_LABEL
 
 RESTRICTED = {
     "runAsNonRoot": True,

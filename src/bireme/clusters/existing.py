@@ -12,7 +12,7 @@ from pathlib import Path
 from bireme.clusters import ClusterInfo
 from bireme.clusters.api import Api
 from bireme.errors import BiremeError
-from bireme.instances import INSTANCE_TYPE_LABEL
+from bireme.labels import INSTANCE_TYPE_LABEL
 from bireme.paths import Paths
 
 

@@ -18,21 +18,27 @@ import yaml
 
 from bireme.clusters import ClusterInfo
 from bireme.clusters.api import Api, ApiError
-from bireme.clusters.nodes import FAKE_LABEL, NODE_TYPE_LABEL, NodeShape, node_manifest, shape_of
+from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.patience import until
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
+from bireme.labels import (
+    CUT_LABEL,
+    DEFAULT_CLASS_ANNOTATION,
+    EXIT_CODE_ANNOTATION,
+    FAKE_LABEL,
+    NODE_TYPE_LABEL,
+    NOT_READY_TAINT,
+    OUT_OF_SERVICE_TAINT,
+)
 from bireme.paths import Paths
 
 STORAGE_CLASS = "fake"
-EXIT_CODE_ANNOTATION = "bireme.dev/exit-code"
-OUT_OF_SERVICE_TAINT = {
-    "key": "node.kubernetes.io/out-of-service",
+_OUT_OF_SERVICE = {
+    "key": OUT_OF_SERVICE_TAINT,
     "value": "nodeshutdown",
     "effect": "NoExecute",
 }
-# The label that takes a node out of kwok's hands: from then on nobody answers for it.
-CUT_LABEL = "bireme.dev/cut"
 # The nodes that kwok plays: the fakes that still answer.
 MANAGED_NODES = f"{FAKE_LABEL}=true,!{CUT_LABEL}"
 
@@ -133,8 +139,8 @@ class FakeNodes:
         What an operator does by ``kubectl taint node NODE node.kubernetes.io/out-of-service=…:NoExecute``.
         """
         taints = self._node(node)["spec"].get("taints", [])
-        others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE_TAINT["key"]]
-        self.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": [*others, OUT_OF_SERVICE_TAINT]}})
+        others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE_TAINT]
+        self.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": [*others, _OUT_OF_SERVICE]}})
 
     def complete(self, pod: str, namespace: str = "default") -> None:
         """Let every container of a running pod end with exit code 0; returns when it has."""
@@ -201,14 +207,14 @@ class FakeNodes:
 def _schedulable(node: Mapping[str, Any]) -> bool:
     conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", [])}
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
-    return conditions.get("Ready") == "True" and "node.kubernetes.io/not-ready" not in taints
+    return conditions.get("Ready") == "True" and NOT_READY_TAINT not in taints
 
 
 def _storage_class(default: bool) -> dict[str, Any]:
     return {
         "metadata": {
             "name": STORAGE_CLASS,
-            "annotations": {"storageclass.kubernetes.io/is-default-class": str(default).lower()},
+            "annotations": {DEFAULT_CLASS_ANNOTATION: str(default).lower()},
         },
         "provisioner": "bireme.dev/fake",
         "reclaimPolicy": "Delete",

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from bireme.clusters import cluster_dir
 from bireme.clusters.engine import Engine
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
-from bireme.clusters.nodes import FAKE_LABEL, NODE_TYPE_LABEL, shape_of
+from bireme.clusters.nodes import shape_of
 from bireme.clusters.patience import until
 from bireme.errors import BiremeError
 from bireme.instances import HUGE_PAGES, load_instances
+from bireme.labels import CONTROL_PLANE_TAINT, FAKE_LABEL, NODE_TYPE_LABEL
 
 if TYPE_CHECKING:
     from bireme.tools import Toolbox
@@ -183,7 +184,7 @@ class KindCluster(FakeNodes):
 
     def _keep_pods_away(self) -> None:
         """Taint a control plane that is no node of any type; kind opens one that is alone to all pods."""
-        taint = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+        taint = {"key": CONTROL_PLANE_TAINT, "effect": "NoSchedule"}
         for node in self._real_nodes():
             if NODE_TYPE_LABEL not in node["metadata"]["labels"]:
                 self.api.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"taints": [taint]}})

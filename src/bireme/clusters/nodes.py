@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.instances import INSTANCE_TYPE_LABEL, Instance
+from bireme.instances import Instance
+from bireme.labels import (
+    ARCHITECTURE_LABEL,
+    FAKE_LABEL,
+    HOSTNAME_LABEL,
+    INSTANCE_TYPE_LABEL,
+    NODE_TYPE_LABEL,
+    OS_LABEL,
+    REGION_LABEL,
+    ZONE_LABEL,
+)
 
 CPU_TYPE = "cpu"
-FAKE_LABEL = "bireme.dev/fake"
-NODE_TYPE_LABEL = "bireme.dev/node-type"
 REGION = "us-west-2"
 ZONE = f"{REGION}a"
 
@@ -97,11 +105,11 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
             "name": name,
             "labels": {
                 INSTANCE_TYPE_LABEL: shape.instance_type,
-                "kubernetes.io/arch": "amd64",
-                "kubernetes.io/hostname": name,
-                "kubernetes.io/os": "linux",
-                "topology.kubernetes.io/region": REGION,
-                "topology.kubernetes.io/zone": ZONE,
+                ARCHITECTURE_LABEL: "amd64",
+                HOSTNAME_LABEL: name,
+                OS_LABEL: "linux",
+                REGION_LABEL: REGION,
+                ZONE_LABEL: ZONE,
                 FAKE_LABEL: "true",
                 NODE_TYPE_LABEL: shape.name,
             },

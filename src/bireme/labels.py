@@ -1,0 +1,41 @@
+"""The names of all labels, annotations and taints that the harness reads or writes."""
+
+from __future__ import annotations
+
+# --- on objects of a chart ---
+RELEASE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+HOOK_ANNOTATION = "helm.sh/hook"
+# Digests of the parts of an object that Kubernetes does not change in place, as JSON: part → digest.
+IMMUTABLE_ANNOTATION = "bireme.dev/immutable"
+# Names a field that the chart generates on the cluster and keeps: two renders never agree on it.
+GENERATED_ANNOTATION = "bireme.dev/generated"
+
+# --- on pods, set by their controllers ---
+JOB_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+POD_TEMPLATE_HASH_LABEL = "pod-template-hash"
+# The name of the kubeflow job, on the pods of MPIJobs and PyTorchJobs alike.
+KUBEFLOW_JOB_LABEL = "training.kubeflow.org/job-name"
+# The exit code with which kwok ends a fake pod.
+EXIT_CODE_ANNOTATION = "bireme.dev/exit-code"
+
+# --- on nodes ---
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+ARCHITECTURE_LABEL = "kubernetes.io/arch"
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+OS_LABEL = "kubernetes.io/os"
+REGION_LABEL = "topology.kubernetes.io/region"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+# A node that kwok simulates.
+FAKE_LABEL = "bireme.dev/fake"
+# The name of the node's type in ``--nodes``: an instance type, or ``cpu``.
+NODE_TYPE_LABEL = "bireme.dev/node-type"
+# Takes a node away from kwok: its kubelet stops answering.
+CUT_LABEL = "bireme.dev/cut"
+NOT_READY_TAINT = "node.kubernetes.io/not-ready"
+UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
+OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
+CONTROL_PLANE_TAINT = "node-role.kubernetes.io/control-plane"
+
+# --- on storage classes ---
+DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
