@@ -64,6 +64,10 @@ test-matrix: setup ## The embedded tests on the oldest Kubernetes that is suppor
 schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
 	$(BIN)/python hack/generate.py schemas
 
+.PHONY: golden
+golden: setup ## Write tests/render/golden anew: what every case of the render tests renders
+	$(BIN)/python tests/render/golden.py
+
 .PHONY: instances
 instances: setup ## Write the lists of instance types that agents go by, from values/instances
 	$(BIN)/python hack/generate.py instances

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.pytest_plugin import Request
-from bireme.render import Render, Renderer, RenderError
+from bireme.render import Render, Renderer, RenderError, RenderRequest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -79,22 +79,24 @@ def _refusals() -> dict[Case, str]:
 REFUSALS = _refusals()
 
 
+def request(case: Case, request_for: Request, helm: str = "helm") -> RenderRequest:
+    """How ``case`` is rendered."""
+    return request_for(
+        case.chart,
+        instance=case.instance,
+        workload=case.workload,
+        files=[f"charts/{case.chart}/ci/{case.ci}"] if case.ci else [],
+        release="matrix",
+        helm=helm,
+    )
+
+
 class Matrix:
     """Every case rendered by both Helms, all at once, when the first is asked for."""
 
     def __init__(self, renderer: Renderer, request_for: Request) -> None:
         keys = [(case, helm) for case in CASES for helm in HELMS]
-        requests = [
-            request_for(
-                case.chart,
-                instance=case.instance,
-                workload=case.workload,
-                files=[f"charts/{case.chart}/ci/{case.ci}"] if case.ci else [],
-                release="matrix",
-                helm=helm,
-            )
-            for case, helm in keys
-        ]
+        requests = [request(case, request_for, helm) for case, helm in keys]
         self._results = dict(zip(keys, renderer.render_many(requests), strict=True))
 
     def __getitem__(self, key: tuple[Case, str]) -> Render | RenderError:

@@ -1,0 +1,192 @@
+"""What every case of the matrix renders, kept in golden/: the diff of a commit shows what it changes there.
+
+golden/<chart>/<ci file>.yaml holds the objects of a ci values file. A workload that is rendered for several
+instance types has golden/<chart>/<workload>.yaml with the objects for one type, and
+golden/<chart>/<workload>.instances.yaml with what each other type changes. `make golden` writes all of them.
+
+A new version of the runtime changes no golden file: the ConfigMaps that hold its modules are left out, and so
+are the sources of the volumes that mount them and the digests of immutable parts with such a volume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cases import CASES, REFUSALS, ROOT, Case, request
+
+from bireme.manifests import Manifest
+from bireme.paths import Paths
+from bireme.pytest_plugin import Request
+from bireme.render import Renderer
+from bireme.tools import Toolbox
+
+FOLDER = Path(__file__).parent / "golden"
+IMMUTABLE = "bireme.dev/immutable"
+BASE_INSTANCES = ("p4d.24xlarge", "p3.8xlarge", "p3dn.24xlarge")
+"""The type whose objects are kept whole: the first of these for which the workload renders."""
+RUNTIME = "RUNTIME"
+ABSENT = "(absent)"
+NO_INSTANCE = "none"
+
+Object = dict[str, Any]
+
+
+class Golden:
+    """The golden files, and what is rendered at present."""
+
+    def __init__(self, renderer: Renderer, request_for: Request) -> None:
+        self._renderer = renderer
+        self._request_for = request_for
+
+    def kept(self, case: Case) -> Any:
+        """What the golden files say of ``case``: objects, or how they differ from those of its base."""
+        content = yaml.load(_file(case).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        return content if base(case) == case else content[case.instance or NO_INSTANCE]
+
+    def rendered(self, case: Case) -> Any:
+        """The same of what ``case`` renders at present."""
+        objects = self._objects(case)
+        return objects if base(case) == case else differences(self._objects(base(case)), objects)
+
+    def write(self, cases: Iterable[Case]) -> None:
+        """Rewrite the golden files of ``cases``; they are all of a chart's."""
+        contents: dict[Path, Any] = {}
+        for case in cases:
+            if base(case) == case:
+                contents[_file(case)] = self.rendered(case)
+            else:
+                contents.setdefault(_file(case), {})[case.instance or NO_INSTANCE] = self.rendered(case)
+        for file, content in contents.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_yaml(content), encoding="utf-8")
+
+    def _objects(self, case: Case) -> dict[str, Object]:
+        found = self._renderer.render(request(case, self._request_for)).manifests
+        return {item.identity: normalised(item) for item in found if not _holds_runtime(item)}
+
+
+def rendering_cases() -> list[Case]:
+    """The cases that render."""
+    return [case for case in CASES if case not in REFUSALS]
+
+
+def base(case: Case) -> Case:
+    """The case whose objects are kept whole; the others of its workload are kept as differences from it."""
+    types = [each for each in BASE_INSTANCES if Case(case.chart, each, case.workload) in rendering_cases()]
+    return Case(case.chart, types[0], case.workload) if types and not case.ci else case
+
+
+def _file(case: Case) -> Path:
+    name = (case.ci or "").removesuffix("-values.yaml") or case.workload or "defaults"
+    if base(case) != case:
+        name += ".instances"
+    return FOLDER / case.chart / f"{name}.yaml"
+
+
+def files() -> set[Path]:
+    """Every golden file that there should be."""
+    return {_file(case) for case in rendering_cases()}
+
+
+# --- normalising ---
+
+
+def _holds_runtime(item: Manifest) -> bool:
+    return item.kind == "ConfigMap" and any(
+        key.startswith("bireme_runtime__") for key in item.get("data", {})
+    )
+
+
+def normalised(item: Manifest) -> Object:
+    """``item`` without what a new version of the runtime changes; of a CRD's schema only a digest."""
+    content: Object = _without_runtime(item.thaw())
+    annotations = content["metadata"].get("annotations", {})
+    if IMMUTABLE in annotations:
+        annotations[IMMUTABLE] = _digests(json.loads(annotations[IMMUTABLE]), content)
+    if item.kind == "CustomResourceDefinition":
+        for version in content["spec"]["versions"]:
+            text = json.dumps(version["schema"], sort_keys=True)
+            version["schema"] = hashlib.sha256(text.encode()).hexdigest()
+    return content
+
+
+def _without_runtime(content: Any) -> Any:
+    if isinstance(content, list):
+        return [_without_runtime(item) for item in content]
+    if not isinstance(content, dict):
+        return content
+    if "-runtime-" in str((content.get("configMap") or {}).get("name")):
+        return {"name": content["name"], "configMap": RUNTIME}
+    return {key: _without_runtime(value) for key, value in content.items()}
+
+
+def _digests(digests: Mapping[str, str], content: Object) -> dict[str, str]:
+    """``digests`` less those of parts with a volume of the runtime: volumes, and an MPIJob's launcher."""
+    has_runtime = RUNTIME in json.dumps(content["spec"])
+    parts = {"volumes", "launcher"} if has_runtime else set()
+    return {part: RUNTIME if part in parts else digest for part, digest in digests.items()}
+
+
+# --- differences ---
+
+
+def differences(old: Mapping[str, Object], new: Mapping[str, Object]) -> dict[str, Any]:
+    """What distinguishes ``new`` from ``old``, by the path of the field."""
+    before, after = dict(_fields(old, "")), dict(_fields(new, ""))
+    paths = sorted(before.keys() | after.keys())
+    return {
+        path: after.get(path, ABSENT) for path in paths if before.get(path, ABSENT) != after.get(path, ABSENT)
+    }
+
+
+def _fields(content: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every scalar below ``content`` by its path. Items of a list go by their names where all have one."""
+    if isinstance(content, dict) and content:
+        for key, value in content.items():
+            yield from _fields(value, f"{path}.{key}" if path else key)
+    elif isinstance(content, list) and content:
+        names = [item.get("name") if isinstance(item, dict) else None for item in content]
+        if None in names or len(set(names)) < len(names):
+            names = list(range(len(content)))
+        else:
+            yield f"{path}[]", " ".join(map(str, names))
+        for name, item in zip(names, content, strict=True):
+            yield from _fields(item, f"{path}[{name}]")
+    else:
+        yield path, content
+
+
+# --- YAML ---
+
+
+class _Dumper(yaml.CSafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _yaml(content: Any) -> str:
+    return yaml.dump(content, Dumper=_Dumper, width=110, allow_unicode=True)
+
+
+def main() -> None:
+    """Write every golden file, and remove those of cases that are gone."""
+    paths = Paths.discover()
+    Golden(Renderer(Toolbox(paths), paths), Request(paths, ROOT)).write(rendering_cases())
+    for file in set(FOLDER.glob("*/*.yaml")) - files():
+        file.unlink()
+
+
+if __name__ == "__main__":
+    main()

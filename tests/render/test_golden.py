@@ -1,0 +1,26 @@
+"""Every case renders what its golden file says. When a change is meant: `make golden`, and read its diff."""
+
+from __future__ import annotations
+
+import pytest
+from cases import Case
+from golden import FOLDER, Golden, files, rendering_cases
+
+from bireme.pytest_plugin import Request
+from bireme.render import Renderer
+
+
+@pytest.fixture(scope="module")
+def golden(renderer: Renderer, request_for: Request) -> Golden:
+    return Golden(renderer, request_for)
+
+
+@pytest.mark.parametrize("case", rendering_cases(), ids=str)
+def test_a_case_renders_what_its_golden_file_says(golden: Golden, case: Case) -> None:
+    assert golden.rendered(case) == golden.kept(case), (
+        "see the change with: make golden && git diff tests/render"
+    )
+
+
+def test_every_golden_file_belongs_to_a_case() -> None:
+    assert set(FOLDER.glob("*/*.yaml")) == files()
