@@ -45,10 +45,10 @@ from training import ANYWHERE, KIND, Training
 
 from bireme.clusters.kind import KindProvider
 from bireme.clusters.kind_cluster import KindCluster
+from bireme.helm import Renderer
 from bireme.instances import load_instances
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, Request
-from bireme.render import Renderer
 from bireme.tools import Toolbox
 
 CONSOLE = Console(stderr=True)

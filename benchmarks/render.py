@@ -1,7 +1,7 @@
 """The render harness beside what pytest suites of charts usually do, on the same cases in the same run.
 
 Usual: for every case a values file, a ``helm template`` process and ``yaml.safe_load_all``, in turn.
-Harness: `bireme.render.Renderer.render_many`, cold (an empty cache), warm from disk (as a new test run is),
+Harness: `bireme.helm.Renderer.render_many`, cold (an empty cache), warm from disk (as a new test run is),
 and warm from memory. The cases are torch-elastic on every instance type with every workload; those that the
 chart refuses are cases too.
 
@@ -27,10 +27,9 @@ from typing import Any
 
 import yaml
 
+from bireme.helm import Renderer, RenderError, RenderRequest, load
 from bireme.paths import Paths
-from bireme.render import Renderer, RenderError, RenderRequest
 from bireme.tools import Toolbox
-from bireme.values import load
 
 AIMS = {"cold": 1.8, "warm from disk": 50.0, "warm from memory": 50.0}
 Counts = list[int | None]

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
-from bireme.manifests import parse
+from bireme.helm import parse
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 

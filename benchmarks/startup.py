@@ -31,13 +31,12 @@ from rich.console import Console
 from rich.table import Table
 from rivals import RIVALS, Rival
 
-from bireme import values
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.patience import until
+from bireme.helm import Renderer, RenderRequest, values
 from bireme.paths import Paths
 from bireme.release import Releases
-from bireme.render import Renderer, RenderRequest
 from bireme.tools import Toolbox
 from bireme.topology import ACCELERATORS, pod_requests
 

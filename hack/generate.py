@@ -14,12 +14,12 @@ from typing import Any
 
 import yaml
 
-from bireme import schemas, values
+from bireme import schemas
 from bireme.errors import BiremeError
+from bireme.helm import Renderer, RenderRequest, values
 from bireme.instances import load_instances
 from bireme.paths import Paths
 from bireme.picture import svg
-from bireme.render import Renderer, RenderRequest
 from bireme.tools import Toolbox
 from bireme.topology import expand
 

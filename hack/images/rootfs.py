@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from bireme.errors import BiremeError
-from bireme.store import make_once
+from bireme.tools.store import make_once
 
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPES = PROJECT / "hack" / "images" / "recipes.toml"

@@ -17,18 +17,18 @@ import yaml
 from rich.console import Console, RenderableType
 
 from bireme import __version__, views
-from bireme import values as value_files
 from bireme.clusters import DEFAULT_NAME, Cluster, find, list_clusters, provider
 from bireme.clusters.nodes import parse_nodes
 from bireme.deploy import Deployer, Outcome
 from bireme.errors import BiremeError
+from bireme.helm import Renderer, RenderRequest
+from bireme.helm import values as value_files
 from bireme.instances import Instance, load_instances
 from bireme.nccl import Asked, asked_by, judge, load_measured, parse
 from bireme.observe import launcher_log
 from bireme.paths import Paths
 from bireme.picture import svg
 from bireme.release import Releases
-from bireme.render import Renderer, RenderRequest
 from bireme.schemas import problems
 from bireme.tools import Toolbox
 from bireme.topology import expand, fit

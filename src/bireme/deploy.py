@@ -14,11 +14,11 @@ from bireme import observe
 from bireme.changes import Changes, changes
 from bireme.clusters import Cluster
 from bireme.errors import BiremeError
+from bireme.helm import Renderer, RenderRequest
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.observe import Difference, ObservedPod
 from bireme.release import Releases
-from bireme.render import Renderer, RenderRequest
 from bireme.shards import Shards, shards
 from bireme.topology import Plan, expand
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bireme import values
 from bireme.errors import BiremeError
+from bireme.helm import values
 from bireme.paths import Paths
 
 EFA = "vpc.amazonaws.com/efa"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bireme import values
 from bireme.errors import BiremeError
+from bireme.helm import values
 from bireme.instances import Instance
 from bireme.paths import Paths
 from bireme.topology import Plan

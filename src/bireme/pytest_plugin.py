@@ -21,7 +21,6 @@ import pytest
 from rich.console import Console
 
 from bireme import observe
-from bireme import values as value_files
 from bireme.changes import Changes
 from bireme.clusters import Cluster, provider
 from bireme.clusters.existing import ExistingProvider
@@ -29,12 +28,13 @@ from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.patience import until
 from bireme.deploy import Deployer
 from bireme.errors import BiremeError
+from bireme.helm import Render, Renderer, RenderRequest
+from bireme.helm import values as value_files
 from bireme.instances import Instance, load_instances
 from bireme.labels import HOOK_ANNOTATION, RELEASE_LABEL
 from bireme.observe import Difference, ObservedPod
 from bireme.paths import Paths
 from bireme.release import Releases
-from bireme.render import Render, Renderer, RenderRequest
 from bireme.tools import Toolbox
 from bireme.topology import Plan, expand
 

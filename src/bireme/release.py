@@ -17,8 +17,8 @@ import yaml
 
 from bireme.clusters import Cluster
 from bireme.errors import BiremeError
-from bireme.manifests import Manifest, parse
-from bireme.render import sentences
+from bireme.helm import parse, sentences
+from bireme.manifests import Manifest
 from bireme.tools import Toolbox
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters import Cluster
-from bireme.render import Render
+from bireme.helm import Render
 from bireme.tools import Toolbox
 
 # Kinds that other projects bring along; MPIJobs are known where charts/mpijob is installed.

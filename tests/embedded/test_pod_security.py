@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bireme.clusters import Cluster
-from bireme.render import Render
+from bireme.helm import Render
 from bireme.tools import Toolbox
 
 ROOT = Path(__file__).parents[2]

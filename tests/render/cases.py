@@ -6,8 +6,8 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from bireme.helm import Render, Renderer, RenderError, RenderRequest
 from bireme.pytest_plugin import Request
-from bireme.render import Render, Renderer, RenderError, RenderRequest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cases import Matrix
 
+from bireme.helm import Renderer
 from bireme.paths import Paths
 from bireme.pytest_plugin import Request
-from bireme.render import Renderer
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bireme.render import Renderer
 from cases import CASES, REFUSALS, ROOT, Case, request
 
 from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.pytest_plugin import Request
-from bireme.render import Renderer
 from bireme.tools import Toolbox
 
 FOLDER = Path(__file__).parent / "golden"

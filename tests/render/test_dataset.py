@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from bireme.helm import Render, RenderError
 from bireme.manifests import Manifest
-from bireme.render import Render, RenderError
 
 S3: dict[str, Any] = {
     "claim": {"name": "fsx-pvc", "path": "datasets/imagenet"},

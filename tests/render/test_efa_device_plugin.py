@@ -10,10 +10,10 @@ import pytest
 from cases import ROOT
 from rich.console import Console
 
+from bireme.helm import Render, RenderError
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.paths import Paths
-from bireme.render import Render, RenderError
 from bireme.topology import Plan
 from bireme.views import plan_view
 

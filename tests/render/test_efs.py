@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bireme.helm import Render, RenderError
 from bireme.manifests import Manifest
-from bireme.render import Render, RenderError
 
 SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
 NFS: dict[str, Any] = {"type": "nfs", "server": SERVER}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.render import Render, RenderError
+from bireme.helm import Render, RenderError
 
 
 def stateful_set(rendered: Render) -> Mapping[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bireme.helm import Render, RenderError
 from bireme.manifests import Manifest
-from bireme.render import Render, RenderError
 
 STATIC: dict[str, Any] = {
     "provisioning": "static",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from bireme.render import Renderer
 from cases import Case
 from golden import FOLDER, Golden, files, rendering_cases
 
 from bireme.pytest_plugin import Request
-from bireme.render import Renderer
 
 
 @pytest.fixture(scope="module")

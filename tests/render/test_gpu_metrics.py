@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bireme.helm import Render, RenderError
 from bireme.instances import Instance
 from bireme.manifests import Manifest
-from bireme.render import Render, RenderError
 from bireme.topology import Plan
 
 CHART = "gpu-metrics"

@@ -7,9 +7,10 @@ import json
 import pytest
 from cases import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
 
-from bireme.manifests import Manifest, duplicates, kubeconform, name_problems
+from bireme.helm import Render, Renderer
+from bireme.lint import duplicates, kubeconform, name_problems
+from bireme.manifests import Manifest
 from bireme.pytest_plugin import Request
-from bireme.render import Render, Renderer
 from bireme.tools import Toolbox
 
 CLUSTER_KINDS = {

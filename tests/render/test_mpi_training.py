@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bireme.helm import Render, RenderError
 from bireme.manifests import Manifest
-from bireme.render import Render, RenderError
 from bireme.topology import Plan
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}

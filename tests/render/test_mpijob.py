@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from cases import ROOT
 
+from bireme.helm import Render, RenderError
 from bireme.manifests import Manifest
 from bireme.paths import Paths
-from bireme.render import Render, RenderError
 from bireme.tools import Toolbox
 
 sys.path.insert(0, str(ROOT / "hack"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from cases import ROOT
 
+from bireme.helm import Render, RenderError
 from bireme.manifests import Manifest
-from bireme.render import Render, RenderError
 
 TUTORIAL = {"workload": "paddle-tutorial", "release": "tutorial", "namespace": "team"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bireme.render import Render, RenderError
+from bireme.helm import Render, RenderError
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.render import Render
+from bireme.helm import Render
 
 P4D = "p4d.24xlarge"
 STAGED: dict[str, Any] = {"staging": {"claimName": "fsx-pvc", "size": "200Gi"}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.render import Render, RenderError
+from bireme.helm import Render, RenderError
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "200Gi"}
 ELSEWHERE = [{"claimName": "runs", "mountPath": "/runs"}]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bireme.helm import Render
 from bireme.manifests import Manifest
-from bireme.render import Render
 from bireme.topology import Plan
 
 

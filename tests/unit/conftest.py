@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bireme.helm import Renderer
 from bireme.instances import Instance, load_instances
 from bireme.paths import Paths
-from bireme.render import Renderer
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from bireme.changes import Changes, changes
+from bireme.helm import Renderer, RenderRequest, load
 from bireme.manifests import Manifest
 from bireme.paths import Paths
-from bireme.render import Renderer, RenderRequest
-from bireme.values import load
 
 DIGESTS = {"image": "a", "env": "b", "volumes": "c"}
 

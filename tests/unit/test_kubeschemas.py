@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bireme.kubeschemas import kubernetes_schemas, schema_location
+from bireme.lint.kubernetes import kubernetes_schemas, schema_location
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 

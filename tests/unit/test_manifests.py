@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from bireme.errors import BiremeError
-from bireme.manifests import Manifest, duplicates, kubeconform, name_problems, parse
+from bireme.helm import parse
+from bireme.lint import duplicates, kubeconform, name_problems
+from bireme.manifests import Manifest
 from bireme.tools import Toolbox
 
 TEXT = """# a line before

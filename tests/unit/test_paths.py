@@ -12,7 +12,7 @@ import pytest
 from bireme import paths as paths_module
 from bireme.errors import BiremeError
 from bireme.paths import Paths
-from bireme.pins import load_pins
+from bireme.tools.pins import load_pins
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def test_given_the_installed_wheel_and_no_clone_when_discovered_then_instances_a
         "from pathlib import Path\n"
         "from bireme.paths import Paths\n"
         "from bireme.instances import load_instances\n"
-        "from bireme.pins import load_pins\n"
+        "from bireme.tools.pins import load_pins\n"
         "paths = Paths.discover(start=Path('/'))\n"
         "print(len(load_instances(paths)), load_pins(paths.hack / 'tools').tool('helm').version, paths.root)"
     )

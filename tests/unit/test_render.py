@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bireme.errors import BiremeError
+from bireme.helm import Renderer, RenderError, RenderRequest, sentences, tree_digest
 from bireme.paths import Paths
-from bireme.render import Renderer, RenderError, RenderRequest, sentences, tree_digest
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]

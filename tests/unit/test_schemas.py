@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bireme import schemas
+from bireme import lint, schemas
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 
@@ -267,7 +267,7 @@ def test_a_chart_whose_keys_words_and_properties_agree_has_nothing_undescribed(p
         VALUES.replace('other:\n  tag: "1"\n', "# -- Other\nother: {}\n")
     )
     schemas.write(project)
-    assert schemas.undescribed(project.charts / "web") == []
+    assert lint.undescribed(project.charts / "web") == []
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_key_that_only_one_side_knows_is_named(
     file = project.charts / "web" / "values.yaml"
     file.write_text(edit(VALUES))
     schemas.write(project)
-    assert f"web: {said}" in schemas.undescribed(project.charts / "web")
+    assert f"web: {said}" in lint.undescribed(project.charts / "web")
 
 
 def test_keys_that_helm_injects_and_those_of_dependencies_need_no_words(make_chart: MakeChart) -> None:
@@ -309,9 +309,9 @@ def test_keys_that_helm_injects_and_those_of_dependencies_need_no_words(make_cha
         schema={"properties": properties},
         dependencies=[{"name": "sub", "version": "0.1.0"}],
     )
-    assert schemas.undescribed(chart) == []
+    assert lint.undescribed(chart) == []
     (chart / "values.schema.json").unlink()
-    assert schemas.undescribed(chart) == ["web has no values.schema.json"]
+    assert lint.undescribed(chart) == ["web has no values.schema.json"]
 
 
 # --- patterns ---
@@ -329,7 +329,7 @@ def test_keys_that_helm_injects_and_those_of_dependencies_need_no_words(make_cha
     ],
 )
 def test_patterns_that_both_engines_know_pass(pattern: str) -> None:
-    assert schemas.foreign_patterns({"properties": {"a": {"pattern": pattern}}}) == []
+    assert lint.foreign_patterns({"properties": {"a": {"pattern": pattern}}}) == []
 
 
 FOREIGN = [
@@ -351,7 +351,7 @@ FOREIGN += [r"a{1001}", r"(", r"[\u0041]", r"(?#note)a", r"(?x)a"]
 
 @pytest.mark.parametrize("pattern", FOREIGN)
 def test_patterns_that_only_one_engine_knows_are_named(pattern: str) -> None:
-    [said] = schemas.foreign_patterns({"items": [{"patternProperties": {pattern: {}}}]})
+    [said] = lint.foreign_patterns({"items": [{"patternProperties": {pattern: {}}}]})
     assert said.startswith(f"{pattern}: ")
 
 
@@ -364,8 +364,8 @@ def test_every_chart_schema_follows_from_its_source(paths: Paths) -> None:
 
 @pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
 def test_every_key_of_a_real_chart_is_described_and_its_patterns_work_everywhere(file: Path) -> None:
-    assert schemas.undescribed(file.parent) == []
-    assert schemas.foreign_patterns(json.loads(file.read_text())) == []
+    assert lint.undescribed(file.parent) == []
+    assert lint.foreign_patterns(json.loads(file.read_text())) == []
 
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])

@@ -23,11 +23,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bireme.downloads import Downloads
 from bireme.errors import BiremeError
 from bireme.paths import Paths
-from bireme.pins import load_pins, this_platform
 from bireme.tools import Toolbox
+from bireme.tools.downloads import Downloads
+from bireme.tools.pins import load_pins, this_platform
 
 PROJECT = Paths.discover().root
 OS, ARCH = this_platform()

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bireme import values
 from bireme.errors import BiremeError
+from bireme.helm import values
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]

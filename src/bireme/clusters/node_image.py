@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bireme.clusters.engine import Engine
 from bireme.errors import BiremeError
 from bireme.paths import Paths
-from bireme.store import make_once
+from bireme.tools.store import make_once
 
 if TYPE_CHECKING:
     from rich.console import Console

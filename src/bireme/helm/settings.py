@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.helm_yaml import Values, json_number, kind_of
+from bireme.helm.yaml import Values, json_number, kind_of
 
 
 def json_object(text: str) -> Values:

@@ -26,8 +26,8 @@ from rich.progress import (
 )
 
 from bireme.errors import BiremeError
-from bireme.pins import Tool
-from bireme.store import make_once
+from bireme.tools.pins import Tool
+from bireme.tools.store import make_once
 
 _LINES_KEPT = 20
 

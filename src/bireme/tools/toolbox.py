@@ -14,12 +14,12 @@ from typing import Literal
 
 from rich.console import Console
 
-from bireme.downloads import Downloads, NotOffered
 from bireme.errors import BiremeError
-from bireme.gobuild import GoBuilder
 from bireme.paths import Paths
-from bireme.pins import Tool, load_pins
-from bireme.store import make_once
+from bireme.tools.downloads import Downloads, NotOffered
+from bireme.tools.gobuild import GoBuilder
+from bireme.tools.pins import Tool, load_pins
+from bireme.tools.store import make_once
 
 Source = Literal["environment", "path", "cache", "download", "go build", "missing"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.store import make_once
 from bireme.tools import Toolbox
+from bireme.tools.store import make_once
 
 _REVISION = 1  # raise it when what is written below changes, so that cached folders are not reused
 

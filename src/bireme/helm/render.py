@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.manifests import Manifest, split
+from bireme.helm.output import sentences, split
+from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 
@@ -268,41 +269,3 @@ def _refuse_twice(charts: Path) -> None:
                     f"{charts} holds {folder.name} twice, as {folder.name} and as {archive.name}: "
                     f"remove {archive.name} (helm dependency build leaves such copies)"
                 )
-
-
-# --- what Helm says ---
-
-_PREFIXES = (
-    re.compile(r"^Error: "),
-    re.compile(r"^(INSTALLATION|UPGRADE) FAILED: "),
-    re.compile(r"^execution error at \([^)]*\): "),
-    re.compile(r"^template: .*error calling (fail|required): "),
-)
-_SCHEMA_HEADER = "values don't meet the specifications of the schema(s) in the following chart(s):"
-_SCHEMA_LINE = re.compile(r"^- (?:at '(?P<pointer>[^']*)'|(?P<field>\S+)): (?P<why>.*)$")
-_HINT = "Use --debug flag to render out invalid YAML"
-
-
-def sentences(stderr: str) -> str:
-    """The sentences of Helm's standard error, one per line, without its prefixes and its log lines."""
-    lines = stderr.strip().splitlines()
-    start = next((number for number, line in enumerate(lines) if line.startswith("Error: ")), 0)
-    said = "\n".join(line for line in lines[start:] if line.strip() and line.strip() != _HINT)
-    for prefix in _PREFIXES:
-        said = prefix.sub("", said)
-    if said.startswith(_SCHEMA_HEADER):
-        said = "\n".join(_schema_sentences(said.removeprefix(_SCHEMA_HEADER).splitlines()))
-    return said or "Helm failed without saying why"
-
-
-def _schema_sentences(lines: Sequence[str]) -> Iterator[str]:
-    chart = ""
-    for line in filter(None, (line.strip() for line in lines)):
-        found = _SCHEMA_LINE.match(line)
-        if found:
-            where = (found["pointer"] or "").strip("/").replace("/", ".") or found["field"] or "the values"
-            yield f"{chart}: {where}: {found['why']}"
-        elif line.endswith(":"):
-            chart = line.rstrip(":")
-        else:
-            yield f"{chart}: {line}"

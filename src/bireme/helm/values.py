@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.helm_yaml import Values, kind_of, parse_yaml
-from bireme.helm_yaml import merge as merge
-from bireme.settings import Setting, json_object, no_reader, typed
+from bireme.helm.settings import Setting, json_object, no_reader, typed
+from bireme.helm.yaml import Values, kind_of, parse_yaml
+from bireme.helm.yaml import merge as merge
 
 GLOBAL = "global"
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bireme.errors import BiremeError
-from bireme.pins import Tool
+from bireme.tools.pins import Tool
 
 _CONNECT_SECONDS = 2.5
 _READ_SECONDS = 30.0

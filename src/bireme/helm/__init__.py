@@ -1,0 +1,17 @@
+"""Helm: values as it reads and merges them, and charts as it renders them."""
+
+from bireme.helm.output import parse, sentences
+from bireme.helm.render import Render, Renderer, RenderError, RenderRequest, tree_digest
+from bireme.helm.values import coalesce, load
+
+__all__ = [
+    "Render",
+    "RenderError",
+    "RenderRequest",
+    "Renderer",
+    "coalesce",
+    "load",
+    "parse",
+    "sentences",
+    "tree_digest",
+]

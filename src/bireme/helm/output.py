@@ -1,0 +1,69 @@
+"""What Helm prints: rendered objects, and errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bireme.helm.yaml import parse_yaml
+from bireme.manifests import Manifest
+
+_SOURCE = re.compile(r"^# Source: (.+)$", re.MULTILINE)
+_DOCUMENT = re.compile(r"^---[ \t]*$", re.MULTILINE)
+
+
+def parse(text: str) -> tuple[Manifest, ...]:
+    """The objects of a multi-document YAML text as Helm prints it; empty documents are left out.
+
+    Raises BiremeError when a document is not an object or not YAML.
+    """
+    return tuple(Manifest(content, source) for source, content in split(text))
+
+
+def split(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(source, object) for every non-empty document of ``text``. Raises BiremeError as `parse` does."""
+    for document in _DOCUMENT.split(text):
+        found = _SOURCE.search(document)
+        source = found.group(1).strip() if found else ""
+        content = parse_yaml(document, source or "the rendered text")
+        if content:
+            yield source, content
+
+
+# --- errors ---
+
+_PREFIXES = (
+    re.compile(r"^Error: "),
+    re.compile(r"^(INSTALLATION|UPGRADE) FAILED: "),
+    re.compile(r"^execution error at \([^)]*\): "),
+    re.compile(r"^template: .*error calling (fail|required): "),
+)
+_SCHEMA_HEADER = "values don't meet the specifications of the schema(s) in the following chart(s):"
+_SCHEMA_LINE = re.compile(r"^- (?:at '(?P<pointer>[^']*)'|(?P<field>\S+)): (?P<why>.*)$")
+_HINT = "Use --debug flag to render out invalid YAML"
+
+
+def sentences(stderr: str) -> str:
+    """The sentences of Helm's standard error, one per line, without its prefixes and its log lines."""
+    lines = stderr.strip().splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith("Error: ")), 0)
+    said = "\n".join(line for line in lines[start:] if line.strip() and line.strip() != _HINT)
+    for prefix in _PREFIXES:
+        said = prefix.sub("", said)
+    if said.startswith(_SCHEMA_HEADER):
+        said = "\n".join(_schema_sentences(said.removeprefix(_SCHEMA_HEADER).splitlines()))
+    return said or "Helm failed without saying why"
+
+
+def _schema_sentences(lines: Sequence[str]) -> Iterator[str]:
+    chart = ""
+    for line in filter(None, (line.strip() for line in lines)):
+        found = _SCHEMA_LINE.match(line)
+        if found:
+            where = (found["pointer"] or "").strip("/").replace("/", ".") or found["field"] or "the values"
+            yield f"{chart}: {where}: {found['why']}"
+        elif line.endswith(":"):
+            chart = line.rstrip(":")
+        else:
+            yield f"{chart}: {line}"

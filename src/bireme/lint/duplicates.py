@@ -1,0 +1,71 @@
+"""List items that the API server cannot tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bireme.manifests import Manifest
+
+# The keys by which the API server tells the items of a list apart, from the Kubernetes OpenAPI
+# (x-kubernetes-list-map-keys; the patch merge key where that is all there is).
+_POD_LISTS: Mapping[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "ephemeralContainers": ("name",),
+    "volumes": ("name",),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "schedulingGates": ("name",),
+    "resourceClaims": ("name",),
+}
+_CONTAINER_LISTS: Mapping[str, tuple[str, ...]] = {
+    "env": ("name",),
+    "ports": ("containerPort", "protocol"),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+}
+_DEFAULTS = {"protocol": "TCP"}
+
+
+def duplicates(manifest: Manifest) -> list[str]:
+    """Items of one list that server-side apply cannot tell apart, as sentences; empty when all is well."""
+    found: list[str] = []
+    for template in manifest.pod_templates:
+        pod = template["spec"]
+        found += _repeated(manifest, "pod", pod, _POD_LISTS)
+        for kind in ("initContainers", "containers"):
+            for container in pod.get(kind) or ():
+                found += _repeated(
+                    manifest, f"container {container.get('name')}", container, _CONTAINER_LISTS
+                )
+    spec = manifest.get("spec")
+    if manifest.kind == "Service" and isinstance(spec, Mapping):
+        found += _repeated(manifest, "service", spec, {"ports": ("port", "protocol")})
+        found += _same_names(manifest, spec.get("ports") or ())
+    if manifest.kind == "StatefulSet" and isinstance(spec, Mapping):
+        claims = [{"name": claim["metadata"]["name"]} for claim in spec.get("volumeClaimTemplates") or ()]
+        found += _repeated(
+            manifest, "spec", {"volumeClaimTemplates": claims}, {"volumeClaimTemplates": ("name",)}
+        )
+    return found
+
+
+def _repeated(
+    manifest: Manifest, where: str, holder: Mapping[str, Any], lists: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    for name, keys in lists.items():
+        seen: set[tuple[Any, ...]] = set()
+        for item in holder.get(name) or ():
+            identity = tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
+            if identity in seen:
+                said = ", ".join(f"{key} {value}" for key, value in zip(keys, identity, strict=True))
+                yield f"{manifest.identity}: two entries in {name} of {where} have {said}"
+            seen.add(identity)
+
+
+def _same_names(manifest: Manifest, ports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = [port.get("name") for port in ports]
+    for name in sorted({str(name) for name in names if name and names.count(name) > 1}):
+        yield f"{manifest.identity}: two ports are named {name}"

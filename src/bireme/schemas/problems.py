@@ -1,0 +1,223 @@
+"""What a chart's schema refuses in given values, as sentences."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from bireme.errors import BiremeError
+from bireme.helm.values import Chart, coalesce_chart, load_chart
+from bireme.schemas.bundle import BUNDLE, DEFS, KeyPath
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing a schema refuses: ``path`` as users write it (``shm.size``; "" is the root)."""
+
+    path: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def problems(chart_dir: Path, user_values: Mapping[str, Any], helm: str = "helm") -> list[Problem]:
+    """What the schemas of a chart and its dependencies refuse in ``user_values`` over the defaults.
+
+    The chart's own rules in templates/validate.yaml are not looked at: only a render knows them. ``helm`` as
+    in `bireme.helm.coalesce`. Raises BiremeError when the chart cannot be read or its schema is no schema.
+    """
+    chart, values = coalesce_chart(load_chart(chart_dir), user_values, helm)
+    return list(dict.fromkeys(_chart_problems(chart, values, ())))
+
+
+def _chart_problems(chart: Chart, values: Mapping[str, Any], prefix: KeyPath) -> Iterator[Problem]:
+    if chart.schema is not None:
+        try:
+            jsonschema.Draft202012Validator.check_schema(chart.schema)
+        except jsonschema.SchemaError as broken:
+            raise BiremeError(f"{chart.name}/{BUNDLE} is not a JSON Schema: {broken.message}") from broken
+        validator = jsonschema.Draft202012Validator(chart.schema)
+        for error in sorted(validator.iter_errors(values), key=_place):
+            yield from _explain(error, chart, prefix)
+    for dependency in chart.dependencies:
+        yield from _chart_problems(dependency, values[dependency.name], (*prefix, dependency.name))
+
+
+# A jsonschema.ValidationError; its stubs leave what is looked at here open.
+Error = Any
+_TYPES = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+    "null": "null",
+}
+
+
+def _place(error: Error) -> list[str]:
+    return [str(key) for key in error.absolute_path]
+
+
+def _explain(error: Error, chart: Chart, prefix: KeyPath) -> Iterator[Problem]:
+    where = written([*prefix, *error.absolute_path])
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known = list(error.schema.get("properties", {}))
+        for key in error.instance:
+            if key not in known and not _matches(key, error.schema.get("patternProperties", {})):
+                yield _unknown(key, known, error, chart, prefix)
+    elif error.validator == "required":
+        for key in error.validator_value:
+            if key not in error.instance:
+                path = written([*prefix, *error.absolute_path, key])
+                yield Problem(path, f"`{path}` is missing: {chart.name} needs it")
+    elif error.validator in {"anyOf", "oneOf"} and error.context:
+        yield from _alternatives(error, chart, prefix, where)
+    else:
+        wanted = _WANTED.get(str(error.validator), _wanted_otherwise)(error)
+        words = _words(chart, error.absolute_path) if error.validator == "pattern" else ""
+        is_key = "propertyNames" in error.absolute_schema_path
+        what = f"a key of `{where}`" if is_key else f"`{where or chart.name}`"
+        yield Problem(where, f"{what} is {_given(error.instance)}, it must {wanted}{words}")
+
+
+def _alternatives(error: Error, chart: Chart, prefix: KeyPath, where: str) -> Iterator[Problem]:
+    """Of several shapes, the complaints of the nearest one; of plain types, all that were possible."""
+    if all(each.validator in {"type", "const", "enum"} and not each.relative_path for each in error.context):
+        wanted = [_WANTED[str(each.validator)](each).removeprefix("be ") for each in error.context]
+        yield Problem(where, f"`{where}` is {_given(error.instance)}, it must be {' or '.join(wanted)}")
+        return
+    branches: dict[Any, list[Error]] = {}
+    for each in error.context:
+        branches.setdefault(each.relative_schema_path[0], []).append(each)
+    nearest = min(
+        branches.values(), key=lambda found: (any(_is_about_type(each) for each in found), len(found))
+    )
+    for each in nearest:
+        yield from _explain(each, chart, prefix)
+
+
+def _is_about_type(error: Error) -> bool:
+    return error.validator == "type" and not error.relative_path
+
+
+def _unknown(key: str, known: Iterable[str], error: Error, chart: Chart, prefix: KeyPath) -> Problem:
+    parents = [*prefix, *error.absolute_path]
+    path = written([*parents, key])
+    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    hint = (
+        f": did you mean `{written([*parents, close[0]])}`?"
+        if close
+        else f": it takes {_listed(sorted(known))}"
+    )
+    return Problem(path, f"`{path}` is not a value of {chart.name}{hint if close or known else ''}")
+
+
+def _listed(names: list[str]) -> str:
+    shown = [f"`{name}`" for name in names]
+    return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:12])}, … (see its README)"
+
+
+def _matches(key: str, patterns: Iterable[str]) -> bool:
+    return any(re.search(pattern, key) for pattern in patterns)
+
+
+def written(path: Iterable[str | int]) -> str:
+    """``path`` as users write it: ``shm.size``, ``sources[0].url``."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + part.replace(".", r"\.")
+    return text
+
+
+def _given(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _types(error: Error) -> str:
+    wanted = error.validator_value
+    return "be " + " or ".join(
+        _TYPES.get(name, name) for name in ([wanted] if isinstance(wanted, str) else wanted)
+    )
+
+
+def _words(chart: Chart, path: Iterable[str | int]) -> str:
+    """What the schema says the key at ``path`` is for: a pattern alone tells people little."""
+    schema: Any = chart.schema
+    for part in path:
+        schema = resolved(chart, schema).get("properties", {}).get(part)
+    words = resolved(chart, schema).get("description")
+    return f" ({words})" if words else ""
+
+
+def resolved(chart: Chart, schema: Any) -> Mapping[str, Any]:
+    """``schema`` of ``chart`` with what it refers to."""
+    if not isinstance(schema, dict):
+        return {}
+    if "$ref" in schema and chart.schema is not None:
+        name = str(schema["$ref"]).removeprefix(DEFS)
+        return {**chart.schema.get("$defs", {}).get(name, {}), **schema}
+    return schema
+
+
+def _choice(error: Error) -> str:
+    return "be one of " + ", ".join(json.dumps(value) for value in error.validator_value)
+
+
+def _not(error: Error) -> str:
+    refused = error.validator_value
+    if isinstance(refused, dict) and "const" in refused:
+        return f"be anything but {json.dumps(refused['const'])}"
+    if isinstance(refused, dict) and "required" in refused:
+        return "not have " + " together with ".join(f"`{key}`" for key in refused["required"])
+    return f"not be like {json.dumps(refused)}"
+
+
+def _says(text: str) -> Callable[[Error], str]:
+    return lambda error: text.format(error.validator_value)
+
+
+_WANTED: Mapping[str, Callable[[Error], str]] = {
+    "type": _types,
+    "enum": _choice,
+    "const": lambda error: f"be {json.dumps(error.validator_value)}",
+    "pattern": _says("match {}"),
+    "minimum": _says("be at least {}"),
+    "maximum": _says("be at most {}"),
+    "exclusiveMinimum": _says("be more than {}"),
+    "exclusiveMaximum": _says("be less than {}"),
+    "multipleOf": _says("be a multiple of {}"),
+    "minLength": lambda error: (
+        "not be empty" if error.validator_value == 1 else f"have at least {error.validator_value} characters"
+    ),
+    "maxLength": _says("have at most {} characters"),
+    "minItems": _says("have at least {} items"),
+    "maxItems": _says("have at most {} items"),
+    "uniqueItems": lambda error: "not hold the same item twice",
+    "minProperties": _says("have at least {} keys"),
+    "maxProperties": _says("have at most {} keys"),
+    "dependentRequired": lambda error: (
+        "have the keys that go together: "
+        + "; ".join(f"{key} with {', '.join(others)}" for key, others in error.validator_value.items())
+    ),
+    "not": _not,
+}
+
+
+def _wanted_otherwise(error: Error) -> str:
+    return f"follow the rule {error.validator} of its schema: {json.dumps(error.validator_value)}"
