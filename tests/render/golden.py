@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bireme.render import Renderer
 from cases import CASES, REFUSALS, ROOT, Case, request
 
+from bireme.helm import Renderer
 from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.pytest_plugin import Request

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from bireme.render import Renderer
 from cases import Case
 from golden import FOLDER, Golden, files, rendering_cases
 
+from bireme.helm import Renderer
 from bireme.pytest_plugin import Request
 
 
