@@ -66,7 +66,7 @@ schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
 
 .PHONY: golden
 golden: setup ## Write tests/render/golden anew: what every case of the render tests renders
-	$(BIN)/python tests/render/golden.py
+	$(BIN)/python -m tests.render.golden
 
 .PHONY: instances
 instances: setup ## Write the lists of instance types that agents go by, from values/instances

@@ -33,16 +33,15 @@ from bireme.paths import Paths
 from bireme.tools import Toolbox
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "runtime" / "src"), str(ROOT / "tests" / "runtime")]
-
-from dispatcher_replicas import Dispatchers, environment  # noqa: E402
-from etcd_servers import EtcdServer  # noqa: E402
+sys.path[:0] = [str(ROOT), str(ROOT / "runtime" / "src")]
 
 from bireme_runtime import etcd  # noqa: E402
 from bireme_runtime.dispatch_desk import Desk  # noqa: E402
 from bireme_runtime.dispatch_keys import Definition, InHand, Keys, Request  # noqa: E402
 from bireme_runtime.dispatch_leader import Leadership  # noqa: E402
 from bireme_runtime.dispatcher import Dispatcher  # noqa: E402
+from tests.runtime.dispatcher_replicas import Dispatchers, environment  # noqa: E402
+from tests.runtime.etcd_servers import EtcdServer  # noqa: E402
 
 CONSOLE = Console(stderr=True)
 TRAINERS = (1, 10, 100, 1000)

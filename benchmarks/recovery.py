@@ -36,12 +36,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kind"))
-
-import stock
-from aftermath import wait_for_world
-from on_kind import NODE_TYPE, Shell
-from training import ANYWHERE, KIND, Training
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bireme.clusters.kind import KindProvider
 from bireme.clusters.kind_cluster import KindCluster
@@ -50,6 +45,10 @@ from bireme.instances import load_instances
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, Request
 from bireme.tools import Toolbox
+from tests.kind import stock_torchrun
+from tests.kind.recovery import wait_for_world
+from tests.kind.shell import NODE_TYPE, Shell
+from tests.kind.training import ANYWHERE, KIND, Training
 
 CONSOLE = Console(stderr=True)
 NAMESPACE, CLAIM = "default", "checkpoints"
@@ -114,7 +113,7 @@ class Stage:
         built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True)
         self.cluster.load_image(*built.stdout.split())
         self.cluster.add_claim(CLAIM, NAMESPACE)
-        site = stock.prepare(self.cluster.claim_folder(CLAIM, NAMESPACE))
+        site = stock_torchrun.prepare(self.cluster.claim_folder(CLAIM, NAMESPACE))
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
         subprocess.run([*install, *ETCD_CLIENT], check=True)
         for name, sets in {"etcd": [], "etcd-v2": ["v2API=true", f"image.tag={_tag(built.stdout)}"]}.items():
@@ -144,7 +143,7 @@ class Stage:
 
     def _lose(self, training: Training, loss: Loss) -> float:
         if loss.program:
-            return stock.kill(training, 2, loss.program)
+            return stock_torchrun.kill(training, 2, loss.program)
         pod, now = training.worker(2).name, time.time()
         training.job.delete_pod(pod)
         return now
@@ -167,8 +166,8 @@ class Stage:
             **ANYWHERE,
             "minWorkers": 2,
             "maxWorkers": 3,
-            "args": ["/opt/bireme/digits.py", f"--checkpoints={stock.CLAIM_PATH}/{name}", *STEPS],
-            "claims": [{"claimName": CLAIM, "mountPath": stock.CLAIM_PATH}],
+            "args": ["/opt/bireme/digits.py", f"--checkpoints={stock_torchrun.CLAIM_PATH}/{name}", *STEPS],
+            "claims": [{"claimName": CLAIM, "mountPath": stock_torchrun.CLAIM_PATH}],
             **_backend_values(backend),
         }
         said: dict[str, Any] = {"instance": NODE_TYPE, "files": [KIND], "values": values, "timeout": 180}
@@ -204,7 +203,7 @@ def _backend_values(backend: str) -> dict[str, Any]:
         endpoints = [f"etcd.{NAMESPACE}.svc:2379"]
         return {"rendezvous": {**rendezvous, "endpoints": endpoints}, "etcd": {"enabled": False}}
     etcd = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint=etcd-v2.{NAMESPACE}.svc:2379")
-    values = stock.values(*(etcd if backend == "etcd-v2" else ()))
+    values = stock_torchrun.values(*(etcd if backend == "etcd-v2" else ()))
     values["rendezvous"] |= rendezvous
     return values
 

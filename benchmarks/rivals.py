@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
 from bireme.tools import Toolbox
 

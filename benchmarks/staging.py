@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "runtime"))
+sys.path.insert(0, str(ROOT))
 
-from s3_servers import S3Server, environment_of, s3_server  # noqa: E402
+from tests.runtime.s3_servers import S3Server, environment_of, s3_server  # noqa: E402
 
 CONSOLE = Console(stderr=True)
 PIN = ROOT / "benchmarks/pins/awscli/requirements.lock"

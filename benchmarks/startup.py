@@ -33,7 +33,7 @@ from rivals import RIVALS, Rival
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.helm import Renderer, RenderRequest, values
 from bireme.paths import Paths
 from bireme.release import Releases

@@ -25,7 +25,7 @@ from bireme.changes import Changes
 from bireme.clusters import Cluster, provider
 from bireme.clusters.existing import ExistingProvider
 from bireme.clusters.nodes import parse_nodes
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.deploy import Deployer
 from bireme.errors import BiremeError
 from bireme.helm import Render, Renderer, RenderRequest

@@ -8,7 +8,7 @@ import pytest
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 

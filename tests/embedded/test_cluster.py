@@ -21,6 +21,7 @@ from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.tools import Toolbox
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.embedded
 
@@ -90,13 +91,6 @@ def indexed_job(name: str, workers: int, spec: dict[str, Any]) -> dict[str, Any]
 def kubectl(cluster: EmbeddedCluster, *arguments: str, given: str = "") -> str:
     command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), *arguments]
     return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
-
-
-def until(done: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)
 
 
 def pods_of(cluster: EmbeddedCluster, name: str) -> Objects:

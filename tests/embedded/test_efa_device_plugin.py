@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from agents import Fleet
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.pytest_plugin import ReleaseFactory
+from tests.embedded.fleet import Fleet
 
 OREGON = ["region=us-west-2"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,19 +11,14 @@ import pytest
 from bireme.clusters import Cluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import ReleaseFactory
+from tests.support import waiting
 
 SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
 VOLUMES = "/api/v1/persistentvolumes"
 NFS: dict[str, Any] = {"type": "nfs", "server": SERVER, "size": "50Gi", "capacity": "100Gi"}
 # Bound by the controller in a moment; what must not bind has had that moment too.
 SECONDS = 60
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not done():
-        assert time.monotonic() < deadline, f"not within {SECONDS} s"
-        time.sleep(0.1)
+until = partial(waiting.until, seconds=SECONDS)
 
 
 def claims_path(namespace: str) -> str:

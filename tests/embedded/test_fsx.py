@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.support import waiting
 
 DRIVERS = "/apis/storage.k8s.io/v1/csidrivers"
 VOLUMES = "/api/v1/persistentvolumes"
@@ -27,13 +28,7 @@ DYNAMIC: dict[str, Any] = {
     "provisioning": "dynamic",
     "dynamic": {"subnetId": "subnet-0123456789abcdef0", "securityGroupIds": ["sg-0123456789abcdef0"]},
 }
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not done():
-        assert time.monotonic() < deadline, f"not within {SECONDS} s"
-        time.sleep(0.1)
+until = partial(waiting.until, seconds=SECONDS)
 
 
 @pytest.fixture

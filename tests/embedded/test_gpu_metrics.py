@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from agents import Fleet
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import ReleaseFactory
+from tests.embedded.fleet import Fleet
 
 CLOUDWATCH = ["cloudwatch.region=us-west-2"]
 DCGM = ["agent=dcgm"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,9 +18,11 @@ from bireme.manifests import Manifest
 from bireme.observe import Difference, ObservedPod
 from bireme.tools import Toolbox
 from bireme.topology import Plan, expand
+from tests.support import waiting
 
 TYPE = "p4d.24xlarge"
 pytestmark = pytest.mark.usefixtures("mpi_operator")
+until = partial(waiting.until, seconds=60)
 
 
 def manifest(name: str, workers: int, **policy: Any) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class Job:
         self.cluster.api.delete(self._launcher)
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
         self.cluster.api.delete(pods, labelSelector=f"app.kubernetes.io/instance={self.name}")
-        until(lambda: not self.pods(), "its pods to be gone")
+        until(lambda: not self.pods(), what="its pods to be gone")
 
     @property
     def _launcher(self) -> str:
@@ -125,13 +127,6 @@ def job(
         one.remove()
 
 
-def until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
-        time.sleep(0.1)
-
-
 def test_launcher_and_workers_are_as_planned_and_their_hosts_are_in_the_host_file(
     job: Callable[..., Job], cluster: EmbeddedCluster
 ) -> None:
@@ -148,7 +143,7 @@ def test_launcher_and_workers_are_as_planned_and_their_hosts_are_in_the_host_fil
 def test_the_launcher_comes_after_the_last_worker(job: Callable[..., Job], cluster: EmbeddedCluster) -> None:
     nodes = cluster.nodes[TYPE]
     one = job(nodes + 1)
-    until(lambda: sum(pod.ready for pod in one.pods().values()) == nodes, "a worker on each node")
+    until(lambda: sum(pod.ready for pod in one.pods().values()) == nodes, what="a worker on each node")
     (pending,) = (pod for pod in one.pods().values() if not pod.ready)
     assert pending.role == "worker"
     assert one.launcher() is None
@@ -168,8 +163,8 @@ def test_at_the_end_the_workers_are_gone_and_the_launcher_stays_completed(
     one = job(2)
     assert one.wait(2) == ()
     cluster.complete(one.pods()[f"{one.name}-launcher"].name, one.namespace)
-    until(lambda: "Succeeded" in one.conditions(), "the job to succeed")
-    until(lambda: len(one.pods()) == 1, "the workers to go")
+    until(lambda: "Succeeded" in one.conditions(), what="the job to succeed")
+    until(lambda: len(one.pods()) == 1, what="the workers to go")
     (launcher,) = one.pods().values()
     assert (launcher.role, launcher.phase) == ("launcher", "Succeeded")
     assert one.differences(2) == ()
@@ -181,8 +176,8 @@ def test_a_failed_launcher_fails_the_job_with_its_reason(
     one = job(2, backoffLimit=0)
     assert one.wait(2) == ()
     cluster.fail(one.pods()[f"{one.name}-launcher"].name, 3, one.namespace)
-    until(lambda: "Failed" in one.conditions(), "the job to fail")
-    until(lambda: len(one.pods()) == 1, "the workers to go")
+    until(lambda: "Failed" in one.conditions(), what="the job to fail")
+    until(lambda: len(one.pods()) == 1, what="the workers to go")
     (found,) = one.differences(2)
     assert (found.kind, found.workload) == ("job-failed", one.name)
     assert "backoff limit" in found.sentence
@@ -192,7 +187,7 @@ def test_it_is_suspended_and_resumed_under_the_charts_rights(job: Callable[..., 
     one = job(2)
     assert one.wait(2) == ()
     one.patch(runPolicy={"suspend": True})
-    until(lambda: one.pods() == {}, "its pods to go")
+    until(lambda: one.pods() == {}, what="its pods to go")
     one.patch(runPolicy={"suspend": False})
     assert one.wait(2) == ()
 
@@ -211,7 +206,7 @@ def test_kubectl_shows_state_and_workers(
 ) -> None:
     one = job(2)
     assert one.wait(2) == ()
-    until(lambda: "Running" in one.conditions(), "the job to run")
+    until(lambda: "Running" in one.conditions(), what="the job to run")
     where = ["--kubeconfig", str(cluster.kubeconfig), "-n", one.namespace]
     command = [str(toolbox.path("kubectl")), *where, "get", "mpijob", one.name, "--no-headers"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -13,7 +13,7 @@ import pytest
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease

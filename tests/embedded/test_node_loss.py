@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.support import waiting
 
 pytestmark = [pytest.mark.embedded, pytest.mark.slow]
 P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
-
-
-def until(done: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(1)
+until = partial(waiting.until, every=1)
 
 
 def node_of(job: InstalledRelease, index: int) -> str:

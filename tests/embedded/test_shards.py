@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import io
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dispatcher_replicas import Dispatchers
-from etcd_servers import RUNTIME, EtcdServer
 from rich.console import Console
 
 from bireme import views
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.manifests import Manifest
 from bireme.shards import shards
 from bireme.tools import Toolbox
+from tests.runtime.dispatcher_replicas import Dispatchers
+from tests.runtime.etcd_servers import EtcdServer
 
-sys.path.insert(0, str(RUNTIME))
 LABELS = {"app.kubernetes.io/component": "dispatcher"}
 
 

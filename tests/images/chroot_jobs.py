@@ -7,18 +7,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rootfs import enter, load_rootfs
+
 from bireme.paths import Paths
 
 PATHS = Paths.discover(start=Path(__file__))
-sys.path.insert(0, str(PATHS.hack / "images"))
-
-from rootfs import enter, load_rootfs  # noqa: E402
 
 IMAGE = load_rootfs("torch-2.6")
 MPI_IMAGE = load_rootfs("mpi")

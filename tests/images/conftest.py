@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chroot_jobs import IMAGE, MPI_IMAGE, PATHS, SCRIPTS, Job, command_in, mpirun_in, torchrun
 from rich.console import Console
 from rootfs import ensure_rootfs
+
+from tests.images.chroot_jobs import IMAGE, MPI_IMAGE, PATHS, SCRIPTS, Job, command_in, mpirun_in, torchrun
 
 Start = Callable[..., Job]
 

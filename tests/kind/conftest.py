@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
-from on_kind import NODE_TYPE, Shell, Values, enforce, eventually
-from training import CHECKPOINT_EVERY, KIND, Training
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
+from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until
+from tests.kind.training import CHECKPOINT_EVERY, KIND, Training
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -87,7 +87,7 @@ def mpi_operator(
     operator.uninstall()
     cluster.api.delete("/api/v1/namespaces/mpi-operator")
     gone = "the operator's namespace to be gone, for the next module's"
-    eventually(lambda: cluster.api.find("/api/v1/namespaces/mpi-operator") is None, 60, gone)
+    until(lambda: cluster.api.find("/api/v1/namespaces/mpi-operator") is None, 60, gone)
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import stock
-from aftermath import wait_for_world
-from on_kind import eventually
-from training import Training
 
 from bireme.clusters.kind_cluster import KindCluster
+from tests.kind import stock_torchrun
+from tests.kind.recovery import wait_for_world
+from tests.kind.shell import until
+from tests.kind.training import Training
 
 TAGS = {"2.6": "0.1.0", "2.14": "0.1.0-torch2.14"}
 C10D: Mapping[str, Any] = {"rendezvous": {"backend": "c10d"}, "etcd": {"enabled": False}}
@@ -73,7 +73,7 @@ def trial(
     """``trial("2.6", values)``: two workers that train with that torch."""
 
     def _trial(torch: str, values: Mapping[str, Any]) -> Trial:
-        stock.prepare(cluster.claim_folder("checkpoints", test_namespace))
+        stock_torchrun.prepare(cluster.claim_folder("checkpoints", test_namespace))
         load("etcd", "python", "torch" if torch == "2.6" else f"torch-{torch}")
         image = {"registry": "", "repository": "bireme/torch", "tag": TAGS[torch]}
         training = train(workers=2, steps=100_000, values={**values, "minWorkers": 2, "image": image})
@@ -98,10 +98,10 @@ def fatal(trial: Trial, agent: str) -> set[str]:
     ended = {
         event: trial.after(event, act).agents
         for event, act in (
-            (PROCESS, lambda: stock.kill(job, 1, script)),
+            (PROCESS, lambda: stock_torchrun.kill(job, 1, script)),
             (POD, lambda: job.delete(2)),
-            (AGENT, lambda: stock.kill(job, 2, agent)),
-            (AGENT_0, lambda: stock.kill(job, 0, agent)),
+            (AGENT, lambda: stock_torchrun.kill(job, 2, agent)),
+            (AGENT_0, lambda: stock_torchrun.kill(job, 0, agent)),
         )
     }
     return {event for event, agents in ended.items() if agents > own.get(event, 0)}
@@ -112,9 +112,9 @@ def fatal(trial: Trial, agent: str) -> set[str]:
 def test_with_a_shared_store_stock_c10d_dies_when_a_worker_joins(
     trial: Callable[..., Trial], torch: str
 ) -> None:
-    job = trial(torch, stock.values(shared_store=True))
+    job = trial(torch, stock_torchrun.values(shared_store=True))
     job.training.scale(3)
-    eventually(lambda: job.ended() >= 3, LIMIT_SECONDS, "all three agents to end")
+    until(lambda: job.ended() >= 3, LIMIT_SECONDS, "all three agents to end")
     assert [line for line in job.training.said if "DistStoreError: wait timeout" in line]
 
 
@@ -123,7 +123,7 @@ def test_with_a_shared_store_stock_c10d_dies_when_a_worker_joins(
 def test_stock_c10d_without_a_shared_store(
     trial: Callable[..., Trial], torch: str, ends_all: set[str]
 ) -> None:
-    job = trial(torch, stock.values())
+    job = trial(torch, stock_torchrun.values())
     job.join()
     assert fatal(job, "torchrun") == ends_all
 

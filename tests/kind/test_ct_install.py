@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from on_kind import Shell, Values
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.paths import Paths
 from bireme.tools import Toolbox
+from tests.kind.shell import Shell, Values
 
 pytestmark = pytest.mark.whole
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_kind import NODE_TYPE, Shell, Values, eventually
-from training import KIND, outcome
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.shell import NODE_TYPE, Shell, Values, until
+from tests.kind.training import KIND, outcome
 
 Content = dict[str, bytes]
 
@@ -77,7 +77,7 @@ class Place:
 
     def ends(self, job: InstalledRelease) -> str | None:
         """How the Job of a release ends."""
-        eventually(lambda: outcome(job) is not None, 180, "the dataset's Job to end")
+        until(lambda: outcome(job) is not None, 180, "the dataset's Job to end")
         return outcome(job)
 
 
@@ -129,7 +129,7 @@ def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_noth
     slow = {"requests": REQUESTS, "limits": {"cpu": "100m", "memory": "256Mi"}}
     job = stage("pictures", to="sets/pictures", resources=slow)
     journal = place.staged / "sets/.pictures.staging/.bireme/journal-0.jsonl"
-    eventually(lambda: journal.exists() and journal.read_text().count("path") > 20, 90, "20 files or parts")
+    until(lambda: journal.exists() and journal.read_text().count("path") > 20, 90, "20 files or parts")
     kill_copier(place, job)
     assert not (place.staged / "sets/pictures").exists()
     assert place.ends(job) == "Complete", place.log(job)

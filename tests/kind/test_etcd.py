@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from on_kind import Shell, Values, eventually
 
 from bireme.clusters.api import ApiError
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.shell import Shell, Values, until
 
 pytestmark = pytest.mark.usefixtures("etcd_images")
 
@@ -37,7 +37,7 @@ def ask(cluster: KindCluster) -> Etcd:
                 return False
             return True
 
-        eventually(answered, 60, f"an answer of {release.name} to {call}")
+        until(answered, 60, f"an answer of {release.name} to {call}")
         return answers[0]
 
     return _ask

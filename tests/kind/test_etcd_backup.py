@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from on_kind import Shell, Values, eventually
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.shell import Shell, Values, until
 
 pytestmark = pytest.mark.usefixtures("etcd_images")
 
@@ -102,7 +102,7 @@ def run_job(shell: Shell, etcd: InstalledRelease, cronjob: str, code: str = "") 
         job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python3", "-c", CLIENT + code]
     shell.kubectl("apply", *where, "-f", "-", given=yaml.safe_dump(job))
     conditions = ("get", "job", name, *where, "-o", "jsonpath={.status.conditions[*].type}")
-    eventually(lambda: shell.kubectl(*conditions) != "", 120, f"{cronjob} to end")
+    until(lambda: shell.kubectl(*conditions) != "", 120, f"{cronjob} to end")
     said = shell.logs(f"job-name={name}", etcd.namespace)
     assert "Complete" in shell.kubectl(*conditions), said
     return said

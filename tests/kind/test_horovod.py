@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from on_kind import NODE_TYPE, eventually
-from training import Event, outcome
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.observe import launcher_log
 from bireme.pytest_plugin import ReleaseFactory
+from tests.kind.shell import NODE_TYPE, until
+from tests.kind.training import Event, outcome
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("image")]
 
@@ -39,7 +39,7 @@ def train(release: ReleaseFactory, cluster: KindCluster) -> Callable[..., list[E
         }
         said = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180, "values": values}
         job = release("mpi-training", **said)
-        eventually(lambda: outcome(job) is not None, 600, f"the end of {script}")
+        until(lambda: outcome(job) is not None, 600, f"the end of {script}")
         log = launcher_log(cluster, job.name, job.namespace)
         assert outcome(job) == "Complete", log
         return [json.loads(line) for line in log.splitlines() if line.startswith('{"event"')]

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from on_kind import eventually
 
 from bireme.clusters.kind import KindProvider
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.tools import Toolbox
+from tests.kind.shell import until
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(
     """
     command = [sys.executable, "-c", textwrap.dedent(script), name, str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as starting:
-        eventually(lambda: any("worker" in trace for trace in traces(name)), 60, "the containers to start")
+        until(lambda: any("worker" in trace for trace in traces(name)), 60, "the containers to start")
         starting.send_signal(signal.SIGINT)
         _, said = starting.communicate(timeout=60)
     assert said.strip().endswith("KeyboardInterrupt")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from on_kind import eventually
 
 from bireme.paths import Paths
+from tests.kind.shell import until
 
 # Images by their recipes, and what the chart calls their MPI.
 IMPLEMENTATIONS = {"mpi-4": "OpenMPI", "mpi-5": "OpenMPI", "mpi-intel": "Intel", "mpi-mpich": "MPICH"}
@@ -97,7 +97,7 @@ class Pods:
 
     def until_said(self, words: str) -> None:
         """Wait until the launcher has printed this."""
-        eventually(lambda: words in self.said(), 90, f"the launcher to say {words!r}")
+        until(lambda: words in self.said(), 90, f"the launcher to say {words!r}")
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_kind import NODE_TYPE, Shell, enforce, eventually
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.shell import NODE_TYPE, Shell, enforce, until
 
 KIND = "values/kind-mpi.yaml"
 AS_ROOT = "values/mpi-as-root.yaml"
@@ -110,7 +110,7 @@ def steps(run: Run, shell: Shell, runs: Path) -> Run:
 
     def _steps(orchestrator: str, count: int, sets: list[str]) -> InstalledRelease:
         job = run(orchestrator, ["workers=2", *sets], values=program(count))
-        eventually(lambda: "step 3 of 2 ranks" in said_by(shell, job), 90, "the first steps")
+        until(lambda: "step 3 of 2 ranks" in said_by(shell, job), 90, "the first steps")
         return job
 
     return _steps
@@ -142,7 +142,7 @@ def end(job: InstalledRelease, orchestrator: str, seconds: float) -> tuple[str, 
                 found[each["type"]] = str(each.get("message"))
         return bool(found)
 
-    eventually(ended, seconds, "the job to end")
+    until(ended, seconds, "the job to end")
     ((how, message),) = found.items()
     return how, message
 
@@ -239,7 +239,7 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
     said = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
     own = [f"orchestrator={orchestrator}", "image.tag=0.1.0-openmpi5", "workers=2"]
     job.upgrade(sets=[*own, "suspend=true"], **said)
-    eventually(lambda: len(list((runs / job.name).glob("*"))) == 2, 90, "both ranks to save")
+    until(lambda: len(list((runs / job.name).glob("*"))) == 2, 90, "both ranks to save")
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live])
     first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
     assert first == second > 3

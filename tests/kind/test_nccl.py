@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from on_kind import NODE_TYPE, eventually
-from training import outcome
 
 from bireme.cli import cli
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import ReleaseFactory
+from tests.kind.shell import NODE_TYPE, until
+from tests.kind.training import outcome
 
 SWEEP = Path(__file__).parents[2] / "images/mpi/all_reduce_bandwidth.py"
 
@@ -34,7 +34,7 @@ def test_a_sweep_of_two_pods_is_read_and_is_not_taken_for_efa(
     said = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180}
     values = {"workers": 2, "script": SWEEP.read_text(encoding="utf-8"), "args": ["--maxbytes=256K"]}
     job = release("mpi-training", **said, values={**values, "efa": 1})
-    eventually(lambda: outcome(job) == "Complete", 180, "the end of the sweep")
+    until(lambda: outcome(job) == "Complete", 180, "the end of the sweep")
     result = nccl("-o", "json")
     data = json.loads(result.stdout)
     assert (data["ranks"], data["hosts"], data["wrong"], data["efa"]) == (2, 2, 0, False)

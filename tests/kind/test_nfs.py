@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from on_kind import Shell, eventually
-from training import Training
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.shell import Shell, until
+from tests.kind.training import Training
 
 SERVER = "nfs-server"
 FILES = Path(__file__).with_name("nfs")
@@ -61,7 +61,7 @@ def test_two_pods_on_two_nodes_write_one_file_by_turns(efs: InstalledRelease, sh
     shell.helm("test", efs.name, *where, "--timeout", "2m")
     shell.kubectl("apply", *where, "-f", str(FILES / "peers.yaml"))
     ended = ("get", "job", "peers", *where, "-o", "jsonpath={.status.conditions[*].type}")
-    eventually(lambda: shell.kubectl(*ended) != "", 120, "both to have had their turns")
+    until(lambda: shell.kubectl(*ended) != "", 120, "both to have had their turns")
     assert "Complete" in shell.kubectl(*ended), shell.logs("app=peers", efs.namespace)
     lines = exported(shell, "cat", "turns").splitlines()
     assert [int(line.split()[0]) for line in lines] == [0, 1, 0, 1, 0, 1]

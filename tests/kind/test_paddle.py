@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_kind import Shell
 
 from bireme.clusters.api import ApiError
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.shell import Shell
 
 KIND = "values/kind-paddle.yaml"
 FOLDER = "/home/jobpath"

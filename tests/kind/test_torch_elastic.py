@@ -9,10 +9,10 @@ from collections.abc import Callable
 from itertools import groupby
 
 import pytest
-from on_kind import NODE_TYPE, Shell, eventually
-from training import ANYWHERE, KIND, Training, outcome
 
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.shell import NODE_TYPE, Shell, until
+from tests.kind.training import ANYWHERE, KIND, Training, outcome
 
 pytestmark = pytest.mark.usefixtures("torch_images")
 
@@ -26,7 +26,7 @@ def test_two_workers_on_two_nodes_all_reduce(release: ReleaseFactory, shell: She
         timeout=180,
     )
     assert len({pod.node for pod in job.pods() if pod.role == "worker"}) == 2
-    eventually(lambda: outcome(job) is not None, 240, "the job to finish")
+    until(lambda: outcome(job) is not None, 240, "the job to finish")
     workers = f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=worker"
     said = shell.logs(workers, job.namespace)
     assert outcome(job) == "Complete", said
@@ -84,7 +84,7 @@ def test_two_workers_become_four_and_one_while_training_and_tensorboard_shows_it
     training.until_trained(30, world_size=1)
     training.until_complete(steps)
     job = training.job
-    eventually(lambda: steps in curve(shell, job, "world_size"), 60, "TensorBoard to show the last step")
+    until(lambda: steps in curve(shell, job, "world_size"), 60, "TensorBoard to show the last step")
     sizes = curve(shell, job, "world_size")
     assert list(sizes) == sorted(sizes)
     # Newcomers start apart and leavers end apart, so a world in between may train for some steps.

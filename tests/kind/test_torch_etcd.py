@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from on_kind import eventually
-from training import ANYWHERE, Training
 
 from bireme.clusters.kind_cluster import KindCluster
+from tests.kind.shell import until
+from tests.kind.training import ANYWHERE, Training
 
 pytestmark = pytest.mark.usefixtures("torch_images")
 
@@ -25,7 +25,7 @@ def replace_member(training: Training, ordinal: int = 0) -> None:
     before = ready(namespace, pod)
     assert before
     training.job.delete_pod(pod)
-    eventually(lambda: ready(namespace, pod) not in ("", before), 120, f"another {pod}")
+    until(lambda: ready(namespace, pod) not in ("", before), 120, f"another {pod}")
 
 
 def address(training: Training, pod: str) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from on_kind import NODE_TYPE, Shell, eventually
-from training import ANYWHERE, KIND, Training, outcome
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.paths import Paths
 from bireme.pytest_plugin import ReleaseFactory
+from tests.kind.shell import NODE_TYPE, Shell, until
+from tests.kind.training import ANYWHERE, KIND, Training, outcome
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 
@@ -42,7 +42,7 @@ def test_an_image_classifier_trains_on_three_workers_and_outlives_a_killed_proce
         training.until_trained(5, world_size=3)
         training.kill(1, agent=False)
         training.until_trained(5, world_size=3)
-        eventually(lambda: outcome(job) is not None, 240, "the job to finish")
+        until(lambda: outcome(job) is not None, 240, "the job to finish")
         assert outcome(job) == "Complete"
         # 48 pictures, three processes with two batches of two for a step: four steps in each of six epochs.
         assert {event["step"] for event in training.of("done")} == {24}

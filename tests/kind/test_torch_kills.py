@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from training import Training
+
+from tests.kind.training import Training
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 

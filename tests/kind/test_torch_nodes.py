@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from on_kind import NODE_TYPE, eventually
-from training import Training
 
 from bireme.clusters.kind_cluster import KindCluster
+from tests.kind.shell import NODE_TYPE, until
+from tests.kind.training import Training
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 
@@ -56,7 +56,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     assert first
     stop(first)
     training.until_trained(30, world_size=1)
-    eventually(lambda: not is_ready(cluster, first), 120, f"{first} to be seen as lost")
+    until(lambda: not is_ready(cluster, first), 120, f"{first} to be seen as lost")
     out_of_service(cluster, first, True)
     training.until_trained(30, world_size=2, seconds=180)
     second = training.worker(1).node
@@ -67,7 +67,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
 
     stop(second)
     training.until_trained(30, world_size=1)
-    eventually(lambda: not is_ready(cluster, second), 120, f"{second} to be seen as lost")
+    until(lambda: not is_ready(cluster, second), 120, f"{second} to be seen as lost")
     cluster.remove_node(second)
     training.until_trained(30, world_size=2, seconds=180)
     assert training.worker(1).node == first

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from on_kind import Shell, eventually
 
 from bireme.observe import ObservedPod
 from bireme.pytest_plugin import InstalledRelease
+from tests.kind.shell import Shell, until
 
 Event = dict[str, Any]
 
@@ -112,11 +112,11 @@ class Training:
 
     def until_complete(self, steps: int, seconds: float = 240) -> Event:
         """Wait until the Job is Complete, after so many steps of which none was lost; the last event."""
-        eventually(lambda: bool(self.of("done")), seconds, f"the end of the training after {steps} steps")
+        until(lambda: bool(self.of("done")), seconds, f"the end of the training after {steps} steps")
         done = self.of("done")[0]
         assert done["step"] == steps
         self.assert_nothing_was_lost()
-        eventually(lambda: outcome(self.job) is not None, 60, "the job to finish")
+        until(lambda: outcome(self.job) is not None, 60, "the job to finish")
         assert outcome(self.job) == "Complete"
         return done
 
@@ -129,7 +129,7 @@ class Training:
             found[:] = [pod for pod in self.job.pods() if pod.slot == slot and pod.is_live]
             return bool(found)
 
-        eventually(there, 60, f"a live pod of worker {index}")
+        until(there, 60, f"a live pod of worker {index}")
         return found[0]
 
     def delete(self, index: int) -> None:
@@ -145,7 +145,7 @@ class Training:
             pod = self.worker(index).name
             return bool(self.shell.attempt("exec", "-n", self.job.namespace, pod, *program))
 
-        eventually(killed, 60, f"worker {index} to have a {words[0]} to kill")
+        until(killed, 60, f"worker {index} to have a {words[0]} to kill")
 
     def scale(self, workers: int) -> None:
         """Upgrade to another number of workers; returns when so many are there."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cases import Matrix
 
 from bireme.helm import Renderer
 from bireme.paths import Paths
 from bireme.pytest_plugin import Request
+from tests.render.cases import Matrix
 
 
 @pytest.fixture(scope="session")

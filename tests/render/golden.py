@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cases import CASES, REFUSALS, ROOT, Case, request
 
 from bireme.helm import Renderer
 from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.pytest_plugin import Request
 from bireme.tools import Toolbox
+from tests.render.cases import CASES, REFUSALS, ROOT, Case, request
 
 FOLDER = Path(__file__).parent / "golden"
 IMMUTABLE = "bireme.dev/immutable"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
+from tests.support.rendered import container, the
 
 S3: dict[str, Any] = {
     "claim": {"name": "fsx-pvc", "path": "datasets/imagenet"},
@@ -19,35 +19,21 @@ S3: dict[str, Any] = {
 }
 
 
-def the(rendered: Render, kind: str) -> Manifest:
-    (only,) = [item for item in rendered.manifests if item.kind == kind and not item.is_hook]
-    return only
-
-
 def pod(rendered: Render) -> Mapping[str, Any]:
     spec: Mapping[str, Any] = the(rendered, "Job")["spec"]["template"]["spec"]
     return spec
 
 
-def container(rendered: Render, name: str) -> Mapping[str, Any]:
-    (only,) = [
-        each
-        for each in (*pod(rendered)["initContainers"], *pod(rendered)["containers"])
-        if each["name"] == name
-    ]
-    found: Mapping[str, Any] = only
-    return found
-
-
 def env(rendered: Render) -> dict[str, Any]:
     return {
-        each["name"]: each.get("value", each.get("valueFrom")) for each in container(rendered, "stage")["env"]
+        each["name"]: each.get("value", each.get("valueFrom"))
+        for each in container(pod(rendered), "stage")["env"]
     }
 
 
 def test_the_steps_are_told_the_same(render: Callable[..., Render]) -> None:
     rendered = render("dataset", values=S3)
-    assert container(rendered, "stage")["env"] == container(rendered, "publish")["env"]
+    assert container(pod(rendered), "stage")["env"] == container(pod(rendered), "publish")["env"]
     said = json.loads(env(rendered)["BIREME_DATASET"])
     assert said["target"] == "/claim/datasets/imagenet"
     assert said["sources"] == [{"url": "s3://imagenet/ILSVRC"}]
@@ -64,7 +50,7 @@ def test_another_claim_is_a_source_that_is_only_read(render: Callable[..., Rende
     rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
     said = json.loads(env(rendered)["BIREME_DATASET"])["sources"]
     assert said[1] == {"url": "file:///sources/1", "path": "vocabulary"}
-    mounts = {each["mountPath"]: each for each in container(rendered, "stage")["volumeMounts"]}
+    mounts = {each["mountPath"]: each for each in container(pod(rendered), "stage")["volumeMounts"]}
     assert mounts["/sources/1"]["readOnly"] is True
     assert mounts["/sources/1"]["subPath"] == "vocabulary"
 
@@ -109,7 +95,7 @@ def test_imagenets_pictures_go_into_folders_by_class(render: Callable[..., Rende
     """The script of the workload, run as the pod runs it, but for the place of the folder."""
     rendered = render("dataset", workload="imagenet", sets=["sources[0].url=s3://mine/ILSVRC"])
     staging = "/claim/ILSVRC/Data/.CLS-LOC.staging"
-    (script,) = container(rendered, "prepare")["args"]
+    (script,) = container(pod(rendered), "prepare")["args"]
     assert staging in script
     (tmp_path / "val").mkdir()
     for name in ("a", "b", "c"):

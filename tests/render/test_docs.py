@@ -10,14 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import generate
 import pytest
-from cases import ROOT
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
-
-sys.path.insert(0, str(ROOT / "hack"))
-import generate
+from tests.render.cases import ROOT
 
 CHARTS = [file.parent.name for file in sorted(ROOT.glob("charts/*/README.md.gotmpl"))]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import generate
 import pytest
-from cases import ROOT
 from rich.console import Console
 
 from bireme.helm import Render, RenderError
@@ -16,9 +15,6 @@ from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.topology import Plan
 from bireme.views import plan_view
-
-sys.path.insert(0, str(ROOT / "hack"))
-import generate
 
 CHART = "efa-device-plugin"
 OREGON = ["region=us-west-2"]

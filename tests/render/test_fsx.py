@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
+from tests.support.rendered import the
 
 STATIC: dict[str, Any] = {
     "provisioning": "static",
@@ -30,11 +30,6 @@ def static(**more: Any) -> dict[str, Any]:
 
 def dynamic(size: str = "1200Gi", **more: Any) -> dict[str, Any]:
     return DYNAMIC | {"size": size, "dynamic": DYNAMIC["dynamic"] | more}
-
-
-def the(rendered: Render, kind: str) -> Manifest:
-    (only,) = [item for item in rendered.manifests if item.kind == kind and not item.is_hook]
-    return only
 
 
 def test_the_imagenet_workloads_mount_its_claim(render: Callable[..., Render]) -> None:

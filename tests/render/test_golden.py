@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cases import Case
-from golden import FOLDER, Golden, files, rendering_cases
 
 from bireme.helm import Renderer
 from bireme.pytest_plugin import Request
+from tests.render.cases import Case
+from tests.render.golden import FOLDER, Golden, files, rendering_cases
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,12 @@ import pytest
 
 from bireme.helm import Render, RenderError
 from bireme.instances import Instance
-from bireme.manifests import Manifest
 from bireme.topology import Plan
+from tests.support.rendered import the
 
 CHART = "gpu-metrics"
 CLOUDWATCH = ["cloudwatch.region=us-west-2"]
 DCGM = ["agent=dcgm"]
-
-
-def the(rendered: Render, kind: str, name: str = "") -> Manifest:
-    found = [item for item in rendered.manifests if item.kind == kind and item.name.endswith(name)]
-    assert len(found) == 1, [item.identity for item in rendered.manifests]
-    return found[0]
 
 
 def kinds(rendered: Render) -> set[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from cases import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
 
 from bireme.helm import Render, Renderer
 from bireme.lint import duplicates, kubeconform, name_problems
 from bireme.manifests import Manifest
 from bireme.pytest_plugin import Request
 from bireme.tools import Toolbox
+from tests.render.cases import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
 
 CLUSTER_KINDS = {
     "PersistentVolume",

@@ -9,18 +9,11 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
 from bireme.topology import Plan
+from tests.support.rendered import the
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 BOTH = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
-
-
-def the(rendered: Render, kind: str) -> Manifest:
-    """The one object of ``kind`` that is not a hook."""
-    found = [item for item in rendered.manifests if item.kind == kind and not item.is_hook]
-    assert len(found) == 1, [item.identity for item in rendered.manifests]
-    return found[0]
 
 
 def pods(rendered: Render) -> dict[str, Mapping[str, Any]]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import generate
 import pytest
-from cases import ROOT
 
 from bireme.helm import Render, RenderError
 from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.tools import Toolbox
-
-sys.path.insert(0, str(ROOT / "hack"))
-import generate
+from tests.render.cases import ROOT
 
 RenderFixture = Callable[..., Render]
 KEEP = "helm.sh/resource-policy"

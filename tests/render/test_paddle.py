@@ -7,20 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from cases import ROOT
 
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
+from tests.render.cases import ROOT
+from tests.support.rendered import the
 
 TUTORIAL = {"workload": "paddle-tutorial", "release": "tutorial", "namespace": "team"}
-
-
-def the(rendered: Render, kind: str, name: str) -> Manifest:
-    """The one object of that kind and name that is not a hook."""
-    wanted = (kind, name, False)
-    found = [each for each in rendered.manifests if (each.kind, each.name, each.is_hook) == wanted]
-    assert len(found) == 1, [each.identity for each in rendered.manifests]
-    return found[0]
 
 
 def names(rendered: Render, kind: str) -> set[str]:

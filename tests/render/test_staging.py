@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
+from tests.support.rendered import container
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "200Gi"}
 ELSEWHERE = [{"claimName": "runs", "mountPath": "/runs"}]
@@ -46,12 +47,6 @@ def pod(rendered: Render) -> Mapping[str, Any]:
     return found
 
 
-def the(name: str, pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    (found,) = [each for each in (*pod["initContainers"], *pod["containers"]) if each["name"] == name]
-    assert isinstance(found, Mapping)
-    return found
-
-
 def mounts(container: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["mountPath"]: each for each in container["volumeMounts"]}
 
@@ -61,7 +56,7 @@ def test_a_worker_copies_to_its_node_before_it_trains(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "staging": STAGING}))
-    copier, trainer = the("staging", spec), the("trainer", spec)
+    copier, trainer = container(spec, "staging"), container(spec, "trainer")
     (said,) = [json.loads(each["value"]) for each in copier["env"] if each["name"] == "BIREME_DATASET"]
     assert said == {"target": "/staging/data", "sources": [{"url": "file:///source"}]}
     assert mounts(copier)["/source"]["subPath"] == "datasets/imagenet"
@@ -82,8 +77,8 @@ def test_a_claim_that_is_mounted_anyway_is_one_volume(
 ) -> None:
     values = {**own, "staging": STAGING, "claims": ALSO_MOUNTED}
     spec = pod(render(chart, instance="p4d.24xlarge", values=values))
-    claim = mounts(the("staging", spec))["/source"]["name"]
-    assert mounts(the("trainer", spec))["/fsx"]["name"] == claim != "staging-source"
+    claim = mounts(container(spec, "staging"))["/source"]["name"]
+    assert mounts(container(spec, "trainer"))["/fsx"]["name"] == claim != "staging-source"
     assert "staging-source" not in {volume["name"] for volume in spec["volumes"]}
 
 
@@ -104,13 +99,13 @@ def test_a_worker_verifies_datasets_before_it_trains(
 ) -> None:
     values = {**own, "verify": {"paths": ["/runs/coco", "/fsx"]}, "claims": ALSO_MOUNTED}
     rendered = render(chart, values=values)
-    verifier = the("verify", pod(rendered))
+    verifier = container(pod(rendered), "verify")
     assert list(verifier["command"])[1:] == [
         "-m", "bireme_runtime.dataset", "verify", "/runs/coco", "/fsx", "--quick",
     ]  # fmt: skip
     assert all(mounts(verifier)[path]["readOnly"] for path in ("/runs", "/fsx"))
     whole = render(chart, values={**values, "verify": {**values["verify"], "sha256": True}})
-    assert "--quick" not in the("verify", pod(whole))["command"]
+    assert "--quick" not in container(pod(whole), "verify")["command"]
 
 
 @EACH_TRAINING
@@ -144,7 +139,7 @@ def test_a_collocated_pserver_is_there_while_its_trainer_stages(render: Callable
     values = {"topology": "collocated", "staging": STAGING}
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
-    assert "/staged" not in mounts(the("pserver", spec))
+    assert "/staged" not in mounts(container(spec, "pserver"))
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,8 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render
-from bireme.manifests import Manifest
 from bireme.topology import Plan
-
-
-def the(rendered: Render, kind: str, name: str = "") -> Manifest:
-    """The one object of ``kind`` (and ``name``) that is not a hook."""
-    found = [
-        item
-        for item in rendered.manifests
-        if item.kind == kind and not item.is_hook and name in ("", item.name)
-    ]
-    assert len(found) == 1, [item.identity for item in rendered.manifests]
-    return found[0]
+from tests.support.rendered import the
 
 
 def trainer(rendered: Render) -> Mapping[str, Any]:

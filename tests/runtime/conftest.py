@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_servers import RUNTIME, EtcdServer
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
-
-sys.path.insert(0, str(RUNTIME))
+from tests.runtime.etcd_servers import EtcdServer
 
 
 @pytest.fixture(scope="session")

@@ -7,24 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from etcd_servers import RUNTIME, free_port
+from tests.runtime.etcd_servers import RUNTIME, free_port
+from tests.support import waiting
 
 COMMAND = [sys.executable, "-m", "bireme_runtime.dispatcher"]
-
-
-def until(true: Callable[[], object], seconds: float = 30, what: str = "it") -> None:
-    """Wait, at most so many seconds, until it is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.02)
+until = partial(waiting.until, every=0.02)
 
 
 @dataclass

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_servers import RUNTIME, EtcdServer, free_port
 
 from bireme_runtime import etcd, protocol
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
 
 TINY = Path(__file__).with_name("tiny_torchrun.py")
 MAIN = f"import sys; from bireme_runtime import agent; sys.exit(agent.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501

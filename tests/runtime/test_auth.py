@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from etcd_servers import EtcdServer, free_port
 
 from bireme_runtime import auth, check, etcd
+from tests.runtime.etcd_servers import EtcdServer, free_port
 
 NewEtcd = Callable[..., EtcdServer]
 

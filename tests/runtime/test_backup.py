@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_servers import EtcdServer, free_port
-from s3_servers import S3Server, s3_server
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime import backup, backup_s3, etcd, member
+from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.runtime.s3_servers import S3Server, s3_server
 
 GMTIME = time.gmtime
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from etcd_servers import EtcdServer, free_port
 
 from bireme_runtime import check
+from tests.runtime.etcd_servers import EtcdServer, free_port
 
 Captured = pytest.CaptureFixture[str]
 SOON = {"BIREME_WAIT_SECONDS": "0.3"}

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_servers import RUNTIME
-from s3_servers import S3Server, s3_server
 
 from bireme_runtime import dataset
 from bireme_runtime.dataset_s3 import Credentials, Wallet, sign
 from bireme_runtime.dataset_sources import S3Source, Web
+from tests.runtime.etcd_servers import RUNTIME
+from tests.runtime.s3_servers import S3Server, s3_server
 
 MiB = 1 << 20
 Content = dict[str, bytes]

@@ -11,9 +11,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from etcd_servers import RUNTIME
 
 import bireme_runtime
+from tests.runtime.etcd_servers import RUNTIME
 
 PACKAGE, METADATA = RUNTIME / "bireme_runtime", RUNTIME / "bireme_runtime.dist-info"
 PROJECT = tomllib.loads((RUNTIME.parent / "pyproject.toml").read_text())["project"]

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 import yaml
-from dispatcher_replicas import Dispatchers, environment, until
-from etcd_servers import RUNTIME, EtcdServer, free_port
 
 from bireme_runtime import etcd
 from bireme_runtime.dispatcher import Dispatcher, Refused, Shard, give_back
+from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
 
 DOCS = Path(__file__).parents[2] / "docs" / "dispatcher.md"
 

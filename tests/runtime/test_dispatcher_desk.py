@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from etcd_servers import EtcdServer, Proxy
 
 from bireme_runtime import etcd
 from bireme_runtime.dispatch_desk import Desk
 from bireme_runtime.dispatch_keys import Answer, Definition, InHand, Keys, Request
 from bireme_runtime.dispatch_leader import Leadership, NotLeader
+from tests.runtime.etcd_servers import EtcdServer, Proxy
 
 SET = "set"
 

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from etcd_servers import EtcdServer
-
 from bireme_runtime import etcd
 from bireme_runtime.dispatch_desk import Desk
 from bireme_runtime.dispatch_keys import Answer, Definition, InHand, Keys, Request
 from bireme_runtime.dispatch_leader import Leadership, NotLeader
+from tests.runtime.etcd_servers import EtcdServer
 
 SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "6"))
 # Leases of the test end when it says so, not by themselves.

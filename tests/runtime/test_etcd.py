@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_servers import EtcdServer, Proxy, free_port
 
 from bireme_runtime import auth, etcd
+from tests.runtime.etcd_servers import EtcdServer, Proxy, free_port
 
 
 def client_of(*servers: EtcdServer, timeout: float = 5.0, **credentials: str) -> etcd.Client:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from etcd_servers import EtcdServer, Proxy
-
 from bireme_runtime import etcd, protocol
+from tests.runtime.etcd_servers import EtcdServer, Proxy
 
 SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "6"))
 MIN, MAX, MOST = 2, 4, 6

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from etcd_servers import EtcdServer, free_port
 
 from bireme_runtime import etcd, member
+from tests.runtime.etcd_servers import EtcdServer, free_port
 
 
 class Pods:

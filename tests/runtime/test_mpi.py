@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from etcd_servers import RUNTIME
 
 from bireme_runtime.exits import CONFIG, Stop
 from bireme_runtime.mpi_ssh import greet, is_broken
 from bireme_runtime.mpi_world import World
+from tests.runtime.etcd_servers import RUNTIME
 
 WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
 SAID = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dispatcher_replicas import Dispatchers
-from etcd_servers import EtcdServer
 
 from bireme_runtime.dispatcher import Dispatcher
 from bireme_runtime.paddle_run import Client, Report, Rules, Run, last_save, serve, write_whole
+from tests.runtime.dispatcher_replicas import Dispatchers
+from tests.runtime.etcd_servers import EtcdServer
 
 SOURCE = Path(__file__).parents[2] / "runtime" / "src"
 SECONDS = 60

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from etcd_servers import EtcdServer, Proxy
 
 from bireme_runtime import etcd, protocol
 from bireme_runtime.protocol import Joined, Member, Over, Propose, Rendezvous, Round, Settings, View, Wait
+from tests.runtime.etcd_servers import EtcdServer, Proxy
+from tests.support import waiting
 
 # Decisions ----------------------------------------
 
 SETTINGS = Settings("run", 2, 3)
+until = partial(waiting.until, seconds=5, every=0.01)
 
 
 def member(base: str, slot: int, ready: int = 1, **fields: bool) -> Member:
@@ -148,13 +151,6 @@ def join_all(*members: Rendezvous) -> list[protocol.World]:
         return list(pool.map(lambda each: each.join(), members))
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)
-
-
 def test_members_that_start_together_form_one_world_ranked_by_slot(make: Make) -> None:
     worlds = join_all(*(make(slot) for slot in (2, 0, 3, 1)))
     assert [(world.number, world.rank, world.size) for world in worlds] == [
@@ -169,7 +165,7 @@ def test_a_late_member_is_reported_and_taken_in_while_the_others_keep_their_rank
     late = make(0)
     with ThreadPoolExecutor(3) as pool:
         joining = pool.submit(late.join)
-        wait_for(lambda: a.waiting() == b.waiting() == 1)
+        until(lambda: a.waiting() == b.waiting() == 1)
         time.sleep(0.3)
         assert not joining.done(), "nobody joins while the others still train"
         worlds = [pool.submit(each.join) for each in (a, b)]
@@ -182,11 +178,11 @@ def test_a_late_member_leaves_a_young_round_alone_until_one_of_its_members_goes(
     start = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         joining = pool.submit(make(2).join)
-        wait_for(a.waiting)
+        until(a.waiting)
         assert time.monotonic() - start > 1
         assert b.waiting() == 0
         a.leave()
-        wait_for(b.waiting)
+        until(b.waiting)
         assert [b.join().rank, joining.result().rank] == [0, 1]
 
 
@@ -195,7 +191,7 @@ def test_a_member_that_leaves_costs_the_others_no_wait(make: Make) -> None:
     join_all(a, b, c)
     start = time.monotonic()
     b.leave()
-    wait_for(lambda: a.waiting() and c.waiting())
+    until(lambda: a.waiting() and c.waiting())
     worlds = join_all(a, c)
     assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
     assert time.monotonic() - start < 1
@@ -207,7 +203,7 @@ def test_a_member_that_dies_is_given_up_when_its_lease_ends(make: Make) -> None:
     # Dead without a word: the threads end and the lease stays.
     b._closing.set()
     start = time.monotonic()
-    wait_for(a.waiting, seconds=6)
+    until(a.waiting, seconds=6)
     assert time.monotonic() - start > 1
     assert join_all(a)[0].size == 1
 
@@ -217,7 +213,7 @@ def test_a_member_whose_processes_failed_calls_the_others_to_a_new_round(make: M
     join_all(a, b)
     with ThreadPoolExecutor(1) as pool:
         again = pool.submit(b.join)
-        wait_for(lambda: a.waiting() == 1)
+        until(lambda: a.waiting() == 1)
         assert a.join().number == again.result().number == 2
 
 
@@ -229,7 +225,7 @@ def test_beyond_the_maximum_a_member_waits_as_a_spare_and_disturbs_nobody(make: 
         time.sleep(0.6)
         assert (a.waiting(), b.waiting(), waiting.done()) == (0, 0, False)
         b.leave()
-        wait_for(a.waiting)
+        until(a.waiting)
         assert (a.join().size, waiting.result().rank) == (2, 1)
 
 
@@ -245,15 +241,15 @@ def test_a_cut_off_member_keeps_training_and_comes_back_as_itself(
     a, b = make(0), make(1, proxy.endpoint)
     join_all(a, b)
     proxy.mode = "silent"
-    wait_for(a.waiting, seconds=6)
+    until(a.waiting, seconds=6)
     assert b.waiting() == 0, "that etcd is out of reach is no reason to stop"
     assert a.join().size == 1
     proxy.mode = "pass"
     proxy.cut()
-    wait_for(b.waiting)
+    until(b.waiting)
     with ThreadPoolExecutor(1) as pool:
         back = pool.submit(b.join)
-        wait_for(a.waiting)
+        until(a.waiting)
         assert (a.join().rank, back.result().rank) == (0, 1)
     proxy.close()
 
@@ -270,7 +266,7 @@ def test_a_short_outage_of_etcd_disturbs_nobody(make: Make, new_etcd: Callable[.
     late = make(2, server.endpoint)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(late.join)
-        wait_for(lambda: a.waiting() and b.waiting())
+        until(lambda: a.waiting() and b.waiting())
         assert {world.number for world in join_all(a, b)} == {2} == {joining.result().number}
 
 
@@ -284,7 +280,7 @@ def test_given_an_etcd_that_comes_back_empty_then_the_members_meet_again(
     server.stop()
     fresh = new_etcd(port=server.port, peer_port=server.peer_port).start()
     assert fresh.folder != server.folder
-    wait_for(lambda: a.waiting() and b.waiting())
+    until(lambda: a.waiting() and b.waiting())
     assert [(world.number, world.rank, world.size) for world in join_all(a, b)] == [(1, 0, 2), (1, 1, 2)]
 
 
@@ -311,7 +307,7 @@ def test_rank_zero_publishes_its_store_and_a_broken_round_has_none(make: Make) -
     assert a.publish_store(first, "10.0.0.1:5000")
     assert b.store_of(second) == "10.0.0.1:5000"
     a.leave()
-    wait_for(lambda: b.broken(second))
+    until(lambda: b.broken(second))
     assert b.store_of(second) is None
     assert not a.publish_store(first, "late")
 
@@ -336,6 +332,6 @@ def test_the_leases_of_a_member_are_found_by_its_name(
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     (lease,) = protocol.leases_of(client, settings.root, b.identity.base)
     client.lease_revoke(lease)
-    wait_for(a.waiting, seconds=1)
+    until(a.waiting, seconds=1)
     assert protocol.leases_of(client, settings.root, b.identity.base) == ()
     assert threading.active_count() < 50

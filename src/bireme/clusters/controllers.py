@@ -22,8 +22,8 @@ from typing import Any
 import yaml
 
 from bireme.clusters import Cluster
-from bireme.clusters.patience import until
 from bireme.clusters.ports import is_free, reserve
+from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
 
 _PORT_SECONDS = 600

@@ -31,8 +31,8 @@ from bireme.clusters import (
 )
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import CPU_TYPE, shape_of
-from bireme.clusters.patience import no_interrupts, status
 from bireme.clusters.ports import is_free, reserve
+from bireme.clusters.waiting import no_interrupts, status
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.paths import Paths

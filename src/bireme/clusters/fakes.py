@@ -19,7 +19,7 @@ import yaml
 from bireme.clusters import ClusterInfo
 from bireme.clusters.api import Api, ApiError
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.labels import (

@@ -27,7 +27,7 @@ from bireme.clusters.engine import Engine
 from bireme.clusters.kind_cluster import IMAGES, POD_NETWORK, SHARED, KindCluster, containers_of, kind_name
 from bireme.clusters.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import CPU_TYPE, NodeShape, node_manifest, shape_of
-from bireme.clusters.patience import no_interrupts, status
+from bireme.clusters.waiting import no_interrupts, status
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.labels import FAKE_LABEL

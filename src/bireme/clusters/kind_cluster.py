@@ -14,7 +14,7 @@ from bireme.clusters import cluster_dir
 from bireme.clusters.engine import Engine
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import shape_of
-from bireme.clusters.patience import until
+from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
 from bireme.instances import HUGE_PAGES, load_instances
 from bireme.labels import CONTROL_PLANE_TAINT, FAKE_LABEL, NODE_TYPE_LABEL

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_servers import RUNTIME, EtcdServer
 
 from bireme_runtime import etcd
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 
 ROOT = os.environ.get("BIREME_TORCH_ROOT", "")
 AGENT = os.environ.get("BIREME_TORCH_AGENT", "")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from etcd_servers import EtcdServer, free_port
+
+from tests.runtime.etcd_servers import EtcdServer, free_port
 
 Make = Callable[..., Any]
 NAMES = ("a", "b", "c")

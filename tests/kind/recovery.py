@@ -1,4 +1,4 @@
-"""What becomes of a training job after a kill, told from what its workers log."""
+"""How a training job recovers from a kill, read from the logs of its workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import pytest
-from training import Event, Training
+
+from tests.kind.training import Event, Training
 
 
 @dataclass(frozen=True)

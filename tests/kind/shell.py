@@ -1,19 +1,21 @@
-"""What the tests on kind share beside fixtures."""
+"""The pinned kubectl and helm on the cluster of the tests, and other helpers of the kind tests."""
 
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import pytest
 
 from bireme.clusters.kind_cluster import KindCluster
 from bireme.tools import Toolbox
+from tests.support import waiting
 
 Values = Mapping[str, Any]
+
+# What is asked in a condition here often starts a process, kubectl for example.
+until = partial(waiting.until, every=0.5)
 
 # `make test-kind` has three of them: one accelerator and one EFA interface each.
 NODE_TYPE = "p5.4xlarge"
@@ -78,12 +80,3 @@ def enforce(cluster: KindCluster, namespace: str, level: str) -> None:
     """Hold what comes into a namespace against this Pod Security Standard."""
     labels = {"pod-security.kubernetes.io/enforce": level}
     cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
-
-
-def eventually(done: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for ``done``; fail the test, saying what it waited for."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.5)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from training import Training
+from tests.kind.training import Training
 
 CLAIM_PATH = "/runs"
 _FOLDER = "stock"

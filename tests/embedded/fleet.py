@@ -1,4 +1,4 @@
-"""A cluster of many kinds of nodes, for the charts that put one pod on each node of some kinds."""
+"""Fake nodes of many instance types, for charts that put one pod on each node of some types."""
 
 from __future__ import annotations
 

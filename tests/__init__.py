@@ -1,0 +1,1 @@
+"""The tests, by tier; ``tests.support`` has what several tiers share."""

@@ -1,0 +1,37 @@
+"""Finding things in what a chart renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bireme.helm import Render
+from bireme.manifests import Manifest
+
+
+def the(rendered: Render, kind: str, name: str = "") -> Manifest:
+    """The one object of ``kind`` that is not a hook.
+
+    ``name`` is its name, or what its name ends with when it begins with a dash; empty for any name.
+    """
+    objects = [each for each in rendered.manifests if each.kind == kind and not each.is_hook]
+    found = [each for each in objects if _is_called(each, name)]
+    assert len(found) == 1, [each.identity for each in rendered.manifests]
+    return found[0]
+
+
+def _is_called(manifest: Manifest, name: str) -> bool:
+    return manifest.name.endswith(name) if name.startswith("-") else name in ("", manifest.name)
+
+
+def container(pod: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The container, or init container, called ``name`` of a pod's specification."""
+    containers = [*pod.get("initContainers", ()), *pod["containers"]]
+    (found,) = [each for each in containers if each["name"] == name]
+    assert isinstance(found, Mapping)
+    return found
+
+
+def environment(container: Mapping[str, Any]) -> dict[str, str]:
+    """The environment variables that a container is given as plain values."""
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}

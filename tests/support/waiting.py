@@ -1,0 +1,23 @@
+"""Waiting in tests: for a condition, with a limit and a message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+
+def until(
+    done: Callable[[], object], seconds: float = 30, what: str | Callable[[], str] = "it", every: float = 0.1
+) -> None:
+    """Return once ``done()`` is true; fail the test after ``seconds``.
+
+    ``what`` was waited for: a text, or a function that makes it when the test fails, for example from a
+    log. ``every``: seconds between two tries.
+    """
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:g} s in vain for {what if isinstance(what, str) else what()}")
+        time.sleep(every)
