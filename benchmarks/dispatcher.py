@@ -202,7 +202,8 @@ def _mark_half(client: etcd.Client, prefix: str, size: int) -> None:
 
 def _steps(desk: Desk, count: int) -> float:
     """Seconds of the median step of one trainer: a shard acknowledged, and the next one taken."""
-    seconds, done = [], ()
+    seconds: list[float] = []
+    done: tuple[InHand, ...] = ()
     for _ in range(count):
         started = time.perf_counter()
         (answer,) = desk.handle([Request("next", "set", "t", done=done)])
@@ -270,7 +271,7 @@ def _recovery(replicas: Dispatchers, rounds: int) -> Spread:
                 victim.kill()
                 victim.wait()
                 shards = survivor.shards()
-                seconds.append(_timed(lambda shards=shards: next(shards)))
+                seconds.append(_timed(partial(next, shards)))
                 list(shards)
     return Spread.of(seconds)
 

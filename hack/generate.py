@@ -44,9 +44,9 @@ def write_instance_types(paths: Paths) -> None:
 def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
     """The README of ``chart`` as helm-docs makes it from values.yaml, Chart.yaml and README.md.gotmpl."""
     command = [
-        toolbox.path("helm-docs"),
+        str(toolbox.path("helm-docs")),
         "--chart-search-root",
-        paths.charts / chart,
+        str(paths.charts / chart),
         "--dry-run",
         "--log-level",
         "warning",
@@ -94,7 +94,7 @@ def mpi_job_crd(paths: Paths, toolbox: Toolbox) -> str:
     """
     types = "github.com/kubeflow/mpi-operator/pkg/apis/kubeflow/v2beta1"
     command = [
-        toolbox.path("controller-gen"),
+        str(toolbox.path("controller-gen")),
         "crd:generateEmbeddedObjectMeta=true",
         f"paths={types}",
         "output:stdout",

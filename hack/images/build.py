@@ -83,7 +83,7 @@ def _import_rootfs(rootfs: Rootfs) -> str:
         return name
     folder = ensure_rootfs(rootfs, PATHS.cache, CONSOLE)
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", **rootfs.env}
-    archive = ["tar", "-C", folder, "--sort=name", "--numeric-owner", "--exclude=./dev/*", "-c", "."]
+    archive = ["tar", "-C", str(folder), "--sort=name", "--numeric-owner", "--exclude=./dev/*", "-c", "."]
     with CONSOLE.status(f"{name}: docker import …"), subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
         _docker(
             "import",

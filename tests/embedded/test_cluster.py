@@ -395,11 +395,8 @@ def test_on_a_node_that_is_cut_off_a_deleted_pod_does_not_end(
     """What follows by Kubernetes' own timeouts is in test_node_loss.py."""
     (node,) = fleet.add_nodes("p4d.24xlarge", 1)
     selector = {"nodeSelector": {"kubernetes.io/hostname": node}}
-    pod = {
-        "metadata": {"name": "stuck"},
-        "spec": {"containers": [{"name": "a", "image": "none"}], **selector},
-    }
-    pod["spec"]["tolerations"] = [{"operator": "Exists"}]
+    spec = {"containers": [{"name": "a", "image": "none"}], "tolerations": [{"operator": "Exists"}]}
+    pod = {"metadata": {"name": "stuck"}, "spec": spec | selector}
     fleet.api.create(PODS, pod)
     until(lambda: is_ready(fleet.api.get(f"{PODS}/stuck")))
     fleet.cut_node(node)

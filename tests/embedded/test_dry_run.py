@@ -27,9 +27,9 @@ def test_server_side_dry_run_accepts_every_object_of_a_kind_it_knows(
     items = [item.thaw() for item in rendered.manifests if item.kind not in FOREIGN]
     objects = {"apiVersion": "v1", "kind": "List", "items": items}
     command = [
-        toolbox.path("kubectl"),
+        str(toolbox.path("kubectl")),
         "--kubeconfig",
-        cluster.kubeconfig,
+        str(cluster.kubeconfig),
         "apply",
         "--server-side",
         "--dry-run=server",

@@ -40,7 +40,7 @@ def volume_names(cluster: Cluster) -> set[str]:
 @pytest.fixture
 def stranger(cluster: Cluster, test_namespace: str) -> Iterator[dict[str, Any]]:
     """A free volume and a waiting claim, each of which matches the chart's in size, mode and class."""
-    volume = {
+    volume: dict[str, Any] = {
         "metadata": {"name": f"free.{test_namespace}"},
         "spec": {
             "capacity": {"storage": "50Gi"},
@@ -69,8 +69,9 @@ def test_claims_bind_to_their_own_volumes_amid_strangers(
     release: ReleaseFactory, cluster: Cluster, test_namespace: str, stranger: dict[str, Any]
 ) -> None:
     efs = release("efs", values={"volumes": {"efsvol": NFS, "runs": NFS | {"path": "/runs"}}})
-    for claim in ("efsvol", "runs"):
-        until(lambda claim=claim: bound_to(cluster, test_namespace, claim) is not None)
+    claims = ("efsvol", "runs")
+    until(lambda: all(bound_to(cluster, test_namespace, claim) for claim in claims))
+    for claim in claims:
         assert bound_to(cluster, test_namespace, claim) == f"{test_namespace}.{efs.name}.{claim}"
     assert cluster.api.get(f"{VOLUMES}/{stranger['volume']}")["status"]["phase"] == "Available"
     assert bound_to(cluster, test_namespace, stranger["claim"]) is None

@@ -99,6 +99,9 @@ class Job:
         self._process.wait()
 
 
+Start = Callable[..., Job]
+
+
 def command_in(root: Path, folder: Path, command: list[str]) -> list[str]:
     """The command line that runs ``command`` in the image; ``folder`` is FOLDER inside."""
     binds = {PATHS.root / "images" / "torch": SCRIPTS, folder: FOLDER}

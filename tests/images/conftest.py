@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rootfs import ensure_rootfs
 
-from tests.images.chroot_jobs import IMAGE, MPI_IMAGE, PATHS, SCRIPTS, Job, command_in, mpirun_in, torchrun
-
-Start = Callable[..., Job]
+from tests.images.chroot_jobs import (
+    IMAGE,
+    MPI_IMAGE,
+    PATHS,
+    SCRIPTS,
+    Job,
+    Start,
+    command_in,
+    mpirun_in,
+    torchrun,
+)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bireme.nccl import parse
+from tests.images.chroot_jobs import Job, Start
 
 pytestmark = pytest.mark.torch
 
@@ -25,8 +26,8 @@ MASK = (
     "--image-size",
     "96",
     "144",
+    *("--proposals=20", "--regions=8", "--workers=0", "--log-every=1", "--warm-up-steps=4", "--epochs=2"),
 )
-MASK += ("--proposals=20", "--regions=8", "--workers=0", "--log-every=1", "--warm-up-steps=4", "--epochs=2")
 MAKE_COCO = "import runpy, sys; runpy.run_path('/tmp/bireme/tests/tiny_coco.py', run_name='__main__')"
 MEASURE_THE_TRUTH = """
 import json, sys
@@ -49,7 +50,7 @@ print(json.dumps([measure(annotations, part) for part in (found, found[:1], [])]
 
 
 @pytest.fixture(scope="module")
-def alone(mpirun, tmp_path_factory):
+def alone(mpirun: Start, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """One process that nothing interrupts: what all others are held against."""
     job = mpirun(tmp_path_factory.mktemp("alone"), *DIGITS, processes=1)
     assert job.status() == 0, job.output
@@ -57,18 +58,20 @@ def alone(mpirun, tmp_path_factory):
 
 
 @pytest.fixture
-def coco(mpirun, tmp_path: Path) -> Path:
+def coco(mpirun: Start, tmp_path: Path) -> Path:
     """A folder with coco/, a small set in COCO's format."""
     job = mpirun(tmp_path, MAKE_COCO, "/tmp/job/coco")
     assert job.status() == 0, job.output
     return tmp_path
 
 
-def losses(job) -> dict[int, float]:
+def losses(job: Job) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in job.events("step")}
 
 
-def test_three_processes_compute_what_one_does_and_a_rerun_ends_at_once(alone, mpirun, tmp_path) -> None:
+def test_three_processes_compute_what_one_does_and_a_rerun_ends_at_once(
+    alone: Job, mpirun: Start, tmp_path: Path
+) -> None:
     job = mpirun(tmp_path, *DIGITS, processes=3)
     assert job.status() == 0, job.output
     assert {event["world_size"] for event in job.events()} == {3}
@@ -82,7 +85,7 @@ def test_three_processes_compute_what_one_does_and_a_rerun_ends_at_once(alone, m
 
 
 def test_when_one_process_gets_sigterm_then_all_save_and_another_number_goes_on_with_the_next_step(
-    alone, mpirun, tmp_path
+    alone: Job, mpirun: Start, tmp_path: Path
 ) -> None:
     first = mpirun(tmp_path, *DIGITS, "--step-seconds=0.1", processes=2)
     first.wait_for_step(10)
@@ -97,7 +100,7 @@ def test_when_one_process_gets_sigterm_then_all_save_and_another_number_goes_on_
 
 
 def test_mask_r_cnn_goes_on_in_the_middle_of_an_epoch_with_fewer_processes_and_their_learning_rate(
-    mpirun, coco
+    mpirun: Start, coco: Path
 ) -> None:
     first = mpirun(coco, *MASK, "--batch-size=1", "--step-seconds=1", processes=2)
     first.wait_for_step(2)
@@ -120,7 +123,7 @@ def test_mask_r_cnn_goes_on_in_the_middle_of_an_epoch_with_fewer_processes_and_t
 
 
 def test_what_the_annotations_say_has_a_precision_of_one_half_of_it_less_and_nothing_none(
-    mpirun, coco
+    mpirun: Start, coco: Path
 ) -> None:
     job = mpirun(coco, MEASURE_THE_TRUTH)
     assert job.status() == 0, job.output
@@ -131,7 +134,7 @@ def test_what_the_annotations_say_has_a_precision_of_one_half_of_it_less_and_not
     assert set(nothing.values()) == {0.0}
 
 
-def test_bireme_reads_the_bandwidth_of_a_sweep_on_cpus(mpirun, tmp_path) -> None:
+def test_bireme_reads_the_bandwidth_of_a_sweep_on_cpus(mpirun: Start, tmp_path: Path) -> None:
     job = mpirun(tmp_path, "all_reduce_bandwidth.py", "--maxbytes=64K", processes=2)
     assert job.status() == 0, job.output
     report = parse(job.output)
@@ -151,7 +154,9 @@ def test_bireme_reads_the_bandwidth_of_a_sweep_on_cpus(mpirun, tmp_path) -> None
     ],
     ids=["no annotations", "misspelled backbone", "batch beyond the data", "no weights"],
 )
-def test_bad_input_is_answered_with_a_sentence(options: list[str], sentence: str, mpirun, coco) -> None:
+def test_bad_input_is_answered_with_a_sentence(
+    options: list[str], sentence: str, mpirun: Start, coco: Path
+) -> None:
     job = mpirun(coco, *MASK, *options, processes=1)
     assert job.status() != 0
     assert sentence in job.output
@@ -159,7 +164,7 @@ def test_bad_input_is_answered_with_a_sentence(options: list[str], sentence: str
 
 
 @pytest.mark.parametrize("options", [["--minbytes=7"], ["-b", "1M", "-e", "1K"], ["-f", "1"]])
-def test_a_sweep_over_no_sizes_is_refused(options: list[str], mpirun, tmp_path) -> None:
+def test_a_sweep_over_no_sizes_is_refused(options: list[str], mpirun: Start, tmp_path: Path) -> None:
     job = mpirun(tmp_path, "all_reduce_bandwidth.py", *options)
     assert job.status() == 2
     assert "error:" in job.output

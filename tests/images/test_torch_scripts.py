@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.images.chroot_jobs import Job, Start
+
 pytestmark = pytest.mark.torch
+
+Alone = tuple[Job, Path]
 
 STEPS = 220
 CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
@@ -28,12 +32,14 @@ print(*([event.step for event in events.Scalars(name)] for name in ("loss", "acc
 subprocess.run(["tensorboard", "--version"], check=True, stdout=subprocess.DEVNULL)
 """
 MAKE_PHOTOS = Path(__file__).with_name("photos.py").read_text()
-IMAGENET = ("imagenet.py", "--data=/tmp/job/photos", CHECKPOINTS, "--arch=resnet18", "--image-size=64")
-IMAGENET += ("--batch-size=2", "--workers=1", "--epochs=2", "--log-every=1", "--warm-up=1")
+IMAGENET = (
+    *("imagenet.py", "--data=/tmp/job/photos", CHECKPOINTS, "--arch=resnet18", "--image-size=64"),
+    *("--batch-size=2", "--workers=1", "--epochs=2", "--log-every=1", "--warm-up=1"),
+)
 
 
 @pytest.fixture(scope="module")
-def alone(start_in, tmp_path_factory):
+def alone(start_in: Start, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """One process that nothing interrupts: what all others are held against."""
     folder = tmp_path_factory.mktemp("alone")
     job = start_in(folder, *DIGITS)
@@ -42,18 +48,18 @@ def alone(start_in, tmp_path_factory):
 
 
 @pytest.fixture
-def photos(start_in, tmp_path):
+def photos(start_in: Start, tmp_path: Path) -> Path:
     """A folder with photos/train and photos/val."""
     job = start_in(tmp_path, MAKE_PHOTOS, "/tmp/job/photos")
     assert job.status() == 0, job.output
     return tmp_path
 
 
-def losses(job) -> dict[int, float]:
+def losses(job: Job) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in job.events("step")}
 
 
-def assert_same_training(job, alone) -> None:
+def assert_same_training(job: Job, alone: Job) -> None:
     """Every step of ``job``, repeated ones too, has the loss that it has in the process that ran alone."""
     expected = losses(alone)
     for event in job.events("step"):
@@ -63,21 +69,21 @@ def assert_same_training(job, alone) -> None:
     assert accuracy == pytest.approx(alone.events("done")[0]["accuracy"], abs=ACCURACY_TOLERANCE)
 
 
-def test_one_process_learns_to_read_digits(alone):
+def test_one_process_learns_to_read_digits(alone: Alone) -> None:
     job, folder = alone
     assert sorted(losses(job)) == list(range(1, STEPS + 1))
     assert job.events("done")[0]["accuracy"] >= 0.95
     assert json.loads((folder / "checkpoints/done").read_text())["step"] == STEPS
 
 
-def test_a_run_that_is_done_exits_at_once_when_started_again(alone, start_in):
+def test_a_run_that_is_done_exits_at_once_when_started_again(alone: Alone, start_in: Start) -> None:
     _, folder = alone
     again = start_in(folder, *DIGITS, processes=2)
     assert again.status() == 0
     assert [event["event"] for event in again.events()] == ["done", "done"]
 
 
-def test_tensorboard_reads_every_step_from_the_event_files(alone, start_in):
+def test_tensorboard_reads_every_step_from_the_event_files(alone: Alone, start_in: Start) -> None:
     _, folder = alone
     job = start_in(folder, READ_EVENTS)
     assert job.status() == 0, job.output
@@ -85,8 +91,8 @@ def test_tensorboard_reads_every_step_from_the_event_files(alone, start_in):
 
 
 def test_when_a_training_process_is_killed_then_the_job_goes_on_from_its_last_checkpoint(
-    alone, start_in, tmp_path
-):
+    alone: Alone, start_in: Start, tmp_path: Path
+) -> None:
     job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", processes=2)
     job.wait_for_step(50)
     job.signal(1, signal.SIGKILL)
@@ -99,7 +105,9 @@ def test_when_a_training_process_is_killed_then_the_job_goes_on_from_its_last_ch
     assert_same_training(job, alone[0])
 
 
-def test_when_one_process_gets_sigterm_then_no_step_is_lost(alone, start_in, tmp_path):
+def test_when_one_process_gets_sigterm_then_no_step_is_lost(
+    alone: Alone, start_in: Start, tmp_path: Path
+) -> None:
     job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", "--checkpoint-every=1000", processes=2)
     job.wait_for_step(30)
     job.signal(1, signal.SIGTERM)
@@ -111,8 +119,8 @@ def test_when_one_process_gets_sigterm_then_no_step_is_lost(alone, start_in, tmp
 
 
 def test_when_torchrun_gets_sigterm_then_another_number_of_processes_goes_on_with_the_next_step(
-    alone, start_in, tmp_path
-):
+    alone: Alone, start_in: Start, tmp_path: Path
+) -> None:
     first = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", "--checkpoint-every=1000", processes=3)
     first.wait_for_step(30)
     first.terminate()
@@ -123,8 +131,8 @@ def test_when_torchrun_gets_sigterm_then_another_number_of_processes_goes_on_wit
 
 
 def test_when_its_peer_does_not_answer_then_a_process_that_gets_sigterm_ends_long_before_the_grace_period(
-    start_in, tmp_path
-):
+    start_in: Start, tmp_path: Path
+) -> None:
     job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", processes=2)
     job.wait_for_step(30)
     job.signal(1, signal.SIGSTOP)
@@ -137,7 +145,9 @@ def test_when_its_peer_does_not_answer_then_a_process_that_gets_sigterm_ends_lon
     assert job.status() == 0, job.output
 
 
-def test_an_image_classifier_goes_on_in_the_middle_of_an_epoch_with_fewer_processes(start_in, photos):
+def test_an_image_classifier_goes_on_in_the_middle_of_an_epoch_with_fewer_processes(
+    start_in: Start, photos: Path
+) -> None:
     first = start_in(photos, *IMAGENET, "--accumulate=2", "--step-seconds=0.3", processes=2)
     first.wait_for_step(2)
     first.terminate()
@@ -159,7 +169,7 @@ def test_an_image_classifier_goes_on_in_the_middle_of_an_epoch_with_fewer_proces
     assert 0 <= done["accuracy"] <= done["best"] <= 1
 
 
-def test_an_image_classifier_in_two_processes_measures_what_one_does(start_in, photos):
+def test_an_image_classifier_in_two_processes_measures_what_one_does(start_in: Start, photos: Path) -> None:
     """The 18 pictures of val/ are divided unevenly among decoding processes, and each counts once."""
     job = start_in(photos, *IMAGENET, "--epochs=1", "--batch-size=4", processes=2)
     assert job.status() == 0, job.output
@@ -180,8 +190,8 @@ def test_an_image_classifier_in_two_processes_measures_what_one_does(start_in, p
     ids=["no val", "misspelled arch", "batch beyond the data"],
 )
 def test_bad_input_is_answered_with_a_sentence(
-    spoil: Callable[[Path], object], option: str, sentence: str, start_in, photos
-):
+    spoil: Callable[[Path], object], option: str, sentence: str, start_in: Start, photos: Path
+) -> None:
     spoil(photos)
     job = start_in(photos, *IMAGENET, option)
     assert job.status() != 0

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
@@ -21,7 +22,7 @@ BLOSSOM = [
     (308 + 137 * math.cos(angle / 8 * math.pi), 221 + 137 * math.sin(angle / 8 * math.pi))
     for angle in range(16)
 ]
-OUTLINES = {
+OUTLINES: dict[str, list[tuple[int, list[tuple[float, float]]]]] = {
     "china.jpg": [
         (TOWER, [(195, 32), (215, 32), (215, 62), (320, 125), (298, 160), (330, 175), (322, 238), (352, 252),
                  (340, 315), (372, 335), (318, 395), (205, 385), (75, 335), (62, 268), (100, 238), (84, 178),
@@ -50,7 +51,8 @@ def main(folder: Path) -> None:
 def make(folder: Path, split: str, count: int, photos: dict[str, Image.Image]) -> None:
     """One split: the photos in turn, each at another place of a smaller frame, every third mirrored."""
     (folder / split).mkdir(parents=True, exist_ok=True)
-    images, objects = [], []
+    images: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     for number in range(count):
         name = sorted(photos)[number % 2]
         left, top = number * 5 % 57, number * 3 % 21

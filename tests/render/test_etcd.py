@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
+from tests.support.rendered import the
 
 
 def stateful_set(rendered: Render) -> Mapping[str, Any]:
-    return next(item for item in rendered.manifests if item.kind == "StatefulSet")["spec"]
+    spec: Mapping[str, Any] = the(rendered, "StatefulSet")["spec"]
+    return spec
 
 
 def test_one_member_has_no_disruption_budget_and_three_lose_one_at_a_time(

@@ -56,8 +56,7 @@ def imported(source: str) -> set[str]:
     """Modules of the package that a source imports at its top; what only a service needs stands within."""
     if "import" not in source:
         return set()
-    froms = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom) and node.module]
-    names = {
-        node.module.partition(".")[2] for node in froms if (node.module or "").startswith("bireme_runtime.")
-    }
+    froms = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+    modules = {node.module for node in froms if node.module}
+    names = {module.partition(".")[2] for module in modules if module.startswith("bireme_runtime.")}
     return names | {a.name for node in froms if node.module == "bireme_runtime" for a in node.names}

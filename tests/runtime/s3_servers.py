@@ -33,7 +33,7 @@ def environment_of(name: str, requirements: Path) -> Path:
         if not (folder / "ready").exists():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            install = [folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check"]
+            install = [str(folder / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
             subprocess.run([*install, "--require-hashes", "-r", requirements], check=True)
             (folder / "ready").touch()
     return folder

@@ -57,7 +57,7 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
         resolves="127.0.0.1".__eq__,
     )
     etcdutl = Toolbox(Paths.discover(start=Path(__file__))).path("etcdutl")
-    restore = [
+    restore: list[str | Path] = [
         etcdutl,
         "snapshot",
         "restore",
@@ -83,7 +83,7 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
 def it_is(hour: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Name snapshots after this hour of a day."""
     now = (2026, 1, 1, hour, 0, 0, 3, 1, 0)
-    monkeypatch.setattr(backup.time, "gmtime", lambda *moment: GMTIME(*moment) if moment else now)
+    monkeypatch.setattr(time, "gmtime", lambda *moment: GMTIME(*moment) if moment else now)
 
 
 def test_the_newest_snapshots_stay_and_latest_is_the_newest(

@@ -49,6 +49,10 @@ def trainer(shared: Dispatchers, prefix: str) -> Callable[..., Dispatcher]:
     return lambda name="t": Dispatcher(shared.addresses, prefix.strip("/").replace("/", "-"), name, 20)
 
 
+def trainers_of(replicas: Dispatchers) -> Callable[[str], Dispatcher]:
+    return lambda name: Dispatcher(replicas.addresses, trainer=name, wait_seconds=60)
+
+
 class Fleet:
     """Trainers in threads, and what they trained."""
 
@@ -263,7 +267,7 @@ def test_a_trainer_that_was_taken_for_dead_comes_back_as_a_new_one(
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     with trainer() as dispatcher:
         dispatcher.add(names(3))
-        trained = []
+        trained: list[str] = []
         for shard in dispatcher.shards():
             if not trained:
                 for kv in client.range(f"{shared.prefix}trainers/{dispatcher.dataset}/").keys:
@@ -427,7 +431,7 @@ def test_killed_leaders_and_restarted_ones_lose_and_repeat_nothing(
 ) -> None:
     # Defects 4 and 5 of the old master: a dispatch that was not saved was never taken back, and the address
     # of a dead master stayed.
-    make = lambda name: Dispatcher(replicas.addresses, trainer=name, wait_seconds=60)  # noqa: E731
+    make = trainers_of(replicas)
     make("").add(names(300), passes=2)
     fleet = Fleet(make, lambda shard: time.sleep(0.005))
     for number in range(4):
@@ -477,7 +481,7 @@ def test_a_replica_that_comes_back_at_another_address_is_found(replicas: Dispatc
     follower = f"127.0.0.1:{replicas.ports[1 - leader]}"
     with Dispatcher(follower, wait_seconds=60) as dispatcher:
         dispatcher.add(names(4))
-        trained = []
+        trained: list[str] = []
         for shard in dispatcher.shards():
             trained.append(shard.name)
             if len(trained) == 1:
@@ -491,7 +495,7 @@ def test_an_etcd_that_restarts_costs_no_shard(new_etcd: Callable[..., EtcdServer
     server = new_etcd().start()
     replicas = Dispatchers(server.endpoint, prefix).start()
     try:
-        make = lambda name: Dispatcher(replicas.addresses, trainer=name, wait_seconds=60)  # noqa: E731
+        make = trainers_of(replicas)
         make("").add(names(150), passes=2)
         fleet = Fleet(make, lambda shard: time.sleep(0.005))
         for number in range(3):

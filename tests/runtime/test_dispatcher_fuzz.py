@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bireme_runtime import etcd
@@ -194,18 +194,20 @@ class Fuzz:
             self.digest(trainer, answer)
 
     def request(self, trainer: Trainer) -> Request:
-        said: dict[str, tuple[InHand, ...]] = {"failed": (), "released": ()}
+        failed: list[InHand] = []
+        released: list[InHand] = []
         while trainer.hand and self.chance.random() < 0.8:
             _, in_hand = trainer.hand.popitem()
             (fate,) = self.chance.choices(["done", "failed", "released"], [90, 7, 3])
             if self.is_calm or fate == "done":
                 trainer.unsaid[in_hand.token] = in_hand
             else:
-                said[fate] = (*said[fate], in_hand)
+                (failed if fate == "failed" else released).append(in_hand)
         # Two in hand at most.
         verb = "settle" if len(trainer.hand) > 1 else "next"
         have, done = tuple(trainer.hand), tuple(trainer.unsaid.values())
-        return Request(verb, trainer.dataset, trainer.id, have=have, done=done, **said)
+        request = Request(verb, trainer.dataset, trainer.id, have=have, done=done)
+        return replace(request, failed=tuple(failed), released=tuple(released))
 
     def digest(self, trainer: Trainer, answer: Answer | None) -> None:
         if answer is None:

@@ -307,7 +307,7 @@ def certificates(folder: Path, subject: str = "/CN=etcd") -> dict[str, str]:
     ca_key, ca = folder / "ca.key", folder / "ca.pem"
     key, cert = (folder / f"{subject.replace('/', '')}.{kind}" for kind in ("key", "pem"))
     if not ca.exists():
-        own = ["-keyout", ca_key, "-out", ca, "-subj", "/CN=ca", "-days", "1"]
+        own: list[str | Path] = ["-keyout", ca_key, "-out", ca, "-subj", "/CN=ca", "-days", "1"]
         subprocess.run([*run, *own], check=True, capture_output=True)
     subprocess.run(
         [*run, "-keyout", key, "-out", cert, "-subj", subject, "-days", "1", "-CA", ca, "-CAkey", ca_key,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
     """Make a member by slot; `endpoint` puts it behind a proxy."""
     members: list[Rendezvous] = []
 
-    def make(slot: int, endpoint: str = shared_etcd.endpoint, **changes: float) -> Rendezvous:
+    def make(slot: int, endpoint: str = shared_etcd.endpoint, **changes: Any) -> Rendezvous:
         client = etcd.Client(etcd.parse_endpoints(endpoint), timeout=1)
         identity = protocol.Identity(protocol.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
         members.append(Rendezvous(client, replace(settings, **changes), identity))

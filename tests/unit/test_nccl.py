@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,16 +12,21 @@ from click.testing import CliRunner, Result
 from bireme.cli import cli, main
 from bireme.errors import BiremeError
 from bireme.instances import Instance
-from bireme.nccl import Asked, Report, Verdict, judge, load_measured, parse
+from bireme.nccl import Asked, Measured, judge, load_measured, parse
 from bireme.paths import Paths
 
+Facts = tuple[Measured, ...]
+Instances = Mapping[str, Instance]
+Run = Callable[..., Result]
+Sweep = dict[int, tuple[float, ...]]
+
 # What large messages reached on two p4d.24xlarge: time in us, algbw, busbw; out of place, in place.
-LARGE = {
+LARGE: Sweep = {
     268435456: (12738, 21.07, 39.51, 12802, 20.97, 39.31),
     536870912: (24375, 22.03, 41.30, 24403, 22.00, 41.25),
     1073741824: (47904, 22.41, 42.03, 47893, 22.42, 42.04),
 }
-SWEEP = {8 << step: (629.7, 0.0, 0.0, 631.4, 0.0, 0.0) for step in range(25)} | LARGE
+SWEEP: Sweep = {8 << step: (629.7, 0.0, 0.0, 631.4, 0.0, 0.0) for step in range(25)} | LARGE
 HOSTS = ("nccl-worker-0", "nccl-worker-1")
 EFA_OLD = "NCCL INFO NET/OFI Selected Provider is efa"
 EFA_NEW = "NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 4 nics)"
@@ -37,7 +42,7 @@ def line(size: int, kind: str, figures: tuple[float, ...], check: str) -> str:
     return f"{size:12} {size // 4:12} {kind} {out_of_place} {check} {in_place} {check}"
 
 
-def old_log(average: str | None = "8.23785", network: str = EFA_OLD, sizes=SWEEP) -> str:
+def old_log(average: str | None = "8.23785", network: str = EFA_OLD, sizes: Sweep = SWEEP) -> str:
     """As nccl-tests 2.0 wrote it: errors instead of counts of wrong values, no root, tagged by mpirun."""
     rows = [line(size, "float sum", figures, "5e-07") for size, figures in sizes.items()]
     end = ["# Out of bounds values : 0 OK", f"# Avg bus bandwidth : {average}"] if average else []
@@ -63,7 +68,7 @@ def new_log(network: str = EFA_NEW, wrong: int = 0, ranks: int = 16, average: st
 
 
 @pytest.fixture(scope="module")
-def measured(paths: Paths):
+def measured(paths: Paths) -> Facts:
     return load_measured(paths)
 
 
@@ -127,35 +132,35 @@ def test_a_log_without_a_result_is_one_sentence(log: str, sentence: str) -> None
     assert sentence in str(refusal.value)
 
 
-def verdict(report: Report, asked: Asked | None, measured, instances: Mapping[str, Instance]) -> Verdict:
-    return judge(report, asked, measured, instances)
-
-
 @pytest.mark.parametrize(("efa", "average", "maximum"), [(4, 8.24, 42.04), (1, 3.02, 5.89), (0, 0.97, 2.38)])
-def test_two_p4d_are_compared_with_what_was_published(efa, average, maximum, measured, instances) -> None:
-    found = verdict(parse(new_log()), Asked(P4D, 2, efa), measured, instances)
+def test_two_p4d_are_compared_with_what_was_published(
+    efa: int, average: float, maximum: float, measured: Facts, instances: Instances
+) -> None:
+    found = judge(parse(new_log()), Asked(P4D, 2, efa), measured, instances)
     assert (found.expected_average, found.expected_maximum) == (average, maximum)
     assert found.line_rate == 50
     assert not found.problems
     assert not found.remarks
 
 
-def test_a_bandwidth_far_below_what_such_nodes_reached_is_remarked(measured, instances) -> None:
-    found = verdict(parse(new_log(average="4.12")), Asked(P4D, 2, 4), measured, instances)
+def test_a_bandwidth_far_below_what_such_nodes_reached_is_remarked(
+    measured: Facts, instances: Instances
+) -> None:
+    found = judge(parse(new_log(average="4.12")), Asked(P4D, 2, 4), measured, instances)
     assert found.remarks == ("the average of 4.12 GB/s is 50% of the 8.24 that such nodes reached",)
 
 
-def test_sweeps_over_other_sizes_are_not_compared(measured, instances) -> None:
+def test_sweeps_over_other_sizes_are_not_compared(measured: Facts, instances: Instances) -> None:
     small = {size: row for size, row in SWEEP.items() if size < 1 << 20}
-    found = verdict(parse(old_log(sizes=small)), Asked(P4D, 2, 4), measured, instances)
+    found = judge(parse(old_log(sizes=small)), Asked(P4D, 2, 4), measured, instances)
     assert (found.expected_average, found.expected_maximum) == (None, None)
     larger = {size: row for size, row in SWEEP.items() if size > 1 << 20}
-    found = verdict(parse(old_log(sizes=larger)), Asked(P4D, 2, 4), measured, instances)
+    found = judge(parse(old_log(sizes=larger)), Asked(P4D, 2, 4), measured, instances)
     assert (found.expected_average, found.expected_maximum) == (None, 42.04)
 
 
-def test_nodes_that_nobody_measured_have_a_line_rate_only(measured, instances) -> None:
-    found = verdict(parse(new_log()), Asked("p5.48xlarge", 2, 32), measured, instances)
+def test_nodes_that_nobody_measured_have_a_line_rate_only(measured: Facts, instances: Instances) -> None:
+    found = judge(parse(new_log()), Asked("p5.48xlarge", 2, 32), measured, instances)
     assert (found.expected_average, found.expected_maximum, found.line_rate) == (None, None, 400)
 
 
@@ -167,15 +172,15 @@ def test_nodes_that_nobody_measured_have_a_line_rate_only(measured, instances) -
     ],
 )
 def test_another_network_than_the_efa_that_was_asked_for_is_a_problem(
-    network, sentence, measured, instances
+    network: str, sentence: str, measured: Facts, instances: Instances
 ) -> None:
-    (problem,) = verdict(parse(new_log(network)), Asked(P4D, 2, 4), measured, instances).problems
+    (problem,) = judge(parse(new_log(network)), Asked(P4D, 2, 4), measured, instances).problems
     assert sentence in problem
-    assert not verdict(parse(new_log(network)), Asked(P4D, 2, 0), measured, instances).problems
+    assert not judge(parse(new_log(network)), Asked(P4D, 2, 0), measured, instances).problems
 
 
-def test_wrong_sums_are_a_problem_on_any_network(measured, instances) -> None:
-    (problem,) = verdict(parse(new_log(wrong=3)), None, measured, instances).problems
+def test_wrong_sums_are_a_problem_on_any_network(measured: Facts, instances: Instances) -> None:
+    (problem,) = judge(parse(new_log(wrong=3)), None, measured, instances).problems
     assert problem.startswith("3 of the sums are wrong")
 
 
@@ -193,7 +198,7 @@ def test_broken_facts_are_named(facts: str, word: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path):
+def run(tmp_path: Path) -> Run:
     """Run ``bireme nccl --file`` on a log."""
 
     def run(log: str, *options: str) -> Result:
@@ -204,7 +209,7 @@ def run(tmp_path: Path):
     return run
 
 
-def test_the_command_prints_what_was_measured_beside_what_is_expected(run) -> None:
+def test_the_command_prints_what_was_measured_beside_what_is_expected(run: Run) -> None:
     result = run(old_log(), "--instance", P4D, "--nodes", "2", "--efa", "4")
     assert result.exit_code == 0
     assert "provider efa: EFA" in result.output
@@ -213,7 +218,7 @@ def test_the_command_prints_what_was_measured_beside_what_is_expected(run) -> No
     assert lines["maximum"] == ["42.04", "42.04", "50.00"]
 
 
-def test_the_command_prints_json_for_machines(run) -> None:
+def test_the_command_prints_json_for_machines(run: Run) -> None:
     result = run(new_log(), "--instance", P4D, "--efa", "1", "-o", "json")
     data = json.loads(result.stdout)
     assert data["efa"] is True
@@ -222,7 +227,7 @@ def test_the_command_prints_json_for_machines(run) -> None:
     assert data["asked"] == {"type": P4D, "nodes": 2, "efa": 1}
 
 
-def test_the_command_fails_when_efa_was_asked_for_and_not_taken(run) -> None:
+def test_the_command_fails_when_efa_was_asked_for_and_not_taken(run: Run) -> None:
     result = run(new_log(TCP), "--efa", "4", "-o", "json")
     assert isinstance(result.exception, BiremeError)
     assert json.loads(result.stdout)["providers"] == ["tcp"]
@@ -239,7 +244,7 @@ def test_the_command_fails_when_efa_was_asked_for_and_not_taken(run) -> None:
     ],
 )
 def test_what_the_command_cannot_do_is_one_sentence_and_exit_code_1(
-    arguments, sentence, monkeypatch, capsys
+    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["bireme", "nccl", *arguments])

@@ -38,14 +38,15 @@ def chart(make_chart: MakeChart) -> Path:
     return make_chart("web", templates={"config.yaml": CONFIG, "hook.yaml": HOOK})
 
 
-class CountingToolbox:
+class CountingToolbox(Toolbox):
     """The real Helm behind a script that writes a line per run."""
 
-    def __init__(self, toolbox: Toolbox, folder: Path) -> None:
+    def __init__(self, paths: Paths, folder: Path) -> None:
+        super().__init__(paths)
         self._log = folder / "runs"
         self._log.touch()
         self._script = folder / "counting-helm"
-        self._script.write_text(f'#!/bin/sh\necho run >> {self._log}\nexec {toolbox.path("helm")} "$@"\n')
+        self._script.write_text(f'#!/bin/sh\necho run >> {self._log}\nexec {super().path("helm")} "$@"\n')
         self._script.chmod(0o755)
 
     def path(self, name: str, version: str | None = None) -> Path:
@@ -57,8 +58,8 @@ class CountingToolbox:
 
 
 @pytest.fixture
-def counting(toolbox: Toolbox, tmp_path: Path) -> CountingToolbox:
-    return CountingToolbox(toolbox, tmp_path)
+def counting(paths: Paths, tmp_path: Path) -> CountingToolbox:
+    return CountingToolbox(paths, tmp_path)
 
 
 @pytest.mark.parametrize("helm", HELMS)
@@ -280,7 +281,7 @@ def test_a_folder_that_is_no_chart_is_named(tmp_path: Path, renderer: Renderer) 
 def test_a_helm_that_was_killed_is_not_remembered_as_a_refusal(
     chart: Path, own_paths: Paths, tmp_path: Path
 ) -> None:
-    class Killed:
+    class Killed(Toolbox):
         def path(self, name: str, version: str | None = None) -> Path:
             script = tmp_path / "helm"
             script.write_text("#!/bin/sh\nkill -9 $$\n")
@@ -288,7 +289,7 @@ def test_a_helm_that_was_killed_is_not_remembered_as_a_refusal(
             return script
 
     with pytest.raises(BiremeError, match="stopped by signal 9") as raised:
-        Renderer(Killed(), own_paths).render(RenderRequest(chart))
+        Renderer(Killed(own_paths), own_paths).render(RenderRequest(chart))
     assert not isinstance(raised.value, RenderError)
     assert not list(own_paths.cache.rglob("*.json"))
 

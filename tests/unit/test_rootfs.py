@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import rootfs
 
 from bireme.errors import BiremeError
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def rootfs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hack_images_rootfs", ROOT / "hack/images/rootfs.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_recipe_that_is_like_another_adds_to_its_lists_and_keeps_what_it_does_not_say(rootfs) -> None:
+def test_a_recipe_that_is_like_another_adds_to_its_lists_and_keeps_what_it_does_not_say() -> None:
     base, own = rootfs.load_rootfs("torch-2.6"), rootfs.load_rootfs("mpi")
     assert own.packages[: len(base.packages)] == base.packages
     assert "openmpi-bin" in own.packages
@@ -35,7 +22,7 @@ def test_a_recipe_that_is_like_another_adds_to_its_lists_and_keeps_what_it_does_
     assert own.check != base.check
 
 
-def test_a_root_file_system_is_made_anew_when_a_script_that_builds_in_it_changes(rootfs, tmp_path) -> None:
+def test_a_root_file_system_is_made_anew_when_a_script_that_builds_in_it_changes(tmp_path: Path) -> None:
     script = tmp_path / "build.sh"
     script.write_text("make\n")
     build = rootfs.Build(str(script), "https://example.org/a.tar.gz#sha256=0", ("make",))
@@ -48,7 +35,7 @@ def test_a_root_file_system_is_made_anew_when_a_script_that_builds_in_it_changes
 
 
 def test_a_root_file_system_is_made_anew_when_what_the_project_compiles_for_it_changes(
-    rootfs, tmp_path
+    tmp_path: Path,
 ) -> None:
     script, source = tmp_path / "build.sh", tmp_path / "main.c"
     script.write_text("gcc\n")
@@ -59,13 +46,13 @@ def test_a_root_file_system_is_made_anew_when_what_the_project_compiles_for_it_c
     assert recipe.digest != before
 
 
-def test_what_does_not_change_the_content_does_not_make_it_anew(rootfs) -> None:
+def test_what_does_not_change_the_content_does_not_make_it_anew() -> None:
     recipe = rootfs.load_rootfs("python")
     assert replace(recipe, env={"A": "b"}, name="snake").digest == recipe.digest
     assert replace(recipe, run=("true",)).digest != recipe.digest
 
 
-def test_a_recipe_that_is_not_there_is_answered_with_those_that_are(rootfs) -> None:
+def test_a_recipe_that_is_not_there_is_answered_with_those_that_are() -> None:
     with pytest.raises(
         BiremeError, match=r"no root file system pyton: hack/images/recipes.toml has python, "
     ):

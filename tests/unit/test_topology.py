@@ -18,6 +18,7 @@ from bireme.topology import Plan, expand, fit, format_quantity, pod_requests, qu
 P4D, P3 = "p4d.24xlarge", "p3.8xlarge"
 TYPE = "node.kubernetes.io/instance-type"
 Facts = Mapping[str, Instance]
+HUGE_PAGES: dict[str, Any] = {"hugepages-2Mi": "5120Mi"}
 
 
 def pod_spec(
@@ -26,6 +27,10 @@ def pod_spec(
     variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
     container = {"name": "train", "env": variables, "resources": {"requests": requests}}
     return {"containers": [container], **({"nodeSelector": {TYPE: type_}} if type_ else {})}
+
+
+def gpus(count: int) -> dict[str, Any]:
+    return {"nvidia.com/gpu": count}
 
 
 def whole_node(type_: str = P4D, env: dict[str, str] | None = None, **more: object) -> dict[str, Any]:
@@ -201,8 +206,8 @@ def test_hooks_and_objects_without_pods_are_no_part_of_a_plan(instances: Facts) 
 
 
 def test_small_pods_share_nodes_and_large_ones_do_not(instances: Facts) -> None:
-    small = indexed(7, pod_spec(**{"nvidia.com/gpu": 2}), name="small")
-    large = indexed(2, pod_spec(**{"nvidia.com/gpu": 5}), name="large")
+    small = indexed(7, pod_spec(**gpus(2)), name="small")
+    large = indexed(2, pod_spec(**gpus(5)), name="large")
     plan = planned(instances, small, large)
     # 2·5 + 7·2 = 24 accelerators, yet 5 + 2 leaves one of eight unused: first fit needs four nodes.
     assert plan.totals.nodes == {P4D: 4}
@@ -214,9 +219,9 @@ def test_small_pods_share_nodes_and_large_ones_do_not(instances: Facts) -> None:
 
 def test_huge_pages_and_memory_share_the_memory_of_a_node(instances: Facts) -> None:
     allocatable = instances[P4D].allocatable_memory_mib
-    fits = indexed(1, whole_node(memory=f"{allocatable - 5120}Mi", **{"hugepages-2Mi": "5120Mi"}))
+    fits = indexed(1, whole_node(memory=f"{allocatable - 5120}Mi", **HUGE_PAGES))
     assert fit(planned(instances, fits), {P4D: 1}, instances) == []
-    too_much = indexed(1, whole_node(memory=f"{allocatable - 5118}Mi", **{"hugepages-2Mi": "5120Mi"}))
+    too_much = indexed(1, whole_node(memory=f"{allocatable - 5118}Mi", **HUGE_PAGES))
     [sentence] = fit(planned(instances, too_much), {P4D: 1}, instances)
     assert sentence == (
         f"1 worker pod can never fit 1 {P4D} node: a pod asks for {allocatable + 2}Mi memory, "
@@ -252,7 +257,7 @@ def test_pods_that_find_no_node_are_counted_with_the_reason(
 
 
 def test_more_devices_than_a_whole_node_has_can_never_fit(instances: Facts) -> None:
-    plan = planned(instances, indexed(2, pod_spec(**{"nvidia.com/gpu": 9})))
+    plan = planned(instances, indexed(2, pod_spec(**gpus(9))))
     assert fit(plan, {P4D: 2}, instances) == [
         f"2 worker pods can never fit 2 {P4D} nodes: a pod asks for 9 nvidia.com/gpu, a whole node has 8"
     ]

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -155,7 +155,7 @@ class Dispatcher:
             self._post("block", {"digest": about["digest"], "block": number, "names": block})
         return bool(self._post("add", wanted)["added"])
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Generator[Shard, None, None]:
         """Take shards until all passes are over, or `stop` was called.
 
         A shard is acknowledged when the loop asks for the next one. Leaving the loop in the body, by an

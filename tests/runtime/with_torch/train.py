@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 folder, name, steps, pause = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 checkpoint = folder / "checkpoint.pt"
-told_to_end = []
+told_to_end: list[float] = []
 signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(time.time()))
 
 
