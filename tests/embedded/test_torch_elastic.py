@@ -155,7 +155,7 @@ def test_a_chart_upgrade_that_changes_the_job_is_refused_as_planned(
 ) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     before = uids(job)
-    template = next_chart / "templates/_job.tpl"
+    template = next_chart.parent / "common/templates/_trainingpod.tpl"
     template.write_text(template.read_text().replace("enableServiceLinks: false", "enableServiceLinks: true"))
     job.chart = next_chart
     foreseen = job.changes(sets=["workers=2"], **P4D)

@@ -7,7 +7,7 @@ import pytest
 from bireme.helm import Renderer
 from bireme.pytest_plugin import Request
 from tests.render.cases import Case
-from tests.render.golden import FOLDER, Golden, files, rendering_cases
+from tests.render.golden import FOLDER, Golden, differences, files, rendering_cases
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +17,9 @@ def golden(renderer: Renderer, request_for: Request) -> Golden:
 
 @pytest.mark.parametrize("case", rendering_cases(), ids=str)
 def test_a_case_renders_what_its_golden_file_says(golden: Golden, case: Case) -> None:
-    assert golden.rendered(case) == golden.kept(case), (
-        "see the change with: make golden && git diff tests/render"
-    )
+    kept, found = golden.kept(case), golden.rendered(case)
+    changed = "\n".join(f"{path}: {value}" for path, value in differences(kept, found).items())
+    assert found == kept, f"changed (make golden && git diff tests/render shows it, too):\n{changed}"
 
 
 def test_every_golden_file_belongs_to_a_case() -> None:

@@ -11,6 +11,16 @@ Arguments: value.
 {{- end }}
 
 {{/*
+A list of words of the values, as YAML: numbers become text.
+Arguments: words.
+*/}}
+{{- define "common.words" -}}
+{{- range .words }}
+- {{ include "common.text" (dict "value" .) | quote }}
+{{- end }}
+{{- end }}
+
+{{/*
 The environment of a container. What the chart works out gives way to the values of env, and both to
 extraEnv; a name stands once, because server-side apply merges by name.
 Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of EnvVar that nobody overrides).

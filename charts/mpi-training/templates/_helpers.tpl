@@ -2,24 +2,15 @@
 {{- if eq .Values.orchestrator "MPIJob" }}true{{ end }}
 {{- end }}
 
-{{/*
-The source that the ranks run: the script of the values, or the chart's own check when nothing else is named.
-*/}}
-{{- define "mpi-training.scriptSource" -}}
-{{- if or .Values.script (not (or .Values.args .Values.command)) }}
-{{- .Values.script | default (.Files.Get "files/allreduce.py") }}
-{{- end }}
-{{- end }}
-
-{{- define "mpi-training.scriptName" -}}
-{{- printf "%s-script-%s" (include "common.fullname" (dict "root" .)) (include "mpi-training.scriptSource" . | sha256sum | trunc 8) }}
+{{- define "mpi-training.script" -}}
+{{- include "common.script" (dict "root" . "check" "files/allreduce.py") }}
 {{- end }}
 
 {{/*
 What the ranks run, as a list of words.
 */}}
 {{- define "mpi-training.program" -}}
-{{- $script := ternary (list .Values.python "/bireme/script/train.py") list (not (empty (include "mpi-training.scriptSource" .))) }}
+{{- $script := ternary (list .Values.python "/bireme/script/train.py") list (not (empty (include "mpi-training.script" .))) }}
 {{- $words := list }}
 {{- range concat .Values.command $script .Values.args .Values.extraArgs }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
 {{- toJson $words }}
@@ -72,4 +63,13 @@ Arguments: root, worker, role ("" in an Indexed Job, where the index says it).
 - {name: BIREME_MPI_ARGUMENTS, value: {{ toJson $words | quote }}}
 {{- end }}
 - {name: PYTHONPATH, value: {{ join ":" (compact (list "/bireme/runtime" (get $v.env "PYTHONPATH"))) | quote }}}
+{{- end }}
+
+{{/*
+What the entry point reads to check the image (helm test), as a list of EnvVar.
+*/}}
+{{- define "mpi-training.checkEnv" -}}
+- {name: BIREME_MPI_ROLE, value: check}
+- {name: BIREME_MPI_IMPLEMENTATION, value: {{ .Values.mpiImplementation }}}
+- {name: BIREME_MPI_PORT, value: "{{ int64 .Values.ssh.port }}"}
 {{- end }}

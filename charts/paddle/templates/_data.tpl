@@ -1,10 +1,10 @@
 {{/*
 What writes the data before training: files of one shard each, and their list last. Trainers wait for the list.
 */}}
-{{- define "paddle.dataRun" -}}
+{{- define "paddle.dataSpec" -}}
 {{- $v := .Values }}
 {{- $values := include "paddle.values" (dict "root" . "role" "server") | fromJson }}
-{{- $view := dict "Values" $values "Release" .Release "Chart" .Chart "Subcharts" .Subcharts -}}
+{{- $view := set (omit . "Values") "Values" $values -}}
 backoffLimit: 3
 template:
   metadata:
@@ -43,19 +43,5 @@ template:
 {{- end }}
 
 {{- define "paddle.dataParts" -}}
-{{- include "common.immutable.jobParts" (dict "spec" (include "paddle.dataRun" . | fromYaml)) }}
-{{- end }}
-
-{{- define "paddle.dataJobObject" -}}
-apiVersion: batch/v1
-kind: Job
-metadata:
-  name: {{ include "paddle.dataJob" . }}
-  namespace: {{ .Release.Namespace }}
-  labels:
-    {{- include "common.labels" (dict "root" . "component" "data") | nindent 4 }}
-  annotations:
-    bireme.dev/immutable: {{ include "common.immutable.digests" (dict "parts" (include "paddle.dataParts" . | fromJson)) | quote }}
-spec:
-  {{- include "paddle.dataRun" . | nindent 2 }}
+{{- include "common.immutable.jobParts" (dict "spec" (include "paddle.dataSpec" . | fromYaml)) }}
 {{- end }}

@@ -108,17 +108,8 @@ Arguments: root, role (server or trainer).
 {{- toJson $v }}
 {{- end }}
 
-{{/*
-The source that the job runs: the script of the values, or the chart's own check when nothing else is named.
-*/}}
-{{- define "paddle.scriptSource" -}}
-{{- if or .Values.script (not (or .Values.args .Values.command)) }}
-{{- .Values.script | default (.Files.Get (printf "files/%s.py" (ternary "check" "allreduce" (not (empty (include "paddle.hasServers" .)))))) }}
-{{- end }}
-{{- end }}
-
-{{- define "paddle.scriptName" -}}
-{{- printf "%s-script-%s" (include "common.fullname" (dict "root" .)) (include "paddle.scriptSource" . | sha256sum | trunc 8) }}
+{{- define "paddle.script" -}}
+{{- include "common.script" (dict "root" . "check" (printf "files/%s.py" (ternary "check" "allreduce" (not (empty (include "paddle.hasServers" .)))))) }}
 {{- end }}
 
 {{/*
@@ -186,11 +177,12 @@ Arguments: root, role.
 {{- end }}
 
 {{/*
-What the images expect of an ordinary user without a home, and what Paddle 3.0's parameter server needs.
+What the test of the pservers reads, as a list of EnvVar.
 */}}
-{{- define "paddle.derivedEnv" -}}
-{{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
-{{- toJson (merge $env (dict "HOME" "/tmp" "USER" "trainer" "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1" "FLAGS_enable_pir_api" "0")) }}
+{{- define "paddle.testEnv" -}}
+- {name: BIREME_WAIT_SECONDS, value: "120"}
+# A job that has finished has no pservers any more.
+- {name: BIREME_DONE, value: {{ printf "%s/output/done" (include "paddle.folder" .) | quote }}}
 {{- end }}
 
 {{/*

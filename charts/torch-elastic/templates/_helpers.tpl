@@ -1,14 +1,5 @@
-{{/*
-The source that the job runs: the script of the values, or the chart's own check when nothing else is named.
-*/}}
-{{- define "torch-elastic.scriptSource" -}}
-{{- if or .Values.script (not (or .Values.args .Values.command)) }}
-{{- .Values.script | default (.Files.Get "files/allreduce.py") }}
-{{- end }}
-{{- end }}
-
-{{- define "torch-elastic.scriptName" -}}
-{{- printf "%s-script-%s" (include "common.fullname" (dict "root" .)) (include "torch-elastic.scriptSource" . | sha256sum | trunc 8) }}
+{{- define "torch-elastic.script" -}}
+{{- include "common.script" (dict "root" . "check" "files/allreduce.py") }}
 {{- end }}
 
 {{/*
@@ -92,13 +83,4 @@ Arguments: root, worker.
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
 {{- include "torch-elastic.etcdEnv" .root | nindent 0 }}
-{{- end }}
-
-{{/*
-What the images expect of an ordinary user without a home, then what follows from the instance family.
-*/}}
-{{- define "torch-elastic.derivedEnv" -}}
-{{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
-{{- $path := "/bireme/runtime" }}
-{{- toJson (merge $env (dict "HOME" "/tmp" "USER" "trainer" "PYTHONPATH" $path "PYTHONUNBUFFERED" "1")) }}
 {{- end }}

@@ -1,30 +1,22 @@
 {{/*
-Everything of the Job's spec that Kubernetes will not change in place. job.yaml has the rest.
+The part of the Job's spec that Kubernetes does not change in place. job.yaml has the rest.
 */}}
-{{- define "mpi-training.job" -}}
+{{- define "mpi-training.jobSpec" -}}
 completionMode: Indexed
 podFailurePolicy:
-  rules:
-    # A drain, a preemption or a lost node is not the worker's fault.
-    - action: Ignore
-      onPodConditions:
-        - {type: DisruptionTarget, status: "True"}
-    # The exit codes by which the entry point says that no restart can help (docs/mpi.md).
-    - action: FailJob
-      onExitCodes: {containerName: trainer, operator: In, values: [64, 78]}
-    {{- include "common.datasetFailures" (dict "root" .) | nindent 4 }}
+  {{- include "common.podFailurePolicy" (dict "root" . "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
 successPolicy:
   rules:
-    # Index 0 launches, and its program's end is the job's: the others only serve ssh.
+    # Index 0 launches, and the job ends with its program: the others only serve ssh.
     - succeededIndexes: "0"
 template:
   {{- include "mpi-training.pod" (dict "root" . "role" "") | nindent 2 }}
 {{- end }}
 
 {{/*
-Everything of the MPIJob's spec that the operator takes over only once. mpijob.yaml has the rest.
+The part of the MPIJob's spec that the operator reads only when it starts the pods. mpijob.yaml has the rest.
 */}}
-{{- define "mpi-training.mpiJob" -}}
+{{- define "mpi-training.mpiJobSpec" -}}
 {{- $worker := include "common.worker" (dict "root" .) | fromJson -}}
 mpiImplementation: {{ .Values.mpiImplementation }}
 slotsPerWorker: {{ int64 $worker.processes }}
@@ -38,7 +30,7 @@ mpiReplicaSpecs:
       {{- include "mpi-training.pod" (dict "root" . "role" "launcher") | nindent 6 }}
   Worker:
     replicas: {{ int64 .Values.workers }}
-    # The operator does not make a worker anew that has failed.
+    # The operator does not replace a worker that has failed.
     restartPolicy: OnFailure
     template:
       {{- include "mpi-training.pod" (dict "root" . "role" "worker") | nindent 6 }}
@@ -50,12 +42,12 @@ What must not change while the job runs, as JSON {part: content}. A run has as m
 {{- define "mpi-training.immutableParts" -}}
 {{- $parts := dict "workers" (int64 .Values.workers) }}
 {{- if include "mpi-training.isMpiJob" . }}
-{{- $spec := include "mpi-training.mpiJob" . | fromYaml }}
+{{- $spec := include "mpi-training.mpiJobSpec" . | fromYaml }}
 {{- $_ := set $parts "launcher" $spec.mpiReplicaSpecs.Launcher }}
 {{- $job := merge (omit $spec "mpiReplicaSpecs") (dict "template" $spec.mpiReplicaSpecs.Worker.template) }}
 {{- toJson (merge $parts (include "common.immutable.jobParts" (dict "spec" $job) | fromJson)) }}
 {{- else }}
-{{- toJson (merge $parts (include "common.immutable.jobParts" (dict "spec" (include "mpi-training.job" . | fromYaml)) | fromJson)) }}
+{{- toJson (merge $parts (include "common.immutable.jobParts" (dict "spec" (include "mpi-training.jobSpec" . | fromYaml)) | fromJson)) }}
 {{- end }}
 {{- end }}
 

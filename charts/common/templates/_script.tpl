@@ -1,0 +1,53 @@
+{{/*
+The script that a training job runs: the source in its values, or the check that its chart comes with.
+*/}}
+
+{{/*
+The source of the script that the job runs: that of the values, or the chart's own check when the values name no program.
+Arguments: root (values script, args, command), check (the check's file in the chart).
+*/}}
+{{- define "common.script" -}}
+{{- $root := required "common.script needs root" .root }}
+{{- $v := $root.Values }}
+{{- if or $v.script (not (or $v.args $v.command)) }}
+{{- $v.script | default ($root.Files.Get (required "common.script needs check" .check)) }}
+{{- end }}
+{{- end }}
+
+{{/*
+The name of the script's ConfigMap.
+Arguments: root, script (source).
+*/}}
+{{- define "common.scriptName" -}}
+{{- $root := required "common.scriptName needs root" .root }}
+{{- printf "%s-script-%s" (include "common.fullname" (dict "root" $root)) (required "common.scriptName needs script" .script | sha256sum | trunc 8) }}
+{{- end }}
+
+{{/*
+The ConfigMap with the script, or nothing.
+Arguments: root, component, script (source, empty for none).
+*/}}
+{{- define "common.scriptConfigMap" -}}
+{{- $root := required "common.scriptConfigMap needs root" .root }}
+{{- if .script -}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "common.scriptName" (dict "root" $root "script" .script) }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
+immutable: true
+data:
+  train.py: {{ .script | toJson }}
+{{- end }}
+{{- end }}
+
+{{/*
+The arguments of a container that runs the script, or a program of the image, as a JSON list.
+Arguments: root (values args), script (source, empty for none).
+*/}}
+{{- define "common.scriptArguments" -}}
+{{- $args := (required "common.scriptArguments needs root" .root).Values.args }}
+{{- ternary (prepend $args "/bireme/script/train.py") $args (not (empty .script)) | toJson }}
+{{- end }}

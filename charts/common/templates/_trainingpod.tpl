@@ -1,0 +1,119 @@
+{{/*
+The pods of a training job. A chart says what is its own in CHART.pod (_pod.tpl).
+*/}}
+
+{{/*
+A pod of the job: {metadata, spec}. Datasets are verified and staged before it trains, where the values ask for it.
+Arguments: root (the chart's root, with the values as this pod sees them), component (in its labels), runtime
+(component of its runtime), containers (YAML), initContainers (YAML, optional), placement (YAML), shm (see
+common.trainingContainer), script (source, empty for none), volumes (YAML, optional), subdomain (the Service of an Indexed
+Job's pods; empty for pods that an operator names).
+*/}}
+{{- define "common.trainingPod" -}}
+{{- $root := required "common.trainingPod needs root" .root }}
+{{- $v := $root.Values }}
+{{- $first := compact (list (.initContainers | default "") (include "common.verify.container" (dict "root" $root)) (include "common.staging.container" (dict "root" $root))) -}}
+metadata:
+  labels:
+    {{- include "common.selectorLabels" (dict "root" $root "component" .component) | nindent 4 }}
+    {{- with $v.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $v.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- with .subdomain }}
+  restartPolicy: Never
+  subdomain: {{ . }}
+  {{- end }}
+  terminationGracePeriodSeconds: {{ int64 $v.terminationGracePeriodSeconds }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  serviceAccountName: {{ include "common.serviceAccountName" (dict "root" $root) }}
+  {{- include "common.imagePullSecrets" (dict "root" $root) | nindent 2 }}
+  securityContext:
+    {{- toYaml $v.podSecurityContext | nindent 4 }}
+  {{- .placement | nindent 2 }}
+  {{- with $first }}
+  initContainers:
+    {{- join "\n" . | nindent 4 }}
+  {{- end }}
+  containers:
+    {{- required "common.trainingPod needs containers" .containers | nindent 4 }}
+  volumes:
+    {{- with .shm }}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+    {{- end }}
+    {{- include "common.runtimeVolume" (dict "root" $root "component" .runtime) | nindent 4 }}
+    {{- .volumes | default "" | nindent 4 }}
+    {{- with .script }}
+    - name: script
+      configMap: {name: {{ include "common.scriptName" (dict "root" $root "script" .) }}}
+    {{- end }}
+    {{- include "common.claimVolumes" (dict "root" $root) | nindent 4 }}
+    {{- include "common.staging.volumes" (dict "root" $root) | nindent 4 }}
+    {{- with $v.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+
+{{/*
+A container that trains, with the script, the runtime and the claims in it.
+Arguments: root (values image, env, extraEnv, claims, staging, extraVolumeMounts, securityContext), name, command and
+arguments (lists of words), fixed and derived (see common.env), resources (YAML), shm (the size of /dev/shm, empty for
+none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: what else the container has).
+*/}}
+{{- define "common.trainingContainer" -}}
+{{- $root := required "common.trainingContainer needs root" .root }}
+{{- $v := $root.Values -}}
+- name: {{ required "common.trainingContainer needs name" .name }}
+  image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
+  imagePullPolicy: {{ $v.image.pullPolicy }}
+  command:
+    {{- include "common.words" (dict "words" (required "common.trainingContainer needs command" .command)) | nindent 4 }}
+  {{- with .arguments }}
+  args:
+    {{- include "common.words" (dict "words" .) | nindent 4 }}
+  {{- end }}
+  {{- include "common.env" (dict "root" $root "fixed" .fixed "derived" .derived) | nindent 2 }}
+  {{- .resources | nindent 2 }}
+  {{- .fields | default "" | nindent 2 }}
+  securityContext:
+    {{- toYaml $v.securityContext | nindent 4 }}
+  volumeMounts:
+    {{- if .shm }}
+    - {name: shm, mountPath: /dev/shm}
+    {{- end }}
+    - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
+    {{- .mounts | default "" | nindent 4 }}
+    {{- if .script }}
+    - {name: script, mountPath: /bireme/script, readOnly: true}
+    {{- end }}
+    {{- include "common.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}
+    {{- include "common.staging.mount" (dict "root" $root) | nindent 4 }}
+    {{- with $v.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+
+{{/*
+What the images expect of an ordinary user without a home, and what follows from the instance family, as JSON {name: value}.
+Arguments: worker (the answer of common.worker).
+*/}}
+{{- define "common.trainingEnv" -}}
+{{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
+{{- toJson (merge $env (dict "HOME" "/tmp" "USER" "trainer" "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1")) }}
+{{- end }}
+
+{{/*
+Where pods of a worker run: on its instance type, and where the values say.
+Arguments: root, worker (the answer of common.worker).
+*/}}
+{{- define "common.workerPlacement" -}}
+{{- include "common.workerNodeSelector" . }}
+{{ include "common.workerTolerations" . }}
+{{ include "common.scheduling" . }}
+{{- end }}

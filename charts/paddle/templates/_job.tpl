@@ -1,0 +1,36 @@
+{{/*
+The part of a role's Job that Kubernetes does not change in place. paddle.job has the rest.
+Arguments: root, role (server or trainer).
+*/}}
+{{- define "paddle.jobSpec" -}}
+{{- $v := .root.Values }}
+{{- $view := set (omit .root "Values") "Values" (include "paddle.values" . | fromJson) }}
+{{- $containers := list (ternary "pserver" "trainer" (eq .role "server")) }}
+{{- if and (eq .role "trainer") (include "paddle.isCollocated" .root) }}{{ $containers = append $containers "pserver" }}{{ end -}}
+completionMode: Indexed
+backoffLimitPerIndex: {{ int64 $v.backoffLimitPerIndex }}
+podReplacementPolicy: Failed
+podFailurePolicy:
+  {{- include "common.podFailurePolicy" (dict "root" $view "containers" $containers "codes" (list 64 70 78)) | nindent 2 }}
+template:
+  {{- include "paddle.pod" . | nindent 2 }}
+{{- end }}
+
+{{/*
+Arguments: root, role.
+*/}}
+{{- define "paddle.immutableParts" -}}
+{{- $parts := include "common.immutable.jobParts" (dict "spec" (include "paddle.jobSpec" . | fromYaml)) | fromJson }}
+{{- toJson (set $parts "number of pservers" (include "paddle.servers" .root)) }}
+{{- end }}
+
+{{/*
+A role's Job.
+Arguments: root, role, name, count.
+*/}}
+{{- define "paddle.job" -}}
+{{- include "common.trainingJob" (dict "root" .root "name" .name "count" .count
+    "component" (ternary "pserver" "trainer" (eq .role "server"))
+    "spec" (include "paddle.jobSpec" .)
+    "parts" (include "paddle.immutableParts" . | fromJson)) }}
+{{- end }}

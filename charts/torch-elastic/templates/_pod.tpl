@@ -1,0 +1,20 @@
+{{/*
+The pods: {metadata, spec}.
+*/}}
+{{- define "torch-elastic.pod" -}}
+{{- $worker := include "common.worker" (dict "root" .) | fromJson }}
+{{- $etcdTls := include "torch-elastic.etcdTls" . | fromJson }}
+{{- $script := include "torch-elastic.script" . }}
+{{- $container := include "common.trainingContainer" (dict "root" . "name" "trainer" "script" $script "shm" $worker.shm
+    "command" (.Values.command | default (list .Values.python "-m" "bireme_runtime.agent" "--"))
+    "arguments" (include "common.scriptArguments" (dict "root" . "script" $script) | fromJsonArray)
+    "fixed" (include "torch-elastic.agentEnv" (dict "root" . "worker" $worker) | fromYamlArray)
+    "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
+    "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
+    "mounts" (include "common.etcdTls.mount" $etcdTls)) }}
+{{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm
+    "containers" $container
+    "placement" (include "common.workerPlacement" (dict "root" . "worker" $worker))
+    "volumes" (include "common.etcdTls.volume" $etcdTls)
+    "subdomain" (include "common.fullname" (dict "root" .))) }}
+{{- end }}
