@@ -38,8 +38,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bireme.clusters.kind import KindProvider
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster, KindProvider
 from bireme.helm import Renderer
 from bireme.instances import load_instances
 from bireme.paths import Paths

@@ -68,7 +68,7 @@ class App:
         if kubeconfig or context:
             from bireme.clusters.existing import ExistingProvider
 
-            return ExistingProvider(self.paths, kubeconfig).get(context or "")
+            return ExistingProvider(kubeconfig).get(context or "")
         made = {info.name: info for info in list_clusters(self.paths)}
         chosen = name or (next(iter(made)) if len(made) == 1 else None)
         if chosen is None and made:
@@ -76,7 +76,7 @@ class App:
         if chosen is None:
             from bireme.clusters.existing import ExistingProvider
 
-            return ExistingProvider(self.paths).get()
+            return ExistingProvider().get()
         if chosen not in made:
             raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --name {chosen}")
         return provider(made[chosen].provider, self.paths, self.toolbox, self.err).get(chosen)

@@ -168,7 +168,7 @@ def cluster(
     kind = _cluster_type(pytestconfig)
     if kind == "existing":
         given = pytestconfig.getoption("kubeconfig")
-        yield ExistingProvider(bireme_paths, Path(given) if given else None).get()
+        yield ExistingProvider(Path(given) if given else None).get()
         return
     real = pytestconfig.getoption("bireme_nodes")
     nodes = parse_nodes(real or pytestconfig.getini("bireme_nodes"), instances)

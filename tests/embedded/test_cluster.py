@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from bireme.clusters import list_clusters
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.errors import BiremeError
 from bireme.paths import Paths
@@ -128,13 +129,15 @@ def processes_in(folder: Path) -> list[str]:
 # --- up and down ---
 
 
-def test_up_gives_ready_nodes_and_down_leaves_nothing(provider: EmbeddedProvider, state: Path) -> None:
+def test_up_gives_ready_nodes_and_down_leaves_nothing(
+    provider: EmbeddedProvider, bireme_paths: Paths, state: Path
+) -> None:
     cluster = provider.up("brief", {"g5.xlarge": 2})
     nodes = cluster.api.get("/api/v1/nodes")["items"]
     assert [node["metadata"]["name"] for node in nodes] == ["cpu-0", "g5-xlarge-0", "g5-xlarge-1"]
     assert all(is_ready(node) for node in nodes)
     assert provider.get("brief").nodes == {"cpu": 1, "g5.xlarge": 2}
-    assert "brief" in [info.name for info in provider.list()]
+    assert "brief" in [info.name for info in list_clusters(replace(bireme_paths, state=state))]
     assert provider.down("brief") is True
     assert not (state / "clusters" / "brief").exists()
     assert processes_in(state / "clusters" / "brief") == []

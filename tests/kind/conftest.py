@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from tests.kind import stock_torchrun
 from tests.kind.recovery import wait_for_world
 from tests.kind.shell import until

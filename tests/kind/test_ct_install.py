@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 from tests.kind.shell import Shell, Values

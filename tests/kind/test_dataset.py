@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import NODE_TYPE, Shell, Values, until
 from tests.kind.training import KIND, outcome

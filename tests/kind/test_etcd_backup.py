@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, Values, until
 

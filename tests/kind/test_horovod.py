@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.observe import launcher_log
 from bireme.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, until

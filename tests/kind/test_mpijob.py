@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.pytest_plugin import InstalledRelease
 from tests.kind.shell import Shell, until
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bireme.cli import cli
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, until

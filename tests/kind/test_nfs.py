@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, until

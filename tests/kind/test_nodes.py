@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.labels import FAKE_LABEL
 from tests.kind.shell import NODE_TYPE, Shell, until
 

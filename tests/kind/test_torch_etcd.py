@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from tests.kind.shell import until
 from tests.kind.training import ANYWHERE, Training
 

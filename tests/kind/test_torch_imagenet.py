@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bireme.clusters.kind_cluster import KindCluster
+from bireme.clusters.kind import KindCluster
 from bireme.paths import Paths
 from bireme.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, Shell, until

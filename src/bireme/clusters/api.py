@@ -1,6 +1,6 @@
-"""A cluster's API server in plain JSON, without the client library's models.
+"""A cluster's API server in plain JSON, without the model objects of the client library.
 
-Turning a thousand pods into model objects takes longer than getting them; everything here is dicts.
+Making model objects of a thousand pods takes longer than fetching them, so everything here is dicts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 from bireme.errors import BiremeError
 
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
 
 _PARALLEL = 16
 _CONNECT_SECONDS = 10
@@ -29,7 +27,7 @@ R = TypeVar("R")
 
 
 class ApiError(BiremeError):
-    """The API server said no; ``status`` is its HTTP status, or 0 when it could not be reached."""
+    """The API server refused a request; ``status`` is the HTTP status, or 0 when it could not be reached."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -50,7 +48,7 @@ class Api:
 
         options = Configuration()
         options.connection_pool_maxsize = _PARALLEL + 4
-        # The harness says itself when a server cannot be reached, at once.
+        # A server that cannot be reached is an error at once.
         options.retries = False
         try:
             self._client: Any = config.new_client_from_config(  # type: ignore[no-untyped-call]
@@ -128,7 +126,7 @@ class Api:
         try:
             yield _events(response)
         finally:
-            # Closed rather than drained: a watch has no end to wait for.
+            # Closed, not read to its end: a watch has none.
             response.close()
 
     def _json(
@@ -179,7 +177,7 @@ class Api:
                 )
             except urllib3.exceptions.HTTPError as error:
                 raise ApiError(0, f"the cluster at {self.server} does not answer: {_cause(error)}") from error
-            # A server that is busy, or still setting up a new kind, says when to ask again.
+            # A busy server, or one that prepares a new CustomResourceDefinition, says when to ask again.
             wait = response.headers.get("Retry-After", "")
             if response.status != 429 or not wait.isdigit() or attempt == _BUSY_TRIES - 1:
                 break
@@ -199,7 +197,7 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
             *lines, rest = (rest + chunk).split(b"\n")
             yield from (json.loads(line) for line in lines if line)
     except urllib3.exceptions.HTTPError:
-        # The connection went away: for the reader the same as a watch that ran out, it lists again.
+        # A lost connection ends the watch as its timeout does: the reader lists again.
         return
 
 

@@ -1,7 +1,7 @@
-"""The program of an installed Deployment as a process beside a control plane that runs no containers.
+"""Runs the program of a Deployment as a local process, for a control plane that runs no containers.
 
-It is the real program, with the Deployment's own arguments and the rights of its ServiceAccount: what a
-chart gets wrong in either shows as it would on a real cluster.
+It is the real program, with the arguments of the Deployment and the rights of its ServiceAccount: a chart
+that has either wrong fails here as on a real cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.clusters.ports import is_free, reserve
 from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
@@ -35,7 +35,7 @@ _LINES_KEPT = 20
 
 @dataclass(frozen=True)
 class Controller:
-    """A program that runs; ``log`` has what it says."""
+    """A program that runs; ``log`` has its output."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -47,11 +47,11 @@ class Controller:
 
 @contextlib.contextmanager
 def running(cluster: Cluster, deployment: str, namespace: str, program: Path) -> Iterator[Controller]:
-    """Run ``program`` for the one container of ``deployment`` meanwhile.
+    """Run ``program`` in place of the one container of ``deployment``, while the block runs.
 
-    Starts when the readiness probe answers. The container's ports are this machine's: whoever wants one
-    that another `running` holds waits for it. Raises BiremeError when the program ends early, at the latest
-    when it is no longer needed, with the last lines that it said.
+    The block starts when the readiness probe answers. The program listens on the container's ports, on this
+    machine; a second `running` that needs one of them waits until it is free. When the program has ended by
+    itself, this raises BiremeError with its last lines of output, at the end of the block at the latest.
     """
     installed = cluster.api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{deployment}")
     pod = installed["spec"]["template"]["spec"]
@@ -63,7 +63,8 @@ def running(cluster: Cluster, deployment: str, namespace: str, program: Path) ->
     kubeconfig.touch(mode=0o600)
     token = _token(cluster, pod.get("serviceAccountName", "default"), namespace)
     kubeconfig.write_text(yaml.safe_dump(_as_bearer(cluster, token)), encoding="utf-8")
-    # From here, so that its command line names the cluster and `down` ends it after a crash.
+    # Started through a link in this folder, so that its command line names the cluster and `down` ends it
+    # after a crash.
     link = folder / program.name
     link.symlink_to(program)
     with _ports({port["containerPort"] for port in container.get("ports", ())}):
@@ -114,7 +115,7 @@ def _as_bearer(cluster: Cluster, token: str) -> dict[str, Any]:
 
 
 def _settled(controller: Controller, container: Mapping[str, Any]) -> bool:
-    """Whether the readiness probe answers, or nothing will ever answer it."""
+    """Whether the readiness probe answers, or the program has ended."""
     probe = container["readinessProbe"]["httpGet"]
     named = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
     port = named.get(probe["port"], probe["port"])
@@ -131,9 +132,9 @@ def _check_alive(controller: Controller) -> None:
     if not controller.has_ended():
         return
     log, code = controller.log, controller.process.returncode
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES_KEPT:]
-    what = f"the program of {log.parent.name} ended with exit code {code}; it said last:"
-    raise BiremeError("\n  ".join([what, *said]))
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES_KEPT:]
+    what = f"the program of {log.parent.name} ended with exit code {code}; its last lines are:"
+    raise BiremeError("\n  ".join([what, *lines]))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -147,7 +148,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _ports(ports: set[int]) -> Iterator[None]:
-    """The TCP ports, for this process alone."""
+    """Reserve the TCP ports while the block runs."""
     with contextlib.ExitStack() as held:
         for port in sorted(ports):
             marker = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))

@@ -1,7 +1,7 @@
 """A real API server, scheduler and controllers as plain processes, with fake nodes; no containers, no root.
 
-kwokctl starts the processes and kwok plays the kubelets, by the rules in stages.yaml. The nodes and
-whatever runs on them are stand-ins for hardware that is not here; all else is Kubernetes itself.
+kwokctl starts the processes, and kwok simulates the kubelets by the rules in stages.yaml. The nodes and
+their pods are simulated; everything else is Kubernetes itself.
 """
 
 from __future__ import annotations
@@ -21,17 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bireme.clusters import (
-    DEFAULT_NAME,
-    ClusterInfo,
-    cluster_dir,
-    find,
-    list_clusters,
-    write_info,
-)
+from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import CPU_TYPE, shape_of
 from bireme.clusters.ports import is_free, reserve
+from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts, status
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
@@ -42,7 +36,6 @@ if TYPE_CHECKING:
 
     from bireme.tools import Toolbox
 
-KUBERNETES = "1.36.3"
 _COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 _PORT_OPTIONS = (
     "etcdPort",
@@ -54,9 +47,9 @@ _PORT_OPTIONS = (
 )
 # Below the range from which the kernel takes the ports of outgoing connections.
 _PORT_RANGE = range(10_000, 32_000)
-# With more nodes than this every heartbeat, and what waits for one, gets slower in proportion: a thousand
-# leases renewed every ten seconds would keep a small machine busy by themselves.
-_NODES_AT_FULL_PULSE = 200
+# Beyond this number of nodes, heartbeats are slowed down in proportion: renewing a thousand leases every
+# ten seconds would take all the CPU of a small machine.
+_NODES_AT_FULL_HEARTBEAT = 200
 _UP_SECONDS = 120
 
 
@@ -77,18 +70,19 @@ class EmbeddedProvider:
         self,
         name: str = DEFAULT_NAME,
         nodes: Mapping[str, int] | None = None,
-        kubernetes: str = KUBERNETES,
+        kubernetes: str | None = None,
     ) -> EmbeddedCluster:
         """Start a control plane and create the fake nodes; returns when all of them are Ready.
 
-        ``nodes``: number by type, to which one CPU node is added when none is asked for, so that pods
-        without accelerators have a place; ``kubernetes``: version of the control plane. Whatever ends
-        this early, an error or Ctrl-C, leaves neither processes nor files. Raises BiremeError.
+        ``nodes``: number by type; one CPU node is added when none is asked for, for pods without
+        accelerators. ``kubernetes``: version of the control plane, by default the first that hack/tools
+        pins. When an error or Ctrl-C ends this early, neither processes nor files stay. Raises BiremeError.
         """
+        kubernetes = kubernetes or self._toolbox.pin("kube-apiserver").version
         folder = cluster_dir(self._paths, name)
         wanted = {CPU_TYPE: 1} | dict(nodes or {})
         instances = load_instances(self._paths)
-        shapes = {kind: shape_of(kind, instances) for kind in wanted}
+        shapes = [(shape_of(node_type, instances), count) for node_type, count in wanted.items()]
         binaries = self._binaries(kubernetes)
         self._claim(folder, name)
         try:
@@ -97,7 +91,7 @@ class EmbeddedProvider:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted, kubernetes)
             cluster = EmbeddedCluster(info, self._paths)
             with status(self._console, f"Creating {sum(wanted.values())} nodes"):
-                cluster.prepare([(shapes[kind], count) for kind, count in wanted.items()])
+                cluster.prepare(shapes)
             write_info(self._paths, info)
         except BaseException:
             with no_interrupts():
@@ -125,10 +119,6 @@ class EmbeddedProvider:
             )
         return EmbeddedCluster(info, self._paths)
 
-    def list(self) -> tuple[ClusterInfo, ...]:
-        """The embedded clusters of this state directory, running or not."""
-        return tuple(info for info in list_clusters(self._paths) if info.provider == self.name)
-
     def _claim(self, folder: Path, name: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -155,10 +145,11 @@ class EmbeddedCluster(FakeNodes):
 
 
 def _start(folder: Path, name: str, kubernetes: str, nodes: int, binaries: Mapping[str, Path]) -> None:
-    """Run the control plane out of ``folder``; returns when its API server answers."""
+    """Run the control plane from ``folder``; returns when its API server answers."""
     work = folder / "kwok"
     work.mkdir()
-    # From here, so that their command lines name the cluster and `down` finds them after a crash.
+    # Started through links in this folder, so that their command lines name the cluster and `down` finds
+    # them after a crash.
     for tool in ("kwokctl", "kubectl"):
         (work / tool).symlink_to(binaries[tool])
     with _reserved_ports(len(_PORT_OPTIONS)) as ports:
@@ -188,7 +179,7 @@ def _environment(work: Path) -> dict[str, str]:
 
 def _run_kwokctl(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
     log = folder / "kwokctl.log"
-    # In a session of its own: Ctrl-C is for this process, which then stops all the others.
+    # In its own session: only this process gets Ctrl-C, and then stops all the others.
     with (
         log.open("wb") as output,
         subprocess.Popen(
@@ -247,14 +238,14 @@ def _kwok_config(kubernetes: str, nodes: int, binaries: Mapping[str, Path], port
         "kubeVersion": f"v{kubernetes}",
         "bindAddress": "127.0.0.1",
         "disableQPSLimits": True,
-        # What Kubernetes itself waits for a silent node; kwokctl's own default is shorter.
+        # How long Kubernetes waits by default for a silent node; kwokctl's default is shorter.
         "kubeControllerManagerNodeMonitorGracePeriodMilliseconds": 50_000,
-        "heartbeatFactor": max(1, nodes // _NODES_AT_FULL_PULSE),
+        "heartbeatFactor": max(1, nodes // _NODES_AT_FULL_HEARTBEAT),
     }
     patches = [
-        # The data outlives neither the cluster nor the machine, so it need not reach the disk.
+        # The data is deleted with the cluster, so it need not survive a crash.
         _extra_args("etcd", {"unsafe-no-fsync": "true"}),
-        # Each runs once; a leader that a busy machine keeps from renewing its lease would end itself.
+        # There is one of each. With leader election, one that cannot renew its lease on a busy machine exits.
         _extra_args("kube-controller-manager", {"leader-elect": "false"}),
         _extra_args("kube-scheduler", {"leader-elect": "false"}),
         _extra_args(
@@ -277,7 +268,7 @@ def _extra_args(component: str, args: Mapping[str, str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reserved_ports(count: int) -> Iterator[list[int]]:
-    """Free TCP ports that no other ``up`` on this machine is given meanwhile."""
+    """Free TCP ports; no other ``up`` on this machine gets them while the block runs."""
     with contextlib.ExitStack() as held:
         ports: list[int] = []
         for port in random.sample(_PORT_RANGE, k=2000):
@@ -292,7 +283,7 @@ def _reserved_ports(count: int) -> Iterator[list[int]]:
 
 
 def _processes(folder: Path) -> list[tuple[int, str]]:
-    """Process number and program of what was started out of ``folder``."""
+    """Process number and program of each process that was started from ``folder``."""
     own = f"{folder}{os.sep}"
     return [(pid, program) for pid, program in _all_processes() if program.startswith(own)]
 
@@ -317,7 +308,7 @@ def _all_processes() -> Iterator[tuple[int, str]]:
 def _destroy(folder: Path) -> bool:
     """End every process of the cluster and remove its directory. Safe to repeat; True when there was any."""
     found = folder.exists()
-    # Again and again until none is left: one that was starting another may have done so meanwhile.
+    # Repeated until none is left: a process may start another one before it is killed.
     while running := _processes(folder):
         found = True
         for pid, program in running:

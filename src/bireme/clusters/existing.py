@@ -1,4 +1,4 @@
-"""A cluster that is there already: used, never made, never removed."""
+"""A cluster that exists already: Bireme uses it, but neither makes nor removes it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bireme.clusters import ClusterInfo
 from bireme.clusters.api import Api
+from bireme.clusters.base import ClusterInfo
 from bireme.errors import BiremeError
 from bireme.labels import INSTANCE_TYPE_LABEL
-from bireme.paths import Paths
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class ExistingCluster:
         return dict(Counter(each.get(INSTANCE_TYPE_LABEL, "unknown") for each in labels))
 
     def add_claim(self, claim: str, namespace: str = "default") -> None:
-        """Not here: a cluster that is there already has storage of its own. Raises BiremeError."""
+        """Raises BiremeError: an existing cluster has its own storage."""
         raise BiremeError(f"the claim {claim}: make it with the storage of the cluster {self.name}")
 
     def info(self) -> ClusterInfo:
@@ -63,8 +62,7 @@ class ExistingProvider:
 
     name = "existing"
 
-    def __init__(self, paths: Paths, kubeconfig: Path | None = None) -> None:
-        self._paths = paths
+    def __init__(self, kubeconfig: Path | None = None) -> None:
         self._kubeconfig = kubeconfig
 
     def up(self, name: str, nodes: Mapping[str, int]) -> ExistingCluster:
@@ -76,7 +74,7 @@ class ExistingProvider:
         return cluster
 
     def down(self, name: str) -> bool:
-        """False: what Bireme did not make it does not remove."""
+        """False: Bireme removes only clusters that it made."""
         return False
 
     def get(self, name: str = "") -> ExistingCluster:
@@ -85,13 +83,6 @@ class ExistingProvider:
         if not file.is_file():
             raise BiremeError(f"there is no kubeconfig at {file}: give one with --kubeconfig")
         return ExistingCluster(file, name or None)
-
-    def list(self) -> tuple[ClusterInfo, ...]:
-        """The current cluster, when there is a kubeconfig and it answers."""
-        try:
-            return (self.get().info(),)
-        except BiremeError:
-            return ()
 
 
 def _default_kubeconfig(environ: Mapping[str, str]) -> Path:

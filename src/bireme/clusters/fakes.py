@@ -1,7 +1,7 @@
-"""Nodes without machines, played by kwok by the rules in stages.yaml, and what can be done to them.
+"""Fake nodes: kwok simulates their kubelets by the rules in stages.yaml.
 
-The nodes and whatever runs on them are stand-ins for hardware that is not here; the API server, the
-scheduler and the controllers around them are Kubernetes itself, embedded or in kind.
+The nodes and their pods are simulated; API server, scheduler and controllers are real, in an embedded cluster
+or in one of kind.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from bireme.clusters import ClusterInfo
 from bireme.clusters.api import Api, ApiError
+from bireme.clusters.base import ClusterInfo
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
@@ -39,7 +39,7 @@ _OUT_OF_SERVICE = {
     "value": "nodeshutdown",
     "effect": "NoExecute",
 }
-# The nodes that kwok plays: the fakes that still answer.
+# The nodes that kwok simulates: all fake ones but those that cut_node made unreachable.
 MANAGED_NODES = f"{FAKE_LABEL}=true,!{CUT_LABEL}"
 
 _NODES_SECONDS = 180
@@ -65,7 +65,7 @@ def kwok_config() -> str:
 
 @dataclass(frozen=True)
 class FakeNodes:
-    """A cluster some or all of whose nodes are fakes, and the things that happen to real ones, on demand."""
+    """A cluster with fake nodes, which can be added, removed and made to fail."""
 
     info: ClusterInfo
     paths: Paths
@@ -94,8 +94,8 @@ class FakeNodes:
     def nodes(self) -> Mapping[str, int]:
         """Number of nodes by type that are there now. Raises BiremeError."""
         nodes = self.api.get("/api/v1/nodes")["items"]
-        kinds = (node["metadata"]["labels"].get(NODE_TYPE_LABEL) for node in nodes)
-        return dict(Counter(kind for kind in kinds if kind))
+        types = (node["metadata"]["labels"].get(NODE_TYPE_LABEL) for node in nodes)
+        return dict(Counter(each for each in types if each))
 
     @cached_property
     def api(self) -> Api:
@@ -103,24 +103,24 @@ class FakeNodes:
         return Api(self.kubeconfig, self.context)
 
     def prepare(self, nodes: Sequence[tuple[NodeShape, int]]) -> None:
-        """Create the stand-in storage class and the nodes of a fresh cluster; returns when all are Ready."""
+        """Create the storage class and the nodes of a new cluster; returns when all are Ready."""
         self.add_storage_class(default=True)
         self._create([(shape, index) for shape, count in nodes for index in range(count)])
 
     def add_storage_class(self, *, default: bool) -> None:
-        """Create the class of claims that fake nodes can mount: on storage that does not exist."""
+        """Create the storage class of claims that fake nodes can mount; there is no storage behind it."""
         self._create_missing("/apis/storage.k8s.io/v1/storageclasses", _storage_class(default))
 
-    def add_nodes(self, kind: str, count: int) -> tuple[str, ...]:
+    def add_nodes(self, node_type: str, count: int) -> tuple[str, ...]:
         """Add ``count`` nodes of an instance type (or ``cpu``); their names, once they are Ready."""
-        shape = shape_of(kind, load_instances(self.paths))
+        shape = shape_of(node_type, load_instances(self.paths))
         taken = {node["metadata"]["name"] for node in self.api.get("/api/v1/nodes")["items"]}
         free = [index for index in range(len(taken) + count) if shape.node_name(index) not in taken][:count]
         self._create([(shape, index) for index in free])
         return tuple(shape.node_name(index) for index in free)
 
     def remove_node(self, node: str) -> None:
-        """Delete a Node, as the cloud controller does when the instance behind it is gone."""
+        """Delete a Node, as the cloud controller does when its instance has been terminated."""
         self._node(node)
         self.api.delete(f"/api/v1/nodes/{node}")
 
@@ -136,26 +136,26 @@ class FakeNodes:
     def taint_out_of_service(self, node: str) -> None:
         """Declare a node lost for good, so that its pods are removed and replaced.
 
-        What an operator does by ``kubectl taint node NODE node.kubernetes.io/out-of-service=…:NoExecute``.
+        The same as ``kubectl taint node NODE node.kubernetes.io/out-of-service=…:NoExecute``.
         """
         taints = self._node(node)["spec"].get("taints", [])
         others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE_TAINT]
         self.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": [*others, _OUT_OF_SERVICE]}})
 
     def complete(self, pod: str, namespace: str = "default") -> None:
-        """Let every container of a running pod end with exit code 0; returns when it has."""
+        """End every container of a running pod with exit code 0; returns once it has ended."""
         self._end(pod, namespace, 0)
 
     def fail(self, pod: str, exit_code: int = 1, namespace: str = "default") -> None:
-        """Let every container of a running pod end with ``exit_code`` (1 to 255); returns when it has."""
+        """End every container of a running pod with ``exit_code`` (1 to 255); returns once it has ended."""
         if not 1 <= exit_code <= 255:
             raise BiremeError(f"exit code {exit_code} of {pod}: a failed container has one of 1 to 255")
         self._end(pod, namespace, exit_code)
 
     def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
-        """Create a PersistentVolumeClaim that many nodes can share, on storage that does not exist.
+        """Create a PersistentVolumeClaim that many nodes can share; there is no storage behind it.
 
-        A stand-in for the FSx and EFS claims that workloads name; one that is there stays as it is.
+        It replaces the FSx and EFS claims that workloads name. A claim that exists stays as it is.
         """
         self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"

@@ -61,33 +61,35 @@ def parse_nodes(text: str, instances: Mapping[str, Instance]) -> dict[str, int]:
     """
     nodes: dict[str, int] = {}
     for part in (part.strip() for part in text.split(",") if part.strip()):
-        kind, equals, count = (piece.strip() for piece in part.partition("="))
+        node_type, equals, count = (piece.strip() for piece in part.partition("="))
         if not equals or not count.isascii() or not count.isdigit() or int(count) < 1:
             raise BiremeError(
                 f"--nodes: {part!r} is not TYPE=NUMBER, write for example p4d.24xlarge=3,p3.8xlarge=4"
             )
-        if kind in nodes:
-            raise BiremeError(f"--nodes: {kind} is given twice, write one number for each type")
-        shape_of(kind, instances)
-        nodes[kind] = int(count)
+        if node_type in nodes:
+            raise BiremeError(f"--nodes: {node_type} is given twice, write one number for each type")
+        shape_of(node_type, instances)
+        nodes[node_type] = int(count)
     if not nodes:
         raise BiremeError("--nodes is empty: write for example p4d.24xlarge=3,p3.8xlarge=4")
     return nodes
 
 
-def shape_of(kind: str, instances: Mapping[str, Instance]) -> NodeShape:
+def shape_of(node_type: str, instances: Mapping[str, Instance]) -> NodeShape:
     """The shape of nodes of an EC2 type, or of the pseudo-type ``cpu``.
 
     Raises BiremeError with the closest names when the type is unknown.
     """
-    if kind == CPU_TYPE:
+    if node_type == CPU_TYPE:
         return NodeShape(CPU_TYPE, _CPU_INSTANCE_TYPE, _CPU_CAPACITY, _CPU_ALLOCATABLE, None)
-    if kind not in instances:
-        raise BiremeError(f"unknown node type {kind!r}: {_suggestion(kind, [*instances, CPU_TYPE])}")
-    instance = instances[kind]
+    if node_type not in instances:
+        raise BiremeError(
+            f"unknown node type {node_type!r}: {_suggestion(node_type, [*instances, CPU_TYPE])}"
+        )
+    instance = instances[node_type]
     allocatable = instance.allocatable(EFA_HUGE_PAGES_MIB if instance.efa else 0)
     capacity = allocatable | {"cpu": str(instance.vcpu), "memory": f"{instance.memory_mib}Mi"}
-    return NodeShape(kind, kind, capacity, allocatable, instance.accelerator.resource)
+    return NodeShape(node_type, node_type, capacity, allocatable, instance.accelerator.resource)
 
 
 def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""TCP ports of this machine that processes of Bireme are given, one at a time.
+"""Reservations of TCP ports of this machine among processes of Bireme.
 
-The UDP port of the same number is the reservation: it is in nobody's way, and the kernel gives it back
-however a process ends.
+A process reserves a TCP port by holding the UDP socket of the same number. That disturbs no other program,
+and the kernel releases it however the process ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 
 
 def reserve(marker: socket.socket, port: int) -> bool:
-    """Whether the UDP socket ``marker`` now reserves ``port``; not if somebody else does."""
+    """Reserve ``port`` with the UDP socket ``marker``; False when another process has it."""
     try:
         marker.bind(("127.0.0.1", port))
     except OSError:
@@ -21,6 +21,6 @@ def reserve(marker: socket.socket, port: int) -> bool:
 def is_free(port: int) -> bool:
     """Whether no program listens on TCP ``port``."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connection is still winding down is free.
+        # Servers set this too: a port with connections in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return reserve(probe, port)

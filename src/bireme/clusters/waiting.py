@@ -1,4 +1,4 @@
-"""Waiting for what takes its time, and clearing up undisturbed."""
+"""Waiting for a condition, with a status on the console; clearing up without interruption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back meanwhile: impatience must not leave half of the cluster behind."""
+    """Defer Ctrl-C and SIGTERM until the block has ended, so that nothing is left half removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -30,7 +30,7 @@ def no_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def status(console: Console | None, text: str) -> Iterator[None]:
-    """Show ``text`` on the console, if there is one, while the work goes on."""
+    """Show ``text`` on the console, if there is one, while the block runs."""
     if console is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""A running kind cluster: its nodes, their network and devices, images, claims, and what happens to nodes."""
+"""A running kind cluster: its nodes, their network and devices, images and claims."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bireme.clusters import cluster_dir
-from bireme.clusters.engine import Engine
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
+from bireme.clusters.kind.engine import Engine
 from bireme.clusters.nodes import shape_of
+from bireme.clusters.state import cluster_dir
 from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
 from bireme.instances import HUGE_PAGES, load_instances
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from bireme.tools import Toolbox
 
 SHARED = "/bireme/shared"
-"""Where every node has the one host directory that claims live in."""
+"""The path on every node of the host directory that holds the claims."""
 IMAGES = "/bireme/images"
-"""Where every node reads the images that are being loaded."""
+"""The path on every node of the host directory that images are loaded from."""
 STANDARD_CLASS = "standard"
 """kind's default storage class."""
 POD_NETWORK = "10.244.0.0/16"
@@ -34,14 +34,14 @@ NETWORK_FILE = "/etc/cni/net.d/10-bireme.conflist"
 _CLUSTER_LABEL = "io.x-k8s.kind.cluster"
 _VOLUMES = 24
 _VOLUME_SIZE = "100Gi"
-# Resources that the kubelet reports itself.
+# Resources that the kubelet reports by itself.
 _KUBELETS_OWN = frozenset({"cpu", "memory", "pods", "ephemeral-storage", HUGE_PAGES})
 _READY_SECONDS = 180
 
 
 @dataclass(frozen=True)
 class KindCluster(FakeNodes):
-    """A running kind cluster. Its fake nodes, when it has some, obey the methods of FakeNodes."""
+    """A running kind cluster. The methods of FakeNodes apply to its fake nodes, if it has any."""
 
     engine: Engine
     toolbox: Toolbox
@@ -52,11 +52,11 @@ class KindCluster(FakeNodes):
         return cluster_dir(self.paths, self.name) / "shared"
 
     def containers(self, *, running: bool = False) -> tuple[str, ...]:
-        """The node containers, which are called like their Nodes; with ``running``, those that run."""
+        """The node containers, which have the names of their Nodes; with ``running``, only those that run."""
         return containers_of(self.engine, self.name, running=running)
 
     def prepare_nodes(self) -> None:
-        """Connect the nodes of a fresh cluster and give them their devices; returns when all are Ready."""
+        """Connect new nodes and let them advertise their devices; returns when all are Ready."""
         names = self.containers()
         until(
             lambda: len(self._real_nodes()) == len(names), _READY_SECONDS, f"{len(names)} nodes to register"
@@ -68,10 +68,10 @@ class KindCluster(FakeNodes):
         until(lambda: set(names) <= self._ready_nodes(), _READY_SECONDS, f"{len(names)} nodes to be Ready")
         until(self._services_answer, _READY_SECONDS, "the cluster's DNS and services")
 
-    def add_nodes(self, kind: str, count: int) -> tuple[str, ...]:
+    def add_nodes(self, node_type: str, count: int) -> tuple[str, ...]:
         """Add ``count`` fake nodes of an instance type (or ``cpu``); their names, once they are Ready."""
         self._start_kwok()
-        return super().add_nodes(kind, count)
+        return super().add_nodes(node_type, count)
 
     def load_image(self, *images: str) -> None:
         """Put images of the engine onto every node. Raises BiremeError for one that is not there.
@@ -90,7 +90,7 @@ class KindCluster(FakeNodes):
     def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
         """Create a claim that all nodes share, on a directory of the host; see ``claim_folder``.
 
-        Stands in for the FSx and EFS claims that workloads name; one that is there stays as it is.
+        It replaces the FSx and EFS claims that workloads name. A claim that exists stays as it is.
         """
         self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
         volume = f"{namespace}-{claim}"
@@ -113,17 +113,17 @@ class KindCluster(FakeNodes):
         return self.shared / f"{namespace}-{claim}"
 
     def stop_node(self, node: str) -> None:
-        """Stop a node's container, as if the machine had lost its power."""
+        """Kill a node's container, like a power failure of the machine."""
         self.engine("kill", self._container(node))
 
     def start_node(self, node: str) -> None:
         """Start a stopped node's container again; returns when it is Ready, with its routes and devices.
 
-        A Node that was deleted meanwhile registers anew, with the labels and taints it had.
+        A Node that was deleted in the meantime registers again, with the same labels and taints.
         """
         before = self._heartbeat(node)
         self.engine("start", self._container(node))
-        # Its next pods may be given other addresses: no network until the node has its range.
+        # The node may get another address range: without this file, no pod starts before the range is known.
         self.on_node(node, "rm", "-f", NETWORK_FILE)
         until(
             lambda: self._heartbeat(node) not in ("", before),
@@ -147,7 +147,7 @@ class KindCluster(FakeNodes):
         return node
 
     def _heartbeat(self, node: str) -> str:
-        """When the kubelet of a node last gave its state; empty while no such Node has a pod network."""
+        """The time of the kubelet's last heartbeat; empty until the Node has a pod network."""
         found = [each for each in self._real_nodes() if each["metadata"]["name"] == node]
         conditions = [each for node in found for each in node["status"].get("conditions", [])]
         return next((str(each["lastHeartbeatTime"]) for each in conditions if each["type"] == "Ready"), "")
@@ -158,7 +158,7 @@ class KindCluster(FakeNodes):
         return [node for node in nodes if node["spec"].get("podCIDR")]
 
     def _connect(self) -> None:
-        """Give every node its pod network, and the routes to the others'."""
+        """Give every node its pod network, and routes to those of the other nodes."""
         running = set(self.containers(running=True))
         nodes = [node for node in self._real_nodes() if node["metadata"]["name"] in running]
         self.api.each(
@@ -167,14 +167,14 @@ class KindCluster(FakeNodes):
         )
 
     def _advertise(self) -> None:
-        """Let the nodes offer the accelerators and EFA interfaces of their instance type.
+        """Let the nodes advertise the accelerators and EFA interfaces of their instance type.
 
-        A stand-in for the device plugins: the scheduler counts them, but no device is behind them.
+        This simulates the device plugins: the scheduler counts the devices, but there are none.
         """
         instances = load_instances(self.paths)
         for node in self._real_nodes():
-            kind = node["metadata"]["labels"].get(NODE_TYPE_LABEL)
-            shape = shape_of(kind, instances) if kind else None
+            node_type = node["metadata"]["labels"].get(NODE_TYPE_LABEL)
+            shape = shape_of(node_type, instances) if node_type else None
             devices = (
                 {key: n for key, n in shape.capacity.items() if key not in _KUBELETS_OWN} if shape else {}
             )
@@ -183,14 +183,14 @@ class KindCluster(FakeNodes):
                 self.api.patch(path, {"status": {"capacity": devices, "allocatable": devices}})
 
     def _keep_pods_away(self) -> None:
-        """Taint a control plane that is no node of any type; kind opens one that is alone to all pods."""
+        """Taint a control plane that takes no pods; kind leaves it untainted when it has no workers."""
         taint = {"key": CONTROL_PLANE_TAINT, "effect": "NoSchedule"}
         for node in self._real_nodes():
             if NODE_TYPE_LABEL not in node["metadata"]["labels"]:
                 self.api.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"taints": [taint]}})
 
     def _make_volumes(self) -> None:
-        """Where nothing provisions volumes of the default class, have some that claims can bind to."""
+        """Make some volumes for claims to bind to, where no provisioner makes them."""
         standard = self.api.find(f"/apis/storage.k8s.io/v1/storageclasses/{STANDARD_CLASS}")
         if standard and standard["provisioner"] == "kubernetes.io/no-provisioner":
             for index in range(_VOLUMES):
@@ -201,7 +201,7 @@ class KindCluster(FakeNodes):
     ) -> None:
         folder = self.shared / name
         folder.mkdir(exist_ok=True)
-        # Pods write under user ids of their own, and a host directory knows no fsGroup.
+        # Pods write with various user ids, and fsGroup has no effect on a host directory.
         folder.chmod(0o777)
         spec: dict[str, Any] = {
             "capacity": {"storage": size},
@@ -239,12 +239,12 @@ class KindCluster(FakeNodes):
         return archive
 
     def _import(self, archive: Path, node: str) -> None:
-        # Packed layers would take as much disk again, on every node, and nobody asks for them any more.
+        # The compressed layers would double the disk use on every node, and are not needed after unpacking.
         command = ["ctr", "--namespace", "k8s.io", "images", "import", "--local", "--discard-unpacked-layers"]
         self.on_node(node, *command, "--digests", "--snapshotter", "overlayfs", f"{IMAGES}/{archive.name}")
 
     def _start_kwok(self) -> None:
-        """Run kwok on the control plane as a service, so that it lives and goes with that container."""
+        """Run kwok as a service in the control plane's container, so that both end together."""
         (node,) = [name for name in self.containers() if name.endswith("-control-plane")]
         if self.engine.succeeds("exec", node, "systemctl", "is-active", "--quiet", "kwok"):
             return
@@ -261,7 +261,7 @@ class KindCluster(FakeNodes):
 
 _KWOK_SERVICE = f"""\
 [Unit]
-Description=kwok plays the kubelets of the fake nodes
+Description=kwok simulates the kubelets of the fake nodes
 After=kubelet.service
 
 [Service]
@@ -277,7 +277,7 @@ WantedBy=multi-user.target
 
 
 def containers_of(engine: Engine, name: str, *, running: bool = False) -> tuple[str, ...]:
-    """The node containers of the cluster ``name`` by name; with ``running``, those that run."""
+    """The names of the node containers of the cluster ``name``; with ``running``, only of those that run."""
     scope = [] if running else ["--all"]
     listed = engine(
         "ps", *scope, "--filter", f"label={_CLUSTER_LABEL}={kind_name(name)}", "--format", "{{.Names}}"
@@ -286,12 +286,12 @@ def containers_of(engine: Engine, name: str, *, running: bool = False) -> tuple[
 
 
 def kind_name(name: str) -> str:
-    """What kind calls the cluster, and its network: beside clusters that others made with kind."""
+    """The name of the cluster and its network in kind; the prefix sets it apart from other clusters."""
     return f"bireme-{name}"
 
 
 def _network_script(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Plain CNI plugins with the node's own addresses, a route to each other node's, and a way out."""
+    """A script that sets up a node's CNI plugins, its routes to the other nodes, and NAT to the outside."""
     subnet = node["spec"]["podCIDR"]
     network = {
         "cniVersion": "1.0.0",

@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bireme.clusters.engine import Engine
+from bireme.clusters.kind.engine import Engine
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.tools.store import make_once

@@ -1,8 +1,8 @@
-"""Real nodes in containers, by kind: containers run and train, only the devices are a stand-in.
+"""Makes and removes kind clusters: Kubernetes nodes in containers, on which training really runs.
 
-Every node that is asked for is one container with a kubelet, labelled and tainted as its instance type; the
-control plane is one more. CPU and memory are those of this machine. Accelerators and EFA interfaces are
-advertised without being there: the one stand-in, see KindCluster.
+Each node is a container with a kubelet, with the labels and taints of its instance type; the control plane is
+one more. CPU and memory are those of this machine. Only accelerators and EFA interfaces are simulated:
+the nodes advertise them, but there are no devices; see KindCluster.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bireme.clusters import DEFAULT_NAME, ClusterInfo, cluster_dir, find, list_clusters, write_info
-from bireme.clusters.embedded import KUBERNETES
-from bireme.clusters.engine import Engine
-from bireme.clusters.kind_cluster import IMAGES, POD_NETWORK, SHARED, KindCluster, containers_of, kind_name
-from bireme.clusters.node_image import LOCAL, NodeImages
+from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
+from bireme.clusters.kind.cluster import IMAGES, POD_NETWORK, SHARED, KindCluster, containers_of, kind_name
+from bireme.clusters.kind.engine import Engine
+from bireme.clusters.kind.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import CPU_TYPE, NodeShape, node_manifest, shape_of
+from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts, status
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
@@ -45,7 +45,7 @@ _SETTLE_SECONDS = 60
 class KindProvider:
     """kind clusters of one state directory, on the container engine that ``docker`` reaches.
 
-    ``toolbox`` provides kind, and what a node image is built of where no registry has one.
+    ``toolbox`` provides kind, and the parts of the node image where no registry answers.
     """
 
     name = "kind"
@@ -60,25 +60,26 @@ class KindProvider:
         self,
         name: str = DEFAULT_NAME,
         nodes: Mapping[str, int] | None = None,
-        kubernetes: str = KUBERNETES,
+        kubernetes: str | None = None,
         fake: Mapping[str, int] | None = None,
     ) -> KindCluster:
         """Start a cluster; returns when all nodes are Ready and names resolve.
 
-        ``nodes``: containers by type. The control plane's container is the first ``cpu`` node, for pods
-        without accelerators. ``fake``: nodes without containers by type, which kwok plays; with nothing but
-        those, the control plane keeps to itself, so that every pod lands on a fake. Whatever ends this early,
-        an error or Ctrl-C, leaves neither containers nor networks nor files. Raises BiremeError.
+        ``nodes``: number of containers by type. The control plane's container is the first ``cpu`` node, for
+        pods without accelerators. ``fake``: number of nodes by type that kwok simulates; when all nodes are
+        fake, the control plane takes no pods, so that every pod is placed on a fake node. When an error or
+        Ctrl-C ends this early, no containers, networks or files stay. Raises BiremeError.
         """
+        kubernetes = kubernetes or self._toolbox.pin("kube-apiserver").version
         folder = cluster_dir(self._paths, name)
         fakes = dict(fake or {})
         only_fakes = bool(fakes) and not nodes
         wanted = {} if only_fakes else {CPU_TYPE: 1} | dict(nodes or {})
         fakes = {CPU_TYPE: 1} | fakes if only_fakes else fakes
         instances = load_instances(self._paths)
-        shapes = [shape_of(kind, instances) for kind, count in wanted.items() for _ in range(count)]
-        for kind in fakes:
-            shape_of(kind, instances)
+        shapes = [shape_of(each, instances) for each, count in wanted.items() for _ in range(count)]
+        for node_type in fakes:
+            shape_of(node_type, instances)  # refuses an unknown type before anything is made
         self._engine.check()
         images = NodeImages(self._paths, self._toolbox, self._engine, self._console)
         image = images.ensure(kubernetes)
@@ -89,12 +90,12 @@ class KindProvider:
             with status(
                 self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"
             ):
-                self._create(folder, name, self._config(folder, image, shapes))
+                self._create(folder, name, self._config(folder, image, shapes, kubernetes))
             with status(self._console, "Waiting for the nodes"):
                 cluster.prepare_nodes()
-            for kind, count in fakes.items():
+            for node_type, count in fakes.items():
                 with status(self._console, f"Creating {count} fake nodes"):
-                    cluster.add_nodes(kind, count)
+                    cluster.add_nodes(node_type, count)
             write_info(self._paths, info)
         except BaseException:
             with no_interrupts():
@@ -127,10 +128,6 @@ class KindProvider:
             )
         return KindCluster(info, self._paths, self._engine, self._toolbox)
 
-    def list(self) -> tuple[ClusterInfo, ...]:
-        """The kind clusters of this state directory, running or not."""
-        return tuple(info for info in list_clusters(self._paths) if info.provider == self.name)
-
     def _claim(self, folder: Path, name: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -143,7 +140,9 @@ class KindProvider:
             f"or remove it with: bireme down --name {name}"
         )
 
-    def _config(self, folder: Path, image: str, shapes: Sequence[NodeShape]) -> dict[str, Any]:
+    def _config(
+        self, folder: Path, image: str, shapes: Sequence[NodeShape], kubernetes: str
+    ) -> dict[str, Any]:
         images = self._paths.cache / "kind" / "images"
         shared = folder / "shared"
         for path in (images, shared):
@@ -156,11 +155,16 @@ class KindProvider:
         return {
             "kind": "Cluster",
             "apiVersion": "kind.x-k8s.io/v1alpha4",
-            # The plain plugins do, on any node image; see connect().
+            # KindCluster configures the plain CNI plugins instead, which every node image has.
             "networking": {"disableDefaultCNI": True, "podSubnet": POD_NETWORK},
             "kubeadmConfigPatches": self._kubeadm_patches(image),
             "nodes": [
-                {"role": role, "image": image, "extraMounts": mounts, **_identity(role, shape)}
+                {
+                    "role": role,
+                    "image": image,
+                    "extraMounts": mounts,
+                    **_registration(role, shape, kubernetes),
+                }
                 for role, shape in [
                     ("control-plane", control_plane[0] if control_plane else None),
                     *(("worker", shape) for shape in workers),
@@ -182,7 +186,7 @@ class KindProvider:
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         command = [str(self._toolbox.path("kind")), "create", "cluster", "--name", kind_name(name)]
         command += ["--config", str(file), "--kubeconfig", str(folder / "kubeconfig"), "--retain"]
-        # A network of its own, so that it can go with the cluster.
+        # One network per cluster, which is removed with it.
         environment = {**os.environ, "KIND_EXPERIMENTAL_DOCKER_NETWORK": kind_name(name)}
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -191,7 +195,7 @@ class KindProvider:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # In a session of its own: Ctrl-C is for this process, which then removes everything.
+                # In its own session: only this process gets Ctrl-C, and then removes everything.
                 start_new_session=True,
             )
             try:
@@ -220,18 +224,18 @@ class KindProvider:
         return found or bool(containers)
 
     def _empty(self, containers: Sequence[str]) -> None:
-        """Remove what pods left in the shared folder, in their own names: who runs this may not be root."""
+        """Empty the shared folder from within a container, because its files belong to the users of pods."""
         for container in containers:
             command = ("exec", container, "find", SHARED, "-mindepth", "1", "-delete")
             if self._engine.succeeds(*command):
                 return
 
 
-def _identity(role: str, shape: NodeShape | None) -> dict[str, Any]:
-    """Labels and taints with which a node registers; a control plane without a shape keeps pods away."""
+def _registration(role: str, shape: NodeShape | None, kubernetes: str) -> dict[str, Any]:
+    """The labels and taints of a new node; none for a control plane that takes no pods."""
     if shape is None:
         return {}
-    manifest = node_manifest(shape, 0, KUBERNETES)
+    manifest = node_manifest(shape, 0, kubernetes)
     own = ("kubernetes.io/", FAKE_LABEL)
     labels = {key: value for key, value in manifest["metadata"]["labels"].items() if not key.startswith(own)}
     kind = "InitConfiguration" if role == "control-plane" else "JoinConfiguration"
@@ -240,7 +244,7 @@ def _identity(role: str, shape: NodeShape | None) -> dict[str, Any]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill kind and what it started, once the containers that are being made are there to be removed."""
+    """Kill kind and its children, but let each `docker run` finish: then its container can be removed."""
     process.kill()
     process.wait()
     deadline = time.monotonic() + _SETTLE_SECONDS
@@ -251,7 +255,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _makes_containers(group: int) -> bool:
-    """Whether a process of this group is a ``docker run``, which the engine carries out even when killed."""
+    """Whether a process of this group is a ``docker run``, whose container is made even if it is killed."""
     listing = subprocess.run(["ps", "-axww", "-o", "pgid=,args="], capture_output=True, text=True, check=True)
     processes = (line.split(maxsplit=3) for line in listing.stdout.splitlines())
     return any(parts[0] == str(group) and parts[2:3] == ["run"] for parts in processes)

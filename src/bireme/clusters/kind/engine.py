@@ -1,4 +1,4 @@
-"""The container engine, through its own command line."""
+"""The container engine, through its command line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bireme.errors import BiremeError
 
 
 class Engine:
-    """Docker as ``docker`` on PATH reaches it. Nothing is started; hack/engine/start does that."""
+    """The Docker that ``docker`` on PATH reaches. This starts no engine; hack/engine/start does."""
 
     def __call__(self, *arguments: str) -> str:
-        """The output of ``docker ARGUMENTS``. Raises BiremeError with what it said when it fails."""
+        """The output of ``docker ARGUMENTS``. Raises BiremeError with its message when it fails."""
         done = self._run(arguments)
         if done.returncode:
             raise BiremeError(
@@ -40,7 +40,7 @@ class Engine:
 
     @property
     def has_cgroup_v1(self) -> bool:
-        """Whether its host still has the first version of cgroups."""
+        """Whether its host has version 1 of cgroups."""
         return self._facts.get("cgroups") == "1"
 
     def image_id(self, image: str) -> str | None:

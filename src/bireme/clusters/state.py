@@ -1,0 +1,65 @@
+"""The facts of each cluster on disk.
+
+A cluster has one directory, ``<state>/clusters/<name>/``, whose meta.json holds its ClusterInfo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from bireme.clusters.base import ClusterInfo
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+_META = "meta.json"
+
+
+def check_name(name: str) -> str:
+    """``name`` if it can name a cluster: lower-case letters, digits and dashes, 40 at most.
+
+    Raises BiremeError otherwise.
+    """
+    if not _NAME.fullmatch(name):
+        raise BiremeError(
+            f"{name!r} cannot name a cluster: use lower-case letters, digits and dashes, "
+            "40 at most, with a letter or digit at both ends"
+        )
+    return name
+
+
+def cluster_dir(paths: Paths, name: str) -> Path:
+    """The directory that holds everything of the cluster ``name``. Raises BiremeError for a bad name."""
+    return paths.state / "clusters" / check_name(name)
+
+
+def write_info(paths: Paths, info: ClusterInfo) -> None:
+    """Write the facts of a cluster into its directory. Readers see the old or the new ones, never a part."""
+    file = cluster_dir(paths, info.name) / _META
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(info.to_json(), indent=2) + "\n", encoding="utf-8")
+    os.replace(fresh, file)
+
+
+def find(paths: Paths, name: str) -> ClusterInfo | None:
+    """The facts of the cluster ``name``, or None when there is none (or it is only half made)."""
+    file = cluster_dir(paths, name) / _META
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        return ClusterInfo(**meta | {"kubeconfig": Path(meta["kubeconfig"])})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise BiremeError(
+            f"{file} cannot be read ({error}): remove the cluster with: bireme down --name {name}"
+        ) from error
+
+
+def list_clusters(paths: Paths) -> tuple[ClusterInfo, ...]:
+    """Every cluster of this state directory, by name."""
+    folders = sorted((paths.state / "clusters").glob(f"*/{_META}"))
+    found = (find(paths, file.parent.name) for file in folders)
+    return tuple(info for info in found if info)
