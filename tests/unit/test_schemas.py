@@ -146,6 +146,38 @@ def test_a_source_that_is_no_json_is_named(project: Paths) -> None:
         schemas.bundled(project)
 
 
+def extend(project: Paths, definitions: dict[str, Any], base: str) -> None:
+    file = project.schemas / "common.schema.json"
+    file.write_text(json.dumps({"$defs": {**COMMON["$defs"], **definitions}}))
+    change(project, lambda source: source.update(extends=f"common.schema.json#/$defs/{base}"))
+
+
+def test_a_source_has_the_properties_that_it_extends_and_its_own_win(project: Paths) -> None:
+    extend(
+        project,
+        {
+            "chart": {"additionalProperties": False, "properties": {"enabled": {"type": "boolean"}}},
+            "job": {
+                "extends": "#/$defs/chart",
+                "properties": {"workers": {"type": "null"}, "other": {"$ref": "#/$defs/text"}},
+            },
+        },
+        "job",
+    )
+    change(project, lambda source: source["properties"].pop("other"))
+    schema = bundle(project)
+    assert schema["properties"]["workers"]["$ref"] == "#/$defs/many"
+    assert schema["properties"]["other"] == {"$ref": "#/$defs/text"}
+    assert list(schema["properties"]) == ["workers", "shm", "image", "labels", "enabled", "other"]
+    assert (schema["additionalProperties"], "extends" in schema) == (False, False)
+
+
+def test_extending_a_definition_that_does_not_exist_is_refused(project: Paths) -> None:
+    extend(project, {}, "nothing")
+    with pytest.raises(BiremeError, match=r"\$defs/nothing, which neither it nor common.schema.json defines"):
+        bundle(project)
+
+
 # --- problems ---
 
 RULES: Mapping[str, Any] = {

@@ -1,7 +1,8 @@
 """Schemas of the charts' values, bundled from their sources.
 
-schemas/<chart>.schema.json holds the rules, the ``# --`` comments of the chart's values.yaml hold the words;
-`bundled` joins them into the one standalone charts/<chart>/values.schema.json that Helm reads.
+schemas/<chart>.schema.json holds the rules of a chart's own keys. It extends a definition of common.schema.json
+that holds the rules of the keys that several charts have. The ``# --`` comments of values.yaml are the
+descriptions. `bundled` joins all of it into charts/<chart>/values.schema.json, the one file that Helm reads.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def _read_json(file: Path) -> Schema:
 class _Bundler:
     """One chart's schema being put together from its source, the common definitions and the comments."""
 
-    def __init__(self, source: Path, common: Mapping[str, Schema], said: Mapping[KeyPath, str]) -> None:
+    def __init__(
+        self, source: Path, common: Mapping[str, Schema], descriptions: Mapping[KeyPath, str]
+    ) -> None:
         self._source = source
         self._root = _read_json(source)
         own = self._root.get("$defs", {})
@@ -90,10 +93,10 @@ class _Bundler:
                 f"{source}: $defs/{twice[0]} is in {_COMMON} too: give one of them another name"
             )
         self._defs: Mapping[str, Schema] = {**common, **own}
-        self._said = said
+        self._descriptions = descriptions
 
     def bundle(self) -> Schema:
-        root = {key: value for key, value in self._root.items() if key != "$defs"}
+        root = self._extended({key: value for key, value in self._root.items() if key != "$defs"})
         schema: Schema = self._described(root, ())
         used: dict[str, Schema] = {}
         waiting = sorted(_references(schema))
@@ -111,16 +114,35 @@ class _Bundler:
             raise BiremeError(f"{self._source}: $ref to $defs/{name}, which neither it nor {_COMMON} defines")
         return self._defs[name]
 
+    def _extended(self, schema: Schema) -> Schema:
+        """``schema`` with what it extends: its own properties win over those of the same name.
+
+        The properties have the order of values.yaml; those without a description there come last.
+        """
+        if "extends" not in schema:
+            return schema
+        base = self._extended(self._definition(_target(schema["extends"])))
+        own = {key: value for key, value in schema.items() if key != "extends"}
+        properties = {**base.get("properties", {}), **own.get("properties", {})}
+        order = list(dict.fromkeys(path[0] for path in self._descriptions))
+        ordered = sorted(properties, key=lambda key: order.index(key) if key in order else len(order))
+        rest = {
+            key: value for key, value in {**base, **own}.items() if key not in {"properties", "description"}
+        }
+        return {**rest, "properties": {key: properties[key] for key in ordered}}
+
     def _described(self, schema: Schema, path: KeyPath) -> Schema:
-        """``schema`` of the key at ``path`` with its words, and those of the keys below."""
-        if "$ref" in schema and any(key[: len(path)] == path and len(key) > len(path) for key in self._said):
-            # Words for the keys below have no place beside a reference.
+        """``schema`` of the key at ``path`` with its description, and those of the keys below."""
+        if "$ref" in schema and any(
+            key[: len(path)] == path and len(key) > len(path) for key in self._descriptions
+        ):
+            # Descriptions of the keys below have no place beside a reference.
             rest = {key: value for key, value in schema.items() if key != "$ref"}
             return self._described({**self._definition(_target(schema["$ref"])), **rest}, path)
         schema = self._local(copy.deepcopy(schema))
-        if path in self._said:
+        if path in self._descriptions:
             schema = {
-                "description": self._said[path],
+                "description": self._descriptions[path],
                 **{k: v for k, v in schema.items() if k != "description"},
             }
         if isinstance(schema.get("properties"), dict):
@@ -170,7 +192,7 @@ def comments(values_yaml: str) -> dict[KeyPath, str]:
     parentheses dropped.
     """
     lines = values_yaml.splitlines()
-    said: dict[KeyPath, str] = {}
+    found: dict[KeyPath, str] = {}
     for path, line in _keys(yaml.compose(values_yaml, Loader=yaml.CSafeLoader), ()):
         first = line
         while first and lines[first - 1].lstrip().startswith("#"):
@@ -179,8 +201,8 @@ def comments(values_yaml: str) -> dict[KeyPath, str]:
         starts = [number for number, text in enumerate(words) if text.startswith("-- ")]
         if starts:
             text = " ".join(word for word in words[starts[-1] :] if word and not word.startswith("@"))
-            said[path] = _TYPE_HINT.sub("", text.removeprefix("-- ").strip())
-    return said
+            found[path] = _TYPE_HINT.sub("", text.removeprefix("-- ").strip())
+    return found
 
 
 def _keys(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
