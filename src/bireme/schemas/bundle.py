@@ -1,8 +1,9 @@
 """Schemas of the charts' values, bundled from their sources.
 
-schemas/<chart>.schema.json holds the rules of a chart's own keys. It extends a definition of common.schema.json
-that holds the rules of the keys that several charts have. The ``# --`` comments of values.yaml are the
-descriptions. `bundled` joins all of it into charts/<chart>/values.schema.json, the one file that Helm reads.
+schemas/<chart>.schema.json holds the rules of a chart's own keys. It extends a definition of
+common.schema.json, which holds the rules of the keys that several charts have. The ``# --`` comments of
+values.yaml are the descriptions. `bundled` joins all of it into charts/<chart>/values.schema.json, the one
+file that Helm reads.
 """
 
 from __future__ import annotations
