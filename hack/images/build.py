@@ -25,6 +25,7 @@ from rootfs import RECIPES, Rootfs, ensure_rootfs, load_rootfs
 
 from bireme.errors import BiremeError
 from bireme.paths import Paths
+from bireme.progress import step
 from bireme.tools import Toolbox
 
 CONSOLE = Console(stderr=True)
@@ -67,7 +68,7 @@ def make_image(recipe: dict[str, Any]) -> str:
     if "dockerfile" in recipe:
         dockerfile = PATHS.root / recipe["dockerfile"]
         context = PATHS.root / recipe["context"] if "context" in recipe else dockerfile.parent
-        with CONSOLE.status(f"{tag}: docker build …"):
+        with step(CONSOLE, f"{tag}: docker build"):
             _docker(
                 "build", "--tag", tag, "--build-arg", f"BASE={base}", "--file", str(dockerfile), str(context)
             )
@@ -84,7 +85,7 @@ def _import_rootfs(rootfs: Rootfs) -> str:
     folder = ensure_rootfs(rootfs, PATHS.cache, CONSOLE)
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", **rootfs.env}
     archive = ["tar", "-C", str(folder), "--sort=name", "--numeric-owner", "--exclude=./dev/*", "-c", "."]
-    with CONSOLE.status(f"{name}: docker import …"), subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
+    with step(CONSOLE, f"{name}: docker import"), subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
         _docker(
             "import",
             *(f"--change=ENV {key}={value}" for key, value in variables.items()),

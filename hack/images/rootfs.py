@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 import tomllib
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from bireme.errors import BiremeError
+from bireme.progress import note, step
 from bireme.tools.store import make_once
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def ensure_rootfs(rootfs: Rootfs, cache: Path, console: Console) -> Path:
     make_once(
         folder,
         lambda partial: _Maker(rootfs, partial, console).make(),
-        waiting=lambda: console.print(f"another process makes {rootfs.name}, waiting for it", style="dim"),
+        waiting=lambda: note(console, f"another process makes {rootfs.name}, waiting for it"),
     )
     _link(folder.with_name(rootfs.name), folder)
     return folder
@@ -272,8 +272,7 @@ class _Maker:
         self._run(title, enter(self.root, command))
 
     def _run(self, title: str, command: Sequence[str]) -> None:
-        started = time.monotonic()
-        with self.console.status(f"{self.rootfs.name}: {title} …"):
+        with step(self.console, f"{self.rootfs.name}: {title}"):
             done = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -285,6 +284,3 @@ class _Maker:
         if done.returncode:
             tail = "\n".join(done.stdout.splitlines()[-_LINES_OF_A_FAILURE:])
             raise BiremeError(f"root file system {self.rootfs.name}: {title} failed:\n{tail}")
-        self.console.print(
-            f"{self.rootfs.name}: {title}, {time.monotonic() - started:.0f} s", style="dim", highlight=False
-        )

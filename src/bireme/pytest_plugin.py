@@ -160,13 +160,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             names.insert(0, "cluster")
 
 
+ShowProgress = Callable[[], contextlib.AbstractContextManager[Console]]
+
+
+@pytest.fixture(scope="session")
+def show_progress(pytestconfig: pytest.Config) -> ShowProgress:
+    """``with show_progress() as console:`` shows at once what is printed in the block, also when it is piped.
+
+    For fixtures that take minutes: pytest keeps what they print until a test fails.
+    """
+
+    @contextlib.contextmanager
+    def shown() -> Iterator[Console]:
+        manager = pytestconfig.pluginmanager
+        capture, reporter = manager.getplugin("capturemanager"), manager.getplugin("terminalreporter")
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            if reporter:
+                reporter.ensure_newline()
+            yield Console(stderr=True, force_terminal=False)
+
+    return shown
+
+
 @pytest.fixture(scope="session")
 def cluster(
-    pytestconfig: pytest.Config, bireme_paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
+    pytestconfig: pytest.Config,
+    bireme_paths: Paths,
+    toolbox: Toolbox,
+    instances: Mapping[str, Instance],
+    show_progress: ShowProgress,
 ) -> Iterator[Cluster]:
     """The cluster of --cluster-type: embedded (default) or kind, for the session only; or existing."""
-    kind = _cluster_type(pytestconfig)
-    if kind == "existing":
+    cluster_type = _cluster_type(pytestconfig)
+    if cluster_type == "existing":
         given = pytestconfig.getoption("kubeconfig")
         yield ExistingProvider(Path(given) if given else None).get()
         return
@@ -174,11 +200,12 @@ def cluster(
     nodes = parse_nodes(real or pytestconfig.getini("bireme_nodes"), instances)
     version = pytestconfig.getoption("cluster_version") or os.environ.get("ATS_CLUSTER_VERSION")
     options: dict[str, Any] = {"kubernetes": version} if version else {}
-    if kind == "kind" and not real:
+    if cluster_type == "kind" and not real:
         nodes, options["fake"] = {}, nodes
-    clusters = provider(kind, bireme_paths, toolbox)
     name = f"pytest-{uuid.uuid4().hex[:8]}"
-    made = clusters.up(name, nodes, **options)
+    with show_progress() as console:
+        clusters = provider(cluster_type, bireme_paths, toolbox, console)
+        made = clusters.up(name, nodes, **options)
     pytestconfig.option.kubeconfig = str(made.kubeconfig)
     try:
         yield made

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from rootfs import ensure_rootfs
 
+from bireme.pytest_plugin import ShowProgress
 from tests.images.chroot_jobs import (
     IMAGE,
     MPI_IMAGE,
@@ -23,9 +23,10 @@ from tests.images.chroot_jobs import (
 
 
 @pytest.fixture(scope="session")
-def image() -> Path:
+def image(show_progress: ShowProgress) -> Path:
     """The root file system of the local torch image."""
-    return ensure_rootfs(IMAGE, PATHS.cache, Console(stderr=True))
+    with show_progress() as console:
+        return ensure_rootfs(IMAGE, PATHS.cache, console)
 
 
 @pytest.fixture(scope="session")
@@ -49,12 +50,13 @@ def start_in(image: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def mpirun() -> Iterator[Start]:
+def mpirun(show_progress: ShowProgress) -> Iterator[Start]:
     """Start a script of images/mpi, or Python source: ``mpirun(folder, "maskrcnn.py", …, processes=2)``.
 
     ``processes=0`` runs it without mpirun.
     """
-    root = ensure_rootfs(MPI_IMAGE, PATHS.cache, Console(stderr=True))
+    with show_progress() as console:
+        root = ensure_rootfs(MPI_IMAGE, PATHS.cache, console)
     jobs: list[Job] = []
 
     def start(folder: Path, script: str, *arguments: str, processes: int = 0) -> Job:

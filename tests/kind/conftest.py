@@ -15,7 +15,8 @@ import yaml
 
 from bireme.clusters.kind import KindCluster
 from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.progress import step
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory, ShowProgress
 from bireme.tools import Toolbox
 from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until
 from tests.kind.training import CHECKPOINT_EVERY, KIND, Training
@@ -40,13 +41,17 @@ def test_namespace(test_namespace: str, cluster: KindCluster) -> str:
 
 
 @pytest.fixture(scope="session")
-def load(cluster: KindCluster, bireme_paths: Paths) -> Callable[..., None]:
+def load(cluster: KindCluster, bireme_paths: Paths, show_progress: ShowProgress) -> Callable[..., None]:
     """``load("torch")``: the image of hack/images/recipes.toml is on every node."""
 
     def _load(*names: str) -> None:
         build = [sys.executable, str(bireme_paths.hack / "images" / "build.py"), "image", *names]
-        built = subprocess.run(build, cwd=bireme_paths.root, stdout=subprocess.PIPE, text=True, check=True)
-        cluster.load_image(*built.stdout.split())
+        with show_progress() as console:
+            built = subprocess.run(
+                build, cwd=bireme_paths.root, stdout=subprocess.PIPE, text=True, check=True
+            )
+            with step(console, f"loading {', '.join(names)} onto the nodes"):
+                cluster.load_image(*built.stdout.split())
 
     return _load
 

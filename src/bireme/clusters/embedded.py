@@ -26,10 +26,11 @@ from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import CPU_TYPE, shape_of
 from bireme.clusters.ports import is_free, reserve
 from bireme.clusters.state import cluster_dir, find, write_info
-from bireme.clusters.waiting import no_interrupts, status
+from bireme.clusters.waiting import no_interrupts
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.paths import Paths
+from bireme.progress import step
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,11 +87,11 @@ class EmbeddedProvider:
         binaries = self._binaries(kubernetes)
         self._claim(folder, name)
         try:
-            with status(self._console, f"Starting Kubernetes {kubernetes}"):
+            with step(self._console, f"Starting Kubernetes {kubernetes}"):
                 _start(folder, name, kubernetes, sum(wanted.values()), binaries)
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted, kubernetes)
             cluster = EmbeddedCluster(info, self._paths)
-            with status(self._console, f"Creating {sum(wanted.values())} nodes"):
+            with step(self._console, f"Creating {sum(wanted.values())} nodes"):
                 cluster.prepare(shapes)
             write_info(self._paths, info)
         except BaseException:

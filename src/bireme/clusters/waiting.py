@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a status on the console; clearing up without interruption."""
+"""Waiting for a condition, and clearing up without interruption."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from bireme.errors import BiremeError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @contextlib.contextmanager
@@ -26,16 +22,6 @@ def no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def status(console: Console | None, text: str) -> Iterator[None]:
-    """Show ``text`` on the console, if there is one, while the block runs."""
-    if console is None:
-        yield
-        return
-    with console.status(text):
-        yield
 
 
 def until(done: Callable[[], bool], seconds: float, what: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bireme.clusters.kind.engine import Engine
 from bireme.errors import BiremeError
 from bireme.paths import Paths
+from bireme.progress import note, step
 from bireme.tools.store import make_once
 
 if TYPE_CHECKING:
@@ -87,22 +88,24 @@ class NodeImages:
         built = make_once(
             folder,
             lambda partial: self._build(image, kubernetes, partial / _ARCHIVE),
-            waiting=lambda: self._say(f"another process is building {image}, waiting for it"),
+            waiting=lambda: note(self._console, f"another process is building {image}, waiting for it"),
         )
         if not built and not self._engine.image_id(image):
-            self._say(f"loading {image} from the cache")
+            note(self._console, f"loading {image} from the cache")
             self._engine("load", "--quiet", "--input", str(folder / _ARCHIVE))
 
     def _build(self, image: str, kubernetes: str, archive: Path) -> None:
-        self._say(f"no registry has a node image: building {image}")
+        note(self._console, f"no registry answers: {image} is built here")
         binaries = self._toolbox.ensure([f"{name}@{kubernetes}" for name in _KUBERNETES] + list(_OTHERS))
         roots = self._root_file_systems()
         with tempfile.TemporaryDirectory() as scratch:
             for name, binary in binaries.items():
                 Path(scratch, name.partition("@")[0]).symlink_to(binary)
             kind = self._toolbox.source("kind")
-            self._run([str(self._recipe / "build"), scratch, str(kind), *roots, image])
-        self._engine("save", "--output", str(archive), image)
+            with step(self._console, f"building {image}"):
+                self._run([str(self._recipe / "build"), scratch, str(kind), *roots, image])
+        with step(self._console, f"saving {image}"):
+            self._engine("save", "--output", str(archive), image)
 
     def _root_file_systems(self) -> list[str]:
         command = [
@@ -141,10 +144,6 @@ class NodeImages:
         for file in sorted(self._recipe.iterdir()):
             digest.update(file.read_bytes())
         return digest.hexdigest()[:12]
-
-    def _say(self, text: str) -> None:
-        if self._console:
-            self._console.print(text, style="dim", highlight=False)
 
 
 def _registry_answers() -> bool:

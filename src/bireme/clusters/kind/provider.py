@@ -27,11 +27,12 @@ from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import CPU_TYPE, NodeShape, node_manifest, shape_of
 from bireme.clusters.state import cluster_dir, find, write_info
-from bireme.clusters.waiting import no_interrupts, status
+from bireme.clusters.waiting import no_interrupts
 from bireme.errors import BiremeError
 from bireme.instances import load_instances
 from bireme.labels import FAKE_LABEL
 from bireme.paths import Paths
+from bireme.progress import step
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,14 +88,12 @@ class KindProvider:
         try:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted | fakes, kubernetes)
             cluster = KindCluster(info, self._paths, self._engine, self._toolbox)
-            with status(
-                self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"
-            ):
+            with step(self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"):
                 self._create(folder, name, self._config(folder, image, shapes, kubernetes))
-            with status(self._console, "Waiting for the nodes"):
+            with step(self._console, "Waiting for the nodes"):
                 cluster.prepare_nodes()
             for node_type, count in fakes.items():
-                with status(self._console, f"Creating {count} fake nodes"):
+                with step(self._console, f"Creating {count} fake nodes"):
                     cluster.add_nodes(node_type, count)
             write_info(self._paths, info)
         except BaseException:

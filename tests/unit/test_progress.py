@@ -1,0 +1,41 @@
+"""What long steps print, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import time
+
+from rich.console import Console
+
+from bireme.progress import step
+from tests.support.waiting import until
+
+
+def output_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_long_step_is_announced_while_it_runs_and_prints_its_time() -> None:
+    console = Console(file=io.StringIO())
+    with step(console, "building torch", short_seconds=0.05):
+        until(lambda: output_of(console) == "building torch …\n", 10, "the first line")
+    assert output_of(console) == "building torch …\nbuilding torch: 0 s\n"
+
+
+def test_a_short_step_prints_nothing() -> None:
+    console = Console(file=io.StringIO())
+    with step(console, "building torch", short_seconds=60):
+        time.sleep(0.01)
+    assert output_of(console) == ""
+
+
+def test_a_step_that_fails_prints_no_time() -> None:
+    console = Console(file=io.StringIO())
+    try:
+        with step(console, "building torch", short_seconds=0):
+            until(lambda: output_of(console) != "", 10, "the first line")
+            raise OSError("no space left")
+    except OSError:
+        pass
+    assert output_of(console) == "building torch …\n"
