@@ -35,11 +35,11 @@ from bireme.tools import Toolbox
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime" / "src")]
 
-from bireme_runtime import etcd  # noqa: E402
-from bireme_runtime.dispatch_desk import Desk  # noqa: E402
-from bireme_runtime.dispatch_keys import Definition, InHand, Keys, Request  # noqa: E402
-from bireme_runtime.dispatch_leader import Leadership  # noqa: E402
 from bireme_runtime.dispatcher import Dispatcher  # noqa: E402
+from bireme_runtime.dispatcher.service.coordinator import Desk  # noqa: E402
+from bireme_runtime.dispatcher.service.election import Leadership  # noqa: E402
+from bireme_runtime.dispatcher.service.keys import Definition, InHand, Keys, Request  # noqa: E402
+from bireme_runtime.etcd import client as etcd  # noqa: E402
 from tests.runtime.dispatcher_replicas import Dispatchers, environment  # noqa: E402
 from tests.runtime.etcd_servers import EtcdServer  # noqa: E402
 

@@ -76,8 +76,8 @@ class Loss:
 
 BIREME = (
     Loss(OURS, DELETE, ""),
-    Loss(OURS, KILL_AGENT, "bireme_runtime.launch"),
-    Loss(OURS, KILL_ALL, "bireme_runtime.agent"),
+    Loss(OURS, KILL_AGENT, "bireme_runtime.elastic.launch"),
+    Loss(OURS, KILL_ALL, "bireme_runtime.elastic.supervisor"),
 )
 # Stock torchrun is the first process of its container: all others go with it.
 STOCK = (

@@ -147,7 +147,7 @@ def without_training(program: Any) -> Any:
 
 
 def train_in_job(network: Network, args: argparse.Namespace, test: Rows) -> None:
-    from bireme_runtime.paddle_job import Job
+    from bireme_runtime.paddle.job import Job
 
     job = Job()
     network.start()

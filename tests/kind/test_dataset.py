@@ -34,7 +34,7 @@ for file in filter(Path.is_file, folder.rglob("*")):
 """
 # What a training finds on its node.
 LOOK = """
-from bireme_runtime.dataset import verify
+from bireme_runtime.dataset.staging import verify
 from pathlib import Path
 print(verify(Path("/staged")))
 Path("/staged/n0/0.bin").read_bytes()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("etcd_images")
 
 CLIENT = """
 import os
-from bireme_runtime import etcd
+from bireme_runtime.etcd import client as etcd
 client = etcd.client_from(os.environ["BIREME_ETCD_ENDPOINTS"], os.environ)
 etcd.wait_until_up(client, 60, print)
 """

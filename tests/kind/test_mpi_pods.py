@@ -84,7 +84,7 @@ class Pods:
         for index in (1, 0):
             own = [f"--name={self.job}-{index}", f"--hostname={self.job}-{index}", f"--network={self.job}"]
             own += [f"--env=JOB_COMPLETION_INDEX={index}", "--tmpfs=/bireme/mpi:mode=1777", *mounts]
-            entry = ["python3", "-m", "bireme_runtime.mpi", "--"]
+            entry = ["python3", "-m", "bireme_runtime.mpi.supervisor", "--"]
             docker("run", "--detach", *own, *variables, *options, image, *entry, *program)
 
     def said(self) -> str:

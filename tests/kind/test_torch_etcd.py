@@ -90,7 +90,7 @@ def test_etcd_grows_to_three_members_while_training_and_loses_each_in_turn(
 # Prints a key of the job's etcd, and sets it first if a value is given.
 ASK = """
 import os, sys
-from bireme_runtime import etcd
+from bireme_runtime.etcd import client as etcd
 client = etcd.client_from(os.environ["PET_RDZV_ENDPOINT"], os.environ)
 if sys.argv[2:]:
     client.txn([], [etcd.put_op(*sys.argv[1:])])

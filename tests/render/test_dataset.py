@@ -67,15 +67,13 @@ def test_codes_that_no_attempt_can_help_end_the_job(render: Callable[..., Render
     assert codes == {"stage": [64, 77, 78], "publish": [64, 77, 78]}
 
 
-def test_only_the_modules_it_needs_are_in_its_config_map(render: Callable[..., Render]) -> None:
-    names = set(the(render("dataset", values=S3), "ConfigMap")["data"])
-    assert {name.partition("__")[2].partition("_")[0].removesuffix(".py") for name in names} == {
-        "",
-        "dataset",
-        "exits",
-    }
-    others = next(item for item in render("torch-elastic").manifests if "-runtime-" in item.name)["data"]
-    assert not [name for name in others if "__dataset" in name]
+def test_only_the_code_it_runs_is_in_its_config_map(render: Callable[..., Render]) -> None:
+    keys = set(the(render("dataset", values=S3), "ConfigMap")["data"])
+    assert {key.split("__")[1] for key in keys} == {"", "process", "sources", "dataset"}
+    others = next(item for item in render("torch-elastic").manifests if "-runtime-worker-" in item.name)[
+        "data"
+    ]
+    assert not [key for key in others if "__dataset__" in key or "__sources__" in key]
 
 
 def test_coco_goes_into_a_bucket_when_one_is_named(render: Callable[..., Render]) -> None:

@@ -154,7 +154,7 @@ def test_snapshots_go_to_s3_and_come_back_from_there(render: Callable[..., Rende
     saver = job["containers"][0]
     member = manifest(rendered, "StatefulSet", "safe")["spec"]["template"]["spec"]
     fetcher, restorer = member["initContainers"][:2]
-    assert list(saver["command"]) == ["python3", "-m", "bireme_runtime.backup_s3", "save", "/snapshots"]
+    assert list(saver["command"]) == ["python3", "-m", "bireme_runtime.etcd.s3.backup", "save", "/snapshots"]
     assert list(fetcher["command"])[3:] == ["fetch", "/snapshots", "latest.db"]
     assert "/snapshots/latest.db" in restorer["command"]
     for container in (saver, fetcher):
@@ -164,8 +164,9 @@ def test_snapshots_go_to_s3_and_come_back_from_there(render: Callable[..., Rende
         assert env["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]["name"] == "keys"
     for pod in (job, member):
         assert [dict(v["emptyDir"]) for v in pod["volumes"] if v["name"] == "snapshots"] == [{}]
-    (runtime,) = [item["data"] for item in rendered.manifests if "-runtime-" in item.name]
-    assert {"bireme_runtime__backup_s3.py", "bireme_runtime__dataset_s3.py"} < set(runtime)
+        (runtime,) = [v["configMap"]["name"] for v in pod["volumes"] if v["name"] == "runtime"]
+        files = set(manifest(rendered, "ConfigMap", runtime)["data"])
+        assert {"bireme_runtime__etcd__s3__backup.py", "bireme_runtime__sources__source.py"} < files
 
 
 @pytest.mark.parametrize("key", ["backup", "restore"])

@@ -128,14 +128,14 @@ def test_a_key_of_the_users_own_is_taken_as_it_is(render: Callable[..., Render])
 @pytest.mark.parametrize(
     ("sets", "command", "args"),
     [
-        ([], "-m bireme_runtime.mpi --", "python3 /bireme/script/train.py"),
+        ([], "-m bireme_runtime.mpi.supervisor --", "python3 /bireme/script/train.py"),
         (
             ["script=pass", "args={--fast}"],
-            "-m bireme_runtime.mpi --",
+            "-m bireme_runtime.mpi.supervisor --",
             "python3 /bireme/script/train.py --fast",
         ),
-        (["args={/bin/prog,8}", "extraArgs={9}"], "-m bireme_runtime.mpi --", "/bin/prog 8 9"),
-        (["command={sh,run.sh}", "args={8}"], "-m bireme_runtime.mpi --as-is --", "sh run.sh 8"),
+        (["args={/bin/prog,8}", "extraArgs={9}"], "-m bireme_runtime.mpi.supervisor --", "/bin/prog 8 9"),
+        (["command={sh,run.sh}", "args={8}"], "-m bireme_runtime.mpi.supervisor --as-is --", "sh run.sh 8"),
     ],
 )
 def test_what_the_ranks_run(render: Callable[..., Render], sets: list[str], command: str, args: str) -> None:

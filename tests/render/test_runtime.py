@@ -1,23 +1,30 @@
-"""Which modules of bireme-runtime reach the pods of a release."""
+"""Which code of bireme-runtime reaches the pods of a release, and whose pods a change of it concerns."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from bireme.helm import Render
+from bireme.paths import Paths
 
 P4D = "p4d.24xlarge"
 STAGED: dict[str, Any] = {"staging": {"claimName": "fsx-pvc", "size": "200Gi"}}
-TO_S3: dict[str, Any] = {"backup": {"enabled": True, "url": "s3://snapshots/etcd"}}
+SNAPSHOTS_IN_S3: dict[str, Any] = {
+    "backup": {"enabled": True, "url": "s3://snapshots/etcd"},
+    "restore": {"enabled": True, "url": "s3://snapshots/etcd"},
+}
 GIVEN: dict[str, dict[str, Any]] = {
-    "etcd": {},
-    "etcd-to-s3": TO_S3,
+    "etcd": {"backup": {"enabled": True, "claimName": "snapshots"}, "defragmentation": {"enabled": True}},
+    "etcd-to-s3": SNAPSHOTS_IN_S3,
     "torch-elastic": {},
     "torch-elastic-staged": STAGED,
     "mpi-training": {"image": {"tag": "1"}},
@@ -32,24 +39,136 @@ LARGEST_BYTES = 256 * 1024
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_pods_get_the_modules_that_they_run_with_all_that_these_import(
+def test_each_container_gets_the_code_that_it_runs(
+    render: Callable[..., Render], tmp_path: Path, given: str
+) -> None:
+    used = list(entries(rendered(render, given)))
+    assert used
+    for number, (module, files) in enumerate(used):
+        folder = tmp_path / str(number)
+        for path, source in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(source)
+        # With the whole of what it imports, at once or later, and nothing beside it.
+        modules = [module, *(name for each in files.values() for name in imported(each))]
+        code = f"import importlib\nfor each in {sorted(set(modules))}: importlib.import_module(each)"
+        command = [sys.executable, "-S", "-c", code]
+        done = subprocess.run(command, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True)
+        assert done.returncode == 0, f"{module} from what {given} ships: {done.stderr}"
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_kubectl_can_apply_each_config_map_and_a_pod_mounts_it(
     render: Callable[..., Render], given: str
 ) -> None:
+    there = rendered(render, given)
+    mounted = {volume["configMap"]["name"] for pod in pods(there) for volume in runtime_volumes(pod).values()}
+    sizes = {name: sum(map(len, data.values())) for name, data in config_maps(there).items()}
+    assert set(sizes) == mounted
+    assert max(sizes.values()) < LARGEST_BYTES
+
+
+SERVICE, SERVER, DATASET = "dispatcher/service", "etcd/server", "dataset"
+
+
+@pytest.mark.parametrize(
+    ("given", "folder", "changed"),
+    [
+        ("paddle-dynamic", SERVICE, {"Deployment"}),
+        ("paddle-dynamic", SERVER, {"StatefulSet"}),
+        ("paddle-dynamic", DATASET, set()),
+        ("paddle-dynamic", "paddle", {"Job"}),
+        ("paddle-staged", DATASET, {"Job"}),
+        ("torch-elastic", SERVICE, set()),
+        ("torch-elastic", SERVER, {"StatefulSet"}),
+        ("torch-elastic", DATASET, set()),
+        ("torch-elastic", "elastic", {"Job"}),
+        ("torch-elastic-staged", DATASET, {"Job"}),
+        ("mpi-training", SERVICE, set()),
+        ("mpi-training", SERVER, set()),
+        ("mpi-training", DATASET, set()),
+        ("mpi-training", "mpi", {"Job"}),
+        ("etcd", DATASET, set()),
+        ("etcd", "sources", set()),
+        ("etcd-to-s3", "sources", {"StatefulSet", "CronJob"}),
+    ],
+)
+def test_a_changed_comment_reaches_the_pods_that_run_the_code_and_no_others(
+    render: Callable[..., Render],
+    bireme_paths: Paths,
+    tmp_path: Path,
+    given: str,
+    folder: str,
+    changed: set[str],
+) -> None:
+    for name in ("charts", "runtime"):
+        shutil.copytree(bireme_paths.root / name, tmp_path / name, symlinks=True)
+    files = list((tmp_path / "runtime/src/bireme_runtime" / folder).glob("*.py"))
+    assert len(files) > 1
+    for file in files:
+        file.write_text(f"{file.read_text()}# a comment\n")
+    before = templates(rendered(render, given))
+    after = templates(rendered(render, given, tmp_path / "charts"))
+    assert before.keys() == after.keys()
+    assert {kind for kind, name in before if before[kind, name] != after[kind, name]} == changed
+
+
+# --- what is rendered ---
+
+
+def rendered(render: Callable[..., Render], given: str, charts: Path | None = None) -> Render:
+    """One of GIVEN; ``charts`` are those of a changed copy."""
     chart = re.sub("-(to-s3|staged|dynamic)$", "", given)
-    rendered = render(chart, instance=P4D if "staged" in given else None, values=GIVEN[given])
-    runtimes = [item for item in rendered.manifests if "-runtime-" in item.name]
-    for runtime in runtimes:
-        sources = {
-            path.partition("__")[2].removesuffix(".py"): text for path, text in runtime["data"].items()
-        }
-        for module, source in sources.items():
-            assert not imported(source) - set(sources), f"{module} of {runtime.name}"
-        assert sum(map(len, runtime["data"].values())) < LARGEST_BYTES
-    there = {path for runtime in runtimes for path in runtime["data"]}
-    rest = yaml.safe_dump_all(item.thaw() for item in rendered.manifests if item not in runtimes)
-    run = {f"bireme_runtime__{module}.py" for module in re.findall(r"bireme_runtime\.(\w+)(?![-\w])", rest)}
-    assert run
-    assert run <= there
+    instance = P4D if "staged" in given else None
+    return render(charts / chart if charts else chart, instance=instance, values=GIVEN[given])
+
+
+def config_maps(there: Render) -> dict[str, Mapping[str, str]]:
+    """The runtime's ConfigMaps by name."""
+    return {item.name: item["data"] for item in there.manifests if "-runtime-" in item.name}
+
+
+def templates(there: Render) -> dict[tuple[str, str], Any]:
+    """What Kubernetes makes pods from, by kind and name. A test's pod is made anew for each test."""
+    owners = [item for item in there.manifests if not item.is_hook and list(pods_in(item.get("spec", {})))]
+    return {(item.kind, item.name): item.thaw()["spec"] for item in owners}
+
+
+def pods(there: Render) -> Iterator[Mapping[str, Any]]:
+    """The specification of every pod that the release may have."""
+    for item in there.manifests:
+        yield from pods_in(item.thaw())
+
+
+def pods_in(content: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(content, Mapping):
+        if "containers" in content:
+            yield content
+        else:
+            for each in content.values():
+                yield from pods_in(each)
+
+
+def runtime_volumes(pod: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The volumes with the runtime's code by name."""
+    named = {volume["name"]: volume for volume in pod.get("volumes", ())}
+    return {
+        name: each for name, each in named.items() if "-runtime-" in each.get("configMap", {}).get("name", "")
+    }
+
+
+def entries(there: Render) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every module that a container starts, and the files that it finds on PYTHONPATH."""
+    data = config_maps(there)
+    for pod in pods(there):
+        volumes = runtime_volumes(pod)
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            words = [*container.get("command", ()), *container.get("args", ())]
+            mounts = [each["name"] for each in container.get("volumeMounts", ()) if each["name"] in volumes]
+            for module in (word for word in words if word.startswith("bireme_runtime.")):
+                (name,) = mounts
+                source = volumes[name]["configMap"]
+                yield module, {item["path"]: data[source["name"]][item["key"]] for item in source["items"]}
 
 
 def imported(source: str) -> set[str]:
@@ -57,6 +176,4 @@ def imported(source: str) -> set[str]:
     if "import" not in source:
         return set()
     froms = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
-    modules = {node.module for node in froms if node.module}
-    names = {module.partition(".")[2] for module in modules if module.startswith("bireme_runtime.")}
-    return names | {a.name for node in froms if node.module == "bireme_runtime" for a in node.names}
+    return {node.module for node in froms if node.module and node.module.startswith("bireme_runtime")}

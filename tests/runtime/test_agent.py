@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime import etcd, protocol
+from bireme_runtime.elastic import rendezvous
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
 
 TINY = Path(__file__).with_name("tiny_torchrun.py")
-MAIN = f"import sys; from bireme_runtime import agent; sys.exit(agent.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
+MAIN = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
 
 
 class Worker:
@@ -221,7 +222,7 @@ def test_while_a_process_saves_the_member_keeps_its_place(
     assert client.range(f"{prefix}run/members/").keys
     assert worker.end() == 143
     assert not client.range(f"{prefix}run/members/").keys
-    assert protocol.outcome_of(client, f"{prefix}run/") == ""
+    assert rendezvous.outcome_of(client, f"{prefix}run/") == ""
 
 
 def test_waiting_for_etcd_is_bounded_said_and_ended_by_term(start: Start, on_etcd: dict[str, str]) -> None:
@@ -261,7 +262,7 @@ def test_a_script_that_is_not_there_is_a_usage_error(start: Start) -> None:
 
 
 def test_without_torch_in_the_image_the_real_launcher_says_so(start: Start) -> None:
-    worker = start("", command=(sys.executable, "-m", "bireme_runtime.agent", "--"))
+    worker = start("", command=(sys.executable, "-m", "bireme_runtime.elastic.supervisor", "--"))
     assert worker.end() == 78
     assert "No module named 'torch'" in worker.words
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from bireme_runtime import auth, check, etcd
+from bireme_runtime.etcd import check
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server import auth
 from tests.runtime.etcd_servers import EtcdServer, free_port
 
 NewEtcd = Callable[..., EtcdServer]

@@ -12,7 +12,9 @@ import pytest
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
-from bireme_runtime import backup, backup_s3, etcd, member
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.s3 import backup as backup_s3
+from bireme_runtime.etcd.server import backup, member
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.s3_servers import S3Server, s3_server
 

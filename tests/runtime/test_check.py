@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime import check
+from bireme_runtime.etcd import check
 from tests.runtime.etcd_servers import EtcdServer, free_port
 
 Captured = pytest.CaptureFixture[str]

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime import dataset
-from bireme_runtime.dataset_s3 import Credentials, Wallet, sign
-from bireme_runtime.dataset_sources import S3Source, Web
+from bireme_runtime.dataset import staging as dataset
+from bireme_runtime.sources.aws import Credentials, Wallet, sign
+from bireme_runtime.sources.source import S3Source, Web
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.s3_servers import S3Server, s3_server
 

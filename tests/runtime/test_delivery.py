@@ -17,7 +17,12 @@ from tests.runtime.etcd_servers import RUNTIME
 
 PACKAGE, METADATA = RUNTIME / "bireme_runtime", RUNTIME / "bireme_runtime.dist-info"
 PROJECT = tomllib.loads((RUNTIME.parent / "pyproject.toml").read_text())["project"]
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+FILES = sorted(path for path in [*PACKAGE.rglob("*.py"), *METADATA.iterdir()])
+MODULES = [
+    ".".join(path.relative_to(RUNTIME).with_suffix("").parts).removesuffix(".__init__")
+    for path in FILES
+    if path.suffix == ".py"
+]
 FIND_BACKEND = """
 import importlib.metadata as metadata
 points = metadata.entry_points()
@@ -39,8 +44,8 @@ def run(code: str, *paths: Path) -> str:
 def mounted(tmp_path: Path) -> Path:
     """The files as a ConfigMap mounts them: each a link to a link, the folder read-only."""
     data = tmp_path / "..data"
-    for source in (*PACKAGE.glob("*.py"), *METADATA.iterdir()):
-        target = data / source.parent.name / source.name
+    for source in FILES:
+        target = data / source.relative_to(RUNTIME)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes())
     folder = tmp_path / "runtime"
@@ -63,13 +68,13 @@ def test_beside_an_installed_distribution_the_backend_is_there_once(mounted: Pat
 
 
 def test_every_module_imports_without_any_third_party_package(mounted: Path) -> None:
-    imports = "; ".join(f"import bireme_runtime.{name}" for name in MODULES if name != "__init__")
+    imports = "; ".join(f"import {name}" for name in MODULES)
     assert run(f"{imports}; import sys; print('torch' in sys.modules)", mounted) == "False\n"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_oldest_supported_python_understands_each_module(name: str) -> None:
-    tree = ast.parse((PACKAGE / f"{name}.py").read_text(), feature_version=(3, 9))
+@pytest.mark.parametrize("file", [*PACKAGE.rglob("*.py")], ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_the_oldest_supported_python_understands_each_module(file: Path) -> None:
+    tree = ast.parse(file.read_text(), feature_version=(3, 9))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
@@ -90,8 +95,7 @@ def test_the_metadata_in_the_folder_is_that_of_the_distribution() -> None:
 
 
 def test_the_files_are_small_and_their_names_survive_as_keys_of_a_config_map() -> None:
-    files = [*PACKAGE.glob("*.py"), *METADATA.iterdir()]
-    assert sum(path.stat().st_size for path in files) < 400_000
-    keys = {f"{path.parent.name}__{path.name}" for path in files}
-    assert len(keys) == len(files)
+    assert sum(path.stat().st_size for path in FILES) < 400_000
+    keys = {str(path.relative_to(RUNTIME)).replace("/", "__") for path in FILES}
+    assert len(keys) == len(FILES)
     assert all(key.replace("_", "").replace(".", "").replace("-", "").isalnum() for key in keys)

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme_runtime import etcd
 from bireme_runtime.dispatcher import Dispatcher, Refused, Shard, give_back
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
 
@@ -597,11 +597,12 @@ def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None
 
 def test_what_the_paddle_chart_takes_along_is_enough_to_serve(tmp_path: Path) -> None:
     annotations = yaml.safe_load((DOCS.parents[1] / "charts/paddle/Chart.yaml").read_text())["annotations"]
-    package = tmp_path / "bireme_runtime"
-    package.mkdir()
-    for path in (RUNTIME / "bireme_runtime").glob("*.py"):
-        if re.search(annotations["bireme.dev/runtime"], path.name):
-            (package / path.name).write_text(path.read_text())
+    package = RUNTIME / "bireme_runtime"
+    for folder in ("", *yaml.safe_load(annotations["bireme.dev/runtime"])["dispatcher"]):
+        for path in (package / folder).glob("*.py"):
+            copy = tmp_path / path.relative_to(RUNTIME)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(path.read_text())
     served = subprocess.run(
         [sys.executable, "-S", "-m", "bireme_runtime.dispatcher", "serve"],
         env={"PYTHONPATH": str(tmp_path)},

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime import etcd
-from bireme_runtime.dispatch_desk import Desk
-from bireme_runtime.dispatch_keys import Answer, Definition, InHand, Keys, Request
-from bireme_runtime.dispatch_leader import Leadership, NotLeader
+from bireme_runtime.dispatcher.service.coordinator import Desk
+from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
+from bireme_runtime.dispatcher.service.keys import Answer, Definition, InHand, Keys, Request
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 
 SET = "set"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime import auth, etcd
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server import auth
 from tests.runtime.etcd_servers import EtcdServer, Proxy, free_port
 
 

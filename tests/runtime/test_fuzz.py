@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bireme_runtime import etcd, protocol
+from bireme_runtime.elastic import rendezvous
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 
 SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "6"))
@@ -27,17 +28,17 @@ class Agent:
     """What torchrun does with a rendezvous: join, train, look whether others wait, fail now and then."""
 
     slot: int
-    settings: protocol.Settings
+    settings: rendezvous.Settings
     proxy: Proxy
     chance: random.Random
-    worlds: list[protocol.World] = field(default_factory=list)
+    worlds: list[rendezvous.World] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         client = etcd.Client(etcd.parse_endpoints(self.proxy.endpoint), timeout=0.7)
-        identity = protocol.Identity(protocol.new_base(f"m{self.slot}"), self.slot, f"10.0.0.{self.slot}")
-        self.member = protocol.Rendezvous(client, self.settings, identity)
+        identity = rendezvous.Identity(rendezvous.new_base(f"m{self.slot}"), self.slot, f"10.0.0.{self.slot}")
+        self.member = rendezvous.Rendezvous(client, self.settings, identity)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -72,7 +73,7 @@ class Fuzz:
     def __init__(self, server: EtcdServer, prefix: str, seed: int) -> None:
         self.chance = random.Random(seed)
         self.server = server
-        self.settings = protocol.Settings(
+        self.settings = rendezvous.Settings(
             "run", MIN, MAX, prefix, join_timeout=60, last_call_timeout=0.1, settle_timeout=0.2,
             close_timeout=2, keep_alive_interval=0.3, keep_alive_max_attempt=7,
         )  # fmt: skip
@@ -102,7 +103,7 @@ class Fuzz:
     def lose_lease(self) -> None:
         if self.live:
             base = self.chance.choice(self.live).member.identity.base
-            for lease in protocol.leases_of(self.client, self.settings.root, base):
+            for lease in rendezvous.leases_of(self.client, self.settings.root, base):
                 self.client.lease_revoke(lease)
 
     def disturb(self) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bireme_runtime import launch
+from bireme_runtime.elastic import launch
 
 
 class RendezvousError(Exception):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime import etcd, member
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server import member
 from tests.runtime.etcd_servers import EtcdServer, free_port
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from bireme_runtime.exits import CONFIG, Stop
-from bireme_runtime.mpi_ssh import greet, is_broken
-from bireme_runtime.mpi_world import World
+from bireme_runtime.mpi.ssh import greet, is_broken
+from bireme_runtime.mpi.world import World
+from bireme_runtime.process.exits import CONFIG, Stop
 from tests.runtime.etcd_servers import RUNTIME
 
 WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
@@ -20,7 +20,7 @@ SAID = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIR
 
 def run(*argv: str, **env: str) -> tuple[int, str]:
     """Exit code and words of the entry point."""
-    command = [sys.executable, "-m", "bireme_runtime.mpi", *argv]
+    command = [sys.executable, "-m", "bireme_runtime.mpi.supervisor", *argv]
     environ = {"PYTHONPATH": str(RUNTIME), "PATH": os.environ["PATH"], **env}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stderr

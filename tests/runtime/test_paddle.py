@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.dispatcher import Dispatcher
-from bireme_runtime.paddle_run import Client, Report, Rules, Run, last_save, serve, write_whole
+from bireme_runtime.paddle.run import Client, Report, Rules, Run, last_save, serve, write_whole
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer
 
@@ -86,7 +86,7 @@ class PaddleJob:
             "BIREME_LOST_SECONDS": "3",
             **more,
         }
-        command = [sys.executable, "-m", "bireme_runtime.paddle", role, "--"]
+        command = [sys.executable, "-m", "bireme_runtime.paddle.supervisor", role, "--"]
         command += [str(self._folder / "script.py"), str(self.go)]
         with (self._folder / f"{role}-{index}.log").open("ab") as log:
             self.pods[role, index] = subprocess.Popen(command, env=env, stdout=log, stderr=log)
@@ -263,7 +263,7 @@ def test_trainers_that_an_upgrade_adds_join_those_that_run(job: PaddleJob) -> No
     [([], {}, 64), (["server"], {}, 64), (["trainer", "--", "a.py"], {}, 78)],
 )
 def test_what_cannot_be_started_says_so(argv: list[str], env: dict[str, str], code: int) -> None:
-    command = [sys.executable, "-m", "bireme_runtime.paddle", *argv]
+    command = [sys.executable, "-m", "bireme_runtime.paddle.supervisor", *argv]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(SOURCE), **env}, capture_output=True, text=True, check=False
     )
@@ -328,7 +328,7 @@ def test_a_save_without_its_done_mark_is_none(tmp_path: Path) -> None:
 
 
 def test_nobody_answers_where_there_is_no_run() -> None:
-    from bireme_runtime.paddle_run import Unreachable
+    from bireme_runtime.paddle.run import Unreachable
 
     with pytest.raises(Unreachable, match=r"127\.0"):
         Client(f"127.0.0.1:{free_port()}").size(0)

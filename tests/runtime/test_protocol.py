@@ -12,8 +12,19 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime import etcd, protocol
-from bireme_runtime.protocol import Joined, Member, Over, Propose, Rendezvous, Round, Settings, View, Wait
+from bireme_runtime.elastic import rendezvous
+from bireme_runtime.elastic.rendezvous import (
+    Joined,
+    Member,
+    Over,
+    Propose,
+    Rendezvous,
+    Round,
+    Settings,
+    View,
+    Wait,
+)
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 from tests.support import waiting
 
@@ -36,30 +47,30 @@ def world(number: int, *bases: str) -> Round:
 
 
 def test_the_first_round_waits_for_the_minimum() -> None:
-    decision = protocol.decide(view(member("a", 0)), "a.1", 1, SETTINGS, 99)
+    decision = rendezvous.decide(view(member("a", 0)), "a.1", 1, SETTINGS, 99)
     assert decision == Wait("members: 1 are here and 2 is the minimum")
 
 
 def test_newcomers_are_given_a_last_call_unless_all_are_here() -> None:
     two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
-    assert protocol.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
-    assert protocol.decide(view(*two), "a.1", 1, SETTINGS, 1.1) == Propose(
+    assert rendezvous.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
+    assert rendezvous.decide(view(*two), "a.1", 1, SETTINGS, 1.1) == Propose(
         replace(world(1, "a", "b"), mod_revision=0)
     )
-    assert protocol.decide(view(*three), "a.1", 1, SETTINGS, 0) == Propose(
+    assert rendezvous.decide(view(*three), "a.1", 1, SETTINGS, 0) == Propose(
         replace(world(1, "a", "b", "c"), mod_revision=0)
     )
 
 
 def test_only_one_member_proposes() -> None:
     here = view(member("a", 1), member("b", 0))
-    assert protocol.decide(here, "a.1", 1, SETTINGS, 9) == Wait("another member to propose the round")
-    assert isinstance(protocol.decide(here, "b.1", 1, SETTINGS, 9), Propose)
+    assert rendezvous.decide(here, "a.1", 1, SETTINGS, 9) == Wait("another member to propose the round")
+    assert isinstance(rendezvous.decide(here, "b.1", 1, SETTINGS, 9), Propose)
 
 
 def test_nobody_is_placed_anew_while_a_member_still_trains() -> None:
     here = view(member("a", 0, ready=2), member("b", 1), member("c", 2), round=world(1, "a", "b"))
-    assert protocol.decide(here, "a.1", 2, SETTINGS, 9) == Wait(
+    assert rendezvous.decide(here, "a.1", 2, SETTINGS, 9) == Wait(
         "1 members of round 1 to stop, b.1 among them"
     )
 
@@ -68,25 +79,25 @@ def test_survivors_keep_their_order_and_newcomers_follow_without_going_over_the_
     here = view(
         member("a", 9, 5), member("b", 8, 5), member("c", 1), member("d", 0), round=world(4, "a", "x", "b")
     )
-    decision = protocol.decide(here, "d.1", 5, SETTINGS, 9)
+    decision = rendezvous.decide(here, "d.1", 5, SETTINGS, 9)
     assert decision == Propose(replace(world(5, "a", "b", "d"), mod_revision=0))
 
 
 def test_survivors_of_a_loss_do_not_call_for_more() -> None:
     here = view(member("a", 0, 5), member("b", 1, 5), round=world(4, "a", "b", "c"))
-    assert isinstance(protocol.decide(here, "a.1", 5, SETTINGS, 0), Propose)
+    assert isinstance(rendezvous.decide(here, "a.1", 5, SETTINGS, 0), Propose)
 
 
 def test_a_member_that_has_finished_is_neither_waited_for_nor_placed() -> None:
     here = view(member("a", 0, 1, finished=True), member("b", 1, 2), member("c", 2), round=world(1, "a", "b"))
-    decision = protocol.decide(here, "b.1", 2, SETTINGS, 9)
+    decision = rendezvous.decide(here, "b.1", 2, SETTINGS, 9)
     assert decision == Propose(replace(world(2, "b", "c"), mod_revision=0))
 
 
 def test_a_placed_member_has_joined_even_when_the_run_has_just_ended() -> None:
     here = view(member("a", 0), member("b", 1), round=world(1, "a", "b"), outcome="success")
-    assert protocol.decide(here, "b.1", 1, SETTINGS, 0) == Joined(1)
-    assert protocol.decide(here, "b.1", 2, SETTINGS, 0) == Over("success")
+    assert rendezvous.decide(here, "b.1", 1, SETTINGS, 0) == Joined(1)
+    assert rendezvous.decide(here, "b.1", 2, SETTINGS, 0) == Over("success")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +149,7 @@ def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
 
     def make(slot: int, endpoint: str = shared_etcd.endpoint, **changes: Any) -> Rendezvous:
         client = etcd.Client(etcd.parse_endpoints(endpoint), timeout=1)
-        identity = protocol.Identity(protocol.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
+        identity = rendezvous.Identity(rendezvous.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
         members.append(Rendezvous(client, replace(settings, **changes), identity))
         return members[-1]
 
@@ -147,7 +158,7 @@ def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
         each.leave()
 
 
-def join_all(*members: Rendezvous) -> list[protocol.World]:
+def join_all(*members: Rendezvous) -> list[rendezvous.World]:
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(lambda each: each.join(), members))
 
@@ -231,7 +242,7 @@ def test_beyond_the_maximum_a_member_waits_as_a_spare_and_disturbs_nobody(make: 
 
 
 def test_fewer_than_the_minimum_wait_and_say_so_when_time_is_up(make: Make) -> None:
-    with pytest.raises(protocol.JoinTimeout, match="1 are here and 2 is the minimum"):
+    with pytest.raises(rendezvous.JoinTimeout, match="1 are here and 2 is the minimum"):
         make(0, min_nodes=2, join_timeout=0.8).join()
 
 
@@ -292,12 +303,12 @@ def test_only_a_mark_ends_a_run_and_the_first_one_stays(
     join_all(a, b)
     a.leave()
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    assert protocol.outcome_of(client, settings.root) == ""
-    protocol.end_run(client, settings.root, protocol.SUCCESS)
-    protocol.end_run(client, settings.root, protocol.CLOSED)
-    assert protocol.outcome_of(client, settings.root) == "success"
+    assert rendezvous.outcome_of(client, settings.root) == ""
+    rendezvous.end_run(client, settings.root, rendezvous.SUCCESS)
+    rendezvous.end_run(client, settings.root, rendezvous.CLOSED)
+    assert rendezvous.outcome_of(client, settings.root) == "success"
     for each in (b, make(2)):
-        with pytest.raises(protocol.RunOver) as over:
+        with pytest.raises(rendezvous.RunOver) as over:
             each.join()
         assert over.value.outcome == "success"
 
@@ -331,8 +342,8 @@ def test_the_leases_of_a_member_are_found_by_its_name(
     a, b = make(0), make(1)
     join_all(a, b)
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    (lease,) = protocol.leases_of(client, settings.root, b.identity.base)
+    (lease,) = rendezvous.leases_of(client, settings.root, b.identity.base)
     client.lease_revoke(lease)
     until(a.waiting, seconds=1)
-    assert protocol.leases_of(client, settings.root, b.identity.base) == ()
+    assert rendezvous.leases_of(client, settings.root, b.identity.base) == ()
     assert threading.active_count() < 50

@@ -11,22 +11,23 @@ import subprocess
 import sys
 import time
 
-from bireme_runtime import etcd, protocol
+from bireme_runtime.elastic import rendezvous
+from bireme_runtime.etcd import client as etcd
 
 
-def member() -> protocol.Rendezvous | None:
+def member() -> rendezvous.Rendezvous | None:
     if os.environ.get("PET_RDZV_BACKEND") != "bireme-etcd":
         return None
     client = etcd.Client(etcd.parse_endpoints(os.environ["PET_RDZV_ENDPOINT"]))
     low, high = os.environ["PET_NNODES"].split(":")
     conf = dict(pair.split("=") for pair in os.environ["PET_RDZV_CONF"].split(","))
-    settings = protocol.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
-    return protocol.Rendezvous(
-        client, settings, protocol.Identity(os.environ["BIREME_MEMBER"], 0, "127.0.0.1")
+    settings = rendezvous.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
+    return rendezvous.Rendezvous(
+        client, settings, rendezvous.Identity(os.environ["BIREME_MEMBER"], 0, "127.0.0.1")
     )
 
 
-def start(world: protocol.World | None) -> list[subprocess.Popen[bytes]]:
+def start(world: rendezvous.World | None) -> list[subprocess.Popen[bytes]]:
     env = {**os.environ, "WORLD_SIZE": str(world.size if world else 1), "AGENT_PID": str(os.getpid())}
     count = int(os.environ.get("PET_NPROC_PER_NODE", "1"))
     return [subprocess.Popen([sys.executable, *sys.argv[1:]], env=env) for _ in range(count)]

@@ -1,35 +1,47 @@
 {{/*
-bireme-runtime reaches the pods as a ConfigMap (docs/adr/0006): no image to publish or to pull. The name
+bireme-runtime reaches the pods as ConfigMaps (docs/adr/0006): no image to publish or to pull. There is one per
+component, so that a change of the code that one component runs leaves the pods of the others as they are. Its name
 carries a digest of the content, so a newer runtime is a change of the pod template that an upgrade sees.
+
+The annotation bireme.dev/runtime of Chart.yaml is a YAML map from a component to the folders of its code below
+bireme_runtime. A folder brings the files that are directly in it, not those of its subfolders. The library
+chart's own Chart.yaml has the component dataset, which any chart may use.
 */}}
 
 {{/*
-The runtime's files as JSON {path: source}: those whose names the annotation bireme.dev/runtime of Chart.yaml matches,
-and those that the values ask for. All of them would be more than `kubectl apply` can take, which keeps a copy of an
-object in an annotation of 256 KiB; and a job's pods change with a module that is not theirs.
-Arguments: root.
+A component's files as JSON {path: source}.
+Arguments: root, component.
 */}}
 {{- define "common.runtimeFiles" -}}
 {{- $root := required "common.runtimeFiles needs root" .root }}
-{{- $wanted := list (required "common.runtimeFiles needs the annotation bireme.dev/runtime in Chart.yaml" (index $root.Chart.Annotations "bireme.dev/runtime")) }}
-{{- if or ($root.Values.staging | default dict).claimName ($root.Values.verify | default dict).paths }}{{ $wanted = append $wanted "^dataset" }}{{ end }}
-{{- if or ($root.Values.backup | default dict).url ($root.Values.restore | default dict).url }}{{ $wanted = append $wanted "^(backup_s3|dataset_s)" }}{{ end }}
+{{- $component := required "common.runtimeFiles needs component" .component }}
+{{- $common := $root.Subcharts.common }}
+{{- $folders := dict }}
+{{- range list $common.Chart $root.Chart }}
+{{- $folders = merge (index (.Annotations | default dict) "bireme.dev/runtime" | default "" | fromYaml) $folders }}
+{{- end }}
+{{- $missing := printf "the annotation bireme.dev/runtime in Chart.yaml of %s names no folders for %s" $root.Chart.Name $component }}
+{{- $wanted := list "bireme_runtime" }}
+{{- range required $missing (index $folders $component) }}
+{{- $wanted = append $wanted (ternary . (printf "bireme_runtime/%s" .) (hasPrefix "bireme_runtime" .)) }}
+{{- end }}
 {{- $files := dict }}
-{{- range $path, $content := $root.Subcharts.common.Files.Glob "files/runtime/**" }}
-{{- if regexMatch (join "|" $wanted) (base $path) }}
-{{- $_ := set $files (trimPrefix "files/runtime/" $path) ($content | toString) }}
+{{- range $path, $content := $common.Files.Glob "files/runtime/**" }}
+{{- $path = trimPrefix "files/runtime/" $path }}
+{{- if has (dir $path) $wanted }}
+{{- $_ := set $files $path ($content | toString) }}
 {{- end }}
 {{- end }}
 {{- toJson $files }}
 {{- end }}
 
 {{/*
-The name of the runtime's ConfigMap.
-Arguments: root.
+The name of a component's ConfigMap.
+Arguments: root, component.
 */}}
 {{- define "common.runtimeName" -}}
 {{- $root := required "common.runtimeName needs root" .root }}
-{{- printf "%s-runtime-%s" (include "common.fullname" (dict "root" $root)) (include "common.runtimeFiles" (dict "root" $root) | sha256sum | trunc 8) }}
+{{- printf "%s-runtime-%s-%s" (include "common.fullname" (dict "root" $root)) .component (include "common.runtimeFiles" . | sha256sum | trunc 8) }}
 {{- end }}
 
 {{/*
@@ -41,30 +53,56 @@ Arguments: root, component.
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ include "common.runtimeName" (dict "root" $root) }}
+  name: {{ include "common.runtimeName" . }}
   namespace: {{ $root.Release.Namespace }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
 immutable: true
 data:
-  {{- range $path, $content := include "common.runtimeFiles" (dict "root" $root) | fromJson }}
+  {{- range $path, $content := include "common.runtimeFiles" . | fromJson }}
   {{ $path | replace "/" "__" }}: {{ $content | toJson }}
   {{- end }}
 {{- end }}
 
 {{/*
-The volume of a pod that uses the runtime; it is mounted at /bireme/runtime and PYTHONPATH points there.
-Arguments: root.
+The volume of a pod that runs a component's code; it is mounted at /bireme/runtime and PYTHONPATH points there.
+Arguments: root, component, name (of the volume, optional: runtime).
 */}}
 {{- define "common.runtimeVolume" -}}
-{{- $root := required "common.runtimeVolume needs root" .root -}}
-- name: runtime
+- name: {{ .name | default "runtime" }}
   configMap:
-    name: {{ include "common.runtimeName" (dict "root" $root) }}
+    name: {{ include "common.runtimeName" . }}
     items:
-      {{- range $path, $_ := include "common.runtimeFiles" (dict "root" $root) | fromJson }}
+      {{- range $path, $_ := include "common.runtimeFiles" . | fromJson }}
       - {key: {{ $path | replace "/" "__" }}, path: {{ $path }}}
       {{- end }}
+{{- end }}
+
+{{/*
+Not empty when a job's pods stage or verify datasets.
+Arguments: root (values staging, verify).
+*/}}
+{{- define "common.usesDatasets" -}}
+{{- with (required "common.usesDatasets needs root" .root).Values }}
+{{- if or .staging.claimName .verify.paths }}true{{ end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The ConfigMap and the volume of the containers that stage and verify datasets, where there are such. They have their
+own, because a change of their code is no reason to train anew for a job without them.
+Arguments: root (values staging, verify).
+*/}}
+{{- define "common.datasetConfigMap" -}}
+{{- if include "common.usesDatasets" . }}
+{{- include "common.runtimeConfigMap" (dict "root" .root "component" "dataset") }}
+{{- end }}
+{{- end }}
+
+{{- define "common.datasetVolume" -}}
+{{- if include "common.usesDatasets" . }}
+{{- include "common.runtimeVolume" (dict "root" .root "component" "dataset" "name" "dataset-runtime") }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -92,6 +130,6 @@ EnvVar, optional), mounts (list of VolumeMount).
   securityContext:
     {{- toYaml $v.securityContext | nindent 4 }}
   volumeMounts:
-    - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
+    - {name: dataset-runtime, mountPath: /bireme/runtime, readOnly: true}
     {{- toYaml (required "common.datasetContainer needs mounts" .mounts) | nindent 4 }}
 {{- end }}

@@ -48,6 +48,7 @@ spec:
       emptyDir: {medium: Memory, sizeLimit: {{ . }}}
     {{- end }}
     {{- include "common.runtimeVolume" (dict "root" $root "component" .runtime) | nindent 4 }}
+    {{- include "common.datasetVolume" (dict "root" $root) | nindent 4 }}
     {{- .volumes | default "" | nindent 4 }}
     {{- with .script }}
     - name: script

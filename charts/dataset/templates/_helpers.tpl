@@ -133,7 +133,7 @@ template:
         persistentVolumeClaim: {claimName: {{ .Values.claim.name }}}
       - name: tmp
         emptyDir: {}
-      {{- include "common.runtimeVolume" (dict "root" .) | nindent 6 }}
+      {{- include "common.runtimeVolume" (dict "root" . "component" "dataset") | nindent 6 }}
       {{- range $i, $source := .Values.sources }}
       {{- with $source.claimName }}
       - name: source-{{ $i }}

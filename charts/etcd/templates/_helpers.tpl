@@ -72,7 +72,8 @@ that growing needs no new certificate.
 {{/*
 The spec of a pod that does one thing to the members, as a user of theirs.
 Arguments: root, name (of the container), command, waitSeconds, credentials {env name: Secret key},
-env (list of EnvVar), mounts, volumes, serviceAccountName (else the namespace's own).
+env (list of EnvVar), mounts, volumes, serviceAccountName (else the namespace's own), component (whose runtime it
+runs, else member).
 */}}
 {{- define "etcd.clientPod" -}}
 {{- $root := required "etcd.clientPod needs root" .root }}
@@ -112,7 +113,7 @@ containers:
       {{- toYaml . | nindent 6 }}
       {{- end }}
 volumes:
-  {{- include "common.runtimeVolume" (dict "root" $root) | nindent 2 }}
+  {{- include "common.runtimeVolume" (dict "root" $root "component" (.component | default "member")) | nindent 2 }}
   {{- include "common.etcdTls.volume" $tls | nindent 2 }}
   {{- with .volumes }}
   {{- toYaml . | nindent 2 }}
@@ -174,6 +175,13 @@ Arguments: from {claimName, subPath, url}.
 
 {{- define "etcd.snapshotVolume" -}}
 {name: snapshots, {{ if .from.url }}emptyDir: {}{{ else }}persistentVolumeClaim: {claimName: {{ .from.claimName }}}{{ end }}}
+{{- end }}
+
+{{/*
+Not empty when snapshots go to S3, or come from there.
+*/}}
+{{- define "etcd.usesS3" -}}
+{{- if or (and .Values.backup.enabled .Values.backup.url) (and .Values.restore.enabled .Values.restore.url) }}true{{ end }}
 {{- end }}
 
 {{/*

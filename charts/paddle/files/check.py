@@ -19,7 +19,7 @@ if fleet.is_server():
     fleet.init_server()
     fleet.run_server()
 else:
-    from bireme_runtime.paddle_job import Job
+    from bireme_runtime.paddle.job import Job
 
     job = Job()
     executor = paddle.static.Executor(paddle.CPUPlace())

@@ -14,7 +14,7 @@ Arguments: root, role (server or trainer).
 {{- if and (not $isServer) (include "paddle.isCollocated" $root) }}
 {{- $sidecar = include "paddle.container" (dict "root" $root "view" $view "role" "server" "worker" $worker) }}
 {{- end }}
-{{- include "common.trainingPod" (dict "root" $view "component" $component "runtime" $component
+{{- include "common.trainingPod" (dict "root" $view "component" $component "runtime" "trainer"
     "script" (include "paddle.script" $root)
     "shm" (ternary "64Mi" $worker.shm $isServer)
     "initContainers" $sidecar
@@ -42,7 +42,7 @@ Arguments: root, view (the root with the values of the pod's role), role, worker
 {{- $script := include "paddle.script" .root }}
 {{- include "common.trainingContainer" (dict "root" (set (omit .view "Values") "Values" $values)
     "name" (ternary "pserver" "trainer" $isServer) "script" $script "shm" .worker.shm
-    "command" ($values.command | default (list $values.python "-m" "bireme_runtime.paddle" $program "--"))
+    "command" ($values.command | default (list $values.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
     "arguments" (include "common.scriptArguments" (dict "root" .root "script" $script) | fromJsonArray)
     "fixed" (include "paddle.roleEnv" . | fromYamlArray)
     "derived" (set (include "common.trainingEnv" (dict "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")

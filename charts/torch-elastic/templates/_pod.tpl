@@ -6,7 +6,7 @@ The pods: {metadata, spec}.
 {{- $etcdTls := include "torch-elastic.etcdTls" . | fromJson }}
 {{- $script := include "torch-elastic.script" . }}
 {{- $container := include "common.trainingContainer" (dict "root" . "name" "trainer" "script" $script "shm" $worker.shm
-    "command" (.Values.command | default (list .Values.python "-m" "bireme_runtime.agent" "--"))
+    "command" (.Values.command | default (list .Values.python "-m" "bireme_runtime.elastic.supervisor" "--"))
     "arguments" (include "common.scriptArguments" (dict "root" . "script" $script) | fromJsonArray)
     "fixed" (include "torch-elastic.agentEnv" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)

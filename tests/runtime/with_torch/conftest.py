@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime import etcd
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 
 ROOT = os.environ.get("BIREME_TORCH_ROOT", "")
@@ -53,7 +53,7 @@ class Job:
         mounts = " && ".join(f"mount --rbind {source} {ROOT}/{target}" for source, target in binds)
         script = ["/mnt/train.py", "/mnt", name, *self.arguments]
         command = ["env", "-i", *(f"{key}={value}" for key, value in inside.items()),
-                   "python3", "-m", "bireme_runtime.agent", "--", *script]  # fmt: skip
+                   "python3", "-m", "bireme_runtime.elastic.supervisor", "--", *script]  # fmt: skip
         with (self.folder / f"{name}.err").open("ab") as errors:
             self.workers[name] = subprocess.Popen(
                 ["unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot {ROOT} "$@"', "sh", *command],

@@ -1,0 +1,1 @@
+"""Copying a dataset onto a volume claim, and verifying it."""

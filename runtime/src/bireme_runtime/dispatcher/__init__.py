@@ -1,0 +1,17 @@
+"""Shards for trainers (docs/dispatcher.md): this is what a training script imports.
+
+with Dispatcher() as dispatcher:
+    for shard in dispatcher.shards():
+        train(shard.name)
+"""
+
+from bireme_runtime.dispatcher.client import (
+    Dispatcher,
+    DispatcherError,
+    Refused,
+    Shard,
+    Unavailable,
+    give_back,
+)
+
+__all__ = ["Dispatcher", "DispatcherError", "Refused", "Shard", "Unavailable", "give_back"]

@@ -1,0 +1,103 @@
+"""The dispatcher's command: `python3 -m bireme_runtime.dispatcher …` (docs/dispatcher.md)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from bireme_runtime.dispatcher.client import Dispatcher, DispatcherError, Unavailable
+from bireme_runtime.process.exits import CONFIG, TEMPORARY, USAGE
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"bireme dispatcher: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python3 -m bireme_runtime.dispatcher", description="Hand out shards to trainers.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    commands.add_parser("serve", help="run a replica")
+    add = commands.add_parser("add", help="define the dataset")
+    add.add_argument("names", nargs="*", metavar="NAME")
+    add.add_argument("--from", dest="file", help="a file with a name in each line; - for standard input")
+    add.add_argument("--passes", type=int, default=1)
+    add.add_argument("--timeout", type=float, default=600.0, help="seconds that a shard may be in hand")
+    add.add_argument("--failures", type=int, default=3, help="after so many in a pass a shard is given up")
+    commands.add_parser("wait", help="wait until the service answers and has a leader")
+    commands.add_parser("wait-finished", help="wait until the last trainer has left after the last pass")
+    status = commands.add_parser("status", help="show passes, counts, trainers and failed shards")
+    status.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    return parser
+
+
+def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
+    """Do what the arguments say; the exit code is that of docs/dispatcher.md."""
+    options = _parser().parse_args(argv)
+    try:
+        if options.command == "serve":
+            # Trainers need none of it.
+            from bireme_runtime.dispatcher.service import server
+
+            return server.serve(env)
+        return _act_as_client(options, Dispatcher(env=env))
+    except Unavailable as error:
+        return _complain(error, TEMPORARY)
+    except DispatcherError as error:
+        return _complain(error, 1)
+    except (OSError, ValueError) as error:
+        return _complain(error, CONFIG)
+
+
+def _act_as_client(options: argparse.Namespace, dispatcher: Dispatcher) -> int:
+    if options.command == "add":
+        names = [*options.names, *(_lines(options.file) if options.file else ())]
+        added = dispatcher.add(names, options.passes, options.timeout, options.failures)
+        print(f"dataset {dispatcher.dataset} {'has' if added else 'had'} {len(names)} shards")
+    elif options.command == "wait":
+        print(f"the dispatcher answers; {dispatcher.status()['leader']} leads")
+    elif options.command == "wait-finished":
+        dispatcher.wait_finished()
+        print(f"dataset {dispatcher.dataset} is finished")
+    else:
+        status = dispatcher.status()
+        print(json.dumps(status, indent=2) if options.output == "json" else _table(status))
+    return 0
+
+
+def _lines(file: str) -> list[str]:
+    with contextlib.ExitStack() as stack:
+        source = sys.stdin if file == "-" else stack.enter_context(open(file, encoding="utf-8"))
+        return [line.strip() for line in source if line.strip()]
+
+
+def _table(status: Mapping[str, Any]) -> str:
+    lines = [f"leader {status['leader']}"]
+    for each in status["datasets"]:
+        if not each["defined"]:
+            lines.append(f"{each['dataset']}: not defined yet, {len(each['trainers'])} trainers wait")
+            continue
+        end = "finished" if each["finished"] else "over" if each["over"] else f"pass {each['pass'] + 1}"
+        counts = ", ".join(f"{each[state]} {state}" for state in ("todo", "pending", "done", "failed"))
+        lines.append(f"{each['dataset']}: {end} of {each['passes']}, {counts}")
+        for trainer in each["trainers"]:
+            hand = ", ".join(trainer["inHand"]) or "nothing"
+            speed = f"{trainer['done']} done, {trainer['perSecond']}/s"
+            lines.append(f"  {trainer['trainer']}: {speed}, has {hand}")
+        lines += [f"  given up: {name}" for name in each["failedShards"]]
+    return "\n".join(lines)
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"bireme dispatcher: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

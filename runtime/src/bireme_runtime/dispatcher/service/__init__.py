@@ -1,0 +1,1 @@
+"""A replica of the shard dispatcher. Trainers do without it."""

@@ -1,0 +1,301 @@
+"""A replica of the dispatcher as a service: HTTP and JSON around replica.py."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.client
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bireme_runtime.dispatcher.service import metrics
+from bireme_runtime.dispatcher.service.http import Ask, Response, serve_connection
+from bireme_runtime.dispatcher.service.keys import (
+    DEFAULT_PORT,
+    DEFAULT_PREFIX,
+    Answer,
+    BadRequest,
+    Keys,
+    Request,
+    after,
+    checked_name,
+    checked_names,
+    lease_of,
+    sentence,
+)
+from bireme_runtime.dispatcher.service.replica import Replica
+from bireme_runtime.etcd import client as etcd
+
+T = TypeVar("T")
+LONGEST_WAIT = 20.0
+# Of the desk, for an answer that needs no waiting: more than etcd's own timeouts together.
+_PATIENCE = 15.0
+_ETCD_SECONDS = 3.0
+_ASKED = ("add", "next", "settle", "once", "once-done", "once-failed", "finished")
+
+log = logging.getLogger("bireme_runtime")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a replica is run; times in seconds."""
+
+    endpoints: str
+    prefix: str = DEFAULT_PREFIX
+    host: str = "0.0.0.0"
+    port: int = DEFAULT_PORT
+    advertise: str = ""
+    leader_seconds: int = 5
+    trainer_seconds: int = 12
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        """Read BIREME_ETCD_ENDPOINTS and BIREME_DISPATCHER_*. Raises ValueError with a sentence."""
+        endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
+        if not endpoints:
+            raise ValueError("BIREME_ETCD_ENDPOINTS is not set: write host:port of etcd")
+        listen = env.get("BIREME_DISPATCHER_LISTEN") or f"0.0.0.0:{DEFAULT_PORT}"
+        host, _, port = listen.rpartition(":")
+        if not port.isdigit():
+            raise ValueError(f"BIREME_DISPATCHER_LISTEN={listen} is not host:port")
+        return cls(
+            endpoints, (env.get("BIREME_DISPATCHER_PREFIX") or DEFAULT_PREFIX).rstrip("/") + "/",
+            host.strip("[]"), int(port), _advertised(env, port),
+            _seconds(env, "BIREME_DISPATCHER_LEADER_SECONDS", 5),
+            _seconds(env, "BIREME_DISPATCHER_TRAINER_SECONDS", 12),
+        )  # fmt: skip
+
+
+def _advertised(env: Mapping[str, str], port: str) -> str:
+    said = env.get("BIREME_DISPATCHER_ADVERTISE")
+    if said:
+        return said
+    host = env.get("POD_IP") or socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _seconds(env: Mapping[str, str], name: str, default: int) -> int:
+    said = env.get(name) or str(default)
+    if not said.isdigit() or int(said) < 2:
+        raise ValueError(f"{name}={said} is not a whole number of seconds, 2 or more")
+    return int(said)
+
+
+class Service:
+    """What listens. All methods but `run` are for the event loop's thread."""
+
+    def __init__(self, client: etcd.Client, settings: Settings) -> None:
+        self._client = client
+        self._settings = settings
+        self._replica = Replica(client, settings.prefix, settings.advertise, settings.leader_seconds)
+        # For what waits for etcd or for the leader, beside the desk.
+        self._pool = ThreadPoolExecutor(8)
+        self._requests: Counter[str] = Counter()
+        self._answered: list[tuple[asyncio.Future[Answer], Answer]] = []
+        self._lock = threading.Lock()
+
+    async def run(self, over: asyncio.Event, listening: Callable[[int], None] = lambda port: None) -> None:
+        """Serve until told that it is over. Raises OSError when the port is taken."""
+        self._loop = asyncio.get_running_loop()
+        handler = functools.partial(serve_connection, self.answer)
+        server = await asyncio.start_server(handler, self._settings.host, self._settings.port, backlog=2048)
+        listening(server.sockets[0].getsockname()[1])
+        self._replica.start()
+        try:
+            await over.wait()
+        finally:
+            server.close()
+            await self._in_thread(self._replica.stop)
+            self._pool.shutdown(wait=False)
+
+    async def answer(self, ask: Ask, is_there: Callable[[], bool]) -> Response:
+        """The answer to one request."""
+        try:
+            return await self._route(ask, is_there)
+        except (BadRequest, ValueError) as error:
+            return _response(sentence(400, str(error)))
+        except etcd.LeaseLost:
+            return _response(sentence(410, "the trainer is gone: join again"))
+        except etcd.EtcdError as error:
+            return _response(sentence(503, f"etcd does not answer: {error}"))
+
+    async def _route(self, ask: Ask, is_there: Callable[[], bool]) -> Response:
+        parts = ask.path.strip("/").split("/")
+        if ask.method == "GET" and ask.path in ("/healthz", "/readyz"):
+            return self._health(ask.path)
+        if ask.method == "GET" and ask.path == "/metrics":
+            return await self._metrics()
+        if ask.method == "GET" and ask.path == "/v1/status":
+            return await self._status(ask)
+        if len(parts) != 3 or parts[0] != "v1":
+            return _response(sentence(404, f"there is nothing at {ask.path}"))
+        dataset, verb = checked_name("dataset", parts[1]), parts[2]
+        self._requests[verb] += 1
+        body = ask.json()
+        # Any replica does these; they are etcd's own affair.
+        if verb == "heartbeat":
+            lease = lease_of(str(body.get("trainer", "")))
+            return Response.of(200, {"seconds": await self._in_thread(self._client.lease_keepalive, lease)})
+        if verb == "block":
+            return await self._put_block(dataset, body)
+        if not self._replica.leads:
+            return self._elsewhere(ask)
+        if verb == "join":
+            return await self._join(dataset, body)
+        if verb == "leave":
+            return await self._leave(dataset, body)
+        if verb not in _ASKED:
+            return _response(sentence(404, f"there is no request called {verb}"))
+        wait = min(float(body.get("wait", ask.query.get("wait", 0))), LONGEST_WAIT)
+        return _response(await self._ask(Request.from_json(verb, dataset, body), wait, is_there))
+
+    def _elsewhere(self, ask: Ask) -> Response:
+        """Where the leader is."""
+        leader = self._replica.leader
+        if not leader or leader == self._settings.advertise:
+            words = {"error": "no leader at the moment: ask again"}
+            return Response.of(503, words, {"Retry-After": "1"})
+        return Response.of(307, {"leader": leader}, {"Location": f"http://{leader}{ask.target}"})
+
+    def _health(self, path: str) -> Response:
+        well = self._replica.is_alive if path == "/healthz" else bool(self._replica.leader)
+        return Response.of(
+            200 if well else 503, {"leads": self._replica.leads, "leader": self._replica.leader}
+        )
+
+    async def _metrics(self) -> Response:
+        books: Any = await self._at_the_desk(lambda desk: desk.report()) if self._replica.leads else None
+        text = metrics.text(books, self._replica.leads, self._replica.terms, self._requests)
+        return Response(200, text.encode(), {"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _status(self, ask: Ask) -> Response:
+        if self._replica.leads:
+            report = await self._at_the_desk(lambda desk: desk.report())
+            if report is not None:
+                return Response.of(200, {"leader": self._replica.leader, "datasets": report["datasets"]})
+        leader = self._replica.leader
+        if ask.query.get("relayed") or not leader or leader == self._settings.advertise:
+            return _response(sentence(503, "no leader at the moment: ask again"))
+        return await self._in_thread(_relayed, leader)
+
+    async def _at_the_desk(self, act: Callable[[Any], Any]) -> Any:
+        answer = await self._future(lambda reply: self._replica.call(act, reply), _PATIENCE)
+        return answer.body.get("result")
+
+    async def _join(self, dataset: str, body: Mapping[str, Any]) -> Response:
+        name = re.sub(r"[^A-Za-z0-9_-]", "-", str(body.get("name") or "trainer"))[:100]
+        lease = await self._in_thread(self._client.lease_grant, self._settings.trainer_seconds)
+        request = Request("join", dataset, f"{name}.{lease:x}", lease=lease)
+        answer = await self._ask(request, 0, lambda: True)
+        return _response(Answer(answer.status, {**answer.body, "seconds": self._settings.trainer_seconds}))
+
+    async def _leave(self, dataset: str, body: Mapping[str, Any]) -> Response:
+        request = Request.from_json("leave", dataset, body)
+        lease = lease_of(request.trainer)
+        answer = await self._ask(request, 0, lambda: True)
+        if answer.status == 200:
+            await self._in_thread(self._client.lease_revoke, lease)
+        return _response(answer)
+
+    async def _put_block(self, dataset: str, body: Mapping[str, Any]) -> Response:
+        digest, number = str(body.get("digest", "")), int(body.get("block", -1))
+        if not re.fullmatch(r"[0-9a-f]{8,64}", digest) or not 0 <= number < 10**7:
+            raise BadRequest("a block needs its number and the digest of all names")
+        names = json.dumps(checked_names(body.get("names")))
+        key = Keys(self._settings.prefix, dataset).block(digest, number)
+        await self._in_thread(self._client.put, key, names)
+        return Response.of(200, {})
+
+    async def _ask(self, request: Request, wait: float, is_there: Callable[[], bool]) -> Answer:
+        answer = await self._future(
+            lambda reply: self._replica.ask(request, reply, wait, is_there), wait + _PATIENCE
+        )
+        if answer.body.get("differs"):
+            await self._in_thread(self._drop_blocks, request)
+        return answer
+
+    def _drop_blocks(self, request: Request) -> None:
+        """Remove the names of a dataset that came too late, unless the first has the same ones."""
+        keys = Keys(self._settings.prefix, request.dataset)
+        meta = self._client.get(keys.meta)
+        digest = request.definition.digest if request.definition else ""
+        if meta is not None and json.loads(meta.value)["digest"] != digest:
+            self._client.delete_span(keys.blocks(digest), after(keys.blocks(digest)))
+
+    # Threads ----------------------------------------
+
+    async def _in_thread(self, act: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._pool, functools.partial(act, *arguments))
+
+    async def _future(self, start: Callable[[Callable[[Answer], None]], None], longest: float) -> Answer:
+        """What the desk's thread answers; the answers of a batch come in one go."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+
+        def reply(answer: Answer) -> None:
+            with self._lock:
+                self._answered.append((future, answer))
+                is_first = len(self._answered) == 1
+            if is_first:
+                self._loop.call_soon_threadsafe(self._deliver)
+
+        start(reply)
+        try:
+            return await asyncio.wait_for(future, longest)
+        except asyncio.TimeoutError:
+            return sentence(503, "the leader does not answer at the moment: ask again")
+
+    def _deliver(self) -> None:
+        with self._lock:
+            answered, self._answered = self._answered, []
+        for future, answer in answered:
+            if not future.done():
+                future.set_result(answer)
+
+
+def _response(answer: Answer) -> Response:
+    return Response.of(answer.status, answer.body)
+
+
+def _relayed(leader: str) -> Response:
+    """The leader's own status."""
+    host, _, port = leader.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=5)
+    try:
+        connection.request("GET", "/v1/status?relayed=1")
+        response = connection.getresponse()
+        return Response(response.status, response.read())
+    except (OSError, http.client.HTTPException) as error:
+        return _response(sentence(503, f"the leader {leader} does not answer: {error}"))
+    finally:
+        connection.close()
+
+
+def serve(env: Mapping[str, str] = os.environ) -> int:
+    """Run a replica until TERM. Raises ValueError for settings without sense, OSError for a taken port."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="bireme dispatcher: %(message)s")
+    # The event loop must not wait long for the desk's thread, which computes as well.
+    sys.setswitchinterval(0.001)
+    settings = Settings.from_env(env)
+    service = Service(etcd.client_from(settings.endpoints, env, _ETCD_SECONDS), settings)
+    asyncio.run(_until_told(service, settings))
+    return 0
+
+
+async def _until_told(service: Service, settings: Settings) -> None:
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    await service.run(
+        over, lambda port: log.info("at %s:%d, for %s", settings.host, port, settings.endpoints)
+    )

@@ -1,0 +1,753 @@
+"""Who takes part in a run, agreed through etcd. Knows nothing of torch (docs/adr/0005-etcd-rendezvous.md).
+
+Keys under `<prefix><run id>/`:
+
+    members/<id>   under the member's lease: where it is, and from which round on it can be placed
+    round          the number and the members, in rank order, of the latest round; compare-and-swap only
+    store          under the lease of rank 0: where the agents of this round exchange data
+    done           the run is over: {"outcome": "success"}
+
+A member that trains in round n blocks round n+1 until it says that it is ready, or its lease is gone. So a
+member costs the others its own lease at most, and nobody is placed in two rounds at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Union
+
+from bireme_runtime.etcd import client as etcd
+
+DEFAULT_PREFIX = "/bireme/rendezvous/"
+SUCCESS, CLOSED = "success", "closed"
+# A watch that hears nothing for so long reads the keys again, in case its connection died without a word.
+_WATCH_IDLE_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
+
+log = logging.getLogger("bireme_runtime")
+
+
+class RunOver(Exception):
+    """The run has ended; `outcome` is "success" or "closed"."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(f"the run is over: {outcome}")
+        self.outcome = outcome
+
+
+class JoinTimeout(Exception):
+    """No round that includes this member came about in time; the message says what was missing."""
+
+
+class Unreachable(Exception):
+    """etcd did not answer for as long as the caller would wait."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How members of one run find each other. Times in seconds; all members need the same bounds.
+
+    The lease lives `keep_alive_interval` times `keep_alive_max_attempt`. It is the time after which a member
+    whose machine died is given up, and the pause that a live one may make without being taken for dead.
+    For `settle_timeout` newcomers leave a new round alone: its processes still import and load, and all that
+    would be to do again.
+    """
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    prefix: str = DEFAULT_PREFIX
+    join_timeout: float = 600.0
+    last_call_timeout: float = 1.0
+    settle_timeout: float = 10.0
+    close_timeout: float = 10.0
+    read_timeout: float = 60.0
+    heartbeat_timeout: float = 5.0
+    keep_alive_interval: float = 1.0
+    keep_alive_max_attempt: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.run_id:
+            raise ValueError("the rendezvous needs a run id (PET_RDZV_ID)")
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(
+                f"the bounds {self.min_nodes}:{self.max_nodes} are not 1 ≤ min ≤ max (PET_NNODES)"
+            )
+        for name in (
+            "join_timeout",
+            "close_timeout",
+            "read_timeout",
+            "heartbeat_timeout",
+            "keep_alive_interval",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be more than 0 seconds (PET_RDZV_CONF)")
+        for name in ("last_call_timeout", "settle_timeout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative (PET_RDZV_CONF)")
+        if self.lease_ttl < 2:
+            raise ValueError(
+                "keep_alive_interval * keep_alive_max_attempt must be 2 seconds or more (PET_RDZV_CONF)"
+            )
+
+    @classmethod
+    def from_config(cls, run_id: str, min_nodes: int, max_nodes: int, config: Mapping[str, Any]) -> Settings:
+        """Read the times, under torch's names, from a `rdzv_conf`; other keys in it are not looked at."""
+        changes: dict[str, Any] = {}
+        for name in (
+            "join_timeout", "last_call_timeout", "settle_timeout", "close_timeout", "read_timeout",
+            "heartbeat_timeout", "keep_alive_interval",
+        ):  # fmt: skip
+            if config.get(name) is not None:
+                changes[name] = _number(name, config[name])
+        if config.get("keep_alive_max_attempt") is not None:
+            changes["keep_alive_max_attempt"] = int(
+                _number("keep_alive_max_attempt", config["keep_alive_max_attempt"])
+            )
+        if config.get("etcd_prefix"):
+            changes["prefix"] = str(config["etcd_prefix"]).rstrip("/") + "/"
+        return cls(run_id, min_nodes, max_nodes, **changes)
+
+    @property
+    def lease_ttl(self) -> int:
+        """Life of an unrenewed lease, in whole seconds."""
+        return round(self.keep_alive_interval * self.keep_alive_max_attempt)
+
+    @property
+    def root(self) -> str:
+        """Where the keys of the run start."""
+        return f"{self.prefix}{self.run_id}/"
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value} is not a number of seconds (PET_RDZV_CONF)") from None
+
+
+# What etcd holds ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One agent. `base` stays the same when it takes a new lease, `id` does not.
+
+    `ready` is the first round that it can be placed in; `finished` says that its processes have ended well.
+    `slot` orders newcomers (the completion index of the pod).
+    """
+
+    id: str
+    base: str
+    slot: int
+    address: str
+    ready: int
+    finished: bool = False
+
+    def to_json(self) -> str:
+        """The value of the member's key."""
+        record = {"base": self.base, "slot": self.slot, "address": self.address, "ready": self.ready}
+        return json.dumps({**record, "finished": self.finished}, sort_keys=True)
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Position among newcomers."""
+        return (self.slot, self.id)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One agreed world: the members by rank. `bases` are their identities across leases."""
+
+    number: int
+    members: tuple[str, ...]
+    bases: tuple[str, ...]
+    mod_revision: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """The keys of a run as of one revision."""
+
+    revision: int = 0
+    members: Mapping[str, Member] = field(default_factory=dict)
+    round: Round | None = None
+    store: tuple[int, str] | None = None
+    outcome: str = ""
+
+    @property
+    def number(self) -> int:
+        """The number of the latest round; 0 before the first."""
+        return self.round.number if self.round else 0
+
+    def placed(self, member: Member) -> bool:
+        """Whether the member takes part in the latest round, rather than waiting for the next."""
+        return (
+            self.round is not None and member.id in self.round.members and member.ready <= self.round.number
+        )
+
+    def leavers(self) -> set[str]:
+        """Members of the latest round that are gone from it: without a lease, or ready for another round."""
+        if self.round is None:
+            return set()
+        here = {member.id for member in self.members.values() if self.placed(member)}
+        return set(self.round.members) - here
+
+    def arrivals(self) -> set[str]:
+        """Live members that are not in the latest round."""
+        names = self.round.members if self.round else ()
+        return {id for id, member in self.members.items() if id not in names and not member.finished}
+
+    def changed(self, root: str, kv: etcd.KeyValue, deleted: bool) -> View:
+        """The view after a change of one key."""
+        name = kv.key[len(root) :]
+        record = {} if deleted else json.loads(kv.value)
+        if name.startswith("members/"):
+            members = dict(self.members)
+            members.pop(name[8:], None)
+            if not deleted:
+                members[name[8:]] = _member(name[8:], record)
+            return replace(self, members=members)
+        if name == "round":
+            return replace(self, round=None if deleted else _round(record, kv.mod_revision))
+        if name == "store":
+            return replace(self, store=None if deleted else (int(record["round"]), str(record["address"])))
+        if name == "done":
+            return replace(self, outcome="" if deleted else str(record.get("outcome", CLOSED)))
+        return self
+
+
+def _member(id: str, record: Mapping[str, Any]) -> Member:
+    slot, ready = int(record["slot"]), int(record["ready"])
+    return Member(id, str(record["base"]), slot, str(record["address"]), ready, bool(record.get("finished")))
+
+
+def _round(record: Mapping[str, Any], revision: int) -> Round:
+    return Round(int(record["number"]), tuple(record["members"]), tuple(record["bases"]), revision)
+
+
+def view_of(root: str, snapshot: etcd.Snapshot) -> View:
+    """The view that a reading of all keys under the root gives."""
+    view = View()
+    for kv in snapshot.keys:
+        view = view.changed(root, kv, deleted=False)
+    return replace(view, revision=snapshot.revision)
+
+
+# What a waiting member does ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The latest round includes the member."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Propose:
+    """It falls to the member to propose this round."""
+
+    round: Round
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do until the view changes or so many seconds pass."""
+
+    reason: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has ended."""
+
+    outcome: str
+
+
+Decision = Union[Joined, Propose, Wait, Over]
+
+
+def decide(view: View, me: str, ready: int, settings: Settings, quiet_seconds: float) -> Decision:
+    """What member `me`, ready for round `ready`, does on this view.
+
+    `quiet_seconds` is the time since somebody new was last seen to arrive.
+    """
+    if view.round and me in view.round.members and view.round.number >= ready:
+        return Joined(view.round.members.index(me))
+    if view.outcome:
+        return Over(view.outcome)
+    if me not in view.members:
+        return Wait("its own registration to show")
+    members = [member for member in view.members.values() if not member.finished]
+    placed = [member.id for member in members if view.placed(member)]
+    if placed:
+        return Wait(f"{len(placed)} members of round {view.number} to stop, {placed[0]} among them")
+    if len(members) < settings.min_nodes:
+        return Wait(f"members: {len(members)} are here and {settings.min_nodes} is the minimum")
+    if me != min(members, key=lambda member: member.order).id:
+        return Wait("another member to propose the round")
+    if len(members) < settings.max_nodes and _newcomers(view, members):
+        # Who only loses members need not call for more: those that died still block by their leases.
+        remaining = settings.last_call_timeout - quiet_seconds
+        if remaining > 0:
+            return Wait("the last call to end", remaining)
+    return Propose(_next_round(view, members, settings.max_nodes))
+
+
+def _newcomers(view: View, members: list[Member]) -> bool:
+    known = view.round.bases if view.round else ()
+    return any(member.base not in known for member in members)
+
+
+def _next_round(view: View, members: list[Member], most: int) -> Round:
+    """Survivors keep their order, newcomers follow by slot; those beyond the maximum wait as spares."""
+    known = view.round.bases if view.round else ()
+    survivors = sorted((m for m in members if m.base in known), key=lambda m: known.index(m.base))
+    newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
+    chosen = (survivors + newcomers)[:most]
+    return Round(view.number + 1, tuple(m.id for m in chosen), tuple(m.base for m in chosen))
+
+
+# A member ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a member says of itself: a name that no other process uses, its slot and its address."""
+
+    base: str
+    slot: int
+    address: str
+
+
+@dataclass(frozen=True)
+class World:
+    """A round as one of its members sees it."""
+
+    number: int
+    rank: int
+    size: int
+    mod_revision: int
+
+
+class Rendezvous:
+    """One member of a run, alive until `leave`. `join` may be called again and again, from one thread.
+
+    Two threads of its own renew the lease and follow the keys. `client` may be shared.
+    """
+
+    def __init__(self, client: etcd.Client, settings: Settings, identity: Identity) -> None:
+        self.settings = settings
+        self.identity = identity
+        self._client = client
+        # Renewals get a client that gives up on a silent endpoint while the lease still lives.
+        self._renewal_client = client.with_timeout(max(1.0, settings.lease_ttl / 4))
+        self._changed = threading.Condition()
+        self._view = View()
+        self._reading = 0
+        self._wanted_reading = 0
+        self._trouble = "no answer yet"
+        self._seen: set[str] = set()
+        self._ended: set[str] = set()
+        self._last_arrival = time.monotonic()
+        self._watch: etcd.Watch | None = None
+        self._seat: _Seat | None = None
+        self._seats_taken = 0
+        self._world: World | None = None
+        self._entered = 0.0
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # What the agent asks ----------------------------------------
+
+    def join(self) -> World:
+        """Wait for a round that includes this member.
+
+        Raises RunOver, JoinTimeout, Unreachable, and etcd.AuthError or etcd.Refused as etcd gives them.
+        """
+        deadline = time.monotonic() + self.settings.join_timeout
+        self._start_threads()
+        self._get_ready(deadline)
+        progress = _Progress()
+        while True:
+            with self._changed:
+                seat = self._seat
+                lost = seat is None or seat.lost
+                reading = self._view
+                decision = self._decide() if seat and not lost else Wait("a new lease")
+                if isinstance(decision, Joined):
+                    return self._enter(decision)
+                if isinstance(decision, Wait) and not lost:
+                    self._wait(decision, deadline, progress)
+                    continue
+            if isinstance(decision, Over):
+                raise RunOver(decision.outcome)
+            if isinstance(decision, Propose) and seat is not None:
+                self._propose(decision.round, seat, reading, deadline)
+            else:
+                self._get_ready(deadline)
+
+    def waiting(self) -> int:
+        """How many members make a new round worth while: arrivals, and leavers of this one. 0 means train on.
+
+        Arrivals count from the round's `settle_timeout` on, and at once when there are leavers.
+
+        When etcd cannot be reached the last known answer counts: that alone is no reason to stop training.
+        """
+        with self._changed:
+            if self._world is None:
+                return 0
+            if self._seat is None or self._seat.lost or self._view.number != self._world.number:
+                return 1
+            leavers = len(self._leavers())
+            arrivals = len(self._view.arrivals())
+            ending = any(member.finished for member in self._view.members.values())
+            full = self._world.size >= self.settings.max_nodes
+            settling = time.monotonic() - self._entered < self.settings.settle_timeout
+            return arrivals + leavers if leavers or not (full or ending or settling) else 0
+
+    def broken(self, world: World) -> bool:
+        """Whether the round of this world has lost a member or is no longer the latest."""
+        with self._changed:
+            lost = self._seat is None or self._seat.lost
+            return lost or self._view.number != world.number or bool(self._leavers())
+
+    def publish_store(self, world: World, address: str) -> bool:
+        """Say, as rank 0, where the members of the round exchange data. False when the round is over."""
+        seat = self._seat
+        if seat is None or seat.lost:
+            return False
+        value = json.dumps({"round": world.number, "address": address})
+        compare = [
+            etcd.key_is_unchanged(self._key("round"), world.mod_revision),
+            etcd.key_is_same(seat.key, seat.create_revision),
+        ]
+        deadline = time.monotonic() + self.settings.join_timeout
+        while True:
+            try:
+                put = etcd.put_op(self._key("store"), value, seat.lease)
+                return self._client.txn(compare, [put]).succeeded
+            except (etcd.Unavailable, etcd.Ambiguous) as error:
+                # Writing it twice does no harm, and the comparison keeps it from outliving its round.
+                self._pause(deadline, error)
+            except etcd.LeaseLost:
+                return False
+
+    def store_of(self, world: World) -> str | None:
+        """Wait for what rank 0 published; None when the round broke before it did. Raises JoinTimeout."""
+        deadline = time.monotonic() + self.settings.join_timeout
+        while not self.broken(world):
+            with self._changed:
+                if self._view.store and self._view.store[0] == world.number:
+                    return self._view.store[1]
+                if time.monotonic() >= deadline:
+                    raise JoinTimeout(f"rank 0 of round {world.number} did not open its store in time")
+                self._changed.wait(0.5)
+        return None
+
+    def finished(self) -> None:
+        """Say that the processes of this member have ended well, so that nobody waits for it any more."""
+        seat = self._seat
+        if seat is None or seat.lost or self._world is None:
+            return
+        try:
+            self._write(
+                seat, replace(seat.member, finished=True), time.monotonic() + self.settings.close_timeout
+            )
+        except (etcd.EtcdError, Unreachable) as error:
+            log.warning("could not tell the others that this member has finished: %s", error)
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended, as last seen; empty while it goes on."""
+        with self._changed:
+            return self._view.outcome
+
+    def leave(self) -> None:
+        """Give up the lease, and with it the place among the members. Closes nothing for the others."""
+        self._closing.set()
+        with self._changed:
+            seat, self._seat, self._world = self._seat, None, None
+            if self._watch:
+                self._watch.close()
+            self._changed.notify_all()
+        if seat and not seat.lost:
+            try:
+                self._renewal_client.lease_revoke(seat.lease)
+            except etcd.EtcdError as error:
+                log.warning("could not give up the lease, it will run out by itself: %s", error)
+        for thread in self._threads:
+            thread.join(self.settings.close_timeout)
+        self._threads = []
+
+    # Getting a place ----------------------------------------
+
+    def _decide(self) -> Decision:
+        assert self._seat is not None
+        quiet = time.monotonic() - self._last_arrival
+        return decide(self._view, self._seat.member.id, self._seat.member.ready, self.settings, quiet)
+
+    def _leavers(self) -> set[str]:
+        """Who went before its processes had ended: one that goes afterwards must not interrupt the others."""
+        return self._view.leavers() - self._ended
+
+    def _enter(self, joined: Joined) -> World:
+        current = self._view.round
+        assert current is not None
+        self._world = World(current.number, joined.rank, len(current.members), current.mod_revision)
+        self._entered = time.monotonic()
+        return self._world
+
+    def _wait(self, decision: Wait, deadline: float, progress: _Progress) -> None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise JoinTimeout(f"after {self.settings.join_timeout:.0f} s still waiting for {decision.reason}")
+        progress.say(decision.reason)
+        self._changed.wait(min(remaining, 10.0 if decision.seconds is None else decision.seconds + 0.001))
+
+    def _get_ready(self, deadline: float) -> None:
+        """Have a seat whose key says that the member can be placed in the next round."""
+        while True:
+            try:
+                if self._seat is None or self._seat.lost:
+                    self._take_seat(deadline)
+                else:
+                    self._write(self._seat, replace(self._seat.member, ready=self._view.number + 1), deadline)
+                return
+            except etcd.LeaseLost:
+                self._lose_seat()
+
+    def _take_seat(self, deadline: float) -> None:
+        # What was known may be of an etcd that has since come back empty: read anew before saying `ready`.
+        self._read_anew(deadline)
+        lease = self._persist(lambda: self._client.lease_grant(self.settings.lease_ttl), deadline)
+        self._seats_taken += 1
+        id = f"{self.identity.base}.{self._seats_taken}"
+        member = Member(
+            id, self.identity.base, self.identity.slot, self.identity.address, self._view.number + 1
+        )
+        seat = _Seat(self._key(f"members/{id}"), lease, member)
+        self._write(seat, member, deadline)
+        with self._changed:
+            self._seat, self._world = seat, None
+            self._changed.notify_all()
+
+    def _write(self, seat: _Seat, member: Member, deadline: float) -> None:
+        """Bring the member's key to this value. A late duplicate of an older write cannot undo it."""
+        value = member.to_json()
+        while True:
+            try:
+                compare = [etcd.key_is_unchanged(seat.key, seat.mod_revision)]
+                outcome = self._client.txn(compare, [etcd.put_op(seat.key, value, seat.lease)])
+                if outcome.succeeded:
+                    seat.wrote(member, outcome.revision)
+                    return
+                kv = self._client.get(seat.key)
+            except etcd.Ambiguous as error:
+                self._pause(deadline, error)
+                kv = self._persist(lambda: self._client.get(seat.key), deadline)
+            except etcd.Unavailable as error:
+                self._pause(deadline, error)
+                continue
+            if kv is None and seat.mod_revision:
+                raise etcd.LeaseLost("the member's key is gone")
+            if kv is not None and kv.value == value:
+                seat.wrote(member, kv.mod_revision, kv.create_revision)
+                return
+            seat.mod_revision = kv.mod_revision if kv else 0
+
+    def _propose(self, proposal: Round, seat: _Seat, view: View, deadline: float) -> None:
+        """Try to make the proposal the latest round; whether it became that, the view will show."""
+        value = json.dumps(
+            {"number": proposal.number, "members": list(proposal.members), "bases": list(proposal.bases)}
+        )
+        compare = [
+            etcd.key_is_unchanged(self._key("round"), view.round.mod_revision if view.round else 0),
+            etcd.key_is_same(self._key("done"), 0),
+            etcd.key_is_same(seat.key, seat.create_revision),
+            etcd.none_newer(self._key("members/"), view.revision),
+        ]
+        try:
+            self._client.txn(compare, [etcd.put_op(self._key("round"), value)])
+        except (etcd.Unavailable, etcd.Ambiguous) as error:
+            self._pause(deadline, error)
+        with self._changed:
+            # Held or not, something newer than the view is on its way.
+            if self._view is view:
+                self._changed.wait(1.0)
+
+    def _lose_seat(self) -> None:
+        with self._changed:
+            if self._seat:
+                self._seat.lost = True
+            self._changed.notify_all()
+
+    def _persist(self, request: Any, deadline: float) -> Any:
+        while True:
+            try:
+                return request()
+            except (etcd.Unavailable, etcd.Ambiguous) as error:
+                self._pause(deadline, error)
+
+    def _pause(self, deadline: float, error: etcd.EtcdError) -> None:
+        if time.monotonic() >= deadline or self._closing.wait(_RETRY_SECONDS):
+            raise Unreachable(f"etcd cannot be reached: {error}") from error
+
+    def _key(self, name: str) -> str:
+        return self.settings.root + name
+
+    # The threads ----------------------------------------
+
+    def _start_threads(self) -> None:
+        if self._closing.is_set():
+            raise RuntimeError("this member has left the run")
+        if self._threads:
+            return
+        for target in (self._renew, self._follow):
+            thread = threading.Thread(target=target, name=f"bireme-{target.__name__.strip('_')}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _renew(self) -> None:
+        while not self._closing.wait(self.settings.keep_alive_interval):
+            seat = self._seat
+            if seat is None or seat.lost:
+                continue
+            try:
+                self._renewal_client.lease_keepalive(seat.lease)
+            except etcd.LeaseLost:
+                log.warning(
+                    "the lease of %s is gone: the others go on without it until it joins again", seat.key
+                )
+                with self._changed:
+                    seat.lost = True
+                    self._changed.notify_all()
+            except etcd.EtcdError as error:
+                log.info("could not renew the lease: %s", error)
+
+    def _follow(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._read_and_watch()
+            except etcd.EtcdError as error:
+                log.info("reading the members again: %s", error)
+                self._trouble = str(error)
+                self._closing.wait(_RETRY_SECONDS)
+
+    def _read_and_watch(self) -> None:
+        with self._changed:
+            reading = self._wanted_reading
+        snapshot = self._client.range(self.settings.root)
+        self._show(view_of(self.settings.root, snapshot))
+        watch = self._client.watch(self.settings.root, snapshot.revision + 1, _WATCH_IDLE_SECONDS)
+        with self._changed:
+            self._reading = reading
+            self._watch = watch
+            stale = self._wanted_reading != reading or self._closing.is_set()
+            self._changed.notify_all()
+        try:
+            if stale:
+                return
+            for revision, events in watch:
+                view = self._view
+                for event in events:
+                    view = view.changed(self.settings.root, event.kv, event.deleted)
+                if events:
+                    self._show(replace(view, revision=max(revision, view.revision)))
+        finally:
+            watch.close()
+
+    def _show(self, view: View) -> None:
+        with self._changed:
+            self._view = view
+            if not view.members.keys() <= self._seen:
+                self._seen |= view.members.keys()
+                self._last_arrival = time.monotonic()
+            self._ended |= {id for id, member in view.members.items() if member.finished}
+            seat = self._seat
+            if seat and seat.mod_revision <= view.revision and seat.member.id not in view.members:
+                seat.lost = True
+            self._changed.notify_all()
+
+    def _read_anew(self, deadline: float) -> None:
+        """Have the view be one that was read after this call."""
+        with self._changed:
+            self._wanted_reading += 1
+            wanted = self._wanted_reading
+            if self._watch:
+                self._watch.close()
+            while self._reading < wanted:
+                if time.monotonic() >= deadline or self._closing.is_set():
+                    raise Unreachable(f"etcd cannot be reached: {self._trouble}")
+                self._changed.wait(0.5)
+
+
+class _Seat:
+    """The member's key and the lease that it lives by."""
+
+    def __init__(self, key: str, lease: int, member: Member) -> None:
+        self.key = key
+        self.lease = lease
+        self.member = member
+        self.create_revision = 0
+        self.mod_revision = 0
+        self.lost = False
+
+    def wrote(self, member: Member, revision: int, create_revision: int = 0) -> None:
+        self.member = member
+        self.mod_revision = revision
+        self.create_revision = self.create_revision or create_revision or revision
+
+
+class _Progress:
+    """Says what is waited for, at most every 30 seconds."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + 10
+
+    def say(self, reason: str) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 30
+            log.warning("rendezvous: waiting for %s", reason)
+
+
+# What others than the member ask ----------------------------------------
+
+
+def new_base(name: str) -> str:
+    """An identity that no other process has; `name` is for people who read the keys."""
+    return f"{name}-{secrets.token_hex(4)}"
+
+
+def outcome_of(client: etcd.Client, root: str) -> str:
+    """How the run ended, or an empty string while it goes on."""
+    kv = client.get(root + "done")
+    return str(json.loads(kv.value).get("outcome", CLOSED)) if kv else ""
+
+
+def end_run(client: etcd.Client, root: str, outcome: str) -> None:
+    """Mark the run as over; the first mark stays. Raises etcd.EtcdError, after trying each endpoint again."""
+    put = etcd.put_op(root + "done", json.dumps({"outcome": outcome}))
+    for attempt in range(3):
+        try:
+            client.txn([etcd.key_is_same(root + "done", 0)], [put])
+            return
+        except (etcd.Ambiguous, etcd.Unavailable):
+            # The comparison makes a second mark harmless, whatever became of the first.
+            if attempt == 2:
+                raise
+            time.sleep(_RETRY_SECONDS)
+
+
+def leases_of(client: etcd.Client, root: str, base: str) -> tuple[int, ...]:
+    """The leases that a member holds, by its identity; normally one, or none."""
+    keys = client.range(f"{root}members/{base}.").keys
+    return tuple(sorted({kv.lease for kv in keys if kv.lease}))

@@ -1,0 +1,208 @@
+"""The torchrun rendezvous backend `bireme-etcd`: torch's interface over rendezvous.py. Torch 2.1 and newer.
+
+torchrun finds it by the entry point `torchrun.handlers` (torch 2.6 and newer), or `launch` registers it. It
+reads PET_RDZV_ENDPOINT (host:port[,host:port…]), PET_RDZV_CONF (torch's names, and `etcd_prefix`, `protocol`,
+`cacert`, `cert`, `key`), the BIREME_ETCD_* variables of docs/runtime.md, JOB_COMPLETION_INDEX and USE_LIBUV.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from bireme_runtime.elastic import rendezvous
+from bireme_runtime.etcd import client as etcd
+
+BACKEND = "bireme-etcd"
+_NO_SLOT = 1 << 30
+_ATTEMPT_SECONDS = 5.0
+
+log = logging.getLogger("bireme_runtime")
+
+
+def torchrun_handler() -> Callable[[Any], Any]:
+    """What the entry point names: returns the function that makes a handler of RendezvousParameters."""
+    return create_handler
+
+
+def create_handler(params: Any) -> Any:
+    """Make the handler of one agent. Raises ValueError with a sentence when a parameter makes no sense."""
+    settings = rendezvous.Settings.from_config(
+        params.run_id, params.min_nodes, params.max_nodes, params.config
+    )
+    client = etcd.client_from(params.endpoint, os.environ, settings.heartbeat_timeout, params.config)
+    address = params.get("local_addr") or own_address(client.endpoints[0])
+    base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
+    slot = int(os.environ.get("JOB_COMPLETION_INDEX") or _NO_SLOT)
+    identity = rendezvous.Identity(base, slot, str(address))
+    return _handler_class()(rendezvous.Rendezvous(client, settings, identity), client)
+
+
+def own_address(peer: etcd.Endpoint) -> str:
+    """The address of this host from which it reaches the peer; sends nothing."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.connect(target)
+            return str(sock.getsockname()[0])
+    except OSError:
+        return socket.getfqdn()
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033
+def _handler_class() -> Any:
+    """The handler's class, which needs torch for its base."""
+    api = importlib.import_module("torch.distributed.elastic.rendezvous.api")
+
+    class EtcdV3RendezvousHandler(api.RendezvousHandler):  # type: ignore[name-defined,misc]
+        """One agent's side of the rendezvous. A handler that goes takes its own lease with it and no more."""
+
+        def __init__(self, member: rendezvous.Rendezvous, client: etcd.Client) -> None:
+            self._member = member
+            self._client = client
+            self._store: Any = None
+
+        def get_backend(self) -> str:
+            return BACKEND
+
+        @property
+        def use_agent_store(self) -> bool:
+            # The training processes keep a store of their own, which ends with them and not with an agent.
+            return False
+
+        def get_run_id(self) -> str:
+            return self._member.settings.run_id
+
+        def next_rendezvous(self) -> Any:
+            try:
+                return self._next_world()
+            except rendezvous.RunOver as error:
+                raise api.RendezvousClosedError(str(error)) from error
+            except rendezvous.JoinTimeout as error:
+                raise api.RendezvousTimeoutError(str(error)) from error
+            except (rendezvous.Unreachable, etcd.EtcdError) as error:
+                raise api.RendezvousConnectionError(str(error)) from error
+
+        def _next_world(self) -> Any:
+            while True:
+                world = self._member.join()
+                opened = _open_store(self._member, world)
+                if opened is None:
+                    log.info("round %d broke before all its members had met", world.number)
+                    continue
+                self._store, master_addr, master_port = opened
+                if not hasattr(api, "RendezvousInfo"):
+                    return self._store, world.rank, world.size
+                bootstrap = api.RendezvousStoreInfo(master_addr, master_port)
+                return api.RendezvousInfo(self._store, world.rank, world.size, bootstrap)
+
+        def num_nodes_waiting(self) -> int:
+            return self._member.waiting()
+
+        def is_closed(self) -> bool:
+            return bool(self._member.outcome)
+
+        def set_closed(self) -> None:
+            rendezvous.end_run(self._client, self._member.settings.root, rendezvous.CLOSED)
+
+        def processes_finished(self) -> None:
+            """The processes of this agent have all ended well (called by `bireme_runtime.elastic.launch`)."""
+            self._member.finished()
+
+        def shutdown(self) -> bool:
+            self._member.leave()
+            return True
+
+    return EtcdV3RendezvousHandler
+
+
+def _open_store(member: rendezvous.Rendezvous, world: rendezvous.World) -> tuple[Any, str, int] | None:
+    """Open the store of the round, and meet all its members there. None when the round broke meanwhile.
+
+    Returns the store, and the address and port at which rank 0 of the training processes will open theirs.
+    """
+    if world.rank == 0:
+        host = member.identity.address
+        store = tcp_store(host, 0, is_master=True, timeout=timedelta(seconds=member.settings.read_timeout))
+        master_port = _free_port()
+        if not member.publish_store(world, json.dumps([host, store.port, master_port])):
+            return None
+    else:
+        published = member.store_of(world)
+        if published is None:
+            return None
+        host, port, master_port = json.loads(published)
+        store = _reach_store(member, world, host, port)
+    if store is None or not _all_are_here(store, member, world):
+        return None
+    return store, host, master_port
+
+
+def _reach_store(member: rendezvous.Rendezvous, world: rendezvous.World, host: str, port: int) -> Any:
+    deadline = time.monotonic() + member.settings.read_timeout
+    while True:
+        try:
+            store = tcp_store(host, port, is_master=False, timeout=timedelta(seconds=_ATTEMPT_SECONDS))
+            store.set_timeout(timedelta(seconds=member.settings.read_timeout))
+            return store
+        except (RuntimeError, OSError, ValueError) as error:
+            if member.broken(world):
+                return None
+            if time.monotonic() >= deadline:
+                words = f"the store of round {world.number} at {host}:{port} cannot be reached: {error}"
+                raise rendezvous.Unreachable(words) from error
+
+
+def _all_are_here(store: Any, member: rendezvous.Rendezvous, world: rendezvous.World) -> bool:
+    """Wait for all members of the round at its store, so that none blocks there for one that is gone."""
+    try:
+        if store.add("bireme/here", 1) == world.size:
+            store.set("bireme/all", "1")
+    except (RuntimeError, OSError):
+        return False
+    deadline = time.monotonic() + member.settings.join_timeout
+    while not member.broken(world):
+        try:
+            store.wait(["bireme/all"], timedelta(seconds=1))
+            return True
+        except (RuntimeError, OSError) as error:
+            if time.monotonic() >= deadline:
+                words = f"not all {world.size} members of round {world.number} came to its store"
+                raise rendezvous.JoinTimeout(words) from error
+            # A store that lost its server fails at once, before the loss of rank 0 shows.
+            time.sleep(0.05)
+    return False
+
+
+def tcp_store(host: str, port: int, is_master: bool, timeout: timedelta) -> Any:
+    """A TCPStore with the transport that this build of torch has and USE_LIBUV allows."""
+    make = importlib.import_module("torch.distributed").TCPStore
+    arguments: dict[str, Any] = {"is_master": is_master, "timeout": timeout, "wait_for_workers": False}
+    if os.environ.get("USE_LIBUV") == "0" and takes_use_libuv():
+        arguments["use_libuv"] = False
+    try:
+        return make(host, port, **arguments)
+    except RuntimeError as error:
+        if "libuv" not in str(error):
+            raise
+        return make(host, port, use_libuv=False, **arguments)
+
+
+def takes_use_libuv() -> bool:
+    """Whether this torch's TCPStore knows the argument."""
+    store = importlib.import_module("torch.distributed").TCPStore
+    return "use_libuv" in (store.__init__.__doc__ or "")
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])

@@ -1,0 +1,1 @@
+"""A client of etcd v3, and a check that one answers."""

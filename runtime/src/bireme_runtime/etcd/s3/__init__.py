@@ -1,0 +1,1 @@
+"""What etcd's own pods run besides when their snapshots go to S3."""

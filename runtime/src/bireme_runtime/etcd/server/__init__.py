@@ -1,0 +1,1 @@
+"""What runs beside an etcd server, in etcd's own pods: joining, users, snapshots."""

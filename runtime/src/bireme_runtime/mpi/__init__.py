@@ -1,0 +1,1 @@
+"""mpirun across pods: its supervisor and the ssh between them."""

@@ -1,0 +1,194 @@
+"""ssh between the pods of one MPI job: one key for all, which is the user's and the host's.
+
+Who holds the release's key is a pod of the release: it may log in, and is known when somebody logs in to it.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme_runtime.process import children
+from bireme_runtime.process.exits import CONFIG, Stop
+
+PORT = 2222
+_SERVER = """\
+Port {port}
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/authorized_keys
+ForceCommand /bin/sh {folder}/session
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+LogLevel {level}
+MaxStartups 1000
+LoginGraceTime 0
+UseDNS no
+ClientAliveInterval 15
+ClientAliveCountMax 4
+"""
+_CLIENT = """\
+Host *
+  Port {port}
+  User {user}
+  IdentityFile {folder}/key
+  IdentitiesOnly yes
+  BatchMode yes
+  HostKeyAlias bireme
+  UserKnownHostsFile {folder}/known_hosts
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  ConnectTimeout 10
+  ConnectionAttempts 10
+  ServerAliveInterval 15
+  ServerAliveCountMax 4
+  LogLevel ERROR
+"""
+# A machine that is lost says nothing: it is noticed after half a minute.
+_KEEPALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
+}
+# What belongs to one process or login, not to the pod.
+_NOT_FOR_SESSIONS = frozenset({"_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "USER"})
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """The files of ssh in ``folder``, and the sshd to be or that is there."""
+
+    folder: Path
+    port: int
+    server: str
+
+    @classmethod
+    def prepare(cls, env: Mapping[str, str]) -> Ssh:
+        """Write key and configuration for this pod. Raises Stop when something they need is missing."""
+        folder = Path(env.get("BIREME_MPI_FOLDER", "/bireme/mpi"))
+        port = int(env.get("BIREME_MPI_PORT", PORT))
+        user = _user()
+        server = _program("sshd", "openssh-server")
+        _program("ssh", "openssh-client")
+        _copy_key(Path(env.get("BIREME_MPI_KEY", "/bireme/ssh/id_rsa")), folder)
+        said = {"folder": folder, "port": port, "user": user, "level": env.get("BIREME_SSHD_LOG", "FATAL")}
+        _write(folder / "sshd_config", _SERVER.format(**said))
+        _write(folder / "ssh_config", _CLIENT.format(**said))
+        _write(folder / "session", _session(env))
+        return cls(folder, port, server)
+
+    @property
+    def client_options(self) -> tuple[str, ...]:
+        """Arguments by which ssh, started by whatever MPI, finds its key and the others' port."""
+        return ("-F", str(self.folder / "ssh_config"))
+
+    def serve(self) -> int:
+        """Start sshd and return its process id."""
+        if os.geteuid() == 0:
+            # Packages make it when they start the service, which nobody does in a container.
+            Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
+        return children.start([self.server, "-D", "-e", "-f", str(self.folder / "sshd_config")], os.environ)
+
+
+def greet(host: str, port: int, seconds: float = 2.0) -> socket.socket | None:
+    """A connection to the sshd that answers there, or None. It breaks when that pod goes."""
+    connection = None
+    try:
+        connection = socket.create_connection((host, port), timeout=seconds)
+        if connection.recv(4) == b"SSH-":
+            for option, value in _KEEPALIVE.items():
+                connection.setsockopt(*option, value)
+            return connection
+    except OSError:
+        pass
+    if connection is not None:
+        connection.close()
+    return None
+
+
+def is_broken(connection: socket.socket) -> bool:
+    """Whether the other end is gone. What it says, sshd's greeting, is passed over."""
+    connection.setblocking(False)
+    try:
+        return any(not connection.recv(1024) for _ in range(2))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _user() -> str:
+    uid = os.geteuid()
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        raise Stop(
+            CONFIG,
+            f"the image has no user with id {uid}, and ssh logs in to users: set "
+            "podSecurityContext.runAsUser to one that it has, or add one to the image (useradd)",
+        ) from None
+    if entry.pw_shell and not os.access(entry.pw_shell, os.X_OK):
+        raise Stop(CONFIG, f"user {entry.pw_name} has the shell {entry.pw_shell}, which the image lacks")
+    if Path(entry.pw_shell).name in ("nologin", "false"):
+        raise Stop(
+            CONFIG,
+            f"user {entry.pw_name} has the shell {entry.pw_shell}: ssh cannot log in to it; give it another",
+        )
+    return entry.pw_name
+
+
+def _program(name: str, package: str) -> str:
+    """Where it is. sshd insists on being started by its full path."""
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
+    if not found:
+        raise Stop(CONFIG, f"the image has no {name}: install {package} in it")
+    return found
+
+
+def _copy_key(source: Path, folder: Path) -> None:
+    """The mounted key, in a file that only this user reads, as ssh wants it; its public half from itself."""
+    try:
+        private = source.read_text()
+    except OSError as error:
+        raise Stop(
+            CONFIG,
+            f"there is no ssh key at {source} ({error.strerror}): a chart that is rendered without a cluster "
+            "(helm template, GitOps) makes none; name a Secret that has ssh-privatekey in ssh.existingSecret",
+        ) from error
+    key = folder / "key"
+    _write(key, private.rstrip("\n") + "\n", mode=0o600)
+    made = subprocess.run(
+        ["ssh-keygen", "-y", "-P", "", "-f", str(key)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        raise Stop(CONFIG, f"{source} is not a private key that ssh reads: {made.stderr.strip()}")
+    public = " ".join(made.stdout.split()[:2])
+    _write(folder / "authorized_keys", f"{public}\n")
+    _write(folder / "known_hosts", f"bireme {public}\n")
+
+
+def _session(env: Mapping[str, str]) -> str:
+    """The command of every login: what was asked for, in this pod's environment, which sshd would drop."""
+    kept = {
+        name: value for name, value in env.items() if name not in _NOT_FOR_SESSIONS and name.isidentifier()
+    }
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(kept.items()))
+    return f'{exports}exec sh -c "$SSH_ORIGINAL_COMMAND"\n'
+
+
+def _write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)

@@ -1,0 +1,114 @@
+"""A Paddle script as the supervisor starts it: `python3 -m bireme_runtime.paddle.launch SCRIPT ARGS…`.
+
+It runs the script in this process, with the parameter-server runtime of Paddle 3.0 adapted. There, trainers
+take the parameters before the first one has put them on the servers, and train on zeros; and a first trainer
+that is started again would put its initial ones over what was trained. Here they wait, and the first one
+restores the last save when there is one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from bireme_runtime.paddle.run import client_of_script
+
+_RUNTIME = "paddle.distributed.ps.the_one_ps"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the script (or `-m` and a module) as Python itself would."""
+    if os.environ.get("TRAINING_ROLE") == "TRAINER":
+        sys.meta_path.insert(0, _Adapter())
+    try:
+        _run(argv)
+    except BaseException as error:
+        code = _exit_code(error)
+        if code:
+            # Paddle crashes in the teardown of a connection that was not closed, and the code would be lost.
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _run(argv: Sequence[str]) -> None:
+    module = argv[0] == "-m"
+    target, *arguments = argv[1:] if module else argv
+    sys.argv = [target, *arguments]
+    if module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        return
+    sys.path[0] = os.path.dirname(os.path.abspath(target))
+    runpy.run_path(target, run_name="__main__")
+
+
+def _exit_code(error: BaseException) -> int:
+    """The code that Python would end with; it prints what Python would print."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    traceback.print_exc()
+    return 1
+
+
+class _Adapter(importlib.abc.MetaPathFinder):
+    """Adapts Paddle's module when the script imports it, if it does."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != _RUNTIME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        stock = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            stock(module)
+            adapt_paddle(module)
+
+        vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def adapt_paddle(module: Any) -> None:
+    """Put the barrier and the restoring into the runtime's initialisation of trainers."""
+    runtime = module.TheOnePSRuntime
+    put, take = runtime._init_all_params, runtime._pull_all_dense
+    attempt = int(os.environ["BIREME_PADDLE_ATTEMPT"])
+    run = client_of_script(os.environ)
+
+    def put_once(self: Any, *args: Any) -> Any:
+        if run.is_initialised(attempt):
+            return []
+        done = put(self, *args)
+        restore = os.environ.get("BIREME_PADDLE_RESTORE")
+        if restore:
+            self._worker.load_model(restore, 0)
+        run.mark_initialised(attempt)
+        return done
+
+    def take_when_there(self: Any, *args: Any) -> Any:
+        while not run.is_initialised(attempt, seconds=5):
+            pass
+        runtime._pull_all_dense = take
+        return take(self, *args)
+
+    runtime._init_all_params = put_once
+    runtime._pull_all_dense = take_when_there
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,508 @@
+"""The entry point of a Paddle role: `python3 -m bireme_runtime.paddle.supervisor ROLE -- SCRIPT ARGS…`.
+
+ROLE is server, trainer or collective. It starts the script when everybody that the role needs is there, with
+Paddle's variables set, and stays: a script that fails is started again, a lost pserver makes all roles begin
+again from the last save (run.py), and pservers, which never stop by themselves, are ended when the
+trainers are done (docs/paddle.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme_runtime.dispatcher import client as dispatcher
+from bireme_runtime.paddle import run as runs
+from bireme_runtime.paddle.run import (
+    BROKEN,
+    FAILED,
+    FINISHED,
+    SERVER,
+    SERVING,
+    STARTING,
+    TRAINER,
+    TRAINING,
+    WAITING,
+    Client,
+    Report,
+    Rules,
+    Run,
+    Unreachable,
+    View,
+)
+from bireme_runtime.process import children
+from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, Stop
+
+COLLECTIVE = "collective"
+_USAGE = "usage: python3 -m bireme_runtime.paddle.supervisor server|trainer|collective -- SCRIPT ARGS…"
+_LAUNCHER = (sys.executable, "-m", "bireme_runtime.paddle.launch")
+_OF_ONE_PROCESS = {"PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", "PADDLE_PORT"}
+_TICK_SECONDS = 0.5
+_RESTART_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the environment says about this pod. Times in seconds."""
+
+    role: str
+    index: int
+    address: str
+    port: int
+    coordinator: str
+    output: Path
+    node: int
+    settings: Path
+    rules: Rules
+    run_id: str
+    wait_for: Path | None
+    wait_seconds: float
+    grace_seconds: float
+    script_restarts: int
+
+    @classmethod
+    def from_env(cls, role: str, env: Mapping[str, str]) -> Options:
+        """Read the chart's variables. Raises Stop with a sentence when one is missing or makes no sense."""
+        try:
+            index = int(env["JOB_COMPLETION_INDEX"])
+            return cls(
+                role=role,
+                index=index,
+                address=env["POD_IP"],
+                port=int(env["PADDLE_PORT"]),
+                coordinator=env["BIREME_PADDLE_COORDINATOR"],
+                output=Path(env["BIREME_PADDLE_OUTPUT"]),
+                node=index,
+                settings=Path(env["BIREME_PADDLE_SETTINGS"]),
+                rules=Rules(
+                    servers=int(env.get("BIREME_PADDLE_PSERVERS", "0")),
+                    trainers=int(env["PADDLE_TRAINERS_NUM"]),
+                    dynamic=bool(env.get("BIREME_DISPATCHER")),
+                    max_restarts=int(env.get("BIREME_MAX_RESTARTS", "10")),
+                    lost_seconds=float(env.get("BIREME_LOST_SECONDS", "8")),
+                ),
+                run_id=env.get("BIREME_RUN_ID", ""),
+                wait_for=Path(env["BIREME_PADDLE_WAIT_FOR"]) if env.get("BIREME_PADDLE_WAIT_FOR") else None,
+                wait_seconds=float(env.get("BIREME_WAIT_SECONDS", "600")),
+                grace_seconds=float(env.get("BIREME_GRACE_SECONDS", "20")),
+                script_restarts=int(env.get("BIREME_SCRIPT_RESTARTS", "10")),
+            )
+        except KeyError as error:
+            raise Stop(CONFIG, f"{error.args[0]} is not set; the chart sets it") from None
+        except ValueError as error:
+            raise Stop(CONFIG, f"a variable of the chart is not the number it should be: {error}") from None
+
+
+def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
+    """Run the role until its end; returns the exit code."""
+    roles: dict[str, type[Role | Collective]] = {SERVER: Server, TRAINER: Trainer, COLLECTIVE: Collective}
+    role, command = (argv[0] if argv else ""), list(argv[1:])
+    if command[:1] == ["--"]:
+        command.pop(0)
+    if role not in roles or not command:
+        print(_USAGE, file=sys.stderr)
+        return USAGE
+    children.take_charge()
+    try:
+        return roles[role](Options.from_env(role, env), command, env).run()
+    except Stop as stop:
+        say(str(stop))
+        return stop.code
+    except children.Terminated as terminated:
+        return 128 + terminated.number
+    finally:
+        children.kill_descendants()
+
+
+def say(sentence: str) -> None:
+    """A line of the supervisor's own in the log."""
+    print(f"bireme: {sentence}", flush=True)
+
+
+class Script:
+    """The role's script: what it prints goes to the pod's log and to a file of the output."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._ended: dict[int, int] = {}
+        self._pid = 0
+        self._copier: threading.Thread | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._pid > 0
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        reader, writer = os.pipe()
+        os.set_inheritable(writer, True)
+        try:
+            self._pid = children.start(command, env, output=writer)
+        finally:
+            os.close(writer)
+        self._copier = threading.Thread(target=_copy, args=(reader, self._log), daemon=True)
+        self._copier.start()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for its end; its exit code, or None while it runs. Raises Terminated."""
+        children.wait(seconds, self._ended)
+        if not self.runs or self._pid not in self._ended:
+            return None
+        code = children.exit_code(self._ended.pop(self._pid))
+        self._over()
+        return code
+
+    def kill(self) -> None:
+        """End it at once, and whatever it started."""
+        children.kill_descendants()
+        self._over()
+
+    def terminate(self, seconds: float) -> None:
+        """Let it save: TERM, and KILL after a while."""
+        if self.runs:
+            children.send([self._pid], signal.SIGTERM)
+            children.wait_for_end([self._pid], seconds, lambda: None)
+        self.kill()
+
+    def _over(self) -> None:
+        self._pid = 0
+        if self._copier:
+            self._copier.join(timeout=5)
+            self._copier = None
+
+
+def _copy(reader: int, log: Path) -> None:
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(reader, "rb", buffering=0) as source:
+        while chunk := source.read(65536):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            # A full or lost volume must not stop the training.
+            with contextlib.suppress(OSError), log.open("ab") as kept:
+                kept.write(chunk)
+
+
+class Role(ABC):
+    """What pservers and trainers have in common: report, and follow the attempt that counts."""
+
+    log_name = ""
+
+    def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.options = options
+        self.env = dict(env)
+        self._command = [*_LAUNCHER, *command]
+        self.script = Script(options.output / f"node_{options.node}" / self.log_name)
+        self._client = Client(options.coordinator)
+        self.note = Path(tempfile.gettempdir(), f"bireme-trainer-{os.getpid()}")
+        self._boot = uuid.uuid4().hex
+        self.attempt = 0
+        self.state = WAITING
+        self._answered = time.monotonic()
+
+    def run(self) -> int:
+        """Until the run is over; returns the exit code."""
+        try:
+            while True:
+                if self._is_over():
+                    say("this job is done: output/done is there")
+                    return 0
+                view = self._report()
+                if view and view.outcome != runs.RUNNING:
+                    return self._end(view)
+                if view:
+                    self._follow(view)
+                code = self.script.wait(_TICK_SECONDS)
+                if code is not None:
+                    self._ended(code)
+        except children.Terminated:
+            self.script.terminate(self.options.grace_seconds)
+            if not self._keeps_the_run():
+                self._tell(BROKEN)
+            raise
+
+    def _keeps_the_run(self) -> bool:
+        return False
+
+    def _is_over(self) -> bool:
+        """Whether the claim says so, to one who was not told: pserver 0 may have gone meanwhile."""
+        told = self.attempt or self._keeps_the_run()
+        return not told and (self.options.output / "done").exists()
+
+    def _report(self) -> View | None:
+        view = self._tell(self.state)
+        now = time.monotonic()
+        if view:
+            self._answered = now
+            return view
+        silent = now - self._answered
+        if silent > self.options.rules.lost_seconds and self.attempt:
+            say("pserver 0 is gone with its part of the parameters; waiting for a new attempt")
+            self._forget()
+        if silent > self.options.wait_seconds:
+            raise Stop(TEMPORARY, f"pserver 0 at {self.options.coordinator} did not answer in {silent:.0f} s")
+        return None
+
+    def _tell(self, state: str) -> View | None:
+        options = self.options
+        address = f"{options.address}:{options.port}"
+        revision, trainers = self._settings()
+        said = Report(
+            options.role, options.index, self._boot, address, self.attempt, state, trainers, revision
+        )
+        try:
+            return self._client.report(said)
+        except Unreachable:
+            return None
+
+    def _settings(self) -> tuple[int, int]:
+        """The release's revision and its number of trainers, which an upgrade changes while we run."""
+        try:
+            read = [
+                (self.options.settings / name).read_text()
+                for name in ("BIREME_REVISION", "PADDLE_TRAINERS_NUM")
+            ]
+            return int(read[0]), int(read[1])
+        except (OSError, ValueError):
+            return 0, self.options.rules.trainers
+
+    def _forget(self) -> None:
+        self.script.kill()
+        self.attempt, self.state = 0, WAITING
+
+    def _follow(self, view: View) -> None:
+        if self.attempt and view.attempt != self.attempt:
+            say(view.reason)
+            self._forget()
+        if not self.attempt and self._is_ready(view):
+            self.attempt = view.attempt
+            self._start(view)
+
+    @abstractmethod
+    def _is_ready(self, view: View) -> bool:
+        """Whether the script of the attempt can start."""
+
+    @abstractmethod
+    def _start(self, view: View) -> None:
+        """Start it."""
+
+    @abstractmethod
+    def _ended(self, code: int) -> None:
+        """Go on after the script ended with this code."""
+
+    def _end(self, view: View) -> int:
+        self.script.kill()
+        self.state = WAITING
+        self._tell(WAITING)
+        if view.outcome == FAILED:
+            raise Stop(GIVEN_UP, view.reason)
+        say("all trainers are done")
+        return 0
+
+    def start_script(self, view: View, role: str) -> None:
+        """Start the script with the variables that Paddle reads, current and classic."""
+        # A trainer that scaling has just added knows that it is there before the list does.
+        trainers = max(view.trainers, self.options.index + 1 if self.options.role == TRAINER else 1)
+        endpoints = [f"trainer-{index}:{self.options.port}" for index in range(trainers)]
+        self.script.start(
+            self._command,
+            {
+                **self.env,
+                "TRAINING_ROLE": role,
+                "PADDLE_TRAINING_ROLE": role,
+                "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(view.servers),
+                "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+                "PADDLE_TRAINERS_NUM": str(trainers),
+                "PADDLE_TRAINER_ID": str(self.options.index),
+                "PADDLE_INIT_PSERVERS": ",".join(each.rpartition(":")[0] for each in view.servers),
+                "PADDLE_INIT_NUM_GRADIENT_SERVERS": str(trainers),
+                "PADDLE_INIT_TRAINER_ID": str(self.options.index),
+                "BIREME_PADDLE_ATTEMPT": str(view.attempt),
+                "BIREME_PADDLE_RESTORE": view.restore,
+                "BIREME_PADDLE_FIRST_PASS": str(view.first_pass),
+                "BIREME_PADDLE_BASE_PASS": str(view.base_pass),
+                "BIREME_DISPATCHER_NOTE": str(self.note),
+            },
+        )
+
+
+class Server(Role):
+    """A parameter server; number 0 keeps the run, too."""
+
+    log_name = "server.log"
+    _run: Run | None = None
+
+    def run(self) -> int:
+        if self.options.index == 0:
+            options = self.options
+            self._run = Run(options.rules, options.output, options.run_id)
+            options.output.mkdir(parents=True, exist_ok=True)
+            self._run.begin()
+            port = int(options.coordinator.rpartition(":")[2])
+            server = runs.serve(self._run, port)
+            # The own name may take half a minute to be known.
+            self._client = Client(f"127.0.0.1:{port}")
+            try:
+                return super().run()
+            except children.Terminated:
+                # A collocated pserver is asked to go as soon as its own trainer has heard of the end.
+                if self._run.outcome != runs.RUNNING:
+                    self._linger(self._run)
+                raise
+            finally:
+                server.shutdown()
+        return super().run()
+
+    def _keeps_the_run(self) -> bool:
+        return self._run is not None
+
+    def _is_ready(self, view: View) -> bool:
+        return bool(view.servers)
+
+    def _start(self, view: View) -> None:
+        say(f"attempt {view.attempt} of pserver {self.options.index}, on port {self.options.port}")
+        self.start_script(view, "PSERVER")
+        self.state = STARTING
+
+    def _report(self) -> View | None:
+        if self.state == STARTING and _accepts(self.options.address, self.options.port):
+            self.state = SERVING
+        return super()._report()
+
+    def _ended(self, code: int) -> None:
+        say(f"the pserver's script ended with {code}")
+        self.state = BROKEN
+
+    def _end(self, view: View) -> int:
+        self.script.kill()
+        self.state = WAITING
+        if self._run:
+            self._tell(WAITING)
+            self._linger(self._run)
+        return super()._end(view)
+
+    def _linger(self, run: Run) -> None:
+        """Let the others hear of the end before nobody answers any more."""
+        deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
+        while time.monotonic() < deadline and not run.everybody_knows():
+            with contextlib.suppress(children.Terminated):
+                children.pause(0.1)
+
+
+class Trainer(Role):
+    """A trainer."""
+
+    log_name = "train.log"
+
+    def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
+        super().__init__(options, command, env)
+        self._failures = 0
+        self._not_before = 0.0
+        self._since = time.monotonic()
+
+    def _is_ready(self, view: View) -> bool:
+        now = time.monotonic()
+        missing = self._missing(view)
+        if not missing:
+            return now >= self._not_before
+        if now - self._since > self.options.wait_seconds:
+            raise Stop(TEMPORARY, f"no {missing} after {self.options.wait_seconds:g} s")
+        return False
+
+    def _missing(self, view: View) -> str:
+        if not view.serving:
+            return f"answer of all {self.options.rules.servers} pservers"
+        if self.options.wait_for and not self.options.wait_for.exists():
+            return f"data: {self.options.wait_for} is not there"
+        return ""
+
+    def _start(self, view: View) -> None:
+        say(f"attempt {view.attempt} of trainer {self.options.index} of {view.trainers}")
+        self.start_script(view, "TRAINER")
+        self.state = TRAINING
+
+    def _forget(self) -> None:
+        super()._forget()
+        # Else a pserver that falls again and again would have the first shards given up.
+        dispatcher.give_back(self.note, self.env)
+        self._since = time.monotonic()
+
+    def _ended(self, code: int) -> None:
+        if code == 0:
+            self.state = FINISHED
+            return
+        self._failures += 1
+        # What it had in hand may well be why.
+        self.note.unlink(missing_ok=True)
+        if code == CONFIG or self._failures > self.options.script_restarts:
+            raise Stop(code if 0 < code < 256 else 128 - code, f"the script ended with {code}")
+        say(f"the script ended with {code}: restart {self._failures} of {self.options.script_restarts}")
+        self._not_before = time.monotonic() + _RESTART_SECONDS
+        self._forget()
+
+
+class Collective:
+    """A worker without parameter servers: paddle.distributed.launch, with what it cannot find out."""
+
+    def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._options, self._command, self._env = options, list(command), dict(env)
+        self._script = Script(options.output / f"node_{options.node}" / "train.log")
+
+    def run(self) -> int:
+        done = self._options.output / "done"
+        if done.exists():
+            say("this job is done already: output/done is there")
+            return 0
+        try:
+            code = self._train()
+        except children.Terminated:
+            self._script.terminate(self._options.grace_seconds)
+            raise
+        if code == 0 and self._options.index == 0:
+            runs.write_whole(done, "{}")
+        return code if code >= 0 else 128 - code
+
+    def _train(self) -> int:
+        # The launcher starts its store only where the master's address is the node's own, digit by digit.
+        host, _, port = self._options.coordinator.rpartition(":")
+        master = self._options.address if self._options.index == 0 else self._resolve(host)
+        launch = [sys.executable, "-m", "paddle.distributed.launch", "--master", f"{master}:{port}"]
+        launch += ["--nnodes", str(self._options.rules.trainers), "--rank", str(self._options.index)]
+        launch += ["--nproc_per_node", self._env.get("BIREME_PADDLE_PROCESSES", "1"), "--log_dir", "/tmp/log"]
+        launch += ["--host", self._options.address]
+        # The launcher believes these more than its arguments, and tells its processes its own.
+        env = {name: value for name, value in self._env.items() if name not in _OF_ONE_PROCESS}
+        self._script.start([*launch, *self._command], env)
+        while (code := self._script.wait(1.0)) is None:
+            pass
+        return code
+
+    def _resolve(self, host: str) -> str:
+        deadline = time.monotonic() + self._options.wait_seconds
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                return socket.gethostbyname(host)
+            children.pause(1.0)
+        raise Stop(TEMPORARY, f"{host} has no address after {self._options.wait_seconds:g} s")
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

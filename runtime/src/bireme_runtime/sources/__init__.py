@@ -1,0 +1,1 @@
+"""Where data comes from: folders, web servers and S3."""
