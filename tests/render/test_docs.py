@@ -14,6 +14,7 @@ import generate
 import pytest
 
 from bireme.paths import Paths
+from bireme.schemas.bundle import comments
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
 
@@ -97,3 +98,30 @@ def test_every_key_of_values_yaml_has_a_comment(charts: list[Path]) -> None:
             r"^\| (\S+) \| \S+ \| (.+) \| (.*) \|$", (chart / "README.md").read_text(), re.MULTILINE
         )
         assert [key for key, _, description in rows if not description.strip()] == [], chart.name
+
+
+JOB_CHARTS = [
+    chart for chart in CHARTS if '/trainingJob"' in (ROOT / f"schemas/{chart}.schema.json").read_text()
+]
+OWN_MEANING = {
+    "workers",
+    "image.repository",
+    "script",
+    "args",
+    "command",
+    "waitSeconds",
+    "maxRestarts",
+    "etcd.enabled",
+}
+"""Keys of job charts that each of them describes in its own words."""
+
+
+def test_a_key_that_job_charts_share_has_one_description(bireme_paths: Paths) -> None:
+    described: dict[str, dict[str, str]] = {}
+    for chart in JOB_CHARTS:
+        text = (bireme_paths.charts / chart / "values.yaml").read_text()
+        for path, description in comments(text).items():
+            described.setdefault(".".join(path), {})[chart] = description
+    different = {key: each for key, each in described.items() if len(set(each.values())) > 1}
+    assert {key: each for key, each in different.items() if key not in OWN_MEANING} == {}
+    assert set(different) >= OWN_MEANING
