@@ -36,9 +36,9 @@ from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.waiting import until
 from bireme.helm import Renderer, RenderRequest, values
 from bireme.paths import Paths
+from bireme.quantities import ACCELERATORS, pod_requests
 from bireme.release import Releases
 from bireme.tools import Toolbox
-from bireme.topology import ACCELERATORS, pod_requests
 
 CONSOLE = Console(stderr=True)
 LIMIT_SECONDS = 300

@@ -367,8 +367,9 @@ def nccl(
         asked = Asked(instance, nodes or report.hosts or 0, efa) if instance or efa else None
     else:
         name, target = str(release), app.cluster(cluster, kubeconfig, context)
-        asked = asked_by(app.deployer(target).planned(name, namespace))
-        report = parse(launcher_log(target, name, namespace), f"the log of {name}'s launcher")
+        planned = app.deployer(target).planned(name, namespace)
+        asked = asked_by(planned)
+        report = parse(launcher_log(target, planned), f"the log of {name}'s launcher")
     verdict = judge(report, asked, load_measured(app.paths), app.instances)
     app.show(output, verdict.to_json(), lambda: views.bandwidth_view(verdict))
     if verdict.problems:

@@ -1,8 +1,7 @@
-"""One release from values to checked topology: plan, install, replace, look, remove."""
+"""One release from values to checked pods: plan, install, replace, compare, remove."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from bireme import observe
-from bireme.changes import Changes, changes
+from bireme.changes import Changes, changes, run_number
 from bireme.clusters import Cluster
 from bireme.errors import BiremeError
 from bireme.helm import Renderer, RenderRequest
@@ -21,14 +20,9 @@ from bireme.observe import Difference, ObservedPod
 from bireme.release import Releases
 from bireme.shards import Shards, shards
 from bireme.topology import Plan, expand
+from bireme.workloads import WorkloadKind, kind_of
 
 _POLL_SECONDS = 0.5
-_RUN = re.compile(r"-r(\d+)$")
-# The kinds that stop when they are told to: their plural, and the fields of the spec that tell them.
-_SUSPENDED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "Job": ("jobs", {"suspend": True}),
-    "MPIJob": ("mpijobs", {"runPolicy": {"suspend": True}}),
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class Deployer:
         return expand(wanted.release, wanted.namespace, manifests, self._instances)
 
     def changes(self, wanted: RenderRequest) -> Changes:
-        """What installing ``wanted`` would do to the release that is there. Raises BiremeError if none is."""
+        """What installing ``wanted`` will do to the release that is there. Raises BiremeError if none is."""
         return self._foreseen(self._releases.manifests(wanted.release, wanted.namespace), wanted)
 
     def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
@@ -132,41 +126,39 @@ class Deployer:
         if self._releases.current(wanted.release, wanted.namespace) is None:
             return wanted
         live = self._releases.manifests(wanted.release, wanted.namespace)
-        jobs = [item for item in live if item.kind in _SUSPENDED]
+        jobs = [(item, kind) for item in live if (kind := kind_of(item)) and kind.suspension]
         foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
-            runs = [int(found[1]) for job in jobs if (found := _RUN.search(job.name))]
-            run = max(runs, default=0) + 1
+            run = max((run_number(job) or 0 for job, _ in jobs), default=0) + 1
             wanted = replace(wanted, values={**wanted.values, "run": run, "suspend": None})
             foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
             raise BiremeError("\n".join(foreseen.sentences()))
         if foreseen.replaces_a_run:
-            for job in jobs:
-                self._stop(job, wanted, timeout)
+            for job, kind in jobs:
+                self._stop(job, kind, wanted, timeout)
         return wanted
 
-    def _stop(self, job: Manifest, wanted: RenderRequest, timeout: float) -> None:
+    def _stop(self, job: Manifest, kind: WorkloadKind, wanted: RenderRequest, timeout: float) -> None:
         """Suspend a job and wait until its pods are gone; they have their grace period to save."""
-        plural, suspended = _SUSPENDED[job.kind]
-        path = f"/apis/{job.api_version}/namespaces/{wanted.namespace}/{plural}/{job.name}"
+        path = f"{kind.path(wanted.namespace, job.api_version)}/{job.name}"
         if self._cluster.api.find(path) is None:
             return
-        self._cluster.api.patch(path, {"spec": suspended})
+        self._cluster.api.patch(path, {"spec": kind.suspension})
+
+        def is_stopped() -> bool:
+            pods = self._pods(wanted.release, wanted.namespace)
+            # The chart's rule reads the job's status, which follows the pods.
+            return all(pod.workload != job.name for pod in pods) and kind.is_stopped(
+                self._cluster.api.find(path) or {}
+            )
+
         self._until(
-            lambda: (
-                not [pod for pod in self._pods(wanted.release, wanted.namespace) if pod.workload == job.name]
-                and self._counts_no_pods(path)
-            ),
+            is_stopped,
             timeout,
             f"{job.name} was suspended to be replaced, but its pods are still there after {timeout:.0f} s; "
             f"nothing else was changed: look at them with bireme status {wanted.release}, then try again",
         )
-
-    def _counts_no_pods(self, path: str) -> bool:
-        """Whether a Job says so itself: its status, which the chart's rule reads, comes after the pods."""
-        status = (self._cluster.api.find(path) or {}).get("status", {})
-        return not status.get("active") and not status.get("terminating")
 
     def _until(self, done: Callable[[], bool], timeout: float, otherwise: str) -> None:
         deadline = time.monotonic() + timeout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -10,10 +10,27 @@ from typing import Any
 
 from bireme.errors import BiremeError
 from bireme.helm import values
+from bireme.labels import (
+    INSTANCE_CPU_LABEL,
+    INSTANCE_FAMILY_LABEL,
+    INSTANCE_GPUS_LABEL,
+    INSTANCE_MEMORY_LABEL,
+    INSTANCE_SIZE_LABEL,
+    INSTANCE_TYPE_LABEL,
+)
 from bireme.paths import Paths
+from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES
 
-EFA = "vpc.amazonaws.com/efa"
-HUGE_PAGES = "hugepages-2Mi"
+_GIVEN = frozenset(
+    {
+        INSTANCE_TYPE_LABEL,
+        INSTANCE_FAMILY_LABEL,
+        INSTANCE_SIZE_LABEL,
+        INSTANCE_CPU_LABEL,
+        INSTANCE_MEMORY_LABEL,
+        INSTANCE_GPUS_LABEL,
+    }
+)
 _PODS = 110
 _ROOT_VOLUME_GIB = 80
 
@@ -40,6 +57,21 @@ class Instance:
     allocatable_memory_mib: int
     network_gbps: float
     nvme_gb: int
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels that its nodes have because of their type, from EKS and from Karpenter."""
+        family, _, size = self.type.partition(".")
+        labels = {
+            INSTANCE_TYPE_LABEL: self.type,
+            INSTANCE_FAMILY_LABEL: family,
+            INSTANCE_SIZE_LABEL: size,
+            INSTANCE_CPU_LABEL: str(self.vcpu),
+            INSTANCE_MEMORY_LABEL: str(self.memory_mib),
+        }
+        if self.accelerator.resource == ACCELERATORS[0]:
+            labels[INSTANCE_GPUS_LABEL] = str(self.accelerator.count)
+        return labels
 
     def allocatable(self, huge_pages_mib: int = 0) -> dict[str, str]:
         """What a node of this type offers to pods, as Kubernetes quantities.
@@ -77,6 +109,95 @@ class Instance:
             for since, until, per_core in ((0, 1, 240), (1, 2, 40), (2, 4, 20), (4, self.vcpu, 10))
         )
         return self.vcpu * 1000 - reserved_quarters // 4
+
+
+@dataclass(frozen=True)
+class NodeChoice:
+    """The nodes that a pod's node selector and required node affinity leave it.
+
+    ``types`` are the instance types it may run on, None where it may run on any. It ``is_bound`` if it can
+    run on no other nodes.
+    """
+
+    types: tuple[str, ...] | None = None
+    is_bound: bool = False
+
+    def admits(self, instance_type: str) -> bool:
+        """Whether the pod may run on nodes of ``instance_type``."""
+        return self.types is None or instance_type in self.types
+
+
+@dataclass(frozen=True)
+class _Requirement:
+    """One match expression about a label that instance types give their nodes."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with ``labels`` satisfies it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt" as operator if value is not None and value.isdigit():
+                number, limit = int(value), int(self.values[0])
+                return number > limit if operator == "Gt" else number < limit
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nodes of types that values/instances does not know can satisfy it too."""
+        return self.operator not in ("In", "Gt", "Lt")
+
+
+def choose_nodes(pod_spec: Mapping[str, Any], instances: Mapping[str, Instance]) -> NodeChoice:
+    """Where a pod may run, by the labels that instance types give their nodes; no other labels are looked at.
+
+    Types that the pod names are among ``types`` also if ``instances`` does not know them.
+    """
+    terms = [[each for each in term if each.key in _GIVEN] for term in _terms(pod_spec)]
+    if not any(terms):
+        return NodeChoice() if terms else NodeChoice((), is_bound=True)
+    labels = {name: instance.labels for name, instance in instances.items()}
+    for requirement in (each for term in terms for each in term):
+        if requirement.key == INSTANCE_TYPE_LABEL and requirement.operator == "In":
+            labels |= {name: {INSTANCE_TYPE_LABEL: name} for name in requirement.values if name not in labels}
+    types = (
+        name
+        for name, own in sorted(labels.items())
+        if any(all(each.accepts(own) for each in term) for term in terms)
+    )
+    is_open = any(all(each.is_open for each in term) for term in terms)
+    return NodeChoice(tuple(types), not is_open)
+
+
+def _terms(pod_spec: Mapping[str, Any]) -> Iterator[list[_Requirement]]:
+    """The alternatives that a pod's node selector and affinity leave, each a list of requirements."""
+    selector = [
+        _Requirement(key, "In", (value,)) for key, value in (pod_spec.get("nodeSelector") or {}).items()
+    ]
+    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if not required:
+        yield selector
+        return
+    for term in required.get("nodeSelectorTerms") or ():
+        expressions = term.get("matchExpressions") or ()
+        # A term that says nothing matches no node.
+        if expressions or term.get("matchFields"):
+            yield [*selector, *map(_requirement, expressions)]
+
+
+def _requirement(expression: Mapping[str, Any]) -> _Requirement:
+    return _Requirement(expression["key"], expression["operator"], tuple(expression.get("values") or ()))
 
 
 def load_instances(paths: Paths) -> Mapping[str, Instance]:

@@ -21,6 +21,11 @@ EXIT_CODE_ANNOTATION = "bireme.dev/exit-code"
 
 # --- on nodes ---
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+INSTANCE_FAMILY_LABEL = "karpenter.k8s.aws/instance-family"
+INSTANCE_SIZE_LABEL = "karpenter.k8s.aws/instance-size"
+INSTANCE_CPU_LABEL = "karpenter.k8s.aws/instance-cpu"
+INSTANCE_MEMORY_LABEL = "karpenter.k8s.aws/instance-memory"
+INSTANCE_GPUS_LABEL = "karpenter.k8s.aws/instance-gpu-count"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 OS_LABEL = "kubernetes.io/os"

@@ -56,6 +56,11 @@ class Manifest(Mapping[str, Any]):
         return str(self._content.get("apiVersion") or "")
 
     @property
+    def group(self) -> str:
+        """The API group of the object's kind, "" for Kubernetes' core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
         """The object's metadata, empty when it has none."""
         found = self._content.get("metadata")
@@ -91,25 +96,6 @@ class Manifest(Mapping[str, Any]):
     def identity(self) -> str:
         """Kind and name as people write them: ``Job/imagenet-r1``."""
         return f"{self.kind or '(no kind)'}/{self.name or '(no name)'}"
-
-    @property
-    def pod_template(self) -> Mapping[str, Any] | None:
-        """The pod this object makes: {metadata, spec} of its template, of the job template, or of itself."""
-        if self.kind == "Pod":
-            return self._content
-        spec = self._content.get("spec")
-        if self.kind == "CronJob" and isinstance(spec, Mapping):
-            spec = (spec.get("jobTemplate") or {}).get("spec")
-        template = spec.get("template") if isinstance(spec, Mapping) else None
-        return template if isinstance(template, Mapping) and "spec" in template else None
-
-    @property
-    def pod_templates(self) -> tuple[Mapping[str, Any], ...]:
-        """All the pods this object makes: its `pod_template`, or one for each role of an MPIJob."""
-        if self.kind == "MPIJob":
-            replicas = (self._content.get("spec") or {}).get("mpiReplicaSpecs") or {}
-            return tuple(each["template"] for each in replicas.values())
-        return () if self.pod_template is None else (self.pod_template,)
 
     def thaw(self) -> dict[str, Any]:
         """A deep copy in plain dicts and lists, free to change."""

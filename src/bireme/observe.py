@@ -1,4 +1,4 @@
-"""The topology that is there, compared with the plan, difference by difference."""
+"""The pods of a release as they are on the cluster, compared with the plan difference by difference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from bireme.errors import BiremeError
 from bireme.labels import (
     COMPONENT_LABEL,
     HOOK_ANNOTATION,
-    JOB_INDEX_LABEL,
-    KUBEFLOW_JOB_LABEL,
     OUT_OF_SERVICE_TAINT,
-    POD_TEMPLATE_HASH_LABEL,
     RELEASE_LABEL,
     UNREACHABLE_TAINT,
 )
-from bireme.topology import LAUNCHER_SUFFIX, Plan, PodPlan, WorkloadPlan, pod_requests, quantity
+from bireme.quantities import pod_requests, quantity
+from bireme.topology import Plan
+from bireme.workloads import KINDS, ObservedWorkload, PodPlan, WorkloadPlan, owner_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 LAUNCHER_ROLE = "launcher"
 
 NodeState = Literal["", "unreachable", "out-of-service", "gone"]
-Kind = Literal[
+DifferenceKind = Literal[
     "missing",
     "extra",
     "resources",
@@ -46,11 +45,12 @@ Kind = Literal[
     "updating",
 ]
 
-# What time alone does not mend. A node that comes back mends "unreachable", but nobody should wait for it.
-_HOPELESS: frozenset[Kind] = frozenset(
+# What does not go away by waiting. A node that comes back ends "unreachable", but most do not come back.
+_PERMANENT: frozenset[DifferenceKind] = frozenset(
     ("extra", "resources", "node-selector", "hostname", "pending", "unreachable", "job-failed")
 )
-_PATIENCE_SECONDS = 10
+# How long an embedded cluster may stay unchanged with nothing but permanent differences.
+_UNCHANGED_SECONDS = 10
 _LOOK_SECONDS = 1
 _NODES_SECONDS = 5
 
@@ -60,8 +60,8 @@ class ObservedPod:
     """One pod as the API server has it.
 
     ``workload`` and ``kind`` name what made it; ``slot`` is the planned pod that it stands for (job index or
-    ordinal), None where its name is made up. ``reason`` says in a phrase why it is not ready, and
-    ``exit_code`` how its first failed container ended. ``created`` is the API server's timestamp.
+    ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready,
+    ``exit_code`` that of its first failed container. ``created`` is the API server's timestamp.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ObservedPod:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is there to stay: neither finished nor on its way out."""
+        """Whether it is neither finished nor being deleted."""
         return self.phase in ("Pending", "Running", "Unknown") and not self.terminating
 
     def to_json(self) -> dict[str, Any]:
@@ -105,25 +105,10 @@ class ObservedPod:
 
 
 @dataclass(frozen=True)
-class ObservedWorkload:
-    """What a workload says of itself, when that is more than its pods show.
-
-    ``state`` is ``Complete`` or ``Failed`` for a Job or MPIJob that has ended, ``Updating`` for a
-    StatefulSet, Deployment or DaemonSet whose pods are not all of its newest template yet, else "";
-    ``message`` says why.
-    """
-
-    kind: str
-    name: str
-    state: Literal["", "Complete", "Failed", "Updating"]
-    message: str = ""
-
-
-@dataclass(frozen=True)
 class Difference:
     """One way in which what is there is not what was planned; ``pod`` is "" where it is no single one."""
 
-    kind: Kind
+    kind: DifferenceKind
     workload: str
     pod: str
     sentence: str
@@ -140,30 +125,32 @@ class Difference:
 
 def observe(cluster: Cluster, release: str, namespace: str) -> tuple[ObservedPod, ...]:
     """The pods of a release, by name; those of hooks and helm tests are left out. Raises BiremeError."""
-    return _Scene(cluster, release, namespace).look().pods()
+    return _LiveRelease(cluster, release, namespace).read().pods()
 
 
-def launcher_log(cluster: Cluster, release: str, namespace: str) -> str:
-    """What the newest launcher of an MPI job has printed: an MPIJob's, or the first pod of an Indexed Job.
+def launcher_log(cluster: Cluster, plan: Plan) -> str:
+    """What the newest launcher of a release's MPI job has printed: its launcher's pod, or that of rank 0.
 
     Raises BiremeError when the release has none, or one that has not started.
     """
-    pods = observe(cluster, release, namespace)
+    pods = observe(cluster, plan.release, plan.namespace)
+    first = {pod.name for pod in plan.pods if pod.rank == 0}
     launchers = [pod for pod in pods if pod.role == LAUNCHER_ROLE]
-    launchers = launchers or [pod for pod in pods if pod.kind == "Job" and pod.slot == f"{pod.workload}-0"]
+    launchers = launchers or [pod for pod in pods if pod.slot in first]
     if not launchers:
         raise BiremeError(
-            f"{release} in namespace {namespace} has no launcher: bireme status {release} says what is there"
+            f"{plan.release} in namespace {plan.namespace} has no launcher: "
+            f"bireme status {plan.release} shows its pods"
         )
     newest = max(launchers, key=lambda pod: pod.created)
-    path = f"/api/v1/namespaces/{namespace}/pods/{newest.name}"
+    path = f"/api/v1/namespaces/{plan.namespace}/pods/{newest.name}"
     container = cluster.api.get(path)["spec"]["containers"][0]["name"]
     return cluster.api.text(f"{path}/log", container=container)
 
 
 def check(cluster: Cluster, plan: Plan) -> tuple[Difference, ...]:
     """How the release that is there differs from its plan, now. Raises BiremeError."""
-    return _Scene(cluster, plan.release, plan.namespace).look().differences(plan)
+    return _LiveRelease(cluster, plan.release, plan.namespace).read().differences(plan)
 
 
 def wait(
@@ -171,21 +158,21 @@ def wait(
 ) -> tuple[Difference, ...]:
     """Watch the pods arrive until all is as planned; the differences that remain.
 
-    ``timeout`` in seconds. Ends early when time cannot help any more; on an embedded cluster that includes
-    pods without a node that fits them, for nothing adds nodes there. ``console`` shows the progress.
+    ``timeout`` in seconds. Ends early when only permanent differences are left; on an embedded cluster these
+    include pods that no node has room for, because nothing adds nodes there. ``console`` shows the progress.
     """
-    patience = _PATIENCE_SECONDS if cluster.provider == "embedded" else timeout
-    scene = _Scene(cluster, plan.release, plan.namespace).look()
+    unchanged_seconds = _UNCHANGED_SECONDS if cluster.provider == "embedded" else timeout
+    live = _LiveRelease(cluster, plan.release, plan.namespace).read()
     deadline = time.monotonic() + timeout
-    changed, before = time.monotonic(), scene.differences(plan)
+    changed, before = time.monotonic(), live.differences(plan)
     with _Progress(plan, console) as progress:
-        progress.show(scene.pods())
+        progress.show(live.pods())
         while before and time.monotonic() < deadline:
-            if _is_hopeless(before) and time.monotonic() - changed > patience:
+            if _are_permanent(before) and time.monotonic() - changed > unchanged_seconds:
                 break
-            scene.follow(_LOOK_SECONDS, until_ready=_expected_pods(plan))
-            progress.show(scene.pods())
-            now = scene.differences(plan)
+            live.follow(_LOOK_SECONDS, until_ready=_expected_pods(plan))
+            progress.show(live.pods())
+            now = live.differences(plan)
             if now != before:
                 changed, before = time.monotonic(), now
     return before
@@ -196,33 +183,34 @@ def compare(
 ) -> tuple[Difference, ...]:
     """How the observed pods differ from the plan.
 
-    Pods are matched by job index, by ordinal, or (Deployments) by what made them. A pod that is on its way
-    out or that a newer one has replaced is no difference; ``workloads`` say which pods will not come any
-    more, and which are about to be replaced.
+    Pods are matched by the slot that their kind finds for them, or (Deployments) by what made them. A pod
+    that is being deleted or that a newer one has replaced is no difference. ``workloads`` tell which pods
+    will not come any more, and which are about to be replaced.
     """
-    says = {(each.kind, each.name): each for each in workloads}
+    states = {(each.kind, each.name): each for each in workloads}
     by_workload: dict[tuple[str, str], list[ObservedPod]] = defaultdict(list)
     for pod in observed:
         by_workload[pod.kind, pod.workload].append(pod)
     found: list[Difference] = []
     for workload in plan.workloads:
         there = by_workload.pop((workload.kind, workload.name), [])
-        quiet = ObservedWorkload(workload.kind, workload.name, "")
-        found += _workload_differences(workload, there, says.get((workload.kind, workload.name), quiet))
-    for pods in by_workload.values():
-        found += [_extra(pod) for pod in pods if pod.is_live]
+        no_state = ObservedWorkload(workload.kind, workload.name, "")
+        state = states.get((workload.kind, workload.name), no_state)
+        found += _uncounted(workload, there) if workload.note else _counted(workload, there, state)
+        found += _of_state(workload, state)
+    # A kind that nobody has taught may make its pods through objects of other kinds.
+    if all(workload.is_known for workload in plan.workloads):
+        for pods in by_workload.values():
+            found += [_extra(pod) for pod in pods if pod.is_live]
     return tuple(found)
 
 
 # --- one workload ----------------------------------------------------------------------------------------
 
 
-def _workload_differences(
-    workload: WorkloadPlan, there: Sequence[ObservedPod], itself: ObservedWorkload
+def _counted(
+    workload: WorkloadPlan, there: Sequence[ObservedPod], state: ObservedWorkload
 ) -> Iterator[Difference]:
-    if workload.kind == "DaemonSet":
-        yield from _daemon_set_differences(workload, there, itself)
-        return
     planned = () if workload.suspended else workload.pods
     slots = _by_slot(planned, there)
     for pod in planned:
@@ -230,50 +218,51 @@ def _workload_differences(
         current = max(candidates, key=_precedence, default=None)
         yield from (_extra(other) for other in candidates if other.is_live and other is not current)
         # A Job that has ended makes no more pods, and may have removed the others.
-        if itself.state in ("", "Updating") or (current is not None and current.is_live):
+        if state.state in ("", "Updating") or (current is not None and current.is_live):
             yield from _pod_differences(workload, pod, current)
     for leftover in slots.values():
         yield from (_extra(pod) for pod in leftover if pod.is_live)
-    if itself.state == "Failed":
-        why = shorten(itself.message) or "it does not say why"
-        yield Difference(
-            "job-failed", workload.name, "", f"{workload.kind} {workload.name} has failed for good: {why}"
-        )
-    if itself.state == "Updating":
-        sentence = f"{workload.kind} {workload.name} is still replacing pods of its last version"
-        yield Difference("updating", workload.name, "", sentence)
 
 
-def _daemon_set_differences(
-    workload: WorkloadPlan, there: Iterable[ObservedPod], itself: ObservedWorkload
-) -> Iterator[Difference]:
-    """Its controller alone knows how many pods it should have; each that is there should be in order."""
+def _uncounted(workload: WorkloadPlan, there: Iterable[ObservedPod]) -> Iterator[Difference]:
+    """The plan does not count these pods; each that is there should be in order."""
+    # Finished pods are history, but a DaemonSet replaces a failed one.
+    finished = ("Succeeded", "Failed") if workload.instance_types is None else ("Succeeded",)
     for pod in there:
-        for kind, sentence in _condition(pod):
-            yield Difference(kind, workload.name, pod.name, f"{pod.name}{sentence}")
-    if itself.state == "Updating":
-        sentence = f"DaemonSet {workload.name} is not on all its nodes yet: {itself.message}"
-        yield Difference("updating", workload.name, "", sentence)
+        if pod.phase not in finished:
+            for kind, sentence in _condition(pod):
+                yield Difference(kind, workload.name, pod.name, f"{pod.name}{sentence}")
+
+
+def _of_state(workload: WorkloadPlan, state: ObservedWorkload) -> Iterator[Difference]:
+    """What the workload's own status adds."""
+    who = f"{workload.kind} {workload.name}"
+    if state.state == "Failed":
+        why = shorten(state.message) or "it does not say why"
+        yield Difference("job-failed", workload.name, "", f"{who} has failed for good: {why}")
+    if state.state == "Updating":
+        yield Difference("updating", workload.name, "", f"{who} {state.message}")
 
 
 def _by_slot(planned: Sequence[PodPlan], there: Sequence[ObservedPod]) -> dict[str, list[ObservedPod]]:
-    """Observed pods by planned name; those whose name is made up take the planned ones in turn."""
+    """Observed pods by planned name; those with a generated name take the planned ones in turn."""
     slots: dict[str, list[ObservedPod]] = defaultdict(list)
-    names = iter([pod.name for pod in planned])
+    taken = {pod.slot for pod in there}
+    names = iter([pod.name for pod in planned if pod.name not in taken])
     for pod in sorted(there, key=lambda pod: (not pod.is_live, pod.name)):
         slots[pod.slot if pod.slot is not None else next(names, pod.name)].append(pod)
     return slots
 
 
 def _precedence(pod: ObservedPod) -> tuple[bool, bool, bool, str]:
-    """The pod that stands for its slot: a live one, else one that succeeded, else one on its way out."""
+    """Sorts the pods of one slot: a live one counts most, then one that succeeded, then one being deleted."""
     return (pod.is_live, pod.phase == "Succeeded", pod.terminating, pod.created)
 
 
 def _pod_differences(
     workload: WorkloadPlan, planned: PodPlan, there: ObservedPod | None
 ) -> Iterator[Difference]:
-    def difference(kind: Kind, sentence: str) -> Difference:
+    def difference(kind: DifferenceKind, sentence: str) -> Difference:
         return Difference(kind, workload.name, planned.name, f"{planned.name}{sentence}")
 
     if there is None:
@@ -293,7 +282,7 @@ def _pod_differences(
         yield difference("hostname", f" has host name {there.hostname}, planned {planned.hostname}")
 
 
-def _condition(pod: ObservedPod) -> Iterator[tuple[Kind, str]]:
+def _condition(pod: ObservedPod) -> Iterator[tuple[DifferenceKind, str]]:
     """Why a pod is not in order: at most one, the one that explains the others."""
     if pod.node_state == "unreachable":
         yield "unreachable", _unreachable(pod)
@@ -314,7 +303,7 @@ def _condition(pod: ObservedPod) -> Iterator[tuple[Kind, str]]:
 def _unreachable(pod: ObservedPod) -> str:
     state = "is stuck" if pod.terminating else "is"
     return (
-        f" {state} on {pod.node}, which does not answer; if the machine is lost for good, say so by: "
+        f" {state} on {pod.node}, which does not answer; if the machine is lost for good, mark it with: "
         f"kubectl taint node {pod.node} {OUT_OF_SERVICE_TAINT}=nodeshutdown:NoExecute"
     )
 
@@ -329,16 +318,17 @@ def _unequal(planned: Mapping[str, str], there: Mapping[str, str]) -> Iterator[t
 
 
 def _extra(pod: ObservedPod) -> Difference:
-    maker = f"{pod.kind} {pod.workload}" if pod.kind != "Pod" else "nobody's"
-    sentence = f"{pod.name} ({pod.role or maker}) is there and was not planned: it belongs to {maker}"
+    owner = f"it belongs to {pod.kind} {pod.workload}" if pod.workload != pod.name else "nothing owns it"
+    role = f" ({pod.role})" if pod.role else ""
+    sentence = f"{pod.name}{role} is there and was not planned: {owner}"
     return Difference("extra", pod.workload, pod.name, sentence)
 
 
-def _is_hopeless(differences: Sequence[Difference]) -> bool:
-    """Whether waiting cannot help. A missing pod comes late or, behind a hopeless one, not at all."""
-    stuck = {each.workload for each in differences if each.kind in _HOPELESS}
+def _are_permanent(differences: Sequence[Difference]) -> bool:
+    """Whether waiting cannot help. A pod missing beside a permanent difference will not come either."""
+    stuck = {each.workload for each in differences if each.kind in _PERMANENT}
     return all(
-        each.kind in _HOPELESS or (each.kind == "missing" and each.workload in stuck) for each in differences
+        each.kind in _PERMANENT or (each.kind == "missing" and each.workload in stuck) for each in differences
     )
 
 
@@ -346,50 +336,48 @@ def _expected_pods(plan: Plan) -> int:
     return sum(len(workload.pods) for workload in plan.workloads if not workload.suspended)
 
 
-# --- what the API server says ----------------------------------------------------------------------------
+# --- reading the API server ----------------------------------------------------------------------------
 
 
-class _Scene:
-    """The pods of one release as they come and go, with the nodes and Jobs they depend on."""
+class _LiveRelease:
+    """The pods of one release as they come and go, with the nodes and workloads they depend on."""
 
     def __init__(self, cluster: Cluster, release: str, namespace: str) -> None:
         self._api = cluster.api
         self._selector = f"{RELEASE_LABEL}={release}"
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
-        self._jobs_path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-        self._mpi_jobs_path = f"/apis/kubeflow.org/v2beta1/namespaces/{namespace}/mpijobs"
-        self._apps_path = f"/apis/apps/v1/namespaces/{namespace}"
+        self._kinds = {kind.path(namespace): kind for kind in KINDS.values() if kind.has_state}
         self._raw: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[str, ObservedPod]] = {}
         self._nodes: dict[str, NodeState] | None = {}
         self._nodes_read = 0.0
         self._workloads: tuple[ObservedWorkload, ...] = ()
-        self._hooks: frozenset[str] = frozenset()
+        self._hooks: frozenset[tuple[str, str]] = frozenset()
         self._version = ""
 
-    def look(self) -> _Scene:
+    def read(self) -> _LiveRelease:
         """Read everything anew."""
         pods = self._api.get(self._pods_path, labelSelector=self._selector)
         self._raw = {pod["metadata"]["name"]: pod for pod in pods["items"]}
         self._version = pods["metadata"]["resourceVersion"]
         self._nodes_read = 0.0
-        self._look_around()
+        self._read_workloads_and_nodes()
         return self
 
     def follow(self, seconds: float, until_ready: int) -> None:
-        """Take in what happens to the pods for a while, or until as many are ready."""
+        """Follow the pods for some seconds, or until ``until_ready`` of them are ready."""
         query = {"labelSelector": self._selector, "resourceVersion": self._version}
         ready = {name for name, pod in self._raw.items() if _is_ready(pod)}
         with self._api.watch(self._pods_path, seconds, **query) as events:
             for event in events:
                 if event["type"] == "ERROR":
-                    self.look()
+                    self.read()
                     return
                 name = self._take(event)
                 (ready.add if _is_ready(self._raw.get(name, {})) else ready.discard)(name)
                 if len(ready) >= until_ready:
                     break
-        self._look_around()
+        self._read_workloads_and_nodes()
 
     def pods(self) -> tuple[ObservedPod, ...]:
         """The pods, by name."""
@@ -410,31 +398,25 @@ class _Scene:
             self._raw[name] = pod
         return name
 
-    def _look_around(self) -> None:
-        jobs = self._list(self._jobs_path)
-        self._hooks = frozenset(job["metadata"]["name"] for job in jobs if _has_hook(job))
-        self._workloads = (
-            *(_observed_job(job) for job in jobs if not _has_hook(job)),
-            *(_observed_mpi_job(job) for job in self._mpi_jobs()),
-            *(_replicated("StatefulSet", each) for each in self._list(f"{self._apps_path}/statefulsets")),
-            *(_replicated("Deployment", each) for each in self._list(f"{self._apps_path}/deployments")),
-            *(_observed_daemon_set(each) for each in self._list(f"{self._apps_path}/daemonsets")),
-        )
+    def _read_workloads_and_nodes(self) -> None:
+        live = [(kind, each) for path, kind in list(self._kinds.items()) for each in self._list(path)]
+        hooks = ((kind.name, each["metadata"]["name"]) for kind, each in live if _has_hook(each))
+        self._hooks = frozenset(hooks)
+        self._workloads = tuple(kind.state(each) for kind, each in live if not _has_hook(each))
         if self._nodes is not None and self._nodes_are_old(self._nodes):
             self._nodes = self._node_states()
             self._nodes_read = time.monotonic()
 
-    def _mpi_jobs(self) -> list[dict[str, Any]]:
-        """The MPIJobs; none where the cluster does not know the kind, or its user may not see them."""
-        try:
-            return self._list(self._mpi_jobs_path)
-        except ApiError as error:
-            if error.status in (403, 404):
-                return []
-            raise
-
     def _list(self, path: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._api.get(path, labelSelector=self._selector)["items"]
+        """The release's objects at ``path``; none where the cluster does not have the kind."""
+        try:
+            items: list[dict[str, Any]] = self._api.get(path, labelSelector=self._selector)["items"]
+        except ApiError as error:
+            # Users may lack the right to read a kind that their cluster does not have.
+            if error.status not in (403, 404) or self._kinds[path].is_built_in:
+                raise
+            del self._kinds[path]
+            return []
         return items
 
     def _nodes_are_old(self, nodes: Mapping[str, NodeState]) -> bool:
@@ -446,13 +428,13 @@ class _Scene:
             nodes = self._api.get("/api/v1/nodes")["items"]
         except ApiError as error:
             if error.status == 403:
-                # Namespaced users may not see nodes; the pods say enough without.
+                # Users of one namespace may not read nodes; the pods tell enough without them.
                 return None
             raise
         return {node["metadata"]["name"]: _node_state(node) for node in nodes}
 
     def _is_hook(self, pod: Mapping[str, Any]) -> bool:
-        return _has_hook(pod) or _owner(pod) in {("Job", name) for name in self._hooks}
+        return _has_hook(pod) or owner_of(pod) in self._hooks
 
     def _observed(self, pod: Mapping[str, Any]) -> ObservedPod:
         name, version = pod["metadata"]["name"], pod["metadata"]["resourceVersion"]
@@ -471,13 +453,14 @@ class _Scene:
 def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> ObservedPod:
     """An ObservedPod from the API server's JSON and the state of its node."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
-    kind, workload = _owner(pod)
+    kind, workload = owner_of(pod)
+    known = KINDS.get(kind)
     return ObservedPod(
         name=meta["name"],
         role=meta.get("labels", {}).get(COMPONENT_LABEL, ""),
         workload=workload,
         kind=kind,
-        slot=_slot(pod, kind, workload),
+        slot=known.slot(pod, workload) if known else None,
         phase=status.get("phase", "Pending"),
         node=spec.get("nodeName"),
         node_state=node_state,
@@ -495,75 +478,6 @@ def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> Observed
 
 def _has_hook(thing: Mapping[str, Any]) -> bool:
     return HOOK_ANNOTATION in (thing["metadata"].get("annotations") or {})
-
-
-def _owner(pod: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and name of the workload that made a pod.
-
-    A ReplicaSet stands for its Deployment, and the Job of an MPIJob's launcher for the MPIJob.
-    """
-    meta = pod["metadata"]
-    owner = next((each for each in meta.get("ownerReferences", []) if each.get("controller")), None)
-    if owner is None:
-        return "Pod", meta["name"]
-    template = meta.get("labels", {}).get(POD_TEMPLATE_HASH_LABEL)
-    if owner["kind"] == "ReplicaSet" and template and owner["name"].endswith(f"-{template}"):
-        return "Deployment", owner["name"].removesuffix(f"-{template}")
-    mpi_job = meta.get("labels", {}).get(KUBEFLOW_JOB_LABEL)
-    if owner["kind"] == "Job" and mpi_job and owner["name"] == f"{mpi_job}{LAUNCHER_SUFFIX}":
-        return "MPIJob", mpi_job
-    return owner["kind"], owner["name"]
-
-
-def _slot(pod: Mapping[str, Any], kind: str, workload: str) -> str | None:
-    index = pod["metadata"].get("labels", {}).get(JOB_INDEX_LABEL)
-    if kind == "Job" and index is not None:
-        return f"{workload}-{index}"
-    if kind == "MPIJob":
-        # The launcher's pod has a made-up name, but mpi-operator says its host name as it does the workers'.
-        return str(pod["spec"].get("hostname") or pod["metadata"]["name"])
-    return pod["metadata"]["name"] if kind in ("StatefulSet", "Pod") else None
-
-
-def _observed_job(job: Mapping[str, Any]) -> ObservedWorkload:
-    conditions = job.get("status", {}).get("conditions", [])
-    # All of them: since Kubernetes 1.31 SuccessCriteriaMet or FailureTarget comes before the end itself.
-    ended = {each["type"]: each for each in conditions if each["status"] == "True"}
-    name = job["metadata"]["name"]
-    if "Complete" in ended:
-        return ObservedWorkload("Job", name, "Complete")
-    if "Failed" in ended:
-        return ObservedWorkload("Job", name, "Failed", ended["Failed"].get("message", ""))
-    return ObservedWorkload("Job", name, "")
-
-
-def _observed_mpi_job(job: Mapping[str, Any]) -> ObservedWorkload:
-    conditions = job.get("status", {}).get("conditions", [])
-    true = {each["type"]: each for each in conditions if each["status"] == "True"}
-    name = job["metadata"]["name"]
-    if "Failed" in true:
-        return ObservedWorkload("MPIJob", name, "Failed", true["Failed"].get("message", ""))
-    return ObservedWorkload("MPIJob", name, "Complete" if "Succeeded" in true else "")
-
-
-def _replicated(kind: str, thing: Mapping[str, Any]) -> ObservedWorkload:
-    meta, status = thing["metadata"], thing.get("status", {})
-    has_seen_it = status.get("observedGeneration", 0) >= meta["generation"]
-    is_new = status.get("updatedReplicas", 0) >= status.get("replicas", 0)
-    # A StatefulSet that leaves the replacing to others says OnDelete; its old pods are meant to stay.
-    waits = thing["spec"].get("updateStrategy", {}).get("type") == "OnDelete"
-    return ObservedWorkload(kind, meta["name"], "" if has_seen_it and (is_new or waits) else "Updating")
-
-
-def _observed_daemon_set(thing: Mapping[str, Any]) -> ObservedWorkload:
-    meta, status = thing["metadata"], thing.get("status", {})
-    wanted, has = status.get("desiredNumberScheduled", 0), status.get("updatedNumberScheduled", 0)
-    if status.get("observedGeneration", 0) < meta["generation"]:
-        return ObservedWorkload("DaemonSet", meta["name"], "Updating", "its controller has not counted them")
-    if has < wanted:
-        message = f"{has} of {wanted} have its newest pods"
-        return ObservedWorkload("DaemonSet", meta["name"], "Updating", message)
-    return ObservedWorkload("DaemonSet", meta["name"], "")
 
 
 def _node_state(node: Mapping[str, Any]) -> NodeState:
@@ -589,7 +503,7 @@ def _exit_code(status: Mapping[str, Any]) -> int | None:
 
 
 def _reason(status: Mapping[str, Any]) -> str:
-    """Why a pod is not ready, in a phrase; "" when nobody says."""
+    """Why a pod is not ready, in a phrase; "" when its status does not tell."""
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return shorten(condition.get("message") or condition.get("reason") or "")
@@ -618,7 +532,7 @@ _NOISE = re.compile(r"\s*(preemption:.*|no new claims to deallocate,?)", re.DOTA
 
 
 def shorten(message: str, limit: int = 240) -> str:
-    """A message of Kubernetes without what nobody needs, in one line of at most ``limit`` characters."""
+    """A message of Kubernetes without its noise, in one line of at most ``limit`` characters."""
     text = " ".join(_NOISE.sub("", message).split()).rstrip(".,; ")
     return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from xml.sax.saxutils import escape
 
-from bireme.topology import NodePlan, Plan, PodPlan, WorkloadPlan
+from bireme.topology import NodePlan, Plan
+from bireme.workloads import PodPlan, WorkloadPlan
 
 _WIDTH = 960
 _MARGIN = 24
@@ -122,9 +123,9 @@ def _title(plan: Plan, fills: dict[str, str]) -> _Block:
 
 
 def _caption(workload: WorkloadPlan) -> str:
-    if workload.kind == "DaemonSet":
-        kinds = len(workload.instance_types)
-        return f"DaemonSet {workload.name}: a {workload.role} pod on each node of {kinds} types"
+    if workload.note:
+        types = "" if workload.instance_types is None else f" of {len(workload.instance_types)} types"
+        return f"{workload.kind} {workload.name}: {workload.note}{types}"
     pods = "pod" if workload.replicas == 1 else "pods"
     text = f"{workload.kind} {workload.name}: {workload.replicas} {workload.role} {pods}"
     if workload.min_replicas != workload.max_replicas:

@@ -37,6 +37,7 @@ from bireme.paths import Paths
 from bireme.release import Releases
 from bireme.tools import Toolbox
 from bireme.topology import Plan, expand
+from bireme.workloads import KINDS
 
 MARKERS = {
     "embedded": "runs on a control plane without containers (the embedded tier)",
@@ -293,8 +294,7 @@ class InstalledRelease:
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
         """The live objects of the release by plural, e.g. ``pods``."""
-        group = _GROUPS.get(kind, "api/v1")
-        path = f"/{group}/namespaces/{self.namespace}/{kind}"
+        path = _paths(self.namespace).get(kind, f"/api/v1/namespaces/{self.namespace}/{kind}")
         items = self.cluster.api.get(path, labelSelector=f"{RELEASE_LABEL}={self.name}")["items"]
         return [item for item in items if HOOK_ANNOTATION not in item["metadata"].get("annotations", {})]
 
@@ -314,13 +314,11 @@ class InstalledRelease:
         return Deployer(self.cluster, releases, self._renderer, self._instances)
 
 
-_GROUPS = {
-    "jobs": "apis/batch/v1",
-    "statefulsets": "apis/apps/v1",
-    "deployments": "apis/apps/v1",
-    "daemonsets": "apis/apps/v1",
-    "poddisruptionbudgets": "apis/policy/v1",
-}
+def _paths(namespace: str) -> Mapping[str, str]:
+    """The API paths of objects that are not of Kubernetes' core, by plural."""
+    budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    return {"poddisruptionbudgets": budgets} | {each.plural: each.path(namespace) for each in KINDS.values()}
+
 
 ReleaseFactory = Callable[..., InstalledRelease]
 

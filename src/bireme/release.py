@@ -135,11 +135,6 @@ class Releases:
         """The notes that the chart printed."""
         return self._get("notes", release, namespace).removeprefix("NOTES:\n").strip()
 
-    def values(self, release: str, namespace: str, computed: bool = False) -> dict[str, Any]:
-        """The values that the user gave; with ``computed``, those that the templates saw."""
-        get_values = self._command.get_values(release, computed=computed, namespace=namespace)
-        return dict(_run(get_values, release, namespace) or {})
-
     @cached_property
     def _executable(self) -> Path:
         return self._toolbox.path(self._helm)

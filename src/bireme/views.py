@@ -15,7 +15,8 @@ from bireme.nccl import Verdict
 from bireme.observe import Difference, ObservedPod
 from bireme.shards import Shards
 from bireme.tools import ToolStatus
-from bireme.topology import Plan, PodPlan, WorkloadPlan
+from bireme.topology import Plan
+from bireme.workloads import PodPlan, WorkloadPlan
 
 _SHOWN_PODS = 12
 
@@ -29,14 +30,14 @@ def plan_view(plan: Plan) -> RenderableType:
     table.add_column("resources", min_width=len("hugepages-2Mi=5120Mi"))
     table.add_column("node", no_wrap=True, min_width=len("p4d.24xlarge"))
     for workload in plan.workloads:
-        if workload.kind == "DaemonSet":
+        if workload.note:
             continue
         table.add_row(Text(_headline(workload), style="bold"), end_section=False)
         for pod in _some(workload.pods):
             table.add_row(*(_pod_row(pod) if pod else [f"  … {len(workload.pods) - _SHOWN_PODS} more"]))
-    everywhere = [Text(_everywhere(each)) for each in plan.workloads if each.kind == "DaemonSet"]
+    uncounted = [Text(_uncounted(each)) for each in plan.workloads if each.note]
     title = Text(f"{plan.release} in namespace {plan.namespace}", style="bold")
-    return Group(title, *([table] if table.row_count else []), *everywhere, totals_line(plan))
+    return Group(title, *([table] if table.row_count else []), *uncounted, totals_line(plan))
 
 
 def totals_line(plan: Plan) -> str:
@@ -111,9 +112,11 @@ def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
     return table
 
 
-def _everywhere(workload: WorkloadPlan) -> str:
-    types = ", ".join(workload.instance_types) or "no type of values/instances"
-    return f"DaemonSet/{workload.name}: a {workload.role} pod on each node of {types}"
+def _uncounted(workload: WorkloadPlan) -> str:
+    text = f"{workload.kind}/{workload.name}: {workload.note}"
+    if workload.instance_types is not None:
+        text += f" of {', '.join(workload.instance_types) or 'no type of values/instances'}"
+    return f"{text}, suspended" if workload.suspended else text
 
 
 def _headline(workload: WorkloadPlan) -> str:
@@ -146,7 +149,7 @@ def _pod_row(pod: PodPlan) -> list[str]:
         rank,
         world,
         _resources(pod.resources),
-        pod.instance_type or "",
+        " or ".join(pod.nodes.types or ()) if pod.nodes.is_bound else "",
     ]
 
 

@@ -40,7 +40,7 @@ def train(release: ReleaseFactory, cluster: KindCluster) -> Callable[..., list[E
         said = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180, "values": values}
         job = release("mpi-training", **said)
         until(lambda: outcome(job) is not None, 600, f"the end of {script}")
-        log = launcher_log(cluster, job.name, job.namespace)
+        log = launcher_log(cluster, job.plan)
         assert outcome(job) == "Complete", log
         return [json.loads(line) for line in log.splitlines() if line.startswith('{"event"')]
 

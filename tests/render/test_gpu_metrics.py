@@ -39,7 +39,7 @@ def test_it_is_planned_for_the_types_with_nvidia_gpus(
 ) -> None:
     (agent,) = plan(CHART, sets=sets).workloads
     gpus = {each.type for each in instances.values() if each.accelerator.resource == "nvidia.com/gpu"}
-    assert set(agent.instance_types) == gpus
+    assert set(agent.instance_types or ()) == gpus
     assert {"p3.2xlarge", "g5.xlarge"} < gpus
     assert "trn1.32xlarge" not in gpus
 

@@ -9,6 +9,7 @@ import pytest
 
 from bireme.helm import Render
 from bireme.topology import Plan
+from bireme.workloads import pod_templates
 from tests.support.rendered import the
 
 
@@ -174,9 +175,9 @@ def test_one_registry_replaces_all(render: Callable[..., Render]) -> None:
     images = {
         container["image"]
         for item in rendered.manifests
-        if item.pod_template
+        for template in pod_templates(item)
         for key in ("initContainers", "containers")
-        for container in item.pod_template["spec"].get(key, ())
+        for container in template["spec"].get(key, ())
     }
     assert len(images) >= 3
     assert {image.split("/")[0] for image in images} == {"registry.example.com"}
@@ -187,12 +188,11 @@ def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Re
     for item in render(
         chart, files=[f"charts/{chart}/ci/{'full' if chart == 'torch-elastic' else 'three'}-values.yaml"]
     ).manifests:
-        if item.pod_template is None:
-            continue
-        pod = item.pod_template["spec"]
-        assert pod["securityContext"]["runAsNonRoot"] is True, item.identity
-        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", item.identity
-        assert not [volume for volume in pod.get("volumes", ()) if "hostPath" in volume], item.identity
-        for container in (*pod.get("initContainers", ()), *pod["containers"]):
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False, item.identity
-            assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"], item.identity
+        for template in pod_templates(item):
+            pod = template["spec"]
+            assert pod["securityContext"]["runAsNonRoot"] is True, item.identity
+            assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", item.identity
+            assert not [volume for volume in pod.get("volumes", ()) if "hostPath" in volume], item.identity
+            for container in (*pod.get("initContainers", ()), *pod["containers"]):
+                assert container["securityContext"]["allowPrivilegeEscalation"] is False, item.identity
+                assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"], item.identity

@@ -12,12 +12,12 @@ from bireme.observe import (
     Difference,
     NodeState,
     ObservedPod,
-    ObservedWorkload,
     compare,
     observed_pod,
     shorten,
 )
-from bireme.topology import Plan, PodPlan, Totals, WorkloadPlan
+from bireme.topology import Plan, Totals
+from bireme.workloads import ObservedWorkload, PodPlan, WorkloadPlan
 
 SELECTOR = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
 RESOURCES = {"memory": "1024Mi", "nvidia.com/gpu": "8"}
@@ -326,11 +326,14 @@ def test_comparing_1000_workers_takes_no_time_to_speak_of() -> None:
 
 def test_a_daemon_set_has_as_many_pods_as_its_controller_says_and_each_in_order() -> None:
     plan = plan_of(
-        WorkloadPlan("plugin", "DaemonSet", "plugin", 0, 0, 0, (), instance_types=("p4d.24xlarge",))
+        WorkloadPlan(
+            "plugin", "DaemonSet", "plugin", 0, 0, 0, (), instance_types=("p4d.24xlarge",), note="each node"
+        )
     )
     assert compare(plan, [plugin(0), plugin(1)]) == ()
     (late,) = compare(plan, [plugin(0), plugin(1, ready=False)])
     assert (late.kind, late.pod) == ("not-ready", "plugin-1")
-    itself = ObservedWorkload("DaemonSet", "plugin", "Updating", "1 of 2 have its newest pods")
+    message = "is not on all its nodes yet: 1 of 2 have its newest pods"
+    itself = ObservedWorkload("DaemonSet", "plugin", "Updating", message)
     (updating,) = compare(plan, [plugin(0)], [itself])
     assert updating.sentence == "DaemonSet plugin is not on all its nodes yet: 1 of 2 have its newest pods"

@@ -10,7 +10,7 @@ import pytest
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.picture import svg
-from bireme.topology import Plan, expand
+from bireme.topology import expand
 
 SVG = "{http://www.w3.org/2000/svg}"
 P4D = "p4d.24xlarge"
@@ -88,11 +88,6 @@ def test_more_nodes_than_people_look_at_are_counted_instead(
 def test_many_pods_of_a_node_and_many_aside_are_shortened(instances: Mapping[str, Instance]) -> None:
     said = words(drawn(instances, job(4, gpus=1, processes="1", efa=1), etcd(9)))
     assert said.count("… 1 more") == 2
-
-
-def test_a_plan_read_from_json_without_instances_still_draws(instances: Mapping[str, Instance]) -> None:
-    plan = Plan.from_json(expand("train", "default", [job(2)], instances).to_json())
-    assert "train-r1-1" in words(ET.fromstring(svg(plan)))
 
 
 def test_names_cannot_break_the_picture(instances: Mapping[str, Instance]) -> None:

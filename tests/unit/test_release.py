@@ -166,7 +166,3 @@ def test_the_manifests_of_a_release_are_its_objects(make_helm: MakeHelm) -> None
     text = "---\nkind: ConfigMap\nmetadata: {name: a}\n---\nkind: Job\nmetadata: {name: b}\n"
     found = make_helm(text).manifests("web", "team")
     assert [manifest.identity for manifest in found] == ["ConfigMap/a", "Job/b"]
-
-
-def test_values_of_a_release_without_any_are_empty(make_helm: MakeHelm) -> None:
-    assert make_helm("null").values("web", "team") == {}

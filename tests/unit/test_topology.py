@@ -13,7 +13,8 @@ from bireme.errors import BiremeError
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.paths import Paths
-from bireme.topology import Plan, expand, fit, format_quantity, pod_requests, quantity
+from bireme.quantities import format_quantity, pod_requests, quantity
+from bireme.topology import Plan, expand, fit
 
 P4D, P3 = "p4d.24xlarge", "p3.8xlarge"
 TYPE = "node.kubernetes.io/instance-type"
@@ -192,7 +193,7 @@ def test_a_daemon_set_is_planned_by_the_types_whose_nodes_it_chooses(
     (plugin,) = planned(instances, workload("DaemonSet", "plugin", spec, role="plugin")).workloads
     assert (plugin.role, plugin.replicas, plugin.pods) == ("plugin", 0, ())
     expected = {kind for kind in instances if (has_p4d if kind == P4D else has_others)}
-    assert set(plugin.instance_types) == expected
+    assert set(plugin.instance_types or ()) == expected
 
 
 def test_hooks_and_objects_without_pods_are_no_part_of_a_plan(instances: Facts) -> None:
@@ -342,7 +343,7 @@ def test_torchruns_gpu_means_one_process_per_accelerator(instances: Facts) -> No
     )
 
 
-def test_a_plan_goes_through_its_published_schema_and_back(instances: Facts, paths: Paths) -> None:
+def test_a_plan_in_json_follows_its_published_schema(instances: Facts, paths: Paths) -> None:
     env = {"PET_NNODES": "1:128"}
     plan = planned(
         instances,
@@ -357,13 +358,7 @@ def test_a_plan_goes_through_its_published_schema_and_back(instances: Facts, pat
     written = json.loads(json.dumps(plan.to_json()))
     assert list(jsonschema.Draft202012Validator(schema).iter_errors(written)) == []
     assert set(written) == {"release", "namespace", "workloads", "totals"}
-    assert Plan.from_json(written, instances) == plan
-    assert len(Plan.from_json(written, instances).placement) == 3
+    assert written["workloads"][-1]["instanceTypes"] == [P4D]
+    assert len(plan.placement) == 3
     written["totals"]["gpus"] = 1
     assert list(jsonschema.Draft202012Validator(schema).iter_errors(written))
-
-
-@pytest.mark.parametrize("broken", [{}, {"release": "r"}, {"workloads": [{}], "totals": {}}])
-def test_what_is_no_plan_is_refused(broken: dict[str, Any]) -> None:
-    with pytest.raises(BiremeError, match="this is not a plan"):
-        Plan.from_json(broken)

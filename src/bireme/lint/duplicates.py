@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bireme.manifests import Manifest
+from bireme.workloads import pod_templates
 
 # The keys by which the API server tells the items of a list apart, from the Kubernetes OpenAPI
 # (x-kubernetes-list-map-keys; the patch merge key where that is all there is).
@@ -32,7 +33,7 @@ _DEFAULTS = {"protocol": "TCP"}
 def duplicates(manifest: Manifest) -> list[str]:
     """Items of one list that server-side apply cannot tell apart, as sentences; empty when all is well."""
     found: list[str] = []
-    for template in manifest.pod_templates:
+    for template in pod_templates(manifest):
         pod = template["spec"]
         found += _repeated(manifest, "pod", pod, _POD_LISTS)
         for kind in ("initContainers", "containers"):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from bireme.manifests import Manifest
+from bireme.workloads import kind_of, pod_templates
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -21,11 +22,7 @@ _LONG_NAMES = {
     "ServiceAccount",
     "StorageClass",
 }
-_LIMITS = {"StatefulSet": 52, "CronJob": 52}
-_WHY = {
-    "StatefulSet": "its controller adds an 11-character revision hash",
-    "CronJob": "its controller adds 11 characters of time",
-}
+_LONGEST = 63
 
 
 def name_problems(manifest: Manifest) -> list[str]:
@@ -42,40 +39,18 @@ def _object_name(manifest: Manifest) -> Iterator[str]:
     elif kind in _LONG_NAMES:
         pattern, limit = _SUBDOMAIN, 253
     else:
-        pattern, limit = _LABEL, _LIMITS.get(kind, 63)
+        pattern, limit = _LABEL, _LONGEST
     if not pattern.fullmatch(name):
         yield f"the name {name!r} may only hold lower-case letters, digits and '-', as a DNS name does"
-    if kind == "Job":
-        suffix = _job_suffix(manifest)
-        if len(name) + suffix > 63:
-            yield f"pod names would have {len(name) + suffix} characters with their index, 63 is the most"
-    elif kind == "MPIJob":
-        suffix = _mpi_suffix(manifest)
-        if len(name) + suffix > 63:
-            yield f"host names would have {len(name) + suffix} characters with role and index, 63 is the most"
+    if workload := kind_of(manifest):
+        problem = workload.name_problem(manifest)
+        yield from [problem] if problem else []
     elif len(name) > limit:
-        why = f" ({_WHY[kind]})" if kind in _WHY else ""
-        yield f"the name has {len(name)} characters, {limit} is the most{why}"
-
-
-def _job_suffix(manifest: Manifest) -> int:
-    """Characters a Job adds for the host names of its pods: ``-<index>`` when it is Indexed."""
-    spec = manifest.get("spec") or {}
-    if spec.get("completionMode") != "Indexed":
-        return 0
-    return 1 + len(str(max(0, int(spec.get("completions") or 1) - 1)))
-
-
-def _mpi_suffix(manifest: Manifest) -> int:
-    """Characters mpi-operator adds for host names: ``-launcher``, or ``-worker-<index>``."""
-    replicas = (manifest.get("spec") or {}).get("mpiReplicaSpecs") or {}
-    worker = replicas.get("Worker") or {}
-    last = max(0, int(worker.get("replicas", 1)) - 1)
-    return max(len("-launcher"), len(f"-worker-{last}"))
+        yield f"the name has {len(name)} characters, {limit} is the most"
 
 
 def _label_values(manifest: Manifest) -> Iterator[str]:
-    templates = manifest.pod_templates if manifest.kind != "Pod" else ()
+    templates = [each for each in pod_templates(manifest) if each is not manifest]
     of_pods = [("pod label", (each.get("metadata") or {}).get("labels") or {}) for each in templates]
     for where, labels in [("label", manifest.labels), *of_pods]:
         for key, value in labels.items():

@@ -16,8 +16,9 @@ from bireme.clusters.nodes import shape_of
 from bireme.clusters.state import cluster_dir
 from bireme.clusters.waiting import until
 from bireme.errors import BiremeError
-from bireme.instances import HUGE_PAGES, load_instances
+from bireme.instances import load_instances
 from bireme.labels import CONTROL_PLANE_TAINT, FAKE_LABEL, NODE_TYPE_LABEL
+from bireme.quantities import HUGE_PAGES
 
 if TYPE_CHECKING:
     from bireme.tools import Toolbox
