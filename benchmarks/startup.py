@@ -34,7 +34,7 @@ from rivals import RIVALS, Rival
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.waiting import until
-from bireme.helm import Renderer, RenderRequest, values
+from bireme.helm import Renderer, RenderRequest, Settings, values
 from bireme.paths import Paths
 from bireme.quantities import ACCELERATORS, pod_requests
 from bireme.release import Releases
@@ -99,9 +99,9 @@ class Stage:
             yield
             return
         releases = Releases(self.cluster, self.toolbox)
-        settings = values.load([], list(contender.operator))
-        chart = self.paths.charts / "mpijob"
-        releases.install(chart, "mpijob", "mpi-operator", settings, create_namespace=True)
+        request = RenderRequest(self.paths.charts / "mpijob", settings=Settings(contender.operator))
+        given = Renderer(self.toolbox, self.paths).merged(request).values
+        releases.install(request.chart, "mpijob", "mpi-operator", given, create_namespace=True)
         # Its last holder is gone: nobody need wait until it runs out.
         self.cluster.api.delete("/apis/coordination.k8s.io/v1/namespaces/mpi-operator/leases/mpi-operator")
         program = self.toolbox.path("mpi-operator")
@@ -121,10 +121,8 @@ class Stage:
 
     def _manifests(self, contender: Contender, workers: int) -> list[dict[str, Any]]:
         files = [self.paths.values / "instances" / f"{TYPE}.yaml"]
-        sets = [f"workers={workers}", f"orchestrator={contender.orchestrator}"]
-        request = RenderRequest(
-            self.paths.charts / "mpi-training", values.load(files, sets), release="job", namespace=NAMESPACE
-        )
+        given = values.load(files) | {"workers": workers, "orchestrator": contender.orchestrator}
+        request = RenderRequest(self.paths.charts / "mpi-training", given, release="job", namespace=NAMESPACE)
         rendered = Renderer(self.toolbox, self.paths).render(request).manifests
         plain = [manifest.thaw() for manifest in rendered if not manifest.is_hook]
         if contender.rival is None:

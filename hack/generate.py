@@ -59,7 +59,7 @@ def readme_picture(paths: Paths, toolbox: Toolbox) -> str:
     """The plan of imagenet-efa with three workers, drawn."""
     files = [paths.values / "instances/p4d.24xlarge.yaml", paths.values / "workloads/imagenet-efa.yaml"]
     request = RenderRequest(
-        paths.charts / "torch-elastic", values.load(files, ["workers=3"]), release="imagenet"
+        paths.charts / "torch-elastic", values.load(files) | {"workers": 3}, release="imagenet"
     )
     manifests = Renderer(toolbox, paths).render(request).manifests
     return svg(expand(request.release, request.namespace, manifests, load_instances(paths)))

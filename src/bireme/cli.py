@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from bireme.clusters import DEFAULT_NAME, Cluster, find, list_clusters, provider
 from bireme.clusters.nodes import parse_nodes
 from bireme.deploy import Deployer, Outcome
 from bireme.errors import BiremeError
-from bireme.helm import Renderer, RenderRequest
+from bireme.helm import Renderer, RenderRequest, Settings
 from bireme.helm import values as value_files
 from bireme.instances import Instance, load_instances
 from bireme.nccl import Asked, asked_by, judge, load_measured, parse
@@ -146,8 +147,9 @@ def _request(
     release: str | None,
     namespace: str,
 ) -> RenderRequest:
-    values = value_files.load(files, sets, set_strings, set_jsons, set_files)
-    return RenderRequest(chart, values, release or chart.resolve().name, namespace)
+    settings = Settings(sets, set_strings, set_jsons, set_files)
+    release = release or chart.resolve().name
+    return RenderRequest(chart, value_files.load(files), release, namespace, settings=settings)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -163,18 +165,12 @@ def cli() -> None:
 @pass_app
 def render(app: App, /, helm3: bool, output: str, **said: Any) -> None:
     """Render CHART and print its objects."""
-    request = _request(**said)
+    request = replace(_request(**said), helm="helm3" if helm3 else "helm")
     if output == "yaml":
-        click.echo(app.renderer.text(_with_helm(request, helm3)), nl=False)
+        click.echo(app.renderer.text(request), nl=False)
         return
-    manifests = app.renderer.render(_with_helm(request, helm3)).manifests
+    manifests = app.renderer.render(request).manifests
     click.echo(json.dumps([item.thaw() for item in manifests], indent=2))
-
-
-def _with_helm(request: RenderRequest, helm3: bool) -> RenderRequest:
-    return RenderRequest(
-        request.chart, request.values, request.release, request.namespace, helm="helm3" if helm3 else "helm"
-    )
 
 
 @cli.command()
@@ -184,7 +180,7 @@ def _with_helm(request: RenderRequest, helm3: bool) -> RenderRequest:
 def validate(app: App, /, output: str, **said: Any) -> None:
     """Check values against CHART's schema and rules, and say everything that is wrong."""
     request = _request(**said)
-    found = [str(problem) for problem in problems(request.chart, request.values)]
+    found = [str(problem) for problem in problems(app.renderer, request)]
     if not found:
         try:
             app.renderer.render(request)
@@ -427,7 +423,7 @@ def demo(app: App, /) -> None:
         app.paths.values / "workloads/imagenet-efa.yaml",
     ]
     request = RenderRequest(
-        app.paths.charts / "torch-elastic", value_files.load(values, ["workers=3"]), "imagenet"
+        app.paths.charts / "torch-elastic", value_files.load(values) | {"workers": 3}, "imagenet"
     )
     with _demo_cluster(app) as cluster:
         deployer = app.deployer(cluster)

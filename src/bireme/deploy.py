@@ -51,8 +51,8 @@ class Outcome:
 class Deployer:
     """Deploys charts to one cluster and compares what is there with the plan.
 
-    ``console`` shows progress; None is silent. What is asked for is a RenderRequest: chart, merged values,
-    release, namespace, and which Helm.
+    ``console`` shows progress; None is silent. What is asked for is a RenderRequest: chart, values, release,
+    namespace, and which Helm.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Deployer:
         run whose Job would have to change in a way Kubernetes refuses, and trains on in the next run.
         Raises BiremeError for what the chart or the cluster refuses; nothing is changed then.
         """
+        wanted = self._renderer.merged(wanted)
         if replace_run:
             wanted = self._next_run(wanted, timeout)
         plan = self.plan(wanted)

@@ -8,7 +8,6 @@ existing`` uses ``--kubeconfig``. Namespaces come from pytest-helm-charts' own f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import uuid
@@ -28,7 +27,7 @@ from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.waiting import until
 from bireme.deploy import Deployer
 from bireme.errors import BiremeError
-from bireme.helm import Render, Renderer, RenderRequest
+from bireme.helm import Render, Renderer, RenderRequest, Settings
 from bireme.helm import values as value_files
 from bireme.instances import Instance, load_instances
 from bireme.labels import HOOK_ANNOTATION, RELEASE_LABEL
@@ -112,9 +111,8 @@ class Request:
         layers = [self.paths.values / "instances" / f"{instance}.yaml"] if instance else []
         layers += [self.paths.values / "workloads" / f"{workload}.yaml"] if workload else []
         layers += [self.root / file for file in files]
-        inline = [json.dumps(values)] if values else []
-        merged = value_files.load(layers, sets=sets, set_jsons=inline)
-        return RenderRequest(self.chart(chart), merged, **options)
+        merged = value_files.merge(value_files.load(layers), values or {})
+        return RenderRequest(self.chart(chart), merged, settings=Settings(sets), **options)
 
     def chart(self, chart: str | Path) -> Path:
         """The folder of ``chart``."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.changes import Changes, changes
-from bireme.helm import Renderer, RenderRequest, load
+from bireme.helm import Renderer, RenderRequest, Settings, load
 from bireme.manifests import Manifest
 from bireme.paths import Paths
 
@@ -197,8 +197,13 @@ def test_the_real_chart_upgrades_as_foreseen(
     setting: str, sentence: str, paths: Paths, renderer: Renderer
 ) -> None:
     def rendered(*sets: str) -> tuple[Manifest, ...]:
-        given = load([paths.values / "instances" / "p4d.24xlarge.yaml"], ["workers=3", *sets])
-        return renderer.render(RenderRequest(paths.charts / "torch-elastic", given, "imagenet")).manifests
+        request = RenderRequest(
+            paths.charts / "torch-elastic",
+            load([paths.values / "instances" / "p4d.24xlarge.yaml"]),
+            release="imagenet",
+            settings=Settings(["workers=3", *sets]),
+        )
+        return renderer.render(request).manifests
 
     found: Changes = changes(rendered(), rendered(setting))
     job_said = [text for text in found.sentences() if text.startswith("Job/")]

@@ -12,6 +12,7 @@ import pytest
 
 from bireme import lint, schemas
 from bireme.errors import BiremeError
+from bireme.helm import Renderer, RenderRequest
 from bireme.paths import Paths
 
 MakeChart = Callable[..., Path]
@@ -269,26 +270,35 @@ def chart(make_chart: MakeChart) -> Path:
     ids=lambda case: json.dumps(case)[:40] if isinstance(case, dict) else "",
 )
 def test_a_value_that_does_not_fit_is_told_as_people_write_it(
-    given: dict[str, Any], sentence: str, chart: Path
+    given: dict[str, Any], sentence: str, chart: Path, renderer: Renderer
 ) -> None:
-    [problem] = schemas.problems(chart, given)
+    [problem] = schemas.problems(renderer, RenderRequest(chart, given))
     assert sentence in str(problem)
     assert problem.path in problem.sentence
 
 
-def test_values_that_fit_have_no_problems_and_several_faults_are_all_told(chart: Path) -> None:
-    assert schemas.problems(chart, {"workers": 128, "efa": None, "store": "s"}) == []
-    assert len(schemas.problems(chart, {"workers": "x", "shm": {"sise": 1}, "efa": "no"})) == 3
+def test_values_that_fit_have_no_problems_and_several_faults_are_all_told(
+    chart: Path, renderer: Renderer
+) -> None:
+    assert schemas.problems(renderer, RenderRequest(chart, {"workers": 128, "efa": None, "store": "s"})) == []
+    assert (
+        len(
+            schemas.problems(
+                renderer, RenderRequest(chart, {"workers": "x", "shm": {"sise": 1}, "efa": "no"})
+            )
+        )
+        == 3
+    )
 
 
-def test_a_dependency_that_is_switched_off_is_not_checked(chart: Path) -> None:
-    assert schemas.problems(chart, {"sub": {"size": "big", "on": False}}) == []
+def test_a_dependency_that_is_switched_off_is_not_checked(chart: Path, renderer: Renderer) -> None:
+    assert schemas.problems(renderer, RenderRequest(chart, {"sub": {"size": "big", "on": False}})) == []
 
 
-def test_a_schema_that_is_none_is_named(make_chart: MakeChart) -> None:
+def test_a_schema_that_is_none_is_named(make_chart: MakeChart, renderer: Renderer) -> None:
     chart = make_chart("web", schema={"type": "something"})
     with pytest.raises(BiremeError, match=r"web/values\.schema\.json is not a JSON Schema"):
-        schemas.problems(chart, {})
+        schemas.problems(renderer, RenderRequest(chart))
 
 
 # --- parity ---
@@ -402,5 +412,7 @@ def test_every_key_of_a_real_chart_is_described_and_its_patterns_work_everywhere
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
 @pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
-def test_the_defaults_of_a_real_chart_fit_its_schema(file: Path, helm: str) -> None:
-    assert [str(problem) for problem in schemas.problems(file.parent, {}, helm)] == []
+def test_the_defaults_of_a_real_chart_fit_its_schema(file: Path, helm: str, renderer: Renderer) -> None:
+    assert [
+        str(problem) for problem in schemas.problems(renderer, RenderRequest(file.parent, helm=helm))
+    ] == []

@@ -6,7 +6,6 @@ import json
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bireme.errors import BiremeError
-from bireme.helm import values
+from bireme.helm import Renderer, RenderError, RenderRequest, Settings, values
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]
@@ -25,7 +24,7 @@ STEADY = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=100,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
@@ -49,18 +48,27 @@ def as_doubles(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def ours(chart: Path, helm: str, **given_values: Any) -> Any:
+def ours(renderer: Renderer, chart: Path, files: Sequence[Path], settings: Settings, helm: str) -> Any:
+    """What templates see of files and merged settings, None when they are refused."""
     try:
-        return values.coalesce(chart, values.load(**{"files": [], **given_values}), helm)
+        request = RenderRequest(chart, values.load(files), helm=helm, settings=settings)
+        return renderer.values(renderer.merged(request)).values
     except BiremeError:
         return None
 
 
-def assert_same(chart: Path, toolbox: Toolbox, args: Sequence[str], **given_values: Any) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        helms = list(pool.map(lambda helm: shown(toolbox, helm, chart, args), HELMS))
-    for helm, theirs in zip(HELMS, helms, strict=True):
-        assert as_doubles(ours(chart, helm, **given_values)) == as_doubles(theirs), helm
+def assert_same(
+    renderer: Renderer,
+    toolbox: Toolbox,
+    chart: Path,
+    files: Sequence[Path] = (),
+    sets: Sequence[str] = (),
+    helms: Sequence[str] = HELMS,
+) -> None:
+    flags = [f"--values={file}" for file in files] + [f"--set={text}" for text in sets]
+    for helm in helms:
+        theirs = shown(toolbox, helm, chart, flags)
+        assert as_doubles(ours(renderer, chart, files, Settings(sets), helm)) == as_doubles(theirs), helm
 
 
 # --- reading YAML ---
@@ -87,7 +95,7 @@ def test_every_plain_scalar_has_the_type_that_helm_gives_it(
     lines = [f"s{number}: {text}" for number, text in enumerate(SCALARS)]
     file.write_text("\n".join([*lines, "date: 2020-01-01 10:11:12.5", "tagged: !!str 12", "int: !!int 12"]))
     theirs = shown(toolbox, helm, chart, ["-f", str(file)])
-    assert as_doubles(ours(chart, helm, files=[file])) == as_doubles(theirs)
+    assert as_doubles(values.load([file])) == as_doubles(theirs)
     assert theirs["s0"] is True
 
 
@@ -101,16 +109,16 @@ plain_words = st.one_of(
 @settings(STEADY, max_examples=4)
 @given(words=st.lists(plain_words, min_size=150, max_size=200))
 def test_plain_words_and_numbers_mean_what_they_mean_to_helm(
-    words: list[str], toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
+    words: list[str], renderer: Renderer, toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     chart = bare_chart(tmp_path_factory.mktemp("scalars"))
     file = chart / "given.yaml"
     file.write_text("".join(f"k{number}: {word}\n" for number, word in enumerate(words)))
-    assert_same(chart, toolbox, ["-f", str(file)], files=[file])
+    assert_same(renderer, toolbox, chart, [file])
 
 
 def test_anchors_merge_keys_and_keys_that_are_not_strings_read_as_in_helm(
-    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+    renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
 ) -> None:
     chart = make_chart("show", templates={"show.yaml": SHOW})
     file = tmp_path / "v.yaml"
@@ -121,16 +129,16 @@ def test_anchors_merge_keys_and_keys_that_are_not_strings_read_as_in_helm(
         + "folded: >-\n  a\n  b\n? on\n: switch\n"
         + 'twice: 1\ntwice: 2\nquoted: "yes"\nempty:\n'
     )
-    assert_same(chart, toolbox, ["-f", str(file)], files=[file])
+    assert_same(renderer, toolbox, chart, [file])
 
 
 def test_several_documents_in_one_file_are_merged_as_helm_4_does(
-    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+    renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
 ) -> None:
     chart = make_chart("show", templates={"show.yaml": SHOW})
     file = tmp_path / "v.yaml"
     file.write_text("a: {b: 1}\nl: [1]\n---\na: {c: 2}\nl: [2]\n---\n")
-    assert ours(chart, "helm", files=[file]) == shown(toolbox, "helm", chart, ["-f", str(file)])
+    assert_same(renderer, toolbox, chart, [file], helms=["helm"])
 
 
 @pytest.mark.parametrize(
@@ -200,15 +208,16 @@ BAD_SETS += [".".join("k" * 32) + "=1", "a=null,a.b=1", "l[0]=1,l[0][0]=2"]
 
 
 @pytest.mark.parametrize("text", SETS + BAD_SETS)
-def test_a_setting_means_what_it_means_to_helm(text: str, toolbox: Toolbox, make_chart: MakeChart) -> None:
+def test_a_merged_setting_means_what_it_means_to_helm(
+    text: str, renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart
+) -> None:
     chart = make_chart("show", templates={"show.yaml": SHOW})
-    theirs = shown(toolbox, "helm", chart, ["--set", text])
-    assert ours(chart, "helm", sets=[text]) == theirs
-    assert (theirs is None) == (text in BAD_SETS)
+    assert_same(renderer, toolbox, chart, sets=[text])
+    assert (shown(toolbox, "helm", chart, ["--set", text]) is None) == (text in BAD_SETS)
 
 
 def test_all_kinds_of_settings_apply_in_helms_order(
-    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+    renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
 ) -> None:
     chart = make_chart("show", templates={"show.yaml": SHOW})
     (tmp_path / "text").write_text("two\nlines: yes\n")
@@ -224,39 +233,54 @@ def test_all_kinds_of_settings_apply_in_helms_order(
         ],
     }
     flags = [word for option, texts in args.items() for text in texts for word in (option, text)]
-    mine = values.load(
-        [],
+    given_settings = Settings(
         sets=args["--set"],
-        set_strings=args["--set-string"],
-        set_jsons=args["--set-json"],
-        set_files=args["--set-file"],
+        strings=args["--set-string"],
+        jsons=args["--set-json"],
+        files=args["--set-file"],
     )
-    assert values.coalesce(chart, mine) == shown(toolbox, "helm", chart, flags)
+    theirs = shown(toolbox, "helm", chart, flags)
+    assert ours(renderer, chart, [], given_settings, "helm") == theirs
+    request = RenderRequest(chart, settings=given_settings)
+    assert renderer.render(request).manifests[0].thaw()["values"] == theirs
 
 
-def test_an_index_that_is_not_closed_is_refused_as_helm_3_does(
-    toolbox: Toolbox, make_chart: MakeChart
+def test_a_file_that_a_setting_names_is_read_again_when_it_changes(
+    renderer: Renderer, make_chart: MakeChart, tmp_path: Path
 ) -> None:
-    chart = make_chart("show", templates={"show.yaml": SHOW})
-    assert shown(toolbox, "helm3", chart, ["--set", "a[0"]) is None
-    with pytest.raises(BiremeError, match=r"\[0 is not a list index"):
-        values.load([], ["a[0"])
+    request = RenderRequest(
+        make_chart("show", templates={"show.yaml": SHOW}), settings=Settings(files=[f"a={tmp_path}/text"])
+    )
+    for text in ("one", "two"):
+        (tmp_path / "text").write_text(text)
+        assert renderer.render(request).manifests[0]["values"] == {"a": text}
 
 
-def test_a_refused_setting_says_which_and_why(tmp_path: Path) -> None:
-    with pytest.raises(
-        BiremeError, match=r"--set 'workers': key 'workers' has no value: write workers=VALUE"
-    ):
-        values.load([], ["workers"])
-    with pytest.raises(BiremeError, match=r"--set-json 'a={': not valid JSON"):
-        values.load([], set_jsons=["a={"])
-    with pytest.raises(BiremeError, match=r"--set-json '{\"a\":' is not valid JSON"):
-        values.load([], set_jsons=['{"a":'])
-    with pytest.raises(BiremeError, match=r"--set-file .*none does not exist"):
-        values.load([], set_files=[f"a={tmp_path}/none"])
+def test_merging_without_settings_changes_nothing(renderer: Renderer, tmp_path: Path) -> None:
+    request = RenderRequest(tmp_path / "no chart is read", {"a": None})
+    assert renderer.merged(request) is request
 
 
-# --- merging and coalescing, held against Helm ---
+@pytest.mark.parametrize(
+    ("refused", "sentence"),
+    [
+        (Settings(sets=["workers"]), 'failed parsing --set data: key "workers" has no value'),
+        (Settings(jsons=["a={"]), "failed parsing --set-json data"),
+        (Settings(jsons=['{"a":']), "failed parsing --set-json data"),
+        (Settings(files=["a=/nowhere/none"]), "open /nowhere/none: no such file or directory"),
+    ],
+)
+def test_a_refused_setting_says_which_and_why(
+    refused: Settings, sentence: str, renderer: Renderer, make_chart: MakeChart
+) -> None:
+    request = RenderRequest(make_chart("show"), settings=refused)
+    for refuse in (renderer.merged, renderer.render, renderer.values):
+        with pytest.raises(RenderError) as raised:
+            refuse(request)
+        assert sentence in str(raised.value)
+
+
+# --- defaults, dependencies and what the user gives ---
 
 names = st.sampled_from(["a", "b", "sub", "global"])
 scalars = st.sampled_from([None, None, True, 0, 7, 1.5, 2**60, "x", "", [], [1, None], [{"a": None}]])
@@ -269,10 +293,7 @@ set_texts = st.one_of(
         min_size=1,
         max_size=3,
     ).map(",".join),
-    # Helm 4 ignores an index that is not closed, Helm 3 and Bireme refuse it.
-    st.text(alphabet="ab.=,[]{}\\01 ", min_size=1, max_size=8).filter(
-        lambda text: text.rfind("[") <= text.rfind("]")
-    ),
+    st.text(alphabet="ab.=,[]{}\\01 ", min_size=1, max_size=8),
 )
 
 
@@ -316,6 +337,7 @@ def test_files_settings_nulls_globals_and_subcharts_coalesce_as_in_helm(
     files: list[Any],
     sets: list[str],
     condition: bool,
+    renderer: Renderer,
     toolbox: Toolbox,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -324,13 +346,11 @@ def test_files_settings_nulls_globals_and_subcharts_coalesce_as_in_helm(
     given_files = [folder / f"{number}.yaml" for number in range(len(files))]
     for path, content in zip(given_files, files, strict=True):
         path.write_text(json.dumps(content))
-    args = [word for path in given_files for word in ("-f", str(path))]
-    args += [word for text in sets for word in ("--set", text)]
-    assert_same(chart, toolbox, args, files=given_files, sets=sets)
+    assert_same(renderer, toolbox, chart, given_files, sets)
 
 
 def test_aliases_tags_import_values_and_nested_charts_coalesce_as_in_helm(
-    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+    renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart
 ) -> None:
     chart = make_chart(
         "show",
@@ -372,11 +392,12 @@ def test_aliases_tags_import_values_and_nested_charts_coalesce_as_in_helm(
         ["second.on=false,tags.extra=true"],
         ["global.g.deep=null,data.x=null"],
     ):
-        flags = [word for text in args for word in ("--set", text)]
-        assert_same(chart, toolbox, flags, sets=args)
+        assert_same(renderer, toolbox, chart, sets=args)
 
 
-def test_a_packaged_dependency_counts_like_a_folder(toolbox: Toolbox, make_chart: MakeChart) -> None:
+def test_a_packaged_dependency_counts_like_a_folder(
+    renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart
+) -> None:
     chart = make_chart(
         "show",
         values={"sub": {"own": 1}},
@@ -388,14 +409,16 @@ def test_a_packaged_dependency_counts_like_a_folder(toolbox: Toolbox, make_chart
     with tarfile.open(chart / "charts" / "sub-0.1.0.tgz", "w:gz") as tar:
         tar.add(sub, arcname="sub")
     sub.rename(chart.parent / "moved-away")
-    assert_same(chart, toolbox, ["--set", "sub.there.be=2"], sets=["sub.there.be=2"])
+    assert_same(renderer, toolbox, chart, sets=["sub.there.be=2"])
 
 
-def test_values_that_are_no_mapping_where_a_dependency_reads_them_are_refused(make_chart: MakeChart) -> None:
+def test_values_that_are_no_mapping_where_a_dependency_reads_them_are_refused(
+    renderer: Renderer, make_chart: MakeChart
+) -> None:
     chart = make_chart("web", dependencies=[{"name": "sub", "version": "0.1.0"}])
     make_chart("sub", within=chart)
-    with pytest.raises(BiremeError, match="sub is a string, but web depends on a chart of that name"):
-        values.coalesce(chart, {"sub": "on"})
+    with pytest.raises(RenderError, match="type mismatch on sub"):
+        renderer.values(RenderRequest(chart, {"sub": "on"}))
 
 
 def test_neither_side_of_a_merge_is_changed() -> None:
@@ -404,15 +427,15 @@ def test_neither_side_of_a_merge_is_changed() -> None:
     assert (base, over) == ({"a": {"b": [1]}, "c": 1}, {"a": {"d": 2}, "c": None})
 
 
-@pytest.mark.parametrize("broken", ["no Chart.yaml", "not a packaged chart", "schema"])
-def test_a_broken_chart_is_named(broken: str, make_chart: MakeChart, tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", ["no Chart.yaml", "not a packaged chart", "not valid JSON"])
+def test_a_broken_chart_is_named(broken: str, renderer: Renderer, make_chart: MakeChart) -> None:
     chart = make_chart("web")
     (chart / "charts").mkdir()
     if broken == "no Chart.yaml":
         (chart / "Chart.yaml").unlink()
-    elif broken == "schema":
+    elif broken == "not valid JSON":
         (chart / "values.schema.json").write_text("{")
     else:
         (chart / "charts" / "x-1.0.0.tgz").write_bytes(b"no archive")
     with pytest.raises(BiremeError, match=broken):
-        values.load_chart(chart)
+        renderer.values(RenderRequest(chart))

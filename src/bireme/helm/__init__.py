@@ -2,14 +2,15 @@
 
 from bireme.helm.output import parse, sentences
 from bireme.helm.render import Render, Renderer, RenderError, RenderRequest, tree_digest
-from bireme.helm.values import coalesce, load
+from bireme.helm.values import ChartValues, Settings, load
 
 __all__ = [
+    "ChartValues",
     "Render",
     "RenderError",
     "RenderRequest",
     "Renderer",
-    "coalesce",
+    "Settings",
     "load",
     "parse",
     "sentences",

@@ -19,12 +19,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bireme.errors import BiremeError
 from bireme.helm.output import sentences, split
+from bireme.helm.values import ChartValues, Settings, printing_chart, printing_copy
 from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.tools import Toolbox
@@ -34,7 +35,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class RenderRequest:
-    """One ``helm template``: ``values`` are the user's, merged; ``helm`` is "helm" (4) or "helm3"."""
+    """One ``helm template``: ``settings`` on top of ``values``; ``helm`` is "helm" (4) or "helm3"."""
 
     chart: Path
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -44,10 +45,11 @@ class RenderRequest:
     api_versions: tuple[str, ...] = ()
     is_upgrade: bool = False
     helm: str = "helm"
+    settings: Settings = field(default_factory=Settings)
 
     def flags(self) -> list[str]:
         """Helm's arguments but for the chart and its values."""
-        flags = [self.release, "--namespace", self.namespace]
+        flags = [self.release, "--namespace", self.namespace, *self.settings.flags()]
         if self.kube_version:
             flags += ["--kube-version", self.kube_version]
         for version in self.api_versions:
@@ -93,7 +95,8 @@ class Renderer:
 
     def render(self, request: RenderRequest) -> Render:
         """The objects of ``request``. Raises RenderError with the chart's sentence when it refuses them."""
-        if not self._cache:
+        # The key does not cover the files that --set-file names.
+        if not self._cache or request.settings.files:
             return Render(request, self._run(request))
         key = self._key(request)
         result = self._known.get(key) or self._load(key)
@@ -119,6 +122,28 @@ class Renderer:
             outcome = done[key]
             results.append(Render(request, outcome.manifests) if isinstance(outcome, Render) else outcome)
         return results
+
+    def merged(self, request: RenderRequest) -> RenderRequest:
+        """``request`` with its settings merged into its values, by Helm. Raises RenderError for a bad one."""
+        if not request.settings.flags():
+            return request
+        with tempfile.TemporaryDirectory(dir=self._home) as folder:
+            chart = printing_chart(Path(folder) / "values")
+            printed = self._printed(replace(request, chart=chart))
+        return replace(request, values=printed["values"], settings=Settings())
+
+    def values(self, request: RenderRequest) -> ChartValues:
+        """What the templates of ``request`` see as .Values, whether or not a schema or a rule refuses it.
+
+        Chart defaults, those of enabled dependencies, ``global`` and ``import-values``, as Helm puts them
+        together. Raises RenderError for values or a chart that Helm cannot read.
+        """
+        self._tree(request.chart)
+        with tempfile.TemporaryDirectory(dir=self._home) as folder:
+            printed = self._printed(
+                replace(request, chart=printing_copy(request.chart, Path(folder) / "chart"))
+            )
+        return ChartValues.printed(printed["values"], printed["schemas"])
 
     def text(self, request: RenderRequest) -> str:
         """Helm's own output for ``request``, never from the cache. Raises RenderError."""
@@ -156,6 +181,10 @@ class Renderer:
 
     def _run(self, request: RenderRequest) -> tuple[Manifest, ...]:
         return tuple(Manifest(content, source) for source, content in split(self.text(request)))
+
+    def _printed(self, request: RenderRequest) -> Mapping[str, Any]:
+        [(_, document)] = split(self.text(request))
+        return document
 
     def _environment(self) -> dict[str, str]:
         """Nothing of the caller's: no HELM_* settings, no plugins, no repositories, no kubeconfig."""

@@ -7,13 +7,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 
 from bireme.errors import BiremeError
-from bireme.helm.values import Chart, coalesce_chart, load_chart
+from bireme.helm import ChartValues, Renderer, RenderRequest
 from bireme.schemas.bundle import BUNDLE, DEFS, KeyPath
 
 
@@ -28,27 +27,26 @@ class Problem:
         return self.sentence
 
 
-def problems(chart_dir: Path, user_values: Mapping[str, Any], helm: str = "helm") -> list[Problem]:
-    """What the schemas of a chart and its dependencies refuse in ``user_values`` over the defaults.
+def problems(renderer: Renderer, request: RenderRequest) -> list[Problem]:
+    """What the schemas of a chart and its dependencies refuse in the values of ``request`` and the defaults.
 
-    The chart's own rules in templates/validate.yaml are not looked at: only a render knows them. ``helm`` as
-    in `bireme.helm.coalesce`. Raises BiremeError when the chart cannot be read or its schema is no schema.
+    The chart's own rules in templates/validate.yaml are not looked at: only a render knows them. Raises
+    BiremeError when the chart cannot be read or its schema is no schema.
     """
-    chart, values = coalesce_chart(load_chart(chart_dir), user_values, helm)
-    return list(dict.fromkeys(_chart_problems(chart, values, ())))
+    return list(dict.fromkeys(_chart_problems(renderer.values(request), ())))
 
 
-def _chart_problems(chart: Chart, values: Mapping[str, Any], prefix: KeyPath) -> Iterator[Problem]:
+def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
     if chart.schema is not None:
         try:
             jsonschema.Draft202012Validator.check_schema(chart.schema)
         except jsonschema.SchemaError as broken:
             raise BiremeError(f"{chart.name}/{BUNDLE} is not a JSON Schema: {broken.message}") from broken
         validator = jsonschema.Draft202012Validator(chart.schema)
-        for error in sorted(validator.iter_errors(values), key=_place):
+        for error in sorted(validator.iter_errors(chart.values), key=_place):
             yield from _explain(error, chart, prefix)
     for dependency in chart.dependencies:
-        yield from _chart_problems(dependency, values[dependency.name], (*prefix, dependency.name))
+        yield from _chart_problems(dependency, (*prefix, dependency.name))
 
 
 # A jsonschema.ValidationError; its stubs leave what is looked at here open.
@@ -68,7 +66,7 @@ def _place(error: Error) -> list[str]:
     return [str(key) for key in error.absolute_path]
 
 
-def _explain(error: Error, chart: Chart, prefix: KeyPath) -> Iterator[Problem]:
+def _explain(error: Error, chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
     where = written([*prefix, *error.absolute_path])
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = list(error.schema.get("properties", {}))
@@ -90,7 +88,7 @@ def _explain(error: Error, chart: Chart, prefix: KeyPath) -> Iterator[Problem]:
         yield Problem(where, f"{what} is {_given(error.instance)}, it must {wanted}{words}")
 
 
-def _alternatives(error: Error, chart: Chart, prefix: KeyPath, where: str) -> Iterator[Problem]:
+def _alternatives(error: Error, chart: ChartValues, prefix: KeyPath, where: str) -> Iterator[Problem]:
     """Of several shapes, the complaints of the nearest one; of plain types, all that were possible."""
     if all(each.validator in {"type", "const", "enum"} and not each.relative_path for each in error.context):
         wanted = [_WANTED[str(each.validator)](each).removeprefix("be ") for each in error.context]
@@ -110,7 +108,7 @@ def _is_about_type(error: Error) -> bool:
     return error.validator == "type" and not error.relative_path
 
 
-def _unknown(key: str, known: Iterable[str], error: Error, chart: Chart, prefix: KeyPath) -> Problem:
+def _unknown(key: str, known: Iterable[str], error: Error, chart: ChartValues, prefix: KeyPath) -> Problem:
     parents = [*prefix, *error.absolute_path]
     path = written([*parents, key])
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
@@ -156,22 +154,22 @@ def _types(error: Error) -> str:
     )
 
 
-def _words(chart: Chart, path: Iterable[str | int]) -> str:
+def _words(chart: ChartValues, path: Iterable[str | int]) -> str:
     """What the schema says the key at ``path`` is for: a pattern alone tells people little."""
     schema: Any = chart.schema
     for part in path:
-        schema = resolved(chart, schema).get("properties", {}).get(part)
-    words = resolved(chart, schema).get("description")
+        schema = resolved(chart.schema, schema).get("properties", {}).get(part)
+    words = resolved(chart.schema, schema).get("description")
     return f" ({words})" if words else ""
 
 
-def resolved(chart: Chart, schema: Any) -> Mapping[str, Any]:
-    """``schema`` of ``chart`` with what it refers to."""
+def resolved(root: Mapping[str, Any] | None, schema: Any) -> Mapping[str, Any]:
+    """``schema`` with what it refers to in the document ``root``."""
     if not isinstance(schema, dict):
         return {}
-    if "$ref" in schema and chart.schema is not None:
+    if "$ref" in schema and root is not None:
         name = str(schema["$ref"]).removeprefix(DEFS)
-        return {**chart.schema.get("$defs", {}).get(name, {}), **schema}
+        return {**root.get("$defs", {}).get(name, {}), **schema}
     return schema
 
 
