@@ -1,4 +1,19 @@
 {{/*
+The metadata of the pod of a `helm test`.
+Arguments: root.
+*/}}
+{{- define "common.testMetadata" -}}
+{{- $root := required "common.testMetadata needs root" .root -}}
+name: {{ include "common.fullname" (dict "root" $root) }}-test
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "common.labels" (dict "root" $root "component" "test") | nindent 2 }}
+annotations:
+  helm.sh/hook: test
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
+{{/*
 The pod of a `helm test` with the runtime in it.
 Arguments: root (values image, imagePullSecrets, podSecurityContext, securityContext), runtime (component of the runtime),
 container (its name), command (list of words), env, mounts and volumes (YAML, optional).
@@ -9,13 +24,7 @@ container (its name), command (list of words), env, mounts and volumes (YAML, op
 apiVersion: v1
 kind: Pod
 metadata:
-  name: {{ include "common.fullname" (dict "root" $root) }}-test
-  namespace: {{ $root.Release.Namespace }}
-  labels:
-    {{- include "common.labels" (dict "root" $root "component" "test") | nindent 4 }}
-  annotations:
-    helm.sh/hook: test
-    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+  {{- include "common.testMetadata" (dict "root" $root) | nindent 2 }}
 spec:
   restartPolicy: Never
   automountServiceAccountToken: false
@@ -39,4 +48,60 @@ spec:
   volumes:
     {{- include "common.runtimeVolume" (dict "root" $root "component" .runtime) | nindent 4 }}
     {{- .volumes | default "" | nindent 4 }}
+{{- end }}
+
+{{/*
+The `helm test` of volumes: a pod that mounts claims, writes to those that it may write to, and reads the others.
+Arguments: root (values test, podSecurityContext, securityContext), claims {name: accessMode}.
+*/}}
+{{- define "common.mountTest" -}}
+{{- $root := required "common.mountTest needs root" .root }}
+{{- $claims := required "common.mountTest needs claims" .claims -}}
+apiVersion: v1
+kind: Pod
+metadata:
+  {{- include "common.testMetadata" (dict "root" $root) | nindent 2 }}
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  {{- include "common.imagePullSecrets" (dict "root" $root) | nindent 2 }}
+  securityContext:
+    {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
+  containers:
+    - name: mount
+      image: {{ include "common.image" (dict "root" $root "image" $root.Values.test.image) }}
+      imagePullPolicy: {{ $root.Values.test.image.pullPolicy }}
+      command:
+        - sh
+        - -ec
+        - |
+          for folder in /volumes/rw/*; do
+            [ -d "$folder" ] || continue
+            file="$folder/.bireme-test-$HOSTNAME"
+            echo "$HOSTNAME" > "$file" || { echo "$folder cannot be written by user $(id -u): give the folder to that user, or set podSecurityContext"; exit 1; }
+            grep -qx "$HOSTNAME" "$file"
+            rm "$file"
+            echo "$folder can be written and read"
+          done
+          for folder in /volumes/ro/*; do
+            [ -d "$folder" ] || continue
+            ls "$folder" > /dev/null
+            echo "$folder can be read"
+          done
+      resources:
+        requests: {cpu: 10m, memory: 16Mi}
+        limits: {memory: 64Mi}
+      securityContext:
+        {{- toYaml $root.Values.securityContext | nindent 8 }}
+      volumeMounts:
+        {{- range $i, $claim := keys $claims | sortAlpha }}
+        {{- $readOnly := eq (get $claims $claim) "ReadOnlyMany" }}
+        - {name: claim-{{ $i }}, mountPath: /volumes/{{ ternary "ro" "rw" $readOnly }}/{{ $claim }}, readOnly: {{ $readOnly }}}
+        {{- end }}
+  volumes:
+    {{- range $i, $claim := keys $claims | sortAlpha }}
+    - name: claim-{{ $i }}
+      persistentVolumeClaim:
+        claimName: {{ $claim }}
+    {{- end }}
 {{- end }}

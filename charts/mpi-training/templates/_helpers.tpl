@@ -43,7 +43,7 @@ The Secret with the ssh key: the operator's, the user's, or the chart's own.
 What the entry point reads (docs/mpi.md), as a list of EnvVar.
 Arguments: root, worker, role ("" in an Indexed Job, where the index says it).
 */}}
-{{- define "mpi-training.entryEnv" -}}
+{{- define "mpi-training.env" -}}
 {{- $v := .root.Values -}}
 {{- with .role }}
 - {name: BIREME_MPI_ROLE, value: {{ . }}}
@@ -68,7 +68,7 @@ Arguments: root, worker, role ("" in an Indexed Job, where the index says it).
 {{/*
 What the entry point reads to check the image (helm test), as a list of EnvVar.
 */}}
-{{- define "mpi-training.checkEnv" -}}
+{{- define "mpi-training.testEnv" -}}
 - {name: BIREME_MPI_ROLE, value: check}
 - {name: BIREME_MPI_IMPLEMENTATION, value: {{ .Values.mpiImplementation }}}
 - {name: BIREME_MPI_PORT, value: "{{ int64 .Values.ssh.port }}"}

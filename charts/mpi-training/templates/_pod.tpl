@@ -12,7 +12,7 @@ Arguments: root, role ("", launcher or worker).
 {{- $container := include "common.trainingContainer" (dict "root" $view "name" "trainer" "script" $script "shm" $shm
     "command" (concat (list $view.Values.python "-m" "bireme_runtime.mpi.supervisor") (ternary (list "--as-is") list (not (empty $view.Values.command))) (list "--"))
     "arguments" (include "mpi-training.program" .root | fromJsonArray)
-    "fixed" (include "mpi-training.entryEnv" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
+    "fixed" (include "mpi-training.env" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
     "derived" (merge (include "common.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONUNBUFFERED" "1"))
     "resources" (ternary (toYaml (dict "resources" $view.Values.launcher.resources)) (include "common.workerResources" (dict "root" $view "worker" $worker)) $launches)
     "mounts" (include "mpi-training.mounts" .)

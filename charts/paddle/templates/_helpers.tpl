@@ -117,7 +117,7 @@ What a role reads, as a list of EnvVar. Nothing here depends on the number of tr
 hosts, are in the settings, a ConfigMap which an upgrade changes while pods run.
 Arguments: root, role.
 */}}
-{{- define "paddle.roleEnv" -}}
+{{- define "paddle.env" -}}
 {{- $v := .root.Values }}
 {{- $ports := add (int64 $v.pservers.portsNum) (int64 $v.pservers.portsNumForSparse) -}}
 - name: POD_IP
@@ -186,31 +186,9 @@ What the test of the pservers reads, as a list of EnvVar.
 {{- end }}
 
 {{/*
-The etcd that the dispatcher keeps its state in, as host:port[,host:port...], and the Secret of its user.
+The etcd in which the dispatcher keeps its state, as the JSON of common.etcdClient.
 */}}
 {{- define "paddle.etcd" -}}
-{{- if .Values.dispatcher.etcd.endpoints }}
-{{- join "," .Values.dispatcher.etcd.endpoints }}
-{{- else if .Subcharts.etcd }}
-{{- printf "%s.%s.svc:2379" (include "common.fullname" (dict "root" .Subcharts.etcd)) .Release.Namespace }}
-{{- end }}
-{{- end }}
-
-{{- define "paddle.etcdSecret" -}}
-{{- if .Values.dispatcher.etcd.endpoints }}
-{{- .Values.dispatcher.etcd.existingSecret }}
-{{- else if dig "auth" "enabled" false .Values.etcd }}
-{{- .Values.etcd.auth.existingSecret }}
-{{- end }}
-{{- end }}
-
-{{/*
-How the dispatcher shows itself to the release's own etcd, as JSON {secret, certificate}; no secret, no TLS.
-*/}}
-{{- define "paddle.etcdTls" -}}
-{{- if and .Subcharts.etcd (not .Values.dispatcher.etcd.endpoints) }}
-{{- include "etcd.clientTls" .Subcharts.etcd }}
-{{- else }}
-{{- dict "secret" "" "certificate" false | toJson }}
-{{- end }}
+{{- $v := .Values.dispatcher.etcd }}
+{{- include "common.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
 {{- end }}

@@ -44,7 +44,7 @@ Arguments: root, view (the root with the values of the pod's role), role, worker
     "name" (ternary "pserver" "trainer" $isServer) "script" $script "shm" .worker.shm
     "command" ($values.command | default (list $values.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
     "arguments" (include "common.scriptArguments" (dict "root" .root "script" $script) | fromJsonArray)
-    "fixed" (include "paddle.roleEnv" . | fromYamlArray)
+    "fixed" (include "paddle.env" . | fromYamlArray)
     "derived" (set (include "common.trainingEnv" (dict "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
     "resources" (ternary (include "paddle.serverResources" .root) (include "common.workerResources" (dict "root" .view "worker" .worker)) $isServer)
     "mounts" "- {name: settings, mountPath: /bireme/settings, readOnly: true}"

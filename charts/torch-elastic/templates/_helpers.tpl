@@ -3,66 +3,29 @@
 {{- end }}
 
 {{/*
-Where the agents meet, as host:port[,host:port...].
+The etcd in which workers meet, as the JSON of common.etcdClient; empty with backend c10d.
+*/}}
+{{- define "torch-elastic.etcd" -}}
+{{- $v := .Values.rendezvous }}
+{{- if eq $v.backend "etcd" }}
+{{- include "common.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.auth.existingSecret "secret" $v.tls.existingSecret "certificate" $v.tls.clientCertificate) }}
+{{- else }}{}
+{{- end }}
+{{- end }}
+
+{{/*
+The address at which workers meet: that of etcd, or of worker 0.
 */}}
 {{- define "torch-elastic.endpoint" -}}
-{{- $fullname := include "common.fullname" (dict "root" .) }}
-{{- if eq .Values.rendezvous.backend "c10d" }}
-{{- printf "%s-0.%s.%s.svc:%d" (include "common.jobName" (dict "root" .)) $fullname .Release.Namespace (int64 .Values.rendezvous.port) }}
-{{- else if .Values.rendezvous.endpoints }}
-{{- join "," .Values.rendezvous.endpoints }}
-{{- else if .Subcharts.etcd }}
-{{- printf "%s.%s.svc:2379" (include "common.fullname" (dict "root" .Subcharts.etcd)) .Release.Namespace }}
-{{- end }}
-{{- end }}
-
-{{/*
-The Secret that holds the user of etcd, if one is needed.
-*/}}
-{{- define "torch-elastic.authSecret" -}}
-{{- if eq .Values.rendezvous.backend "etcd" }}
-{{- if .Values.rendezvous.endpoints }}
-{{- .Values.rendezvous.auth.existingSecret }}
-{{- else if dig "auth" "enabled" false .Values.etcd }}
-{{- .Values.etcd.auth.existingSecret }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{/*
-How agents show themselves to etcd, as JSON {secret, certificate}; no secret, no TLS.
-*/}}
-{{- define "torch-elastic.etcdTls" -}}
-{{- $tls := .Values.rendezvous.tls }}
-{{- if ne .Values.rendezvous.backend "etcd" }}
-{{- dict "secret" "" "certificate" false | toJson }}
-{{- else if .Values.rendezvous.endpoints }}
-{{- dict "secret" $tls.existingSecret "certificate" $tls.clientCertificate | toJson }}
-{{- else if .Subcharts.etcd }}
-{{- include "etcd.clientTls" .Subcharts.etcd }}
-{{- end }}
-{{- end }}
-
-{{/*
-What a client of etcd reads: files of TLS and a user, where there are any.
-*/}}
-{{- define "torch-elastic.etcdEnv" -}}
-{{- include "common.etcdTls.env" (include "torch-elastic.etcdTls" . | fromJson) }}
-{{- with include "torch-elastic.authSecret" . }}
-- name: BIREME_ETCD_USERNAME
-  valueFrom:
-    secretKeyRef: {name: {{ . }}, key: username}
-- name: BIREME_ETCD_PASSWORD
-  valueFrom:
-    secretKeyRef: {name: {{ . }}, key: password}
-{{- end }}
+{{- $worker := printf "%s-0.%s" (include "common.jobName" (dict "root" .)) (include "common.fullname" (dict "root" .)) }}
+{{- (include "torch-elastic.etcd" . | fromJson).endpoint | default (printf "%s.%s.svc:%d" $worker .Release.Namespace (int64 .Values.rendezvous.port)) }}
 {{- end }}
 
 {{/*
 What the agents read, as a list of EnvVar. Nothing here depends on the number of workers.
 Arguments: root, worker.
 */}}
-{{- define "torch-elastic.agentEnv" -}}
+{{- define "torch-elastic.env" -}}
 {{- $v := .root.Values }}
 {{- $conf := list }}
 {{- range $key, $value := $v.rendezvous.conf }}{{ $conf = append $conf (printf "%s=%s" $key (include "common.text" (dict "value" $value))) }}{{ end -}}
@@ -82,5 +45,5 @@ Arguments: root, worker.
 - {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.agentRestarts }}"}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
-{{- include "torch-elastic.etcdEnv" .root | nindent 0 }}
+{{- include "common.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
 {{- end }}

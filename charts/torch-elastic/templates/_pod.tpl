@@ -3,18 +3,18 @@ The pods: {metadata, spec}.
 */}}
 {{- define "torch-elastic.pod" -}}
 {{- $worker := include "common.worker" (dict "root" .) | fromJson }}
-{{- $etcdTls := include "torch-elastic.etcdTls" . | fromJson }}
+{{- $etcd := include "torch-elastic.etcd" . | fromJson }}
 {{- $script := include "torch-elastic.script" . }}
 {{- $container := include "common.trainingContainer" (dict "root" . "name" "trainer" "script" $script "shm" $worker.shm
     "command" (.Values.command | default (list .Values.python "-m" "bireme_runtime.elastic.supervisor" "--"))
     "arguments" (include "common.scriptArguments" (dict "root" . "script" $script) | fromJsonArray)
-    "fixed" (include "torch-elastic.agentEnv" (dict "root" . "worker" $worker) | fromYamlArray)
+    "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
-    "mounts" (include "common.etcdTls.mount" $etcdTls)) }}
+    "mounts" (include "common.etcdTls.mount" $etcd)) }}
 {{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm
     "containers" $container
     "placement" (include "common.workerPlacement" (dict "root" . "worker" $worker))
-    "volumes" (include "common.etcdTls.volume" $etcdTls)
+    "volumes" (include "common.etcdTls.volume" $etcd)
     "subdomain" (include "common.fullname" (dict "root" .))) }}
 {{- end }}
