@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bireme.cli import cli
 from bireme.helm import Renderer
 from bireme.instances import Instance, load_instances
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]
+BiremePlan = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +71,16 @@ def make_chart(tmp_path: Path) -> MakeChart:
         return chart
 
     return make
+
+
+@pytest.fixture
+def bireme_plan(make_chart: MakeChart) -> BiremePlan:
+    """Run ``bireme plan`` on a chart of one template: ``bireme_plan(text, "-o", "json")``; what it prints."""
+
+    def run(template: str, *options: str, fails: bool = False) -> str:
+        chart = make_chart("foreign", templates={"objects.yaml": template})
+        done = CliRunner().invoke(cli, ["plan", str(chart), "--release", "run", *options])
+        assert (done.exit_code != 0) == fails, done.output
+        return str(done.exception) if fails else done.stdout
+
+    return run

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bireme.errors import BiremeError
-from bireme.instances import Instance, load_instances, read_instance
+from bireme.instances import Instance, choose_nodes, load_instances, read_instance
 from bireme.paths import Paths
 
 P4D = """instance:
@@ -96,3 +97,53 @@ def test_a_wrong_fact_is_named_with_its_file_and_key(
     with pytest.raises(BiremeError, match=r"p4d\.24xlarge\.yaml: ") as raised:
         load_instances(Paths(tmp_path, paths.cache, paths.state))
     assert sentence in str(raised.value)
+
+
+TYPE = "node.kubernetes.io/instance-type"
+FAMILY, GPUS = "karpenter.k8s.aws/instance-family", "karpenter.k8s.aws/instance-gpu-count"
+
+
+@pytest.mark.parametrize(
+    ("key", "operator", "values", "admitted", "is_bound"),
+    [
+        (TYPE, "In", ["p4d.24xlarge"], {"p4d.24xlarge"}, True),
+        (TYPE, "NotIn", ["p4d.24xlarge"], {"p3.8xlarge", "trn1.2xlarge"}, False),
+        (TYPE, "Exists", [], {"p4d.24xlarge", "p3.8xlarge", "trn1.2xlarge"}, False),
+        (TYPE, "DoesNotExist", [], set(), False),
+        (FAMILY, "In", ["p3", "p4d"], {"p4d.24xlarge", "p3.8xlarge"}, True),
+        (GPUS, "Gt", ["4"], {"p4d.24xlarge"}, True),
+        (GPUS, "Lt", ["8"], {"p3.8xlarge"}, True),
+        (GPUS, "Exists", [], {"p4d.24xlarge", "p3.8xlarge"}, False),
+        (GPUS, "DoesNotExist", [], {"trn1.2xlarge"}, False),
+        (TYPE, "Gt", ["4"], set(), True),
+        ("team", "In", ["blue"], {"p4d.24xlarge", "p3.8xlarge", "trn1.2xlarge"}, False),
+    ],
+)
+def test_node_affinity_chooses_types_by_the_labels_of_their_nodes(
+    key: str,
+    operator: str,
+    values: list[str],
+    admitted: set[str],
+    is_bound: bool,
+    instances: Mapping[str, Instance],
+) -> None:
+    term = {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    choice = choose_nodes({"affinity": {"nodeAffinity": required}}, instances)
+    types = {"p4d.24xlarge", "p3.8xlarge", "trn1.2xlarge"}
+    assert {each for each in types if choice.admits(each)} == admitted
+    assert choice.is_bound == is_bound
+
+
+def test_an_affinity_without_a_term_that_can_match_admits_no_node(instances: Mapping[str, Instance]) -> None:
+    empty: list[dict[str, Any]] = [{}]
+    for terms in ([], empty):
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        choice = choose_nodes({"affinity": {"nodeAffinity": required}}, instances)
+        assert not any(choice.admits(each) for each in instances)
+
+
+def test_a_type_that_a_node_selector_names_is_kept_although_nobody_knows_it(
+    instances: Mapping[str, Instance],
+) -> None:
+    assert choose_nodes({"nodeSelector": {TYPE: "m5.large"}}, instances).types == ("m5.large",)

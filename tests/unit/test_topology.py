@@ -196,6 +196,61 @@ def test_a_daemon_set_is_planned_by_the_types_whose_nodes_it_chooses(
     assert set(plugin.instance_types or ()) == expected
 
 
+def by_affinity(*terms: list[dict[str, Any]], **requests: Any) -> dict[str, Any]:
+    required = {"nodeSelectorTerms": [{"matchExpressions": term} for term in terms]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {**pod_spec(None, **requests), "affinity": affinity}
+
+
+def test_a_job_bound_to_a_type_by_affinity_is_placed_as_by_a_node_selector(instances: Facts) -> None:
+    plan = planned(instances, indexed(3, by_affinity([ONLY_P4D], **gpus(8))))
+    assert plan.totals.nodes == {P4D: 3}
+    assert {pod.instance_type for pod in plan.pods} == {P4D}
+    assert fit(plan, {P3: 9}, instances) == [
+        f"3 worker pods cannot be placed: there are no {P4D} nodes, 3 {P4D} nodes are needed"
+    ]
+
+
+def test_pods_that_may_run_on_several_types_need_the_first_that_holds_them(instances: Facts) -> None:
+    either = {"key": TYPE, "operator": "In", "values": [P4D, P3]}
+    plan = planned(instances, indexed(2, by_affinity([either], **gpus(8))))
+    assert plan.totals.nodes == {P4D: 2}
+    assert {pod.instance_type for pod in plan.pods} == {None}
+    assert planned(instances, indexed(2, by_affinity([either], **gpus(4)))).totals.nodes == {P3: 2}
+
+
+def test_pods_that_may_run_on_several_types_fill_nodes_that_others_need(instances: Facts) -> None:
+    either = {"key": TYPE, "operator": "In", "values": [P4D, P3]}
+    half = indexed(1, by_affinity([either], **gpus(4)), name="half")
+    assert planned(instances, half, indexed(1, pod_spec(P4D, **gpus(4)))).totals.nodes == {P4D: 1}
+
+
+def test_several_types_are_named_where_none_has_room(instances: Facts) -> None:
+    either = {"key": TYPE, "operator": "In", "values": [P4D, P3]}
+    plan = planned(instances, indexed(3, by_affinity([either], **gpus(8))))
+    assert fit(plan, {P4D: 2}, instances) == [
+        f"1 of 3 worker pods does not fit on 2 {P3} or {P4D} nodes: a pod asks for 8 nvidia.com/gpu and no "
+        f"node has that left, 3 {P3} or {P4D} nodes are needed"
+    ]
+
+
+def test_pods_kept_off_a_type_take_what_is_left_on_the_others(instances: Facts) -> None:
+    plan = planned(instances, indexed(1, by_affinity([NOT_P4D], cpu="1")))
+    assert plan.totals.nodes == {}
+    assert fit(plan, {P4D: 1, P3: 1}, instances) == []
+    assert fit(plan, {P4D: 1}, instances) == [
+        "1 worker pod cannot be placed: there are no nodes that their node affinity admits"
+    ]
+
+
+def test_a_node_selector_and_an_affinity_count_together(instances: Facts) -> None:
+    spec = {**by_affinity([NOT_P4D]), "nodeSelector": {TYPE: P4D}}
+    [sentence] = fit(planned(instances, indexed(1, spec)), {P4D: 1}, instances)
+    assert sentence == (
+        "1 worker pod cannot be placed: no type of values/instances has the labels that they want"
+    )
+
+
 def test_hooks_and_objects_without_pods_are_no_part_of_a_plan(instances: Facts) -> None:
     hook = {"name": "test", "annotations": {"helm.sh/hook": "test"}}
     plan = planned(
