@@ -1,22 +1,22 @@
 {{/*
-Agents: one pod on each node of some instance types. Which types those are is written down once, in
-values/instances; `make instances` makes files/instance-types.yaml from it.
+Agents: one pod on each node of some instance types. `make instances` writes the list of types,
+files/instance-types.yaml, from values/instances.
 */}}
 
 {{/*
-The instance types of a kind of node, as a JSON list: those with EFA, or those with NVIDIA GPUs.
-Arguments: root, kind (efa or nvidia), extra (types that are not in the table).
+The instance types with EFA, or those with NVIDIA GPUs, as a JSON list.
+Arguments: root, hardware (efa or nvidia), extra (further types).
 */}}
 {{- define "common.instanceTypes" -}}
 {{- $library := (required "common.instanceTypes needs root" .root).Subcharts.common }}
 {{- $table := $library.Files.Get "files/instance-types.yaml" | fromYaml }}
-{{- concat (get $table (required "common.instanceTypes needs kind" .kind)) .extra | uniq | toJson }}
+{{- concat (get $table (required "common.instanceTypes needs hardware" .hardware)) .extra | uniq | toJson }}
 {{- end }}
 
 {{/*
-Node affinity for agents: nodes of these types, less those that EKS Auto Mode runs if it brings an agent of its
-own. All in one term, because terms are alternatives.
-Arguments: types (list), autoMode (whether its nodes count).
+Node affinity for agents: nodes of these types. Nodes of EKS Auto Mode are excluded where Auto Mode has an agent of its
+own. All expressions are in one term, because several terms are alternatives.
+Arguments: types (list), autoMode (whether to include nodes of EKS Auto Mode).
 */}}
 {{- define "common.agentAffinity" -}}
 nodeAffinity:
@@ -33,7 +33,7 @@ nodeAffinity:
 {{- end }}
 
 {{/*
-Tolerations of agents: the taints that accelerator and EFA nodes carry, whatever their effect, and the user's own.
+Tolerations of agents: the usual taints of accelerator and EFA nodes, with any effect, and those of the values.
 Arguments: root (values tolerations).
 */}}
 {{- define "common.agentTolerations" -}}
@@ -46,11 +46,11 @@ Arguments: root (values tolerations).
 {{- end }}
 
 {{/*
-Rules of agents: what is in the table needs no adding.
-Arguments: root (values instanceTypes), kind.
+Rules of agents: instanceTypes does not repeat a type of values/instances.
+Arguments: root (values instanceTypes), hardware.
 */}}
 {{- define "common.rules.instanceTypes" -}}
-{{- $known := include "common.instanceTypes" (dict "root" .root "kind" .kind "extra" (list)) | fromJsonArray }}
+{{- $known := include "common.instanceTypes" (dict "root" .root "hardware" .hardware "extra" (list)) | fromJsonArray }}
 {{- range (required "common.rules.instanceTypes needs root" .root).Values.instanceTypes }}
 {{- if has . $known }}
 instanceTypes: {{ . }} is known already; list only types that values/instances has not

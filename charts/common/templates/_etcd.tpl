@@ -1,8 +1,8 @@
 {{/*
-What a client of etcd needs, as JSON {endpoint (host:port[,host:port...]), user (Secret), secret, certificate}, the last two
-as for TLS below. It is empty when there is no etcd.
-Arguments: root (with the etcd chart as a dependency), endpoints (list, empty for the release's own etcd), and what goes
-with the endpoints: user (Secret with username and password), secret, certificate (all optional).
+How clients connect to etcd, as JSON {endpoint (host:port[,host:port...]), user, secret, certificate}; {} if there is no
+etcd. With endpoints it repeats its arguments, without them it describes the release's own etcd.
+Arguments: root (of a chart that depends on the etcd chart), endpoints (list, may be empty), user (Secret with username
+and password, optional), secret and certificate (as for common.etcdTls, optional).
 */}}
 {{- define "common.etcdClient" -}}
 {{- $root := required "common.etcdClient needs root" .root }}

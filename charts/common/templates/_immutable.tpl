@@ -1,6 +1,6 @@
 {{/*
-What Kubernetes will not change in place, and what an upgrade that changes it does (docs/adr/0003).
-Parts is a dict {name a person knows: content}; its digests are kept in an annotation of the object.
+The parts of an object that Kubernetes does not change in place (docs/adr/0003). An annotation of the object keeps their
+digests; an upgrade that would change one fails with a sentence. `parts` is a dict {name for users: content}.
 */}}
 
 {{/*
@@ -16,7 +16,7 @@ Arguments: parts.
 {{- end }}
 
 {{/*
-The immutable parts of a Job as JSON {part: content}, named as people name them: image, env, volumes, ...
+The immutable parts of a Job as JSON {part: content}, with names for users: image, env, volumes, ...
 Arguments: spec (the Job's spec less completions, parallelism and the other fields that can change in place).
 */}}
 {{- define "common.immutable.jobParts" -}}
@@ -29,8 +29,8 @@ Arguments: spec (the Job's spec less completions, parallelism and the other fiel
 {{- end }}
 
 {{/*
-A sentence when the live object of that name differs in an immutable part; nothing when it doesn't, or when
-there is no cluster to ask (helm template, GitOps).
+A sentence if the live object of that name differs in an immutable part. Nothing if it does not, or if Helm renders
+without a cluster (helm template, GitOps).
 Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
 */}}
 {{- define "common.immutable.sentence" -}}
@@ -51,7 +51,7 @@ Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
 {{- end }}
 
 {{/*
-A sentence when another run of this release could still train: two runs never write one checkpoint.
+A sentence if another run of this release is not stopped: two runs must not write one checkpoint.
 Arguments: root, names (of this run's Jobs).
 */}}
 {{- define "common.immutable.otherRun" -}}
@@ -63,8 +63,8 @@ Arguments: root, names (of this run's Jobs).
 {{- end }}
 
 {{/*
-That sentence for one live job of whatever kind, if it is the release's, another than this run's, and not stopped.
-Arguments: root, job, names (of this run's), isStopped (empty when it is not).
+That sentence for one live Job or MPIJob, if it belongs to another run of the release and is not stopped.
+Arguments: root, job, names (of this run's jobs), isStopped (empty if it is not).
 */}}
 {{- define "common.immutable.otherJob" -}}
 {{- $root := required "common.immutable.otherJob needs root" .root }}
@@ -77,7 +77,7 @@ Arguments: root, job, names (of this run's), isStopped (empty when it is not).
 {{- end }}
 
 {{/*
-"true" for a live Job that is finished or suspended and has no pod left, nor one on its way out.
+"true" for a live Job that is finished or suspended and has no pod left, not even a terminating one.
 Arguments: job.
 */}}
 {{- define "common.immutable.isStopped" -}}

@@ -1,13 +1,12 @@
 {{/*
-What one worker pod gets, worked out from the facts of its instance type. The only place where this is
-decided; pods, environments and rules read the answer.
+What one worker pod gets, computed from the instance type. Pods, environments and rules all use this result.
 
-Answer (JSON): type, whole (accelerators of the node), accelerators, resource, efa, maxEfa, processes,
-share (0..1 of the node), cpu, memory (quantities, empty when unknown), memoryMiB, hugePages, shm.
+Result (JSON): type, whole (accelerators of the node), accelerators, resource, efa, maxEfa, processes,
+share (0..1 of the node), cpu, memory (quantities, empty if unknown), memoryMiB, hugePages, shm.
 
-A worker with all of a node's accelerators, or with none, gets the node less the reserve; one with some
-of them gets that share. Huge pages are taken out of a node's memory before anything else: those asked for, and
-at least those that nodes with EFA set aside whether somebody asks for them or not.
+A worker with all accelerators of a node, or with none, gets the whole node less the reserve. A worker with some of them
+gets the same share of the rest. Huge pages are subtracted from the memory first: those of the worker, or those that
+nodes with EFA reserve at boot if these are more.
 Arguments: root (values instance, accelerators, efa, processesPerWorker or slots, hugePages, reserve, shm, resources).
 */}}
 {{- define "common.worker" -}}
@@ -45,7 +44,7 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 {{- end }}
 
 {{/*
-A memory quantity in whole MiB; 0 for one that is written in another way than Ki, Mi, Gi, Ti or bytes.
+A memory quantity in whole MiB; 0 for any unit but Ki, Mi, Gi, Ti and bytes.
 Arguments: quantity.
 */}}
 {{- define "common.MiB" -}}
@@ -62,9 +61,9 @@ Arguments: quantity.
 {{- end }}
 
 {{/*
-The resources of a worker's container. No CPU limit: throttling data loaders protects nobody on a node
-that the worker has to itself. Values under resources win.
-Arguments: root, worker (the answer of common.worker).
+The resources of a worker's container. There is no CPU limit: it would only slow data loaders down on a node that runs
+no other worker. The values under resources win.
+Arguments: root, worker (the result of common.worker).
 */}}
 {{- define "common.workerResources" -}}
 {{- $root := required "common.workerResources needs root" .root }}
@@ -86,7 +85,7 @@ resources:
 {{- end }}
 
 {{/*
-Where a worker may run: its instance type, and the user's own selector.
+The node selector of a worker: its instance type, and the values' nodeSelector.
 Arguments: root, worker.
 */}}
 {{- define "common.workerNodeSelector" -}}
@@ -100,7 +99,7 @@ nodeSelector:
 {{- end }}
 
 {{/*
-Tolerations of a worker: the taints that accelerator nodes carry, 30 s for a node that stops answering, and the user's own.
+Tolerations of a worker: the taint of accelerator nodes, 30 s for nodes that stop answering, and those of the values.
 Arguments: root, worker.
 */}}
 {{- define "common.workerTolerations" -}}
@@ -120,9 +119,9 @@ tolerations:
 {{- end }}
 
 {{/*
-Network settings that follow from the instance family, as JSON {name: value}. Sources: the EFA notes of
-awslabs/awsome-distributed-ai and aws-do-eks issue 54. What current libfabric and NCCL choose by
-themselves (provider, protocol, device RDMA, fork safety) is deliberately not set.
+Network settings for the instance family, as JSON {name: value}. Sources: the EFA notes of
+awslabs/awsome-distributed-ai and aws-do-eks issue 54. Settings that current versions of libfabric and NCCL choose
+correctly (provider, protocol, device RDMA, fork safety) are left to them.
 Arguments: worker.
 */}}
 {{- define "common.networkEnv" -}}

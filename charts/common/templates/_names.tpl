@@ -1,6 +1,6 @@
 {{/*
-One name for everything a release makes. The root chart is called like the release, because the release
-is the job; a subchart adds its own name. Limits are checked in common.rules.names, nothing is cut silently.
+The name from which the names of a release's objects are made. The root chart uses the release's name, because the
+release is the job; a subchart appends its own name. Names are never truncated: common.rules.name refuses long ones.
 Arguments: root.
 */}}
 {{- define "common.fullname" -}}
@@ -17,7 +17,7 @@ Arguments: root.
 {{- end }}
 
 {{/*
-The name of this run's Job. A Job's template is immutable, so the run number is its identity (docs/adr/0003).
+The name of this run's Job. A Job's template is immutable, so each run is a Job of its own (docs/adr/0003).
 Arguments: root (with .Values.run).
 */}}
 {{- define "common.jobName" -}}
@@ -26,7 +26,7 @@ Arguments: root (with .Values.run).
 {{- end }}
 
 {{/*
-Labels by which Services and controllers find pods. They never change in an upgrade.
+Labels by which Services and controllers select pods. No upgrade changes them.
 Arguments: root, component (the role: worker, member, ...).
 */}}
 {{- define "common.selectorLabels" -}}
@@ -37,7 +37,7 @@ app.kubernetes.io/component: {{ required "common.selectorLabels needs component"
 {{- end }}
 
 {{/*
-Labels of an object that may change in place (not of a Job's pods: they are immutable).
+Labels of an object that can change in place. A Job's pods have only the selector labels, because they cannot.
 Arguments: root, component.
 */}}
 {{- define "common.labels" -}}

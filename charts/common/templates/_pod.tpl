@@ -1,5 +1,5 @@
 {{/*
-A scalar as text. Numbers of values files arrive as floats: whole ones are printed without an exponent.
+A scalar as text. Helm reads numbers as floats; this prints whole ones without an exponent.
 Arguments: value.
 */}}
 {{- define "common.text" -}}
@@ -11,7 +11,7 @@ Arguments: value.
 {{- end }}
 
 {{/*
-A list of words of the values, as YAML: numbers become text.
+The items of a list as quoted text, in YAML.
 Arguments: words.
 */}}
 {{- define "common.words" -}}
@@ -21,9 +21,9 @@ Arguments: words.
 {{- end }}
 
 {{/*
-The environment of a container. What the chart works out gives way to the values of env, and both to
-extraEnv; a name stands once, because server-side apply merges by name.
-Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of EnvVar that nobody overrides).
+The environment of a container. `env` of the values overrides `derived`, and `extraEnv` overrides both. Each name appears
+once, because server-side apply merges the list by name.
+Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of EnvVar that the values cannot override).
 */}}
 {{- define "common.env" -}}
 {{- $v := (required "common.env needs root" .root).Values }}
@@ -43,7 +43,8 @@ env:
 {{- end }}
 
 {{/*
-The name of the volume of a claim, nothing where `claims` has it not: a pod has a claim once, however often it is mounted.
+The name of the volume for a claim, empty if `claims` does not list it. A claim has one volume, even if it is mounted
+several times.
 Arguments: root (values claims), claimName.
 */}}
 {{- define "common.claimVolume" -}}
@@ -90,7 +91,7 @@ Arguments: root (values claims), readOnly (true mounts all of them read-only).
 {{- end }}
 
 {{/*
-Scheduling that is passed on as it is given.
+Scheduling fields that are copied from the values.
 Arguments: root (values affinity, topologySpreadConstraints, priorityClassName, schedulerName, runtimeClassName).
 */}}
 {{- define "common.scheduling" -}}
@@ -113,7 +114,7 @@ Arguments: root (values serviceAccount).
 {{- end }}
 
 {{/*
-The ServiceAccount object, when the chart is to make one.
+The ServiceAccount, if the values ask the chart to create it.
 Arguments: root, component.
 */}}
 {{- define "common.serviceAccount" -}}
@@ -135,7 +136,7 @@ automountServiceAccountToken: false
 {{- end }}
 
 {{/*
-Objects of the user's own, templated with the chart's context.
+The objects of extraObjects, templated with the chart's context.
 Arguments: root (values extraObjects).
 */}}
 {{- define "common.extraObjects" -}}

@@ -1,11 +1,11 @@
 {{/*
-Rules that tie values together, as sentences. Each named template prints one sentence for each broken rule,
-a line each; templates/validate.yaml of a chart gathers them and common.rules.fail ends the render.
+Rules about several values. Each template prints a sentence, on a line of its own, for each rule that the values break.
+A chart's templates/validate.yaml collects the sentences, and common.rules.fail fails with all of them.
 */}}
 
 {{/*
-Ends the render with every sentence, or does nothing.
-Arguments: sentences (text, a line each).
+Fails with all sentences; does nothing if there are none.
+Arguments: sentences (text, one a line).
 */}}
 {{- define "common.rules.fail" -}}
 {{- $lines := list }}
@@ -16,8 +16,8 @@ Arguments: sentences (text, a line each).
 {{- end }}
 
 {{/*
-Accelerators, EFA, processes, memory, huge pages and /dev/shm of a worker against its instance type.
-Arguments: root, worker.
+Accelerators, EFA, processes, memory, huge pages and /dev/shm of a worker fit its instance type.
+Arguments: root, worker (the result of common.worker).
 */}}
 {{- define "common.rules.worker" -}}
 {{- $v := (required "common.rules.worker needs root" .root).Values }}
@@ -72,8 +72,8 @@ nodeSelector: node.kubernetes.io/instance-type {{ $selected }} contradicts insta
 {{- end }}
 
 {{/*
-Environment variables that the chart sets itself, or that break EFA; each name once.
-Arguments: root (values env, extraEnv), reserved (list of regular expressions with the key to use instead).
+The values set no variable that the chart sets itself or that breaks EFA, and none twice.
+Arguments: root (values env, extraEnv), reserved (list of {pattern, instead: what to do}).
 */}}
 {{- define "common.rules.env" -}}
 {{- $v := (required "common.rules.env needs root" .root).Values }}
@@ -99,8 +99,8 @@ env: {{ $name }} is the chart's own; {{ .instead }}
 {{- end }}
 
 {{/*
-Mount paths and host paths: a path is mounted once, and nobody mounts the EFA devices from the host.
-Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken (paths the chart mounts itself).
+No path is mounted twice, and EFA devices are not mounted from the host.
+Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken (paths that the chart mounts).
 */}}
 {{- define "common.rules.mounts" -}}
 {{- $v := (required "common.rules.mounts needs root" .root).Values }}
@@ -121,8 +121,8 @@ extraVolumes: {{ .name }} mounts {{ $host }} from the host; the EFA device plugi
 {{- end }}
 
 {{/*
-Names fit where Kubernetes puts them: labels and host names have 63 characters.
-Arguments: name, limit, what (e.g. "Job"), because (why the limit).
+A name is not longer than Kubernetes allows.
+Arguments: name, limit, what (e.g. "Job"), because (the reason for the limit).
 */}}
 {{- define "common.rules.name" -}}
 {{- $name := required "common.rules.name needs name" .name }}
@@ -132,7 +132,7 @@ Arguments: name, limit, what (e.g. "Job"), because (why the limit).
 {{- end }}
 
 {{/*
-script, args and command say one thing.
+The values set either script or command.
 Arguments: root (values script, command).
 */}}
 {{- define "common.rules.program" -}}

@@ -1,6 +1,6 @@
 {{/*
-What the runtime reads of S3, under the names of the AWS SDKs. Without a Secret, credentials are those of the
-ServiceAccount (IRSA or Pod Identity).
+The variables of S3 that the runtime reads, with the names that AWS SDKs use. Without a Secret, the pod has the
+credentials of its ServiceAccount (IRSA or Pod Identity).
 Arguments: root (values s3 {region, endpoint, anonymous, existingSecret}).
 */}}
 {{- define "common.s3.env" -}}

@@ -1,10 +1,10 @@
 {{/*
-The script that a training job runs: the source in its values, or the check that its chart comes with.
+The script of a training job: the source in the values, or the chart's own check.
 */}}
 
 {{/*
-The source of the script that the job runs: that of the values, or the chart's own check when the values name no program.
-Arguments: root (values script, args, command), check (the check's file in the chart).
+The source of the script: that of the values; the chart's own check if the values name no program; else empty.
+Arguments: root (values script, args, command), check (the file of the check in the chart).
 */}}
 {{- define "common.script" -}}
 {{- $root := required "common.script needs root" .root }}
@@ -24,7 +24,7 @@ Arguments: root, script (source).
 {{- end }}
 
 {{/*
-The ConfigMap with the script, or nothing.
+The ConfigMap with the script, if there is one.
 Arguments: root, component, script (source, empty for none).
 */}}
 {{- define "common.scriptConfigMap" -}}
@@ -44,7 +44,7 @@ data:
 {{- end }}
 
 {{/*
-The arguments of a container that runs the script, or a program of the image, as a JSON list.
+The arguments of a container that runs the script, or a program in the image, as a JSON list.
 Arguments: root (values args), script (source, empty for none).
 */}}
 {{- define "common.scriptArguments" -}}

@@ -1,12 +1,12 @@
 {{/*
-Staging: each worker copies a folder of a claim onto its node before it trains, into an emptyDir, which lies on the
-node's NVMe where the kubelet keeps its files there. An init container does it, with the runtime of charts/dataset:
-what has a MANIFEST.jsonl is held against it. All of these take root (values staging, claims, image, python) and print
-nothing while staging.claimName is empty.
+Staging: before a worker trains, an init container copies a folder of a claim into an emptyDir. The emptyDir is on the
+node's NVMe if the kubelet keeps its files there. The init container runs the code of charts/dataset, which compares the
+copy with its MANIFEST.jsonl, if it has one. All of these templates take root (values staging, claims, image, python) and
+print nothing while staging.claimName is empty.
 */}}
 
 {{/*
-The volume that has the data.
+The name of the volume with the data.
 */}}
 {{- define "common.staging.source" -}}
 {{- $root := required "common.staging.source needs root" .root }}
@@ -27,7 +27,7 @@ The volume that has the data.
 {{- end }}
 
 {{/*
-The rules of a podFailurePolicy for the containers that stage and verify, where there are such.
+The rules of a podFailurePolicy for the containers that stage and verify datasets, if there are any.
 Arguments: root.
 */}}
 {{- define "common.datasetFailures" -}}
@@ -60,9 +60,9 @@ Arguments: root.
 {{- end }}
 
 {{/*
-The copy fits the worker's share of the NVMe. 15% stay free: with less, kubelets evict pods
+The copy fits the worker's share of the NVMe less 15%, because kubelets evict pods when less than that is free
 (kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction, imagefs.available).
-Arguments: root, worker (the answer of common.worker).
+Arguments: root, worker (the result of common.worker).
 */}}
 {{- define "common.rules.staging" -}}
 {{- $v := (required "common.rules.staging needs root" .root).Values }}

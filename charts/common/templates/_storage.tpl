@@ -1,6 +1,6 @@
 {{/*
-Volumes and claims that belong to each other. Volumes and storage classes have no namespace, so the name of
-one carries that of its claim: NAMESPACE.RELEASE.CLAIM; none of the three can be mistaken for another's.
+The name of a volume or storage class for one claim. These objects have no namespace, so the name is
+NAMESPACE.RELEASE.CLAIM, which no other claim can have.
 Arguments: root, claim (name).
 */}}
 {{- define "common.volumeName" -}}
@@ -9,8 +9,8 @@ Arguments: root, claim (name).
 {{- end }}
 
 {{/*
-The annotations of what may have to outlive its release, or nothing.
-Arguments: keep, digests (of the immutable parts, optional).
+The annotations of an object that may outlive its release, if it has any.
+Arguments: keep (whether it does), digests (of the immutable parts, optional).
 */}}
 {{- define "common.storageAnnotations" -}}
 {{- if or .keep .digests }}
@@ -25,7 +25,7 @@ annotations:
 {{- end }}
 
 {{/*
-A claim that binds to one volume, or to a class of its own.
+A claim for one volume, or for a storage class of its own.
 Arguments: root, name, volume {size, accessMode, storageClassName, volumeName (of a static one), keep}, parts (immutable).
 */}}
 {{- define "common.claim" -}}
@@ -42,7 +42,7 @@ spec:
   accessModes: [{{ .volume.accessMode }}]
   storageClassName: {{ .volume.storageClassName | quote }}
   {{- with .volume.volumeName }}
-  # By name, and the volume names this claim: neither takes, nor is taken by, a stranger's.
+  # Claim and volume name each other, so that neither binds to another.
   volumeName: {{ . }}
   {{- end }}
   resources:
@@ -51,8 +51,8 @@ spec:
 {{- end }}
 
 {{/*
-A sentence when the cluster has no such CSI driver; nothing when it has, or when there is no cluster to ask.
-Arguments: driver, key (that asks for it), advice (how it is installed).
+The cluster has the CSI driver. Nothing is checked if Helm renders without a cluster.
+Arguments: driver, key (of the values that needs it), advice (how to install it).
 */}}
 {{- define "common.rules.csiDriver" -}}
 {{- $driver := required "common.rules.csiDriver needs driver" .driver }}

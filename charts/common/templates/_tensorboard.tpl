@@ -1,5 +1,5 @@
 {{/*
-TensorBoard beside a job: it reads the logs from the job's claims, read-only.
+TensorBoard beside a job. It reads the event files from the job's claims.
 Arguments: root (values tensorboard, claims).
 */}}
 {{- define "common.tensorboardDeployment" -}}
@@ -50,6 +50,7 @@ spec:
 {{- end }}
 
 {{/*
+Its Service.
 Arguments: root.
 */}}
 {{- define "common.tensorboardService" -}}
@@ -72,7 +73,7 @@ spec:
 {{- end }}
 
 {{/*
-TensorBoard can only show what lies on a claim.
+TensorBoard reads a folder that is on a claim.
 Arguments: root.
 */}}
 {{- define "common.rules.tensorboard" -}}

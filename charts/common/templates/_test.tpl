@@ -14,7 +14,7 @@ annotations:
 {{- end }}
 
 {{/*
-The pod of a `helm test` with the runtime in it.
+The pod of a `helm test` that runs a command of the runtime.
 Arguments: root (values image, imagePullSecrets, podSecurityContext, securityContext), runtime (component of the runtime),
 container (its name), command (list of words), env, mounts and volumes (YAML, optional).
 */}}
@@ -51,7 +51,7 @@ spec:
 {{- end }}
 
 {{/*
-The `helm test` of volumes: a pod that mounts claims, writes to those that it may write to, and reads the others.
+The pod of a `helm test` of volumes: it writes to the claims that it may write to, and reads the others.
 Arguments: root (values test, podSecurityContext, securityContext), claims {name: accessMode}.
 */}}
 {{- define "common.mountTest" -}}

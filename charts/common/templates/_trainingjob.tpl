@@ -1,12 +1,12 @@
 {{/*
-A training job around its pods: the Job, its Service, its rules and its notes. A chart says what is its own in
+A training job without its pods: the Job, its Service, its rules and its notes. A chart defines its own part in
 CHART.jobSpec and CHART.immutableParts (_job.tpl), and in CHART.rules (validate.yaml).
 */}}
 
 {{/*
 A training Job.
-Arguments: root, component, name, count (of pods), spec (YAML: the part that needs a new run to change), parts and
-annotations (see common.jobMetadata), fields (YAML, optional: what else an upgrade changes in place).
+Arguments: root, component, name, count (of pods), spec (YAML: the fields that do not change in place), parts and
+annotations (see common.jobMetadata), fields (YAML, optional: further fields that change in place).
 */}}
 {{- define "common.trainingJob" -}}
 {{- $root := required "common.trainingJob needs root" .root -}}
@@ -23,9 +23,8 @@ spec:
 {{- end }}
 
 {{/*
-The metadata of a training job of any Kubernetes kind.
-Arguments: root, component, name, parts (what Kubernetes will not change in place, see _immutable.tpl), annotations
-(YAML, optional).
+The metadata of a Job or MPIJob.
+Arguments: root, component, name, parts (see _immutable.tpl), annotations (YAML, optional).
 */}}
 {{- define "common.jobMetadata" -}}
 {{- $root := required "common.jobMetadata needs root" .root -}}
@@ -42,7 +41,7 @@ annotations:
 {{- end }}
 
 {{/*
-What the values say of how long a job runs; an upgrade changes it in place.
+The fields that suspend, stop and delete a job. They change in place.
 Arguments: root (values suspend, ttlSecondsAfterFinished, activeDeadlineSeconds).
 */}}
 {{- define "common.jobLimits" -}}
@@ -59,12 +58,12 @@ suspend: {{ $v.suspend }}
 
 {{/*
 The podFailurePolicy of a training Job.
-Arguments: root, containers (list of names), codes (list of the exit codes by which they say that no restart can help).
+Arguments: root, containers (list of names), codes (list of exit codes of these containers after which no restart helps).
 */}}
 {{- define "common.podFailurePolicy" -}}
 {{- $codes := required "common.podFailurePolicy needs codes" .codes -}}
 rules:
-  # A drain, a preemption or a lost node is not the pod's fault.
+  # A pod that a drain, a preemption or a lost node ends does not count as failed.
   - action: Ignore
     onPodConditions:
       - {type: DisruptionTarget, status: "True"}
@@ -76,7 +75,7 @@ rules:
 {{- end }}
 
 {{/*
-The headless Service by which pods find each other. They meet by name before any of them is Ready.
+The headless Service that gives pods their host names, also while they are not Ready.
 Arguments: root, component, name.
 */}}
 {{- define "common.podService" -}}
@@ -97,10 +96,9 @@ spec:
 
 {{/*
 The rules of every training job.
-Arguments: root (as the workers' pod sees the values), worker (the answer of common.worker), reserved (see
-common.rules.env), taken (list of paths that the chart mounts beside those of common.trainingContainer), hosts (list of
-the longest host names), names (list of all Jobs that this run may have), jobs (list of {apiVersion, kind, name, parts}:
-those whose parts must not change).
+Arguments: root (with the values of the workers' pods), worker (the result of common.worker), reserved (see
+common.rules.env), taken (list of the paths that the chart mounts itself), hosts (list of the longest host names), names
+(list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, parts}: the jobs of this run).
 */}}
 {{- define "common.rules.trainingJob" -}}
 {{- $root := required "common.rules.trainingJob needs root" .root }}
@@ -125,10 +123,10 @@ those whose parts must not change).
 {{- end }}
 
 {{/*
-What NOTES.txt says of every training job.
-Arguments: root, logs (the end of a kubectl command), test (empty when there is none), scaling (what --set workers=N does,
-empty when it needs a new run), resuming (what suspend=false does), unchangeable (what needs a new run), deletion
-(optional: what stays).
+The commands that NOTES.txt shows for every training job.
+Arguments: root, logs (the arguments of kubectl logs), test (empty if there is none), scaling (what --set workers=N does,
+empty if workers cannot change), resuming (what suspend does), unchangeable (what needs a new run), deletion (optional:
+what an uninstall keeps).
 */}}
 {{- define "common.trainingNotes" -}}
 {{- $root := required "common.trainingNotes needs root" .root }}

@@ -1,13 +1,12 @@
 {{/*
-The pods of a training job. A chart says what is its own in CHART.pod (_pod.tpl).
+The pods of a training job. A chart defines its own part in CHART.pod (_pod.tpl).
 */}}
 
 {{/*
-A pod of the job: {metadata, spec}. Datasets are verified and staged before it trains, where the values ask for it.
-Arguments: root (the chart's root, with the values as this pod sees them), component (in its labels), runtime
-(component of its runtime), containers (YAML), initContainers (YAML, optional), placement (YAML), shm (see
-common.trainingContainer), script (source, empty for none), volumes (YAML, optional), subdomain (the Service of an Indexed
-Job's pods; empty for pods that an operator names).
+The template of a pod: {metadata, spec}. Its init containers verify and stage datasets, if the values ask for it.
+Arguments: root (with the values of this pod), component (for its labels), runtime (component of its runtime), containers
+(YAML), initContainers (YAML, optional), placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty
+for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's pods; empty for pods of an operator).
 */}}
 {{- define "common.trainingPod" -}}
 {{- $root := required "common.trainingPod needs root" .root }}
@@ -62,10 +61,10 @@ spec:
 {{- end }}
 
 {{/*
-A container that trains, with the script, the runtime and the claims in it.
+A container that trains. It has the script, the runtime and the claims.
 Arguments: root (values image, env, extraEnv, claims, staging, extraVolumeMounts, securityContext), name, command and
-arguments (lists of words), fixed and derived (see common.env), resources (YAML), shm (the size of /dev/shm, empty for
-none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: what else the container has).
+arguments (lists), fixed and derived (see common.env), resources (YAML), shm (size of /dev/shm, empty for none), script
+(source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
 {{- define "common.trainingContainer" -}}
 {{- $root := required "common.trainingContainer needs root" .root }}
@@ -101,8 +100,8 @@ none), script (source, empty for none), mounts (YAML, optional), fields (YAML, o
 {{- end }}
 
 {{/*
-What the images expect of an ordinary user without a home, and what follows from the instance family, as JSON {name: value}.
-Arguments: worker (the answer of common.worker).
+Variables for a user without a home directory, and those of the instance family, as JSON {name: value}.
+Arguments: worker (the result of common.worker).
 */}}
 {{- define "common.trainingEnv" -}}
 {{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
@@ -110,8 +109,8 @@ Arguments: worker (the answer of common.worker).
 {{- end }}
 
 {{/*
-Where pods of a worker run: on its instance type, and where the values say.
-Arguments: root, worker (the answer of common.worker).
+The scheduling fields of a worker.
+Arguments: root, worker (the result of common.worker).
 */}}
 {{- define "common.workerPlacement" -}}
 {{- include "common.workerNodeSelector" . }}

@@ -1,6 +1,6 @@
 {{/*
-An init container that holds datasets on the claims against their manifests (charts/dataset) before a worker trains,
-or nothing. Arguments: root (values verify, claims, image, python, securityContext).
+An init container that compares datasets on the claims with their manifests (charts/dataset), if the values name any.
+Arguments: root (values verify, claims, image, python, securityContext).
 */}}
 {{- define "common.verify.container" -}}
 {{- $root := required "common.verify.container needs root" .root }}
@@ -13,7 +13,7 @@ or nothing. Arguments: root (values verify, claims, image, python, securityConte
 {{- end }}
 
 {{/*
-Only what lies on a claim can be verified.
+The datasets are on the claims.
 Arguments: root.
 */}}
 {{- define "common.rules.verify" -}}

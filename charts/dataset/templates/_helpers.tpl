@@ -3,7 +3,7 @@
 {{- end }}
 
 {{/*
-What the runtime is told (bireme_runtime.dataset), as JSON. A claim is mounted at /sources/N.
+The settings of bireme_runtime.dataset, as JSON. The claim of source N is mounted at /sources/N.
 */}}
 {{- define "dataset.settings" -}}
 {{- $sources := list }}
@@ -20,7 +20,7 @@ What the runtime is told (bireme_runtime.dataset), as JSON. A claim is mounted a
 {{- end }}
 
 {{/*
-Environment of the steps: settings, and S3 as the AWS SDKs read it.
+The variables of every step: the settings, and those of S3.
 */}}
 {{- define "dataset.env" -}}
 - {name: PYTHONPATH, value: /bireme/runtime}
@@ -30,7 +30,7 @@ Environment of the steps: settings, and S3 as the AWS SDKs read it.
 {{- end }}
 
 {{/*
-What every container of the Job has.
+The fields of every container of the Job.
 */}}
 {{- define "dataset.container" -}}
 resources:
@@ -57,7 +57,7 @@ cd {{ $staging | squote }}
 {{- end }}
 
 {{/*
-The Job's spec less what can change in place.
+The fields of the Job's spec that do not change in place.
 */}}
 {{- define "dataset.run" -}}
 completionMode: Indexed
@@ -70,7 +70,7 @@ podFailurePolicy:
     - action: Ignore
       onPodConditions:
         - {type: DisruptionTarget, status: "True"}
-    # The exit codes by which the runtime says that no attempt can help.
+    # Exit codes of the runtime after which another attempt does not help.
     {{- range list "stage" "publish" }}
     - action: FailJob
       onExitCodes: {containerName: {{ . }}, operator: In, values: [64, 77, 78]}

@@ -7,8 +7,8 @@ The options that EFS recommends for its NFS mounts
 {{- end }}
 
 {{/*
-One volume with what its type implies, as JSON: what the user set, and capacity, accessMode, storageClassName,
-volumeName, mountOptions, source (of a static one), parameters (of a dynamic one).
+A volume of the values with the fields that its type determines, as JSON: capacity, accessMode, storageClassName,
+volumeName, mountOptions, source (of a static volume), parameters (of a dynamic one).
 Arguments: root, claim, volume.
 */}}
 {{- define "efs.volume" -}}
@@ -43,7 +43,7 @@ Arguments: volume.
 {{- end }}
 
 {{/*
-The handle is FILE-SYSTEM[:PATH[:ACCESS-POINT]], as the driver reads it.
+The volume handle of the CSI driver: FILE-SYSTEM[:PATH[:ACCESS-POINT]].
 Arguments: volume.
 */}}
 {{- define "efs.csiSource" -}}
@@ -55,8 +55,8 @@ Arguments: volume.
 {{- end }}
 
 {{/*
-What an upgrade cannot change of a claim and what stands behind it.
-Arguments: volume (the answer of efs.volume).
+The immutable parts of a claim and its volume, as JSON {part: content}.
+Arguments: volume (the result of efs.volume).
 */}}
 {{- define "efs.immutableParts" -}}
 {{- $parts := pick .volume "type" "source" "size" "accessMode" }}
@@ -66,8 +66,8 @@ Arguments: volume (the answer of efs.volume).
 {{- end }}
 
 {{/*
-Where the data lies, in words.
-Arguments: volume (the answer of efs.volume).
+A description of where the data is.
+Arguments: volume (the result of efs.volume).
 */}}
 {{- define "efs.place" -}}
 {{- if eq .volume.type "nfs" }}{{ .volume.server }}:{{ .volume.path }}

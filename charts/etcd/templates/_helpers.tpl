@@ -3,8 +3,8 @@
 {{- end }}
 
 {{/*
-The settings that all members share, as etcd's own configuration file; a member adds its name, its URLs
-and whom it joins. Health is served on a port of its own, so that probes work whatever clients must show.
+etcd's configuration file with the settings that all members share. A member adds its name, its URLs and the members that
+it joins. Health has a port of its own, so that probes need no client certificate.
 */}}
 {{- define "etcd.config" -}}
 {{- $tls := include "etcd.tls" . | fromJson }}
@@ -27,7 +27,7 @@ and whom it joins. Health is served on a port of its own, so that probes work wh
 {{- end }}
 
 {{/*
-The Secrets of TLS as JSON {server, client, peer}; "" where there is none.
+The Secrets for TLS, as JSON {server, client, peer}; "" where there is none.
 */}}
 {{- define "etcd.tls" -}}
 {{- $tls := .Values.tls }}
@@ -41,16 +41,16 @@ The Secrets of TLS as JSON {server, client, peer}; "" where there is none.
 {{- end }}
 
 {{/*
-One transport's part of etcd's configuration file, as JSON.
-Arguments: folder (where its Secret is mounted), clientCertAuth.
+The TLS settings of clients or peers in etcd's configuration file, as JSON.
+Arguments: folder (where the Secret is mounted), clientCertAuth.
 */}}
 {{- define "etcd.transportSecurity" -}}
 {{- dict "cert-file" (printf "%s/tls.crt" .folder) "key-file" (printf "%s/tls.key" .folder) "trusted-ca-file" (printf "%s/ca.crt" .folder) "client-cert-auth" .clientCertAuth | toJson }}
 {{- end }}
 
 {{/*
-What a client of these members has to show, as JSON {secret, certificate}: the Secret with ca.crt, and whether
-it also is to send tls.crt. Arguments: the chart's own root, also of a parent chart (.Subcharts.etcd).
+How clients use TLS, as JSON {secret, certificate}: the Secret with ca.crt, and whether clients send its tls.crt.
+Arguments: the root of this chart (for a parent chart, .Subcharts.etcd).
 */}}
 {{- define "etcd.clientTls" -}}
 {{- $tls := include "etcd.tls" . | fromJson }}
@@ -58,8 +58,8 @@ it also is to send tls.crt. Arguments: the chart's own root, also of a parent ch
 {{- end }}
 
 {{/*
-All names by which clients and members know the members, for certificates: as many as there can ever be, so
-that growing needs no new certificate.
+The host names in certificates: those of the most members that the chart allows, so that adding a member needs no new
+certificate.
 */}}
 {{- define "etcd.dnsNames" -}}
 {{- $peers := include "etcd.peerService" . }}
@@ -70,10 +70,9 @@ that growing needs no new certificate.
 {{- end }}
 
 {{/*
-The spec of a pod that does one thing to the members, as a user of theirs.
+The spec of a pod that runs one command as a client of the members.
 Arguments: root, name (of the container), command, waitSeconds, credentials {env name: Secret key},
-env (list of EnvVar), mounts, volumes, serviceAccountName (else the namespace's own), component (whose runtime it
-runs, else member).
+env (list of EnvVar), mounts, volumes, serviceAccountName (optional), component (of its runtime, optional: member).
 */}}
 {{- define "etcd.clientPod" -}}
 {{- $root := required "etcd.clientPod needs root" .root }}
@@ -121,7 +120,7 @@ volumes:
 {{- end }}
 
 {{/*
-The user that init containers and checks log in as, or nothing.
+The variables with the user of init containers and checks, if there are users.
 Arguments: root, keys {env name: Secret key}.
 */}}
 {{- define "etcd.authEnv" -}}
@@ -135,8 +134,8 @@ Arguments: root, keys {env name: Secret key}.
 {{- end }}
 
 {{/*
-What makes a data directory of ordinal 0 of the snapshot; the others join it. Revisions go on well above
-those of the snapshot, so that whoever watched before notices.
+The container that restores the snapshot into the data directory of member 0, which the others join. Revisions continue
+well above those of the snapshot, so that watches from before the restore fail instead of missing changes.
 */}}
 {{- define "etcd.restoreCommand" -}}
 {{- $name := printf "%s-0" (include "common.fullname" (dict "root" .)) }}
@@ -155,7 +154,7 @@ those of the snapshot, so that whoever watched before notices.
 {{- end }}
 
 {{/*
-Snapshots and defragmentation are root's.
+Only root may take snapshots and defragment.
 */}}
 {{- define "etcd.rootUser" -}}
 {{- if .Values.auth.enabled -}}
@@ -166,7 +165,7 @@ Snapshots and defragmentation are root's.
 {{- end }}
 
 {{/*
-The claim with snapshots, mounted at /snapshots, and its volume; for S3 a folder of the pod's own.
+The mount /snapshots and its volume: the claim, or for S3 an emptyDir.
 Arguments: from {claimName, subPath, url}.
 */}}
 {{- define "etcd.snapshotMount" -}}
@@ -178,14 +177,14 @@ Arguments: from {claimName, subPath, url}.
 {{- end }}
 
 {{/*
-Not empty when snapshots go to S3, or come from there.
+Not empty if snapshots are saved to S3 or restored from it.
 */}}
 {{- define "etcd.usesS3" -}}
 {{- if or (and .Values.backup.enabled .Values.backup.url) (and .Values.restore.enabled .Values.restore.url) }}true{{ end }}
 {{- end }}
 
 {{/*
-Where in S3 the snapshots are, as environment.
+The variables with the place of the snapshots in S3.
 Arguments: root, from {url}.
 */}}
 {{- define "etcd.s3Env" -}}
@@ -199,7 +198,7 @@ Arguments: root, from {url}.
 {{- end }}
 
 {{/*
-The user's affinity with members kept apart. A user's own podAntiAffinity replaces the chart's.
+The values' affinity, with anti-affinity between members unless the values have a podAntiAffinity.
 */}}
 {{- define "etcd.affinity" -}}
 {{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "common.selectorLabels" (dict "root" . "component" "member") | fromYaml)) }}

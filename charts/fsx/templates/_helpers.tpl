@@ -1,5 +1,5 @@
 {{/*
-The volume as JSON: size, accessMode, keep, storageClassName, and volumeName and source of a static one.
+The volume as JSON: size, accessMode, keep, storageClassName, and for a static volume volumeName and source.
 */}}
 {{- define "fsx.volume" -}}
 {{- $v := .Values }}
@@ -16,7 +16,7 @@ The volume as JSON: size, accessMode, keep, storageClassName, and volumeName and
 {{- end }}
 
 {{/*
-What the driver makes a file system by, as JSON {parameter: text}; a parameter that says nothing is left out
+The parameters from which the driver creates a file system, as JSON {parameter: text} without empty ones
 (docs/options.md of kubernetes-sigs/aws-fsx-csi-driver).
 */}}
 {{- define "fsx.parameters" -}}
@@ -41,7 +41,8 @@ What the driver makes a file system by, as JSON {parameter: text}; a parameter t
 {{- end }}
 
 {{/*
-What an upgrade cannot change. The driver can grow a file system, so a dynamic claim's size is not among it.
+The immutable parts, as JSON {part: content}. The size of a dynamic claim is not one of them, because the driver can
+grow a file system.
 */}}
 {{- define "fsx.immutableParts" -}}
 {{- $parts := dict "provisioning" .Values.provisioning "accessMode" .Values.accessMode }}
@@ -54,8 +55,8 @@ What an upgrade cannot change. The driver can grow a file system, so a dynamic c
 {{- end }}
 
 {{/*
-GiB in which a file system of this kind grows, after its first 1200 (aws fsx create-file-system). With EFA it
-starts at the step, too (docs.aws.amazon.com/fsx/latest/LustreGuide/efa-file-systems.html).
+The step in GiB by which a file system of this deployment type grows above its first 1200 (aws fsx create-file-system).
+With EFA the step is also the smallest size (docs.aws.amazon.com/fsx/latest/LustreGuide/efa-file-systems.html).
 */}}
 {{- define "fsx.stepGiB" -}}
 {{- if .Values.dynamic.efaEnabled }}{{ div 4800000 (.Values.dynamic.perUnitStorageThroughput | default 1000 | int64) }}

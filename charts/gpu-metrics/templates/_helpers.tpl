@@ -1,5 +1,5 @@
 {{/*
-The name of what is the chosen agent's own: a DaemonSet's selector cannot change, so each agent has one of its own.
+The name of the chosen agent's objects. Each agent has a DaemonSet of its own, because a selector cannot change.
 */}}
 {{- define "gpu-metrics.name" -}}
 {{- printf "%s-%s" (include "common.fullname" (dict "root" .)) .Values.agent }}
@@ -36,7 +36,7 @@ The configuration of the CloudWatch agent (translator/config/schema.json of aws/
 {{- end }}
 
 {{/*
-What DCGM measures, a line each: field, kind, help.
+The fields that DCGM measures, one a line: field, type, help.
 */}}
 {{- define "gpu-metrics.counters" -}}
 {{- $counters := .Files.Get "files/counters.yaml" | fromYaml }}
@@ -47,7 +47,7 @@ What DCGM measures, a line each: field, kind, help.
 {{- end }}
 
 {{/*
-What agents have in common. The GPUs are seen, not asked for: a GPU that an agent held would be one less to train on.
+The pod spec that agents share. An agent requests no GPU, because a GPU that it held could not train; it sees all of them.
 */}}
 {{- define "gpu-metrics.podSpec" -}}
 serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) }}
@@ -59,7 +59,7 @@ enableServiceLinks: false
 {{- end }}
 {{- end }}
 affinity:
-  {{- $types := include "common.instanceTypes" (dict "root" . "kind" "nvidia" "extra" .Values.instanceTypes) | fromJsonArray }}
+  {{- $types := include "common.instanceTypes" (dict "root" . "hardware" "nvidia" "extra" .Values.instanceTypes) | fromJsonArray }}
   {{- include "common.agentAffinity" (dict "types" $types "autoMode" true) | nindent 2 }}
 tolerations:
   {{- include "common.agentTolerations" (dict "root" .) | nindent 2 }}
@@ -72,7 +72,7 @@ tolerations:
 
 {{/*
 Labels and annotations of an agent's pods.
-Arguments: root, config (text that a change of must replace the pods).
+Arguments: root, config (text; a change of it replaces the pods).
 */}}
 {{- define "gpu-metrics.podMetadata" -}}
 labels:

@@ -7,7 +7,7 @@
 {{- end }}
 
 {{/*
-What the ranks run, as a list of words.
+The program of the ranks and its arguments, as a JSON list.
 */}}
 {{- define "mpi-training.program" -}}
 {{- $script := ternary (list .Values.python "/bireme/script/train.py") list (not (empty (include "mpi-training.script" .))) }}
@@ -17,7 +17,7 @@ What the ranks run, as a list of words.
 {{- end }}
 
 {{/*
-The names of the workers' hosts, with {} for the index.
+The host name of a worker, with {} in place of its index.
 */}}
 {{- define "mpi-training.hosts" -}}
 {{- $job := include "common.jobName" (dict "root" .) }}
@@ -29,7 +29,7 @@ The names of the workers' hosts, with {} for the index.
 {{- end }}
 
 {{/*
-The Secret with the ssh key: the operator's, the user's, or the chart's own.
+The Secret with the ssh key: that of the operator, of the values, or of the chart.
 */}}
 {{- define "mpi-training.sshSecret" -}}
 {{- if include "mpi-training.isMpiJob" . }}
@@ -40,8 +40,8 @@ The Secret with the ssh key: the operator's, the user's, or the chart's own.
 {{- end }}
 
 {{/*
-What the entry point reads (docs/mpi.md), as a list of EnvVar.
-Arguments: root, worker, role ("" in an Indexed Job, where the index says it).
+The variables that the entry point reads (docs/mpi.md), as a list of EnvVar.
+Arguments: root, worker (the result of common.worker), role ("" in an Indexed Job, whose index 0 is the launcher).
 */}}
 {{- define "mpi-training.env" -}}
 {{- $v := .root.Values -}}
@@ -66,7 +66,7 @@ Arguments: root, worker, role ("" in an Indexed Job, where the index says it).
 {{- end }}
 
 {{/*
-What the entry point reads to check the image (helm test), as a list of EnvVar.
+The variables of the `helm test`, as a list of EnvVar.
 */}}
 {{- define "mpi-training.testEnv" -}}
 - {name: BIREME_MPI_ROLE, value: check}

@@ -1,5 +1,5 @@
 {{/*
-The part of the Job's spec that Kubernetes does not change in place. job.yaml has the rest.
+The fields of the Job's spec that do not change in place. job.yaml has the others.
 */}}
 {{- define "mpi-training.jobSpec" -}}
 completionMode: Indexed
@@ -7,14 +7,14 @@ podFailurePolicy:
   {{- include "common.podFailurePolicy" (dict "root" . "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
 successPolicy:
   rules:
-    # Index 0 launches, and the job ends with its program: the others only serve ssh.
+    # Index 0 runs mpirun, and the job ends with it. The others only serve ssh.
     - succeededIndexes: "0"
 template:
   {{- include "mpi-training.pod" (dict "root" . "role" "") | nindent 2 }}
 {{- end }}
 
 {{/*
-The part of the MPIJob's spec that the operator reads only when it starts the pods. mpijob.yaml has the rest.
+The fields of the MPIJob's spec that the operator reads only when it starts pods. mpijob.yaml has the others.
 */}}
 {{- define "mpi-training.mpiJobSpec" -}}
 {{- $worker := include "common.worker" (dict "root" .) | fromJson -}}
@@ -37,7 +37,7 @@ mpiReplicaSpecs:
 {{- end }}
 
 {{/*
-What must not change while the job runs, as JSON {part: content}. A run has as many workers as it started with.
+The parts that must not change while the job runs, as JSON {part: content}. The number of workers is one of them.
 */}}
 {{- define "mpi-training.immutableParts" -}}
 {{- $parts := dict "workers" (int64 .Values.workers) }}
@@ -52,7 +52,7 @@ What must not change while the job runs, as JSON {part: content}. A run has as m
 {{- end }}
 
 {{/*
-What common.immutable.otherRun says of Jobs, for MPIJobs.
+The same as common.immutable.otherRun, but for MPIJobs.
 Arguments: root, name (of this run's MPIJob).
 */}}
 {{- define "mpi-training.otherMpiRun" -}}

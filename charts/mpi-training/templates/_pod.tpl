@@ -1,7 +1,6 @@
 {{/*
-The pods: {metadata, spec}. All of them run the same program. In an Indexed Job the index says who launches, in an
-MPIJob the role.
-Arguments: root, role ("", launcher or worker).
+The template of a pod: {metadata, spec}.
+Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, whose index 0 is the launcher).
 */}}
 {{- define "mpi-training.pod" -}}
 {{- $view := set (omit .root "Values") "Values" (include "mpi-training.values" . | fromJson) }}
@@ -25,8 +24,8 @@ Arguments: root, role ("", launcher or worker).
 {{- end }}
 
 {{/*
-The values as a role sees them. An MPIJob's launcher verifies datasets, because its failure is the job's, and its workers
-are started again without end. Workers stage data, because they read it.
+The values for a role. In an MPIJob the launcher verifies datasets, because its failure fails the job, whereas workers
+are restarted without end. The workers stage data, because they read it.
 Arguments: root, role.
 */}}
 {{- define "mpi-training.values" -}}
@@ -48,7 +47,7 @@ Arguments: root, role.
 {{- define "mpi-training.sshd" -}}
 ports:
   - {name: ssh, containerPort: {{ int64 .Values.ssh.port }}}
-# Ready means: sshd answers. The probe stops at the first answer, because each question is a login that is broken off.
+# The pod is Ready when sshd answers. This is a startup probe, because each probe is an interrupted login for sshd.
 startupProbe:
   tcpSocket: {port: ssh}
   periodSeconds: 1
@@ -63,8 +62,8 @@ startupProbe:
 {{- end }}
 
 {{/*
-The folder for files of MPI, and the ssh key, which an MPIJob's operator mounts itself. The Secret is optional, because the
-entry point says in a sentence what is missing, where a mount would only wait.
+The folder for MPI's files, and the ssh key; for an MPIJob the operator mounts the key. The Secret is optional, so that
+the pod starts without it and the entry point can say what is missing.
 Arguments: root, role.
 */}}
 {{- define "mpi-training.volumes" -}}

@@ -1,5 +1,5 @@
 {{/*
-The operator's command line. Each default of upstream's that makes large jobs slow is set here.
+The operator's command line. It replaces the upstream defaults that make large jobs slow.
 */}}
 {{- define "mpijob.args" -}}
 {{- with .Values.watchNamespace }}
@@ -25,15 +25,15 @@ The operator's command line. Each default of upstream's that makes large jobs sl
 {{- end }}
 
 {{/*
-Names of what has no namespace: two releases of one name may live in two namespaces.
+The name of objects that have no namespace. Releases in two namespaces can have one name.
 */}}
 {{- define "mpijob.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "common.fullname" (dict "root" .)) }}
 {{- end }}
 
 {{/*
-What the operator does with MPIJobs and their parts, where it watches. Upstream's own role lacks jobs/status,
-without which a suspended job is not resumed, and has much that its code does not use.
+The permissions of the operator in the namespaces that it watches. The upstream role lacks jobs/status, without which a
+suspended job does not resume, and has many permissions that the code does not use.
 */}}
 {{- define "mpijob.rules" -}}
 - apiGroups: [kubeflow.org]

@@ -1,5 +1,6 @@
 {{/*
-What writes the data before training: files of one shard each, and their list last. Trainers wait for the list.
+The spec of the Job that writes the data before training: files of one shard each, and last their list, for which
+trainers wait.
 */}}
 {{- define "paddle.dataSpec" -}}
 {{- $v := .Values }}

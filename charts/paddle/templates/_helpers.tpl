@@ -7,7 +7,7 @@
 {{- end }}
 
 {{/*
-How many pservers there are: one for each trainer when they share pods.
+The number of pservers: with topology collocated, one for each trainer.
 */}}
 {{- define "paddle.servers" -}}
 {{- if not (include "paddle.hasServers" .) }}0{{ else if include "paddle.isCollocated" . }}{{ int64 .Values.workers }}{{ else }}{{ int64 .Values.pservers.count }}{{ end }}
@@ -44,14 +44,14 @@ How many pservers there are: one for each trainer when they share pods.
 {{- end }}
 
 {{/*
-The job's folder on its claim: data, output, and what the run remembers.
+The job's folder on its claim, for data, output and the state of the run.
 */}}
 {{- define "paddle.folder" -}}
 {{- printf "%s/%s" (trimSuffix "/" .Values.jobPath) (include "paddle.jobName" .) }}
 {{- end }}
 
 {{/*
-The host names of the pservers, or of the trainers, as JSON.
+The host names of the pods of a Job, as a JSON list.
 Arguments: root, job, service, count.
 */}}
 {{- define "paddle.hosts" -}}
@@ -71,7 +71,7 @@ Arguments: root, job, service, count.
 {{- end }}
 
 {{/*
-Where supervisors report: pserver 0; and where collective workers meet: worker 0.
+The address of the pod that coordinates the run: pserver 0, or worker 0 with mode collective.
 */}}
 {{- define "paddle.coordinator" -}}
 {{- printf "%s-0.%s.%s.svc:%d" (ternary (include "paddle.serverJob" .) (include "common.jobName" (dict "root" .)) (not (empty (include "paddle.hasServers" .))))
@@ -79,8 +79,8 @@ Where supervisors report: pserver 0; and where collective workers meet: worker 0
 {{- end }}
 
 {{/*
-The root as a role sees it: what is set under pservers replaces the trainers' values of the same name, and
-trainers without useGpu have no accelerators.
+The values for a role: for pservers the values under pservers replace those of the same name, and trainers without
+useGpu have no accelerators.
 Arguments: root, role (server or trainer).
 */}}
 {{- define "paddle.values" -}}
@@ -88,7 +88,7 @@ Arguments: root, role (server or trainer).
 {{- $claim := dict "claimName" (include "paddle.claim" .root) "mountPath" $v.jobPath }}
 {{- $_ := set $v "claims" (prepend (ternary $v.pservers.claims $v.claims (eq .role "server")) $claim) }}
 {{- if eq .role "server" }}
-{{- /* Pservers have no data. */}}
+{{- /* Pservers read no data. */}}
 {{- $_ := set $v.staging "claimName" "" }}
 {{- $_ := set $v.verify "paths" list }}
 {{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
@@ -98,7 +98,7 @@ Arguments: root, role (server or trainer).
 {{- $_ := set $v "accelerators" 0 }}
 {{- end }}
 {{- if and (ne .role "server") (include "paddle.isCollocated" .root) }}
-{{- /* The pserver takes its part of the node first. */}}
+{{- /* Trainers get what the pserver leaves of the node. */}}
 {{- $requests := merge (dict) ($v.pservers.resources.requests | default dict) ($v.pservers.resources.limits | default dict) }}
 {{- $cpu := $requests.cpu | default 0 | toString }}
 {{- $cores := ternary (divf (trimSuffix "m" $cpu | float64) 1000) ($cpu | float64) (hasSuffix "m" $cpu) }}
@@ -113,8 +113,8 @@ Arguments: root, role (server or trainer).
 {{- end }}
 
 {{/*
-What a role reads, as a list of EnvVar. Nothing here depends on the number of trainers: that, and the lists of
-hosts, are in the settings, a ConfigMap which an upgrade changes while pods run.
+The variables that a role reads, as a list of EnvVar. None depends on the number of trainers, so that scaling changes no
+pod: that number and the lists of hosts are in the settings, a ConfigMap that pods read while they run.
 Arguments: root, role.
 */}}
 {{- define "paddle.env" -}}
@@ -157,7 +157,7 @@ Arguments: root, role.
 - {name: BIREME_SCRIPT_RESTARTS, value: "{{ int64 $v.scriptRestarts }}"}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
-{{- /* The names of old, for images that read them. */}}
+{{- /* The old variable names, for images that read them. */}}
 - {name: JOB_NAME, value: {{ include "paddle.jobName" .root | quote }}}
 - {name: JOB_PATH, value: {{ $v.jobPath | quote }}}
 - {name: JOB_NAMESPACE, value: {{ .root.Release.Namespace | quote }}}
@@ -177,11 +177,11 @@ Arguments: root, role.
 {{- end }}
 
 {{/*
-What the test of the pservers reads, as a list of EnvVar.
+The variables of the `helm test`, as a list of EnvVar.
 */}}
 {{- define "paddle.testEnv" -}}
 - {name: BIREME_WAIT_SECONDS, value: "120"}
-# A job that has finished has no pservers any more.
+# A finished job has no pservers.
 - {name: BIREME_DONE, value: {{ printf "%s/output/done" (include "paddle.folder" .) | quote }}}
 {{- end }}
 

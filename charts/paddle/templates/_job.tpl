@@ -1,5 +1,5 @@
 {{/*
-The part of a role's Job that Kubernetes does not change in place. paddle.job has the rest.
+The fields of the spec of a role's Job that do not change in place. paddle.job has the others.
 Arguments: root, role (server or trainer).
 */}}
 {{- define "paddle.jobSpec" -}}

@@ -1,5 +1,5 @@
 {{/*
-The pods of a role: {metadata, spec}.
+The template of a role's pods: {metadata, spec}.
 Arguments: root, role (server or trainer).
 */}}
 {{- define "paddle.pod" -}}
@@ -8,7 +8,7 @@ Arguments: root, role (server or trainer).
 {{- $worker := include "common.worker" (dict "root" $view) | fromJson }}
 {{- $isServer := eq .role "server" }}
 {{- $component := ternary "pserver" "trainer" $isServer }}
-{{- /* Nothing of a pserver's placement follows from the instance type. */}}
+{{- /* Pservers run on any instance type. */}}
 {{- $placed := ternary (dict "type" "" "accelerators" 0) $worker $isServer }}
 {{- $sidecar := "" }}
 {{- if and (not $isServer) (include "paddle.isCollocated" $root) }}
@@ -30,9 +30,9 @@ Arguments: root, role (server or trainer).
 {{- end }}
 
 {{/*
-The container of a role. A collocated pserver is a sidecar: when it fails it starts again beside its trainer, and when the
-trainer fails the pod is replaced with both. As two containers, either would keep the pod of the other.
-Arguments: root, view (the root with the values of the pod's role), role, worker (the answer of common.worker).
+The container of a role. A collocated pserver is a sidecar: if it fails, it restarts beside its trainer, and if the
+trainer fails, the whole pod is replaced. A pod of two ordinary containers would stay while one of them runs.
+Arguments: root, view (root with the values of the pod's role), role, worker (the result of common.worker).
 */}}
 {{- define "paddle.container" -}}
 {{- $isServer := eq .role "server" }}
@@ -75,7 +75,7 @@ ports:
   - {name: jobport{{ $number }}, containerPort: {{ $port }}{{ if $v.pservers.hostPorts }}, hostPort: {{ $port }}{{ end }}}
   {{- end }}
   - {name: control, containerPort: {{ int64 $v.controlPort }}}
-# It accepts trainers only when it has its part of the parameters.
+# The port opens when the pserver has its part of the parameters.
 readinessProbe:
   tcpSocket: {port: jobport0}
   periodSeconds: 3

@@ -22,8 +22,8 @@ The address at which workers meet: that of etcd, or of worker 0.
 {{- end }}
 
 {{/*
-What the agents read, as a list of EnvVar. Nothing here depends on the number of workers.
-Arguments: root, worker.
+The variables that agents read, as a list of EnvVar. None depends on the number of workers, so that scaling changes no pod.
+Arguments: root, worker (the result of common.worker).
 */}}
 {{- define "torch-elastic.env" -}}
 {{- $v := .root.Values }}

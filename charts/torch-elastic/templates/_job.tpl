@@ -1,5 +1,5 @@
 {{/*
-The part of the Job's spec that Kubernetes does not change in place. job.yaml has the rest.
+The fields of the Job's spec that do not change in place. job.yaml has the others.
 */}}
 {{- define "torch-elastic.jobSpec" -}}
 completionMode: Indexed
@@ -9,7 +9,7 @@ podFailurePolicy:
   {{- include "common.podFailurePolicy" (dict "root" . "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
 successPolicy:
   rules:
-    # A worker exits 0 only when the run succeeded, so one is enough.
+    # A worker exits with 0 only if the run succeeded, so one such exit is enough.
     - succeededCount: 1
 template:
   {{- include "torch-elastic.pod" . | nindent 2 }}
