@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bireme.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.manifests import Manifest
-from bireme.workloads import WorkloadKind, differing, kind_of
+from bireme.workloads import WorkloadKind, differing, kind_of, plan_of
 
 Action = Literal["nothing", "scale", "update", "replace", "refuse", "add", "remove"]
 Identity = tuple[str, str | None, str]
@@ -195,6 +195,5 @@ def _changed_parts(live: Manifest, wanted: Manifest, kind: WorkloadKind | None) 
 
 def _pods(manifest: Manifest) -> int | None:
     """How many pods the object makes; None where a plan does not count them."""
-    kind = kind_of(manifest)
-    plan = kind.plan(manifest, {}) if kind else None
+    plan = plan_of(manifest, {})
     return plan.replicas if plan and not plan.note else None

@@ -92,14 +92,15 @@ class Deployer:
         notes = self._releases.install(
             wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
         )
-        differences = observe.wait(self._cluster, plan, timeout, self._console)
-        return Outcome(plan, self._pods(wanted.release, wanted.namespace), differences, notes)
+        found = observe.wait(self._cluster, plan, timeout, self._console)
+        return Outcome(plan, found.pods, found.differences, notes)
 
     def status(self, release: str, namespace: str) -> Outcome:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
         plan = self.planned(release, namespace)
-        said = shards(self._cluster.api, namespace, self._releases.manifests(release, namespace))
-        return Outcome(plan, self._pods(release, namespace), observe.check(self._cluster, plan), shards=said)
+        found = observe.check(self._cluster, plan)
+        datasets = shards(self._cluster.api, namespace, self._releases.manifests(release, namespace))
+        return Outcome(plan, found.pods, found.differences, shards=datasets)
 
     def planned(self, release: str, namespace: str) -> Plan:
         """The plan of a release's latest revision. Raises BiremeError if there is none."""

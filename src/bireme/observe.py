@@ -21,7 +21,7 @@ from bireme.labels import (
 )
 from bireme.quantities import pod_requests, quantity
 from bireme.topology import Plan
-from bireme.workloads import KINDS, ObservedWorkload, PodPlan, WorkloadPlan, owner_of
+from bireme.workloads import ObservedWorkload, PodPlan, WorkloadKind, WorkloadPlan, kinds_with_state, trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,6 +123,14 @@ class Difference:
         }
 
 
+@dataclass(frozen=True)
+class Observation:
+    """The pods of a release at one moment, and how they differ from its plan."""
+
+    pods: tuple[ObservedPod, ...]
+    differences: tuple[Difference, ...]
+
+
 def observe(cluster: Cluster, release: str, namespace: str) -> tuple[ObservedPod, ...]:
     """The pods of a release, by name; those of hooks and helm tests are left out. Raises BiremeError."""
     return _LiveRelease(cluster, release, namespace).read().pods()
@@ -148,15 +156,13 @@ def launcher_log(cluster: Cluster, plan: Plan) -> str:
     return cluster.api.text(f"{path}/log", container=container)
 
 
-def check(cluster: Cluster, plan: Plan) -> tuple[Difference, ...]:
-    """How the release that is there differs from its plan, now. Raises BiremeError."""
-    return _LiveRelease(cluster, plan.release, plan.namespace).read().differences(plan)
+def check(cluster: Cluster, plan: Plan) -> Observation:
+    """The release as it is now, compared with its plan. Raises BiremeError."""
+    return _LiveRelease(cluster, plan.release, plan.namespace).read().compared(plan)
 
 
-def wait(
-    cluster: Cluster, plan: Plan, timeout: float = 300, console: Console | None = None
-) -> tuple[Difference, ...]:
-    """Watch the pods arrive until all is as planned; the differences that remain.
+def wait(cluster: Cluster, plan: Plan, timeout: float = 300, console: Console | None = None) -> Observation:
+    """Watch the pods arrive until all is as planned; the last observation has the differences that remain.
 
     ``timeout`` in seconds. Ends early when only permanent differences are left; on an embedded cluster these
     include pods that no node has room for, because nothing adds nodes there. ``console`` shows the progress.
@@ -164,18 +170,18 @@ def wait(
     unchanged_seconds = _UNCHANGED_SECONDS if cluster.provider == "embedded" else timeout
     live = _LiveRelease(cluster, plan.release, plan.namespace).read()
     deadline = time.monotonic() + timeout
-    changed, before = time.monotonic(), live.differences(plan)
+    changed, now = time.monotonic(), live.compared(plan)
     with _Progress(plan, console) as progress:
-        progress.show(live.pods())
-        while before and time.monotonic() < deadline:
-            if _are_permanent(before) and time.monotonic() - changed > unchanged_seconds:
+        progress.show(now.pods)
+        while now.differences and time.monotonic() < deadline:
+            if _are_permanent(now.differences) and time.monotonic() - changed > unchanged_seconds:
                 break
             live.follow(_LOOK_SECONDS, until_ready=_expected_pods(plan))
-            progress.show(live.pods())
-            now = live.differences(plan)
-            if now != before:
-                changed, before = time.monotonic(), now
-    return before
+            before, now = now, live.compared(plan)
+            progress.show(now.pods)
+            if now.differences != before.differences:
+                changed = time.monotonic()
+    return now
 
 
 def compare(
@@ -346,7 +352,7 @@ class _LiveRelease:
         self._api = cluster.api
         self._selector = f"{RELEASE_LABEL}={release}"
         self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
-        self._kinds = {kind.path(namespace): kind for kind in KINDS.values() if kind.has_state}
+        self._kinds: dict[str, WorkloadKind] = kinds_with_state(namespace)
         self._raw: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[str, ObservedPod]] = {}
         self._nodes: dict[str, NodeState] | None = {}
@@ -381,12 +387,13 @@ class _LiveRelease:
 
     def pods(self) -> tuple[ObservedPod, ...]:
         """The pods, by name."""
-        kept = (pod for _, pod in sorted(self._raw.items()) if not self._is_hook(pod))
-        return tuple(self._observed(pod) for pod in kept)
+        found = (self._observed(pod) for _, pod in sorted(self._raw.items()) if not _has_hook(pod))
+        return tuple(pod for pod in found if (pod.kind, pod.workload) not in self._hooks)
 
-    def differences(self, plan: Plan) -> tuple[Difference, ...]:
-        """How they differ from the plan."""
-        return compare(plan, self.pods(), self._workloads)
+    def compared(self, plan: Plan) -> Observation:
+        """The pods, and how they differ from the plan."""
+        pods = self.pods()
+        return Observation(pods, compare(plan, pods, self._workloads))
 
     def _take(self, event: Mapping[str, Any]) -> str:
         pod: dict[str, Any] = event["object"]
@@ -433,9 +440,6 @@ class _LiveRelease:
             raise
         return {node["metadata"]["name"]: _node_state(node) for node in nodes}
 
-    def _is_hook(self, pod: Mapping[str, Any]) -> bool:
-        return _has_hook(pod) or owner_of(pod) in self._hooks
-
     def _observed(self, pod: Mapping[str, Any]) -> ObservedPod:
         name, version = pod["metadata"]["name"], pod["metadata"]["resourceVersion"]
         state = self._state_of(pod["spec"].get("nodeName"))
@@ -453,14 +457,13 @@ class _LiveRelease:
 def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> ObservedPod:
     """An ObservedPod from the API server's JSON and the state of its node."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
-    kind, workload = owner_of(pod)
-    known = KINDS.get(kind)
+    kind, workload, slot = trace(pod)
     return ObservedPod(
         name=meta["name"],
         role=meta.get("labels", {}).get(COMPONENT_LABEL, ""),
         workload=workload,
         kind=kind,
-        slot=known.slot(pod, workload) if known else None,
+        slot=slot,
         phase=status.get("phase", "Pending"),
         node=spec.get("nodeName"),
         node_state=node_state,

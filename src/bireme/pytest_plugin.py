@@ -271,12 +271,12 @@ class InstalledRelease:
 
     def differences(self) -> tuple[Difference, ...]:
         """How they differ from the plan, now."""
-        return observe.check(self.cluster, self.plan)
+        return observe.check(self.cluster, self.plan).differences
 
     def wait(self, timeout: float = 120, until: str | None = None) -> tuple[Difference, ...]:
         """Wait until all is as planned, or until a difference of kind ``until`` shows; what differs then."""
         if until is None:
-            return observe.wait(self.cluster, self.plan, timeout)
+            return observe.wait(self.cluster, self.plan, timeout).differences
         self.until(lambda: until in {each.kind for each in self.differences()}, timeout)
         return self.differences()
 

@@ -17,7 +17,7 @@ from bireme.errors import BiremeError
 from bireme.instances import Instance, NodeChoice
 from bireme.manifests import Manifest
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
-from bireme.workloads import PodPlan, WorkloadPlan, kind_of
+from bireme.workloads import PodPlan, WorkloadPlan, plan_of
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def expand(
     ``totals.nodes``, and `fit` names it. Raises BiremeError for a quantity or a count that is not one.
     """
     workloads = tuple(
-        kind.plan(manifest, instances)
+        workload
         for manifest in manifests
-        if not manifest.is_hook and (kind := kind_of(manifest))
+        if not manifest.is_hook and (workload := plan_of(manifest, instances))
     )
     pods = [pod for workload in workloads for pod in workload.pods]
     placement = tuple(_needed(pods, instances))

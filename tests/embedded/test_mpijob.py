@@ -70,11 +70,11 @@ class Job:
 
     def wait(self, workers: int) -> tuple[Difference, ...]:
         """Wait until it is as planned with as many workers."""
-        return observe.wait(self.cluster, self._plan(workers), 60)
+        return observe.wait(self.cluster, self._plan(workers), 60).differences
 
     def differences(self, workers: int) -> tuple[Difference, ...]:
         """How it differs from what is planned with as many workers, now."""
-        return observe.check(self.cluster, self._plan(workers))
+        return observe.check(self.cluster, self._plan(workers)).differences
 
     def _plan(self, workers: int) -> Plan:
         planned = Manifest(manifest(self.name, workers))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.workloads.model import (
     ObservedWorkload,
@@ -26,8 +27,10 @@ __all__ = [
     "WorkloadPlan",
     "differing",
     "kind_of",
-    "owner_of",
+    "kinds_with_state",
+    "plan_of",
     "pod_templates",
+    "trace",
 ]
 
 
@@ -49,8 +52,19 @@ def kind_of(manifest: Manifest) -> WorkloadKind | None:
     return untaught if untaught.pod_templates(manifest) else None
 
 
-def owner_of(pod: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and name of the workload that made a live pod.
+def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan | None:
+    """The pods that an object becomes; None for objects that make none. Raises BiremeError."""
+    kind = kind_of(manifest)
+    return kind.plan(manifest, instances) if kind else None
+
+
+def kinds_with_state(namespace: str) -> dict[str, WorkloadKind]:
+    """The kinds whose live objects tell more than their pods, by the API path of these objects."""
+    return {kind.path(namespace): kind for kind in KINDS.values() if kind.has_state}
+
+
+def trace(pod: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Kind and name of the workload that made a live pod, and the planned pod that it stands for.
 
     A kind that makes pods through objects of another kind, as an MPIJob does with a Job, stands for those.
     """
@@ -58,8 +72,8 @@ def owner_of(pod: Mapping[str, Any]) -> tuple[str, str]:
     claims = {name: owner for name, kind in KINDS.items() if (owner := kind.owner(pod)) is not None}
     behind = [name for name in claims if controller is None or name != controller[0]]
     for name in [*behind, *claims]:
-        return name, claims[name]
-    return controller or ("", "")
+        return name, claims[name], KINDS[name].slot(pod, claims[name])
+    return *(controller or ("", "")), None
 
 
 def pod_templates(manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
