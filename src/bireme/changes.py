@@ -1,4 +1,4 @@
-"""What an upgrade will do to a live release: scale, update, replace, refuse, or nothing."""
+"""What an upgrade will do to each object of a live release: scale, update, replace, refuse, or nothing."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class App:
-    """What the commands share, made when first needed. Results go to stdout, progress to stderr."""
+    """What the commands share, created on first use. Results go to stdout, progress to stderr."""
 
     def __init__(self) -> None:
         self.out = Console(highlight=False)
@@ -163,9 +163,9 @@ def cli() -> None:
 @click.option("--helm3", is_flag=True, help="Render with Helm 3 instead of 4")
 @_output("yaml", "json")
 @pass_app
-def render(app: App, /, helm3: bool, output: str, **said: Any) -> None:
+def render(app: App, /, helm3: bool, output: str, **options: Any) -> None:
     """Render CHART and print its objects."""
-    request = replace(_request(**said), helm="helm3" if helm3 else "helm")
+    request = replace(_request(**options), helm="helm3" if helm3 else "helm")
     if output == "yaml":
         click.echo(app.renderer.text(request), nl=False)
         return
@@ -177,9 +177,9 @@ def render(app: App, /, helm3: bool, output: str, **said: Any) -> None:
 @_values
 @_output("table", "json", "yaml")
 @pass_app
-def validate(app: App, /, output: str, **said: Any) -> None:
-    """Check values against CHART's schema and rules, and say everything that is wrong."""
-    request = _request(**said)
+def validate(app: App, /, output: str, **options: Any) -> None:
+    """Check values against CHART's schema and rules, and list everything that is wrong."""
+    request = _request(**options)
     found = [str(problem) for problem in problems(app.renderer, request)]
     if not found:
         try:
@@ -194,8 +194,8 @@ def validate(app: App, /, output: str, **said: Any) -> None:
 
 @cli.command()
 @_values
-@click.option("--nodes", help="Say whether the job fits these nodes, e.g. p4d.24xlarge=2")
-@click.option("--against", metavar="RELEASE", help="Say what an upgrade of that release would do")
+@click.option("--nodes", help="Tell whether the job fits these nodes, e.g. p4d.24xlarge=2")
+@click.option("--against", metavar="RELEASE", help="Tell what an upgrade of that release will do")
 @_target
 @_output("table", "json", "yaml", "svg")
 @pass_app
@@ -208,10 +208,10 @@ def plan(
     kubeconfig: Path | None,
     context: str | None,
     output: str,
-    **said: Any,
+    **options: Any,
 ) -> None:
     """Show the pods, ranks, resources and nodes that CHART becomes, without touching a cluster."""
-    request = _request(**said | ({"release": against} if against else {}))
+    request = _request(**options | ({"release": against} if against else {}))
     manifests = app.renderer.render(request).manifests
     planned = expand(request.release, request.namespace, manifests, app.instances)
     if against:
@@ -229,7 +229,7 @@ def plan(
 @cli.command()
 @click.option(
     "--provider",
-    "kind",
+    "provider_name",
     default="embedded",
     show_default=True,
     help="embedded (needs no container engine) or kind",
@@ -244,13 +244,15 @@ def plan(
     help="Also make a claim that all nodes can mount (a stand-in)",
 )
 @pass_app
-def up(app: App, /, kind: str, nodes: str, name: str, claims: tuple[str, ...]) -> None:
+def up(app: App, /, provider_name: str, nodes: str, name: str, claims: tuple[str, ...]) -> None:
     """Start a cluster with nodes shaped like these instance types."""
     wanted = parse_nodes(nodes, app.instances)
-    cluster = provider(kind, app.paths, app.toolbox, app.err).up(name, wanted)
+    cluster = provider(provider_name, app.paths, app.toolbox, app.err).up(name, wanted)
     for claim in claims:
         cluster.add_claim(claim)
-    app.out.print(f"{kind} cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}", soft_wrap=True)
+    app.out.print(
+        f"{provider_name} cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}", soft_wrap=True
+    )
 
 
 @cli.command()
@@ -259,9 +261,9 @@ def up(app: App, /, kind: str, nodes: str, name: str, claims: tuple[str, ...]) -
 def down(app: App, /, name: str) -> None:
     """Stop a cluster of `bireme up` and remove everything of it."""
     info = find(app.paths, name)
-    # What an `up` that was killed left behind says nothing of its kind: each looks for its own.
-    kinds = [info.provider] if info else ["embedded", "kind"]
-    removed = [kind for kind in kinds if provider(kind, app.paths, app.toolbox, app.err).down(name)]
+    # An `up` that was killed left no record of its provider: each one looks for its own remains.
+    providers = [info.provider] if info else ["embedded", "kind"]
+    removed = [each for each in providers if provider(each, app.paths, app.toolbox, app.err).down(name)]
     app.out.print(f"cluster {name} is gone" if removed else f"there was no cluster {name}")
 
 
@@ -292,11 +294,11 @@ def install(
     replace: bool,
     timeout: float,
     output: str,
-    **said: Any,
+    **options: Any,
 ) -> None:
     """Install CHART or upgrade its release, watch the pods arrive, and compare them with the plan."""
-    request = _request(**said)
-    app.renderer.render(request)  # values that the chart refuses are said before a cluster is looked for
+    request = _request(**options)
+    app.renderer.render(request)  # so that values are refused before a cluster is needed
     deployer = app.deployer(app.cluster(cluster, kubeconfig, context), quiet=output != "table")
     _conclude(app, deployer.install(request, timeout, replace), output)
 
@@ -347,9 +349,9 @@ def nccl(
     context: str | None,
     output: str,
 ) -> None:
-    """Read what nccl-tests printed in RELEASE: is it EFA, and how fast?
+    """Read what nccl-tests printed in RELEASE: does NCCL use EFA, and how fast is it?
 
-    Exits with 1 when there is no result, when sums were wrong, or when the job asked for EFA and NCCL took
+    Exits with 1 when there is no result, when sums are wrong, or when the job asked for EFA and NCCL used
     something else.
     """
     if (release is None) == (log is None):
@@ -413,10 +415,10 @@ def tools(app: App, /, get: str | None, output: str) -> None:
 @cli.command()
 @pass_app
 def demo(app: App, /) -> None:
-    """Train EfficientNet-B7 on three p4d.24xlarge, as far as that goes without machines.
+    """Schedule the training of EfficientNet-B7 on three simulated p4d.24xlarge.
 
-    A real control plane schedules the real job onto fake nodes; the pods that arrive are compared with the
-    plan, and everything is removed again.
+    A real control plane schedules the real job onto fake nodes; the pods are compared with the plan, and
+    everything is removed again.
     """
     values = [
         app.paths.values / "instances/p4d.24xlarge.yaml",
@@ -447,8 +449,8 @@ def _demo_cluster(app: App, /) -> Iterator[Cluster]:
 
 
 def main() -> None:
-    """Run the command line; what a person can mend is one sentence and exit code 1."""
-    # Ended by a supervisor or by Ctrl-C, a command clears up the same way.
+    """Run the command line. An error that the user can fix is printed as one sentence, with exit code 1."""
+    # SIGTERM interrupts a command as Ctrl-C does, so that it cleans up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         cli(standalone_mode=True)

@@ -1,4 +1,4 @@
-"""The EC2 instance types the charts know, and what a node of each offers to Kubernetes."""
+"""The EC2 instance types the charts know: what their nodes offer to pods, and which pods they admit."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _requirement(expression: Mapping[str, Any]) -> _Requirement:
 def load_instances(paths: Paths) -> Mapping[str, Instance]:
     """Every instance type of values/instances/*.yaml by its name.
 
-    Raises BiremeError naming the file and the key when a fact is missing or of the wrong kind.
+    Raises BiremeError naming the file and the key when a fact is missing or has the wrong type.
     """
     files = sorted((paths.values / "instances").glob("*.yaml"))
     found = [read_instance(file) for file in files]

@@ -1,4 +1,4 @@
-"""What a log of NVIDIA's nccl-tests says: the network that NCCL took, the bandwidth, and what is expected."""
+"""Reads logs of NVIDIA's nccl-tests: the network that NCCL used, and its bandwidth beside the expected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bireme.topology import Plan
 
 EFA_PROVIDER = "efa"
 SHARE_EXPECTED = 0.8
-"""Of the bandwidth that was measured elsewhere: less is worth a word. Placement alone moves it by a tenth."""
+"""Less than this share of the bandwidth measured elsewhere is remarked; placement alone changes a tenth."""
 
 # mpirun --tag-output puts [job,rank]<stdout>: before a line, --timestamp-output the time.
 _TAG = re.compile(r"^\S.*?<std(?:out|err)>:\s?")
@@ -33,7 +33,7 @@ _GB_PER_GBIT = 1 / 8
 
 @dataclass(frozen=True)
 class Size:
-    """One line of the sweep: message size in bytes, bus bandwidth in GB/s of either kind."""
+    """One line of the sweep: message size in bytes, bus bandwidths in GB/s."""
 
     bytes: int
     out_of_place: float
@@ -49,9 +49,9 @@ class Report:
     """The last sweep of a log.
 
     ``providers`` are those of libfabric that the ranks chose, or NCCL's own transport ("socket", "ib"); empty
-    if the log names none (NCCL_DEBUG=INFO makes it). ``interfaces`` is the number of network cards a rank
-    found; ``ranks`` and ``hosts`` are None if the log doesn't say. ``average`` and ``maximum`` are bus
-    bandwidths in GB/s, ``wrong`` the number of values that were not what they should be.
+    if the log names none (it does with NCCL_DEBUG=INFO). ``interfaces`` is the number of network cards a rank
+    found; ``ranks`` and ``hosts`` are None if the log does not name them. ``average`` and ``maximum`` are bus
+    bandwidths in GB/s, ``wrong`` is the number of wrong values.
     """
 
     providers: tuple[str, ...]
@@ -68,13 +68,13 @@ class Report:
 
     @property
     def is_efa(self) -> bool:
-        """Whether every rank that says so sends by EFA."""
+        """Whether all ranks that name their provider use EFA."""
         return self.providers == (EFA_PROVIDER,)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a job asked for: instance type, pods with ranks (one a node), EFA interfaces of each of them."""
+    """What a job asked for: instance type, pods with ranks (one per node), EFA interfaces per pod."""
 
     type: str | None
     nodes: int
@@ -83,7 +83,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a sweep from ``min_bytes`` to ``max_bytes`` reached on such nodes, in GB/s."""
+    """The bandwidth that a sweep from ``min_bytes`` to ``max_bytes`` reached on such nodes, in GB/s."""
 
     asked: Asked
     min_bytes: int
@@ -97,8 +97,8 @@ class Verdict:
     """A report beside what is expected of it.
 
     ``expected_average`` and ``expected_maximum`` are None where nothing was measured for such nodes, or
-    another sweep; ``line_rate`` is what the node's network carries, in GB/s. ``problems`` are reasons not to
-    trust the cluster, ``remarks`` are worth a look.
+    another sweep; ``line_rate`` is that of the node's network, in GB/s. ``problems`` are reasons not to
+    trust the cluster, ``remarks`` are smaller oddities.
     """
 
     report: Report
@@ -147,13 +147,13 @@ def parse(log: str, name: str = "the log") -> Report:
     if not sizes:
         raise BiremeError(f"{name} has an average without a line of sizes before it: give the whole log")
     ranks = {int(found[1]): found[2] for found in _found(_RANK, sweep)}
-    said = [int(found[1]) for found in _found(_NRANKS, lines)]
+    world_sizes = [int(found[1]) for found in _found(_NRANKS, lines)]
     providers = list(_found(_PROVIDER, lines))
     chosen = [found[1] for found in providers] or [found[1] for found in _found(_TRANSPORT, lines)]
     return Report(
         providers=tuple(sorted({each.lower() for each in chosen})),
         interfaces=min((int(found[2]) for found in providers if found[2]), default=None),
-        ranks=len(ranks) or max(said, default=None),
+        ranks=len(ranks) or max(world_sizes, default=None),
         hosts=len(set(ranks.values())) or None,
         sizes=sizes,
         average=_number(next(_found(_AVERAGE, sweep))[1], name),
@@ -193,7 +193,7 @@ def asked_by(plan: Plan) -> Asked | None:
 def judge(
     report: Report, asked: Asked | None, measured: Iterable[Measured], instances: Mapping[str, Instance]
 ) -> Verdict:
-    """Compare a report with what such nodes reached elsewhere; ``asked`` is None when nothing is known."""
+    """Compare a report with what such nodes reached elsewhere; ``asked`` is None if the nodes are unknown."""
     instance = instances.get(asked.type) if asked and asked.type else None
     alike = next((each for each in measured if each.asked == asked), None)
     first, last = report.sizes[0].bytes, report.sizes[-1].bytes
@@ -217,12 +217,12 @@ def _problems(report: Report, asked: Asked | None) -> Iterable[str]:
         yield f"{report.wrong} of the sums are wrong: do not train on this network before that is explained"
     if asked is None or not asked.efa or report.is_efa:
         return
-    said = f"the job asked for {asked.efa} EFA interfaces per node, but "
+    start = f"the job asked for {asked.efa} EFA interfaces per node, but "
     if not report.providers:
-        yield said + "its log does not name the network that NCCL took: run it with NCCL_DEBUG=INFO"
+        yield start + "its log does not name the network that NCCL took: run it with NCCL_DEBUG=INFO"
         return
     taken = " and ".join(report.providers)
-    yield said + (
+    yield start + (
         f"NCCL took {taken}: the image needs libfabric's EFA provider and NCCL's aws-ofi-nccl plugin, "
         "and the nodes a security group that lets them talk to each other"
     )

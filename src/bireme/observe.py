@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LAUNCHER_ROLE = "launcher"
 
 NodeState = Literal["", "unreachable", "out-of-service", "gone"]
-DifferenceKind = Literal[
+Category = Literal[
     "missing",
     "extra",
     "resources",
@@ -46,7 +46,7 @@ DifferenceKind = Literal[
 ]
 
 # What does not go away by waiting. A node that comes back ends "unreachable", but most do not come back.
-_PERMANENT: frozenset[DifferenceKind] = frozenset(
+_PERMANENT: frozenset[Category] = frozenset(
     ("extra", "resources", "node-selector", "hostname", "pending", "unreachable", "job-failed")
 )
 # How long an embedded cluster may stay unchanged with nothing but permanent differences.
@@ -108,7 +108,7 @@ class ObservedPod:
 class Difference:
     """One way in which what is there is not what was planned; ``pod`` is "" where it is no single one."""
 
-    kind: DifferenceKind
+    category: Category
     workload: str
     pod: str
     sentence: str
@@ -116,7 +116,7 @@ class Difference:
     def to_json(self) -> dict[str, str]:
         """Plain JSON for ``-o json``."""
         return {
-            "kind": self.kind,
+            "category": self.category,
             "workload": self.workload,
             "pod": self.pod,
             "sentence": self.sentence,
@@ -236,8 +236,8 @@ def _uncounted(workload: WorkloadPlan, there: Iterable[ObservedPod]) -> Iterator
     finished = ("Succeeded", "Failed") if workload.instance_types is None else ("Succeeded",)
     for pod in there:
         if pod.phase not in finished:
-            for kind, sentence in _condition(pod):
-                yield Difference(kind, workload.name, pod.name, f"{pod.name}{sentence}")
+            for category, sentence in _condition(pod):
+                yield Difference(category, workload.name, pod.name, f"{pod.name}{sentence}")
 
 
 def _of_state(workload: WorkloadPlan, state: ObservedWorkload) -> Iterator[Difference]:
@@ -268,8 +268,8 @@ def _precedence(pod: ObservedPod) -> tuple[bool, bool, bool, str]:
 def _pod_differences(
     workload: WorkloadPlan, planned: PodPlan, there: ObservedPod | None
 ) -> Iterator[Difference]:
-    def difference(kind: DifferenceKind, sentence: str) -> Difference:
-        return Difference(kind, workload.name, planned.name, f"{planned.name}{sentence}")
+    def difference(category: Category, sentence: str) -> Difference:
+        return Difference(category, workload.name, planned.name, f"{planned.name}{sentence}")
 
     if there is None:
         yield difference(
@@ -277,7 +277,7 @@ def _pod_differences(
         )
         return
     if there.phase != "Succeeded":
-        yield from (difference(kind, sentence) for kind, sentence in _condition(there))
+        yield from (difference(*condition) for condition in _condition(there))
     for name, wanted, has in _unequal(planned.resources, there.resources):
         yield difference("resources", f" asks for {has} of {name}, planned {wanted}")
     for key in sorted({*planned.node_selector, *there.node_selector}):
@@ -288,7 +288,7 @@ def _pod_differences(
         yield difference("hostname", f" has host name {there.hostname}, planned {planned.hostname}")
 
 
-def _condition(pod: ObservedPod) -> Iterator[tuple[DifferenceKind, str]]:
+def _condition(pod: ObservedPod) -> Iterator[tuple[Category, str]]:
     """Why a pod is not in order: at most one, the one that explains the others."""
     if pod.node_state == "unreachable":
         yield "unreachable", _unreachable(pod)
@@ -332,9 +332,10 @@ def _extra(pod: ObservedPod) -> Difference:
 
 def _are_permanent(differences: Sequence[Difference]) -> bool:
     """Whether waiting cannot help. A pod missing beside a permanent difference will not come either."""
-    stuck = {each.workload for each in differences if each.kind in _PERMANENT}
+    stuck = {each.workload for each in differences if each.category in _PERMANENT}
     return all(
-        each.kind in _PERMANENT or (each.kind == "missing" and each.workload in stuck) for each in differences
+        each.category in _PERMANENT or (each.category == "missing" and each.workload in stuck)
+        for each in differences
     )
 
 

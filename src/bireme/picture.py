@@ -48,8 +48,8 @@ class _Block:
 def svg(plan: Plan) -> str:
     """``plan`` as an SVG document of its own, readable on light and dark pages.
 
-    Nodes stand by instance type, a square for each accelerator, with the world rank that trains on it where
-    the plan knows the processes per pod; pods bound to no type stand aside. Long plans are shortened.
+    Nodes are grouped by instance type. Each accelerator is a square with the world rank that trains on it, if
+    the plan knows the processes per pod. Pods that are bound to no type follow. Long plans are shortened.
     """
     fills = {
         workload.name: _FILLS[number % len(_FILLS)]
@@ -59,9 +59,9 @@ def svg(plan: Plan) -> str:
     }
     owners = {pod.name: fills[workload.name] for workload in plan.workloads for pod in workload.pods}
     blocks = [_title(plan, fills)]
-    for kind, group in groupby(plan.placement, key=lambda node: node.type):
+    for instance_type, group in groupby(plan.placement, key=lambda node: node.type):
         nodes = list(group)
-        blocks.append(_heading(f"{len(nodes)} × {kind}"))
+        blocks.append(_heading(f"{len(nodes)} × {instance_type}"))
         blocks += _rows([_node(node, number, owners) for number, node in enumerate(nodes[:_SHOWN_NODES])])
         if len(nodes) > _SHOWN_NODES:
             blocks.append(_line(f"… {len(nodes) - _SHOWN_NODES} more"))
@@ -97,8 +97,8 @@ def _document(plan: Plan, blocks: Iterable[_Block]) -> str:
 
 
 def _text(x: int, y: int, text: str, style: str = "") -> str:
-    kind = f' class="{style}"' if style else ""
-    return f'<text x="{x}" y="{y}"{kind}>{escape(text)}</text>'
+    css = f' class="{style}"' if style else ""
+    return f'<text x="{x}" y="{y}"{css}>{escape(text)}</text>'
 
 
 def _square(x: int, y: int, fill: str | None) -> str:
@@ -195,6 +195,6 @@ def _accelerators(pods: Iterable[PodPlan]) -> int:
 
 def _totals(plan: Plan) -> str:
     totals = plan.totals
-    nodes = ", ".join(f"{count} × {kind}" for kind, count in totals.nodes.items())
+    nodes = ", ".join(f"{count} × {name}" for name, count in totals.nodes.items())
     counts = f"{totals.pods} pods, {totals.accelerators} accelerators, {totals.efa} EFA interfaces"
     return f"{counts} on {nodes}" if nodes else counts

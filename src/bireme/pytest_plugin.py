@@ -87,7 +87,7 @@ def renderer(toolbox: Toolbox, bireme_paths: Paths) -> Renderer:
 
 @dataclass(frozen=True)
 class Request:
-    """What tests say about a render, and the RenderRequest that follows from it."""
+    """Makes a RenderRequest from what tests name: chart, instance type, workload, values."""
 
     paths: Paths
     root: Path
@@ -130,8 +130,8 @@ def request_for(bireme_paths: Paths, pytestconfig: pytest.Config) -> Request:
 def render(renderer: Renderer, request_for: Request) -> Callable[..., Render]:
     """``render("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: the frozen manifests."""
 
-    def _render(chart: str | Path, **said: Any) -> Render:
-        return renderer.render(request_for(chart, **said))
+    def _render(chart: str | Path, **options: Any) -> Render:
+        return renderer.render(request_for(chart, **options))
 
     return _render
 
@@ -140,8 +140,8 @@ def render(renderer: Renderer, request_for: Request) -> Callable[..., Render]:
 def plan(render: Callable[..., Render], instances: Mapping[str, Instance]) -> Callable[..., Plan]:
     """Like ``render``, but the planned topology: workloads, pods, ranks, resources, nodes needed."""
 
-    def _plan(chart: str | Path, **said: Any) -> Plan:
-        rendered = render(chart, **said)
+    def _plan(chart: str | Path, **options: Any) -> Plan:
+        rendered = render(chart, **options)
         return expand(rendered.request.release, rendered.request.namespace, rendered.manifests, instances)
 
     return _plan
@@ -213,7 +213,7 @@ def cluster(
 
 
 class InstalledRelease:
-    """A release that a test installed. Its namespace and its removal are the fixture's care."""
+    """A release that a test installed. The fixture makes its namespace and removes it."""
 
     def __init__(
         self,
@@ -237,24 +237,24 @@ class InstalledRelease:
         replace: bool = False,
         expect_differences: bool = False,
         timeout: float = 120,
-        **said: Any,
+        **options: Any,
     ) -> InstalledRelease:
         """Install or upgrade, and wait until it is as planned; differences fail unless they are expected."""
         self.chart, self.name, self.namespace = chart, name, namespace
-        request = self._request(said)
+        request = self._request(options)
         outcome = self._deployer(request.helm).install(request, timeout, replace)
         self.plan = outcome.plan
         if outcome.differences and not expect_differences:
             pytest.fail("\n".join(each.sentence for each in outcome.differences))
         return self
 
-    def upgrade(self, **said: Any) -> InstalledRelease:
+    def upgrade(self, **options: Any) -> InstalledRelease:
         """Upgrade to other values: the same arguments as the ``release`` fixture takes."""
-        return self.install(self.chart, self.name, self.namespace, **said)
+        return self.install(self.chart, self.name, self.namespace, **options)
 
-    def changes(self, **said: Any) -> Changes:
-        """What an upgrade to these values would do."""
-        request = self._request(said)
+    def changes(self, **options: Any) -> Changes:
+        """What an upgrade to these values will do."""
+        request = self._request(options)
         return self._deployer(request.helm).changes(request)
 
     def uninstall(self) -> None:
@@ -274,10 +274,10 @@ class InstalledRelease:
         return observe.check(self.cluster, self.plan).differences
 
     def wait(self, timeout: float = 120, until: str | None = None) -> tuple[Difference, ...]:
-        """Wait until all is as planned, or until a difference of kind ``until`` shows; what differs then."""
+        """Wait until all is as planned or a difference of category ``until`` appears; the differences."""
         if until is None:
             return observe.wait(self.cluster, self.plan, timeout).differences
-        self.until(lambda: until in {each.kind for each in self.differences()}, timeout)
+        self.until(lambda: until in {each.category for each in self.differences()}, timeout)
         return self.differences()
 
     def until(self, done: Callable[[], bool], timeout: float = 120) -> None:
@@ -290,22 +290,22 @@ class InstalledRelease:
                 )
             time.sleep(0.2)
 
-    def objects(self, kind: str) -> list[dict[str, Any]]:
+    def objects(self, plural: str) -> list[dict[str, Any]]:
         """The live objects of the release by plural, e.g. ``pods``."""
-        path = _paths(self.namespace).get(kind, f"/api/v1/namespaces/{self.namespace}/{kind}")
+        path = _paths(self.namespace).get(plural, f"/api/v1/namespaces/{self.namespace}/{plural}")
         items = self.cluster.api.get(path, labelSelector=f"{RELEASE_LABEL}={self.name}")["items"]
         return [item for item in items if HOOK_ANNOTATION not in item["metadata"].get("annotations", {})]
 
-    def names(self, kind: str) -> list[str]:
+    def names(self, plural: str) -> list[str]:
         """The names of ``objects``."""
-        return [item["metadata"]["name"] for item in self.objects(kind)]
+        return [item["metadata"]["name"] for item in self.objects(plural)]
 
     def delete_pod(self, name: str) -> None:
         """Delete a pod, as a drain does."""
         self.cluster.api.delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
-    def _request(self, said: Mapping[str, Any]) -> RenderRequest:
-        return self._request_for(self.chart, release=self.name, namespace=self.namespace, **said)
+    def _request(self, options: Mapping[str, Any]) -> RenderRequest:
+        return self._request_for(self.chart, release=self.name, namespace=self.namespace, **options)
 
     def _deployer(self, helm: str) -> Deployer:
         releases = Releases(self.cluster, self._toolbox, helm)
@@ -323,15 +323,17 @@ ReleaseFactory = Callable[..., InstalledRelease]
 
 @pytest.fixture(scope="module")
 def test_namespace(random_namespace: Any, cluster: Cluster) -> Iterator[str]:
-    """A namespace of the module's own, made and removed by pytest-helm-charts."""
+    """A namespace for the module alone, made and removed by pytest-helm-charts."""
     name: str = random_namespace.name
     yield name
-    # A namespace that has some of these when it is deleted is looked at again only 8 to 15 s later.
-    slow = [f"/api/v1/namespaces/{name}/{kind}" for kind in ("pods", "persistentvolumeclaims")]
+    # Kubernetes looks again only after 8 to 15 s at a deleted namespace that still has some of these.
+    slow = [f"/api/v1/namespaces/{name}/{plural}" for plural in ("pods", "persistentvolumeclaims")]
     for path in slow:
         cluster.api.delete(path)
     with contextlib.suppress(BiremeError):
-        until(lambda: not any(cluster.api.get(path)["items"] for path in slow), 30, "what takes long to go")
+        until(
+            lambda: not any(cluster.api.get(path)["items"] for path in slow), 30, "pods and claims to be gone"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -353,10 +355,10 @@ def release(new_release: Callable[[], InstalledRelease], test_namespace: str) ->
     """
     installed: list[InstalledRelease] = []
 
-    def _release(chart: str | Path, name: str | None = None, **said: Any) -> InstalledRelease:
+    def _release(chart: str | Path, name: str | None = None, **options: Any) -> InstalledRelease:
         one = new_release()
         installed.append(one)
-        return one.install(chart, name or f"t{uuid.uuid4().hex[:6]}", test_namespace, **said)
+        return one.install(chart, name or f"t{uuid.uuid4().hex[:6]}", test_namespace, **options)
 
     yield _release
     for one in installed:

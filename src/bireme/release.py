@@ -1,6 +1,6 @@
 """Helm releases on a cluster: pyhelm3 behind a small synchronous facade.
 
-docs/adr/0004-pyhelm3-and-pytest-helm-charts.md says which calls go round pyhelm3, and why.
+docs/adr/0004-pyhelm3-and-pytest-helm-charts.md lists the calls that bypass pyhelm3, with the reasons.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class NoRelease(BiremeError):
 class Releases:
     """The Helm releases of one cluster.
 
-    ``helm``: which of the toolbox's Helms does the work, ``helm`` or ``helm3``. Every method raises
-    BiremeError with what Helm or the chart said.
+    ``helm``: which Helm of the toolbox runs, ``helm`` or ``helm3``. Every method raises BiremeError with the
+    message of Helm or of the chart.
     """
 
     def __init__(self, cluster: Cluster, toolbox: Toolbox, helm: str = "helm") -> None:
@@ -81,7 +81,7 @@ class Releases:
     ) -> str:
         """Install a chart, or upgrade the release that is there; the chart's notes.
 
-        ``values`` is the one merged dictionary, and all there is: nothing of the last revision is kept.
+        ``values`` are all the user's values: none of the last revision's are kept.
         Does not wait for pods; ``timeout`` in seconds is for Helm's own requests and hooks.
         ``force_conflicts`` takes over fields that another manager changed (Helm 4).
         """
@@ -141,7 +141,7 @@ class Releases:
 
     @cached_property
     def _command(self) -> Command:
-        # Imported here: pydantic and its models take a while, which `bireme --help` should not.
+        # Imported here, because importing pydantic would slow down `bireme --help`.
         from pyhelm3 import Command
 
         # It logs every failure that it also raises; without a handler Python would print them.
@@ -159,7 +159,7 @@ class Releases:
         return Client(self._command, executable=str(self._executable))
 
     def _chart(self, chart: Path) -> Chart:
-        """The chart as pyhelm3 wants it, its metadata read here rather than by another Helm process."""
+        """The chart for pyhelm3. Its metadata is read here, which saves a Helm process."""
         from pydantic import ValidationError
         from pyhelm3 import Chart
 
@@ -179,7 +179,7 @@ class Releases:
 
 
 def _run(call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
-    """The one place where pyhelm3's calls are run, and where Helm's errors get readable."""
+    """Run a call of pyhelm3; Helm's errors become readable sentences."""
     from pyhelm3.errors import Error, ReleaseNotFoundError
 
     try:
@@ -193,17 +193,17 @@ def _run(call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
 
 
 def _sentence(stderr: str, release: str, namespace: str) -> str:
-    said = sentences(stderr)
-    if f'namespaces "{namespace}" not found' in said:
+    message = sentences(stderr)
+    if f'namespaces "{namespace}" not found' in message:
         return f"there is no namespace {namespace}: make it with kubectl create namespace {namespace}"
-    if "another operation" in said and "in progress" in said:
+    if "another operation" in message and "in progress" in message:
         return (
-            f"another Helm is at work on {release}, or was interrupted there ({said}); "
+            f"another Helm is at work on {release}, or was interrupted there ({message}); "
             f"if it was, helm rollback {release} or bireme uninstall {release} clears the way"
         )
-    return said
+    return message
 
 
 def _duration(seconds: float) -> str:
-    # With its unit: pyhelm3 takes a number too and hands it on bare, which Helm refuses.
+    # With a unit: pyhelm3 would pass on a bare number, which Helm refuses.
     return f"{max(1, round(seconds))}s"

@@ -1,4 +1,4 @@
-"""How far the shards of a running job are: what its dispatcher says, asked through the API server."""
+"""The progress of a running job's shards, which its dispatcher tells through the API server."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bireme.clusters.api import Api, ApiError
 from bireme.labels import COMPONENT_LABEL
 from bireme.manifests import Manifest
 
-COMPONENT = "dispatcher"
+DISPATCHER = "dispatcher"
 _SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class TrainerWork:
-    """A trainer, the shards it has in hand, and how many it did, in all and per second of late."""
+    """A trainer: the shards it works on, how many it has done in all, and its present rate per second."""
 
     name: str
     in_hand: tuple[str, ...]
@@ -26,7 +26,7 @@ class TrainerWork:
 
 @dataclass(frozen=True)
 class Shards:
-    """One dataset in its current pass, counted from 1. ``failed`` are the names that were given up in it."""
+    """One dataset in its current pass, counted from 1. ``failed`` names the shards given up in this pass."""
 
     dataset: str
     number: int
@@ -40,15 +40,16 @@ class Shards:
     trainers: tuple[TrainerWork, ...]
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Shards:
-        """From what the dispatcher says (docs/dispatcher.md)."""
+    def of(cls, status: Mapping[str, Any]) -> Shards:
+        """From the dispatcher's status (docs/dispatcher.md)."""
         trainers = tuple(
             TrainerWork(each["trainer"], tuple(each["inHand"]), each["done"], each["perSecond"])
-            for each in said["trainers"]
+            for each in status["trainers"]
         )
         return cls(
-            said["dataset"], said["pass"] + 1, said["passes"], said["todo"], said["pending"], said["done"],
-            tuple(said["failedShards"]), sum(said["redispatched"].values()), said["over"], trainers,
+            status["dataset"], status["pass"] + 1, status["passes"],
+            status["todo"], status["pending"], status["done"],
+            tuple(status["failedShards"]), sum(status["redispatched"].values()), status["over"], trainers,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -78,15 +79,17 @@ class Shards:
 def shards(api: Api, namespace: str, manifests: Iterable[Manifest]) -> tuple[Shards, ...]:
     """The datasets of a release's dispatcher; nothing without one, or while it does not answer."""
     services = [
-        item for item in manifests if item.kind == "Service" and item.labels.get(COMPONENT_LABEL) == COMPONENT
+        item
+        for item in manifests
+        if item.kind == "Service" and item.labels.get(COMPONENT_LABEL) == DISPATCHER
     ]
     found: list[Shards] = []
     for service in services:
         port = service["spec"]["ports"][0]["port"]
         try:
-            said = api.proxied(namespace, service.name, port, "v1/status", _SECONDS)
+            status = api.proxied(namespace, service.name, port, "v1/status", _SECONDS)
         except ApiError:
-            # The differences say what ails its pods.
+            # The differences already tell what is wrong with its pods.
             continue
-        found += [Shards.of(each) for each in said.get("datasets", ()) if each["defined"]]
+        found += [Shards.of(each) for each in status.get("datasets", ()) if each["defined"]]
     return tuple(found)

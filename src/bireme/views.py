@@ -24,7 +24,7 @@ _SHOWN_PODS = 12
 def plan_view(plan: Plan) -> RenderableType:
     """The plan: a line for each workload and its pods, then the totals. Long workloads are shortened."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    # A pod's host name is its own name wherever it has one that lasts.
+    # A pod with a lasting host name has its own name for it.
     for column in ("pod and host name", "role", "rank", "world"):
         table.add_column(column, no_wrap=True)
     table.add_column("resources", min_width=len("hugepages-2Mi=5120Mi"))
@@ -42,7 +42,7 @@ def plan_view(plan: Plan) -> RenderableType:
 
 def totals_line(plan: Plan) -> str:
     """Pods, accelerators, EFA interfaces and nodes of a plan in one line."""
-    nodes = ", ".join(f"{count} × {kind}" for kind, count in sorted(plan.totals.nodes.items())) or "any"
+    nodes = ", ".join(f"{count} × {name}" for name, count in sorted(plan.totals.nodes.items())) or "any"
     totals = plan.totals
     return f"{totals.pods} pods, {totals.accelerators} accelerators, {totals.efa} EFA, nodes: {nodes}"
 
@@ -64,7 +64,7 @@ def pods_view(pods: Iterable[ObservedPod]) -> RenderableType:
 
 
 def bandwidth_view(verdict: Verdict) -> RenderableType:
-    """Who talked over what, and the bus bandwidth beside what is expected."""
+    """The network that was used, and the bus bandwidth beside the expected one."""
     report, asked = verdict.report, verdict.asked
     cards = f", {report.interfaces} interfaces" if report.interfaces is not None else ""
     lines = [
@@ -107,7 +107,7 @@ def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
     for column in ("cluster", "provider", "kubernetes", "nodes", "kubeconfig"):
         table.add_column(column, overflow="fold")
     for info in clusters:
-        nodes = ", ".join(f"{kind}={count}" for kind, count in info.nodes.items())
+        nodes = ", ".join(f"{name}={count}" for name, count in info.nodes.items())
         table.add_row(info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig))
     return table
 

@@ -83,13 +83,13 @@ def test_a_launcher_that_fails_is_started_again_within_the_backoff_limit(release
     job.until(lambda: any("-r1-0-" in name for name in set(live(job, "worker")) - {first}))
     (second,) = [name for name in live(job, "worker") if "-r1-0-" in name]
     job.cluster.fail(second, 75, job.namespace)
-    assert [each.kind for each in job.wait(until="job-failed")] == ["job-failed"]
+    assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
 def test_what_no_restart_can_mend_fails_the_job_at_once(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
     job.cluster.fail(live(job, "worker")[0], 78, job.namespace)
-    assert [each.kind for each in job.wait(until="job-failed")] == ["job-failed"]
+    assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
 def key(job: InstalledRelease) -> bytes:

@@ -179,7 +179,7 @@ def test_a_failed_launcher_fails_the_job_with_its_reason(
     until(lambda: "Failed" in one.conditions(), what="the job to fail")
     until(lambda: len(one.pods()) == 1, what="the workers to go")
     (found,) = one.differences(2)
-    assert (found.kind, found.workload) == ("job-failed", one.name)
+    assert (found.category, found.workload) == ("job-failed", one.name)
     assert "backoff limit" in found.sentence
 
 

@@ -35,8 +35,8 @@ def test_lost_machines_are_reported_and_their_workers_replaced(release: ReleaseF
 
     until(lambda: is_ready_off(job, 0, (deleted, silent)), 120)
 
-    until(lambda: any(each.kind == "unreachable" for each in job.differences()), 120)
-    (report,) = [each for each in job.differences() if each.kind == "unreachable"]
+    until(lambda: any(each.category == "unreachable" for each in job.differences()), 120)
+    (report,) = [each for each in job.differences() if each.category == "unreachable"]
     assert silent in report.sentence
     assert "node.kubernetes.io/out-of-service" in report.sentence
 

@@ -94,7 +94,7 @@ def test_a_configuration_error_fails_the_job_at_once(release: ReleaseFactory) ->
     job.cluster.fail(
         next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 78, job.namespace
     )
-    assert [each.kind for each in job.wait(until="job-failed")] == ["job-failed"]
+    assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
 def test_one_worker_that_succeeds_completes_the_job(release: ReleaseFactory) -> None:
@@ -176,7 +176,7 @@ def test_a_new_run_is_refused_while_the_old_one_trains(release: ReleaseFactory) 
 
 def test_a_job_that_does_not_fit_says_so(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=6"], expect_differences=True, timeout=30, **P4D)
-    (problem,) = [each for each in job.differences() if each.kind == "pending"]
+    (problem,) = [each for each in job.differences() if each.category == "pending"]
     assert "Insufficient" in problem.sentence
 
 

@@ -112,9 +112,9 @@ def test_live_pods_are_traced_through_their_jobs(instances: Mapping[str, Instanc
     assert {(pod.kind, pod.workload) for pod in pods} == {("JobSet", "train")}
     assert compare(plan, pods) == ()
     [missing] = compare(plan, pods[:1])
-    assert (missing.kind, missing.pod) == ("missing", "train-workers-0-1")
+    assert (missing.category, missing.pod) == ("missing", "train-workers-0-1")
     [extra] = compare(plan, [*pods, live_pod("train-workers-1", 0)])
-    assert (extra.kind, extra.pod) == ("extra", "train-workers-1-0-x2x4z")
+    assert (extra.category, extra.pod) == ("extra", "train-workers-1-0-x2x4z")
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ def mpi_worker(index: int) -> ObservedPod:
     return mpi_pod(f"maskrcnn-r1-worker-{index}", ("MPIJob", "maskrcnn-r1"))
 
 
-def kinds(differences: tuple[Difference, ...]) -> list[tuple[str, str]]:
-    return [(each.kind, each.pod) for each in differences]
+def categories(differences: tuple[Difference, ...]) -> list[tuple[str, str]]:
+    return [(each.category, each.pod) for each in differences]
 
 
 def test_what_is_as_planned_has_no_difference() -> None:
@@ -133,9 +133,9 @@ def test_an_mpi_jobs_workers_and_the_pod_of_its_launchers_job_are_matched_by_hos
     plan = plan_of(mpi_job(2))
     assert compare(plan, [mpi_worker(0), mpi_worker(1), mpi_launcher()]) == ()
     (found,) = compare(plan, [mpi_worker(0), mpi_worker(1)])
-    assert (found.kind, found.pod) == ("missing", "maskrcnn-r1-launcher")
+    assert (found.category, found.pod) == ("missing", "maskrcnn-r1-launcher")
     extra = compare(plan, [mpi_worker(0), mpi_worker(1), mpi_worker(2), mpi_launcher()])
-    assert kinds(extra) == [("extra", "maskrcnn-r1-worker-2")]
+    assert categories(extra) == [("extra", "maskrcnn-r1-worker-2")]
 
 
 def test_an_mpi_job_that_is_done_keeps_its_launcher_and_misses_no_worker() -> None:
@@ -150,19 +150,19 @@ def test_resources_are_compared_as_amounts_not_as_text() -> None:
 
 def test_a_worker_that_is_not_there_is_missing() -> None:
     (found,) = compare(plan_of(job(2)), [worker(0)])
-    assert (found.kind, found.pod) == ("missing", "imagenet-r1-1")
+    assert (found.category, found.pod) == ("missing", "imagenet-r1-1")
     assert found.sentence == "imagenet-r1-1 (worker) is missing: Job imagenet-r1 has no such pod"
 
 
 def test_a_live_worker_beyond_the_plan_is_extra_and_its_maker_is_named() -> None:
     (found,) = compare(plan_of(job(1)), [worker(0), worker(1)])
-    assert found.kind == "extra"
+    assert found.category == "extra"
     assert "Job imagenet-r1" in found.sentence
 
 
 def test_workers_of_another_run_are_extra() -> None:
     found = compare(plan_of(job(1, "imagenet-r2")), [worker(0), worker(0, job="imagenet-r2")])
-    assert kinds(found) == [("extra", "imagenet-r1-0-abcde")]
+    assert categories(found) == [("extra", "imagenet-r1-0-abcde")]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_every_wrong_resource_is_named_with_what_is_there_and_what_was_planned()
 def test_a_wrong_node_selector_and_host_name_are_named() -> None:
     pod = replace(worker(0), node_selector={}, hostname="somewhere")
     found = compare(plan_of(job(1)), [pod])
-    assert [each.kind for each in found] == ["node-selector", "hostname"]
+    assert [each.category for each in found] == ["node-selector", "hostname"]
     assert "instance-type=nothing, planned p4d.24xlarge" in found[0].sentence
     assert found[1].sentence == "imagenet-r1-0 has host name somewhere, planned imagenet-r1-0"
 
@@ -198,7 +198,7 @@ def test_a_pending_worker_says_why_in_the_schedulers_words_without_its_noise() -
     )
     pod = worker(0, phase="Pending", node=None, scheduler=said)
     (found,) = compare(plan_of(job(1)), [pod])
-    assert found.kind == "pending"
+    assert found.category == "pending"
     assert found.sentence == (
         "imagenet-r1-0 is Pending: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu"
     )
@@ -207,7 +207,7 @@ def test_a_pending_worker_says_why_in_the_schedulers_words_without_its_noise() -
 def test_a_worker_that_is_not_ready_says_what_its_container_waits_for() -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     (found,) = compare(plan_of(job(1)), [worker(0, phase="Pending", state=waiting)])
-    assert found.kind == "not-ready"
+    assert found.category == "not-ready"
     assert found.sentence.endswith("container trainer waits: ImagePullBackOff, no such image")
 
 
@@ -219,7 +219,7 @@ def test_a_running_worker_that_is_not_ready_is_told_by_its_probe() -> None:
 def test_a_failed_worker_tells_its_exit_code() -> None:
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     (found,) = compare(plan_of(job(1)), [worker(0, phase="Failed", state=ended)])
-    assert found.kind == "failed"
+    assert found.category == "failed"
     assert "exit code 137" in found.sentence
     assert "OOMKilled" in found.sentence
 
@@ -228,7 +228,7 @@ def test_a_failed_worker_tells_its_exit_code() -> None:
 def test_a_worker_on_a_silent_node_comes_with_the_way_out(deleted: bool) -> None:
     pod = worker(0, ready=False, deleted=deleted, node_state="unreachable")
     (found,) = compare(plan_of(job(1)), [pod])
-    assert found.kind == "unreachable"
+    assert found.category == "unreachable"
     assert found.sentence.endswith(
         "kubectl taint node p4d-24xlarge-0 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     )
@@ -236,17 +236,21 @@ def test_a_worker_on_a_silent_node_comes_with_the_way_out(deleted: bool) -> None
 
 def test_a_worker_whose_node_was_deleted_says_so() -> None:
     (found,) = compare(plan_of(job(1)), [worker(0, node_state="gone")])
-    assert found.kind == "node-gone"
+    assert found.category == "node-gone"
     assert "p4d-24xlarge-0, which is gone" in found.sentence
 
 
 def test_a_deleted_worker_without_a_replacement_is_terminating() -> None:
-    assert kinds(compare(plan_of(job(1)), [worker(0, deleted=True)])) == [("terminating", "imagenet-r1-0")]
+    assert categories(compare(plan_of(job(1)), [worker(0, deleted=True)])) == [
+        ("terminating", "imagenet-r1-0")
+    ]
 
 
 def test_a_suspended_job_has_no_workers() -> None:
     assert compare(plan_of(job(2, suspended=True)), []) == ()
-    assert kinds(compare(plan_of(job(2, suspended=True)), [worker(0)])) == [("extra", "imagenet-r1-0-abcde")]
+    assert categories(compare(plan_of(job(2, suspended=True)), [worker(0)])) == [
+        ("extra", "imagenet-r1-0-abcde")
+    ]
 
 
 def test_a_job_that_is_complete_misses_nobody() -> None:
@@ -257,7 +261,7 @@ def test_a_job_that_is_complete_misses_nobody() -> None:
 def test_a_job_that_failed_for_good_says_why_once() -> None:
     lost = ObservedWorkload("Job", "imagenet-r1", "Failed", "Container trainer failed with exit code 64")
     (found,) = compare(plan_of(job(2)), [worker(0, phase="Failed")], [lost])
-    assert found.kind == "job-failed"
+    assert found.category == "job-failed"
     assert found.sentence == (
         "Job imagenet-r1 has failed for good: Container trainer failed with exit code 64"
     )
@@ -272,7 +276,7 @@ def test_a_statefulset_in_the_middle_of_a_rollout_is_a_difference() -> None:
     there = replace(there, hostname="etcd-0")
     updating = ObservedWorkload("StatefulSet", "etcd", "Updating")
     assert compare(plan, [there]) == ()
-    assert [each.kind for each in compare(plan, [there], [updating])] == ["updating"]
+    assert [each.category for each in compare(plan, [there], [updating])] == ["updating"]
 
 
 def test_deployment_pods_are_matched_by_what_made_them() -> None:
@@ -292,8 +296,10 @@ def test_deployment_pods_are_matched_by_what_made_them() -> None:
     there = observed_pod(pod)
     assert (there.kind, there.workload) == ("Deployment", "board")
     assert compare(plan, [there]) == ()
-    assert kinds(compare(plan, [])) == [("missing", "board-0")]
-    assert [each.kind for each in compare(plan, [there, replace(there, name="board-6c5d-x2")])] == ["extra"]
+    assert categories(compare(plan, [])) == [("missing", "board-0")]
+    assert [each.category for each in compare(plan, [there, replace(there, name="board-6c5d-x2")])] == [
+        "extra"
+    ]
 
 
 def test_an_empty_plan_and_an_empty_namespace_agree() -> None:
@@ -303,7 +309,7 @@ def test_an_empty_plan_and_an_empty_namespace_agree() -> None:
 def test_a_difference_is_plain_json() -> None:
     (found,) = compare(plan_of(job(1)), [])
     assert found.to_json() == {
-        "kind": "missing",
+        "category": "missing",
         "workload": "imagenet-r1",
         "pod": "imagenet-r1-0",
         "sentence": "imagenet-r1-0 (worker) is missing: Job imagenet-r1 has no such pod",
@@ -332,7 +338,7 @@ def test_a_daemon_set_has_as_many_pods_as_its_controller_says_and_each_in_order(
     )
     assert compare(plan, [plugin(0), plugin(1)]) == ()
     (late,) = compare(plan, [plugin(0), plugin(1, ready=False)])
-    assert (late.kind, late.pod) == ("not-ready", "plugin-1")
+    assert (late.category, late.pod) == ("not-ready", "plugin-1")
     message = "is not on all its nodes yet: 1 of 2 have its newest pods"
     itself = ObservedWorkload("DaemonSet", "plugin", "Updating", message)
     (updating,) = compare(plan, [plugin(0)], [itself])

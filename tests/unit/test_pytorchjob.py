@@ -136,7 +136,7 @@ def test_live_pods_are_matched_by_name(instances: Mapping[str, Instance]) -> Non
     pods = [live_pod(name) for name in ("train-master-0", "train-worker-0", "train-worker-1")]
     assert compare(plan, pods) == ()
     [missing] = compare(plan, pods[1:])
-    assert (missing.kind, missing.pod) == ("missing", "train-master-0")
+    assert (missing.category, missing.pod) == ("missing", "train-master-0")
 
 
 @pytest.mark.parametrize(

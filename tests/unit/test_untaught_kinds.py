@@ -121,7 +121,7 @@ def test_pods_of_a_kind_that_nobody_has_taught_are_not_extra(instances: Mapping[
     plan = expand("run", "default", [ray], instances)
     assert compare(plan, [live_pod("a-head-x", "RayCluster", "a"), live_pod("a-0", "StatefulSet", "a")]) == ()
     [late] = compare(plan, [live_pod("a-head-x", "RayCluster", "a", ready=False)])
-    assert (late.kind, late.pod) == ("not-ready", "a-head-x")
+    assert (late.category, late.pod) == ("not-ready", "a-head-x")
 
 
 def test_a_running_backup_of_a_cron_job_is_not_extra(instances: Mapping[str, Instance]) -> None:
@@ -131,7 +131,7 @@ def test_a_running_backup_of_a_cron_job_is_not_extra(instances: Mapping[str, Ins
     assert compare(plan, [live_pod("a-29383200-x1", "Job", "a-29383200")]) == ()
     assert compare(plan, [live_pod("a-29383200-x1", "Job", "a-29383200", "Failed", ready=False)]) == ()
     [foreign] = compare(plan, [live_pod("a-20261122-x1", "Job", "a-20261122")])
-    assert foreign.kind == "extra"
+    assert foreign.category == "extra"
 
 
 def test_an_upgrade_updates_it_in_place() -> None:
