@@ -1,8 +1,10 @@
-"""Each package imports in the one direction that docs/adr/0002 lists."""
+"""Each package imports in the one direction that docs/adr/0002 lists, and without circles."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import graphlib
 import re
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ADR = ROOT / "docs/adr/0002-one-direction-of-imports.md"
 PACKAGES = ["src/bireme"]
+WITHOUT_CIRCLES = [*PACKAGES, "runtime/src/bireme_runtime"]
 
 
 def order(package: str) -> list[str]:
@@ -20,35 +23,55 @@ def order(package: str) -> list[str]:
     return re.findall(r"\w+", block[1])
 
 
-def imported(file: Path, package: str) -> set[str]:
-    """The modules and folders of ``package`` that ``file`` imports, also inside its functions."""
-    name, found = Path(package).name, set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            dotted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == name:
-            dotted = [f"{name}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            dotted = [node.module or ""]
-        else:
-            continue
-        found |= {each.split(".")[1] for each in dotted if each.startswith(f"{name}.")}
-    return found - {"__version__"}
+def modules(package: str) -> dict[str, Path]:
+    """The modules of ``package`` by their dotted name in it; a folder's own name stands for its __init__."""
+    root, found = ROOT / package, {}
+    for file in root.rglob("*.py"):
+        parts = file.relative_to(root).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = file
+    return {name: file for name, file in found.items() if name}
 
 
-PLACES = [(package, module) for package in PACKAGES for module in order(package)]
+@functools.cache
+def imports(package: str) -> dict[str, set[str]]:
+    """The modules of ``package`` that each of them imports, also inside its functions."""
+    there, name = modules(package), Path(package).name
+
+    def module_of(dotted: str) -> str | None:
+        """The module that ``dotted`` is, or that defines it."""
+        parts = dotted.removeprefix(f"{name}.").split(".") if dotted.startswith(f"{name}.") else []
+        longer_first = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((each for each in longer_first if each in there), None)
+
+    found: dict[str, set[str]] = {module: set() for module in there}
+    for module, file in there.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                dotted = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            found[module] |= {each for each in map(module_of, dotted) if each} - {module}
+    return found
+
+
+PLACES = [(package, place) for package in PACKAGES for place in order(package)]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_has_its_place_in_the_order(package: str) -> None:
-    files = [path for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"]
-    there = {path.relative_to(ROOT / package).parts[0].removesuffix(".py") for path in files}
-    assert sorted(there) == sorted(order(package))
+    assert sorted({module.split(".")[0] for module in modules(package)}) == sorted(order(package))
 
 
-@pytest.mark.parametrize(("package", "module"), PLACES)
-def test_a_module_imports_only_what_stands_before_it(package: str, module: str) -> None:
-    folder, names = ROOT / package / module, order(package)
-    files = list(folder.rglob("*.py")) or [folder.with_suffix(".py")]
-    imports = {name for file in files for name in imported(file, package)} - {module}
-    assert imports <= set(names[: names.index(module)])
+@pytest.mark.parametrize(("package", "place"), PLACES)
+def test_a_module_imports_only_what_stands_before_it(package: str, place: str) -> None:
+    places = order(package)
+    own = [imported for module, imported in imports(package).items() if module.split(".")[0] == place]
+    used = {module.split(".")[0] for imported in own for module in imported} - {place}
+    assert used <= set(places[: places.index(place)])
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    graphlib.TopologicalSorter(imports(package)).prepare()
