@@ -40,7 +40,8 @@ lint: setup ## Check style and types of the Python code, and the Dockerfiles
 	$(BIN)/hadolint --config images/.hadolint.yaml images/*/Dockerfile
 
 .PHONY: test
-test: lint tools ## Lint, types, unit, render and embedded tests
+test: lint tools ## Lint, types, charts, unit, render and embedded tests
+	$(BIN)/bireme lint charts
 	$(PYTEST) $(PARALLEL) tests/embedded tests/runtime tests/unit tests/render
 
 KIND_NODES := p5.4xlarge=3

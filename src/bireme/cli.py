@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from bireme import __version__, views
 from bireme.clusters import DEFAULT_NAME, Cluster, find, list_clusters, provider
@@ -25,6 +26,7 @@ from bireme.errors import BiremeError
 from bireme.helm import Renderer, RenderRequest, Settings
 from bireme.helm import values as value_files
 from bireme.instances import Instance, load_instances
+from bireme.lint import Linter, find_charts
 from bireme.nccl import Asked, asked_by, judge, load_measured, parse
 from bireme.observe import launcher_log
 from bireme.paths import Paths
@@ -190,6 +192,30 @@ def validate(app: App, /, output: str, **options: Any) -> None:
         output, {"problems": found}, lambda: "\n".join(found) or f"{request.chart}: the values are valid"
     )
     sys.exit(1 if found else 0)
+
+
+@cli.command()
+@click.argument("charts", metavar="[CHART]...", nargs=-1, type=click.Path(path_type=Path))
+@_output("text", "json", "yaml")
+@pass_app
+def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
+    """Check charts: values.yaml and schema, and the objects that the defaults and ci/*-values.yaml render to.
+
+    CHART is a chart or a folder of charts; without any, all charts of the project are checked. Exits with 1
+    when there is something to change.
+    """
+    chosen = find_charts(charts or [app.paths.charts])
+    linter = Linter(app.renderer, app.toolbox)
+    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=app.err, transient=True, disable=not app.err.is_terminal) as bar:
+        task = bar.add_task("rendering")
+        findings = linter.lint(chosen, lambda done, total: bar.update(task, completed=done, total=total))
+    app.show(
+        output,
+        {"charts": [str(chart) for chart in chosen], "findings": [each.to_json() for each in findings]},
+        lambda: views.lint_view(len(chosen), findings),
+    )
+    sys.exit(1 if findings else 0)
 
 
 @cli.command()

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bireme.clusters import ClusterInfo
 from bireme.deploy import Outcome
+from bireme.lint import Finding
 from bireme.nccl import Verdict
 from bireme.observe import Difference, ObservedPod
 from bireme.shards import Shards
@@ -50,6 +51,12 @@ def totals_line(plan: Plan) -> str:
 def differences_view(differences: Sequence[Difference]) -> RenderableType:
     """The differences between plan and cluster, a sentence each."""
     return Group(*(Text(f"✗ {each.sentence}", style="red") for each in differences))
+
+
+def lint_view(charts: int, findings: Sequence[Finding]) -> RenderableType:
+    """A line for each finding, then how many there are."""
+    lines = [Text(str(each), overflow="fold") for each in findings]
+    return Group(*lines, Text(f"charts: {charts}, findings: {len(findings)}", style="bold"))
 
 
 def pods_view(pods: Iterable[ObservedPod]) -> RenderableType:

@@ -10,7 +10,7 @@ import pytest
 
 from bireme.changes import changes
 from bireme.instances import Instance
-from bireme.lint import name_problems
+from bireme.lint import object_problems
 from bireme.manifests import Manifest
 from bireme.observe import ObservedPod, compare, observed_pod
 from bireme.topology import expand
@@ -153,6 +153,6 @@ def test_only_suspend_and_ttl_change_in_place() -> None:
 
 
 def test_the_longest_pod_name_has_63_characters() -> None:
-    assert name_problems(jobset(group(replicas=10, pods=10), name="j" * 45)) == []
-    [problem] = name_problems(jobset(group(replicas=11, pods=10), name="j" * 45))
+    assert object_problems([jobset(group(replicas=10, pods=10), name="j" * 45)]) == []
+    [(_, _, problem)] = object_problems([jobset(group(replicas=11, pods=10), name="j" * 45)])
     assert problem.endswith("pod names would have 64 characters with job and index, 63 is the most")

@@ -11,7 +11,7 @@ import pytest
 from bireme.changes import changes
 from bireme.errors import BiremeError
 from bireme.instances import Instance
-from bireme.lint import name_problems
+from bireme.lint import object_problems
 from bireme.manifests import Manifest
 from bireme.observe import ObservedPod, compare, observed_pod
 from bireme.topology import expand
@@ -171,6 +171,6 @@ def test_it_scales_in_place_and_new_templates_wait_for_new_pods() -> None:
 
 def test_the_longest_host_name_has_63_characters() -> None:
     roles = {"Worker": replica(11)}
-    assert name_problems(pytorch_job("t" * 53, roles)) == []
-    [problem] = name_problems(pytorch_job("t" * 54, roles))
+    assert object_problems([pytorch_job("t" * 53, roles)]) == []
+    [(_, _, problem)] = object_problems([pytorch_job("t" * 54, roles)])
     assert problem.endswith("host names would have 64 characters with role and index, 63 is the most")

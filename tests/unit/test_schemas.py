@@ -10,9 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bireme import lint, schemas
+from bireme import schemas
 from bireme.errors import BiremeError
 from bireme.helm import Renderer, RenderRequest
+from bireme.lint import file_findings
 from bireme.paths import Paths
 
 MakeChart = Callable[..., Path]
@@ -113,9 +114,7 @@ def test_a_bundle_stands_alone_and_holds_only_what_it_uses(project: Paths) -> No
 
 def test_bundling_twice_writes_nothing_new_and_drift_is_named(project: Paths) -> None:
     file = project.charts / "web" / "values.schema.json"
-    assert schemas.drift(project) == [
-        "charts/web/values.schema.json does not follow from schemas/ and values.yaml: run `make schemas`"
-    ]
+    assert schemas.drift(project) == [project.charts / "web" / schemas.BUNDLE]
     assert schemas.write(project) == [file]
     assert (schemas.write(project), schemas.drift(project)) == ([], [])
     (project.charts / "web" / "values.yaml").write_text(VALUES.replace("Number of", "How many"))
@@ -281,14 +280,8 @@ def test_values_that_fit_have_no_problems_and_several_faults_are_all_told(
     chart: Path, renderer: Renderer
 ) -> None:
     assert schemas.problems(renderer, RenderRequest(chart, {"workers": 128, "efa": None, "store": "s"})) == []
-    assert (
-        len(
-            schemas.problems(
-                renderer, RenderRequest(chart, {"workers": "x", "shm": {"sise": 1}, "efa": "no"})
-            )
-        )
-        == 3
-    )
+    bad = RenderRequest(chart, {"workers": "x", "shm": {"sise": 1}, "efa": "no"})
+    assert len(schemas.problems(renderer, bad)) == 3
 
 
 def test_a_dependency_that_is_switched_off_is_not_checked(chart: Path, renderer: Renderer) -> None:
@@ -301,102 +294,6 @@ def test_a_schema_that_is_none_is_named(make_chart: MakeChart, renderer: Rendere
         schemas.problems(renderer, RenderRequest(chart))
 
 
-# --- parity ---
-
-
-def test_a_chart_whose_keys_words_and_properties_agree_has_nothing_undescribed(project: Paths) -> None:
-    (project.charts / "web" / "values.yaml").write_text(
-        VALUES.replace('other:\n  tag: "1"\n', "# -- Other\nother: {}\n")
-    )
-    schemas.write(project)
-    assert lint.undescribed(project.charts / "web") == []
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (lambda text: text + "# -- New\nnew: 1\n", "`new` of values.yaml has no property in its schema"),
-        (
-            lambda text: text.replace("# -- Number of workers\n", ""),
-            "`workers` of values.yaml has no `# --` comment",
-        ),
-        (
-            lambda text: text.replace("workers: 1\n", ""),
-            "property `workers` of its schema is not in values.yaml",
-        ),
-        (
-            lambda text: text.replace("  size:", "  sise:"),
-            "property `shm.size` of its schema is not in values.yaml",
-        ),
-    ],
-)
-def test_a_key_that_only_one_side_knows_is_named(
-    edit: Callable[[str], str], said: str, project: Paths
-) -> None:
-    file = project.charts / "web" / "values.yaml"
-    file.write_text(edit(VALUES))
-    schemas.write(project)
-    assert f"web: {said}" in lint.undescribed(project.charts / "web")
-
-
-def test_keys_that_helm_injects_and_those_of_dependencies_need_no_words(make_chart: MakeChart) -> None:
-    properties = {
-        "global": {"type": "object"},
-        "enabled": {},
-        "sub": {"type": "object", "properties": {"on": {}}},
-    }
-    chart = make_chart(
-        "web",
-        values="# -- The sub chart\nsub:\n  size: 5\n",
-        schema={"properties": properties},
-        dependencies=[{"name": "sub", "version": "0.1.0"}],
-    )
-    assert lint.undescribed(chart) == []
-    (chart / "values.schema.json").unlink()
-    assert lint.undescribed(chart) == ["web has no values.schema.json"]
-
-
-# --- patterns ---
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
-        r"^(?:a|b){1,3}\.\d+\b",
-        r"[\].\\-]+",
-        r"(?i)x{1000}",
-        r"a+?b*?\+\+",
-        r"\x41[\x41]",
-    ],
-)
-def test_patterns_that_both_engines_know_pass(pattern: str) -> None:
-    assert lint.foreign_patterns({"properties": {"a": {"pattern": pattern}}}) == []
-
-
-FOREIGN = [
-    r"^(?!latest)",
-    r"(?=a)b",
-    r"(?<=a)b",
-    r"(?<!a)b",
-    r"(a)\1",
-    r"(?P<n>a)(?P=n)",
-    r"a++b",
-    r"(?>a)",
-    r"a{2,3}+",
-    r"a\Z",
-    r"\p{L}",
-    r"[[:alpha:]]",
-]
-FOREIGN += [r"a{1001}", r"(", r"[\u0041]", r"(?#note)a", r"(?x)a"]
-
-
-@pytest.mark.parametrize("pattern", FOREIGN)
-def test_patterns_that_only_one_engine_knows_are_named(pattern: str) -> None:
-    [said] = lint.foreign_patterns({"items": [{"patternProperties": {pattern: {}}}]})
-    assert said.startswith(f"{pattern}: ")
-
-
 # --- the project's own charts ---
 
 
@@ -405,14 +302,14 @@ def test_every_chart_schema_follows_from_its_source(paths: Paths) -> None:
 
 
 @pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
-def test_every_key_of_a_real_chart_is_described_and_its_patterns_work_everywhere(file: Path) -> None:
-    assert lint.undescribed(file.parent) == []
-    assert lint.foreign_patterns(json.loads(file.read_text())) == []
+def test_every_key_of_a_real_chart_is_described_and_its_patterns_work_everywhere(
+    file: Path, paths: Paths
+) -> None:
+    assert file_findings(file.parent, paths) == []
 
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
 @pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
 def test_the_defaults_of_a_real_chart_fit_its_schema(file: Path, helm: str, renderer: Renderer) -> None:
-    assert [
-        str(problem) for problem in schemas.problems(renderer, RenderRequest(file.parent, helm=helm))
-    ] == []
+    found = schemas.problems(renderer, RenderRequest(file.parent, helm=helm))
+    assert [str(problem) for problem in found] == []

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -108,15 +108,23 @@ class Renderer:
             raise RenderError(str(result), result.raw)
         return Render(request, result)
 
-    def render_many(self, requests: Sequence[RenderRequest]) -> list[Render | RenderError]:
+    def render_many(
+        self,
+        requests: Sequence[RenderRequest],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Render | RenderError]:
         """Every request rendered, in order; equal ones once, ``jobs`` at a time.
 
-        Refusals are returned, not raised. Raises BiremeError when Helm itself cannot run.
+        ``progress`` is called with the number of renders done and of all. Refusals are returned, not raised.
+        Raises BiremeError when Helm itself cannot run.
         """
         keys = [self._key(request) for request in requests]
         distinct = dict(zip(keys, requests, strict=True))
         with ThreadPoolExecutor(max_workers=self._jobs) as pool:
-            done = dict(zip(distinct, pool.map(self._outcome, distinct.values()), strict=True))
+            done: dict[str, Render | RenderError] = {}
+            for key, outcome in zip(distinct, pool.map(self._outcome, distinct.values()), strict=True):
+                done[key] = outcome
+                progress(len(done), len(distinct))
         results: list[Render | RenderError] = []
         for key, request in zip(keys, requests, strict=True):
             outcome = done[key]

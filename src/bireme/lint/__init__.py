@@ -1,9 +1,8 @@
-"""Checks for authors of charts."""
+"""`bireme lint`: checks for authors of charts."""
 
-from bireme.lint.duplicates import duplicates
+from bireme.lint.files import file_findings
+from bireme.lint.findings import Finding
 from bireme.lint.kubeconform import kubeconform
-from bireme.lint.names import name_problems
-from bireme.lint.parity import undescribed
-from bireme.lint.patterns import foreign_patterns
+from bireme.lint.linter import Linter, find_charts, object_problems
 
-__all__ = ["duplicates", "foreign_patterns", "kubeconform", "name_problems", "undescribed"]
+__all__ = ["Finding", "Linter", "file_findings", "find_charts", "kubeconform", "object_problems"]

@@ -31,22 +31,19 @@ _DEFAULTS = {"protocol": "TCP"}
 
 
 def duplicates(manifest: Manifest) -> list[str]:
-    """Items of one list that server-side apply cannot tell apart, as sentences; empty when all is well."""
+    """Entries of one list that server-side apply cannot tell apart, a sentence each."""
     found: list[str] = []
     for template in pod_templates(manifest):
-        pod = template["spec"]
+        pod = template.get("spec") or {}
         found += _repeated(manifest, "pod", pod, _POD_LISTS)
-        for kind in ("initContainers", "containers"):
-            for container in pod.get(kind) or ():
-                found += _repeated(
-                    manifest, f"container {container.get('name')}", container, _CONTAINER_LISTS
-                )
+        for container in [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]:
+            found += _repeated(manifest, f"container {container.get('name')}", container, _CONTAINER_LISTS)
     spec = manifest.get("spec")
     if manifest.kind == "Service" and isinstance(spec, Mapping):
         found += _repeated(manifest, "service", spec, {"ports": ("port", "protocol")})
         found += _same_names(manifest, spec.get("ports") or ())
     if manifest.kind == "StatefulSet" and isinstance(spec, Mapping):
-        claims = [{"name": claim["metadata"]["name"]} for claim in spec.get("volumeClaimTemplates") or ()]
+        claims = [claim.get("metadata") or {} for claim in spec.get("volumeClaimTemplates") or ()]
         found += _repeated(
             manifest, "spec", {"volumeClaimTemplates": claims}, {"volumeClaimTemplates": ("name",)}
         )
@@ -61,12 +58,12 @@ def _repeated(
         for item in holder.get(name) or ():
             identity = tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
             if identity in seen:
-                said = ", ".join(f"{key} {value}" for key, value in zip(keys, identity, strict=True))
-                yield f"{manifest.identity}: two entries in {name} of {where} have {said}"
+                pair = ", ".join(f"{key} {value}" for key, value in zip(keys, identity, strict=True))
+                yield f"{manifest.identity}: two entries in {name} of {where} have {pair}: keep one"
             seen.add(identity)
 
 
 def _same_names(manifest: Manifest, ports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     names = [port.get("name") for port in ports]
     for name in sorted({str(name) for name in names if name and names.count(name) > 1}):
-        yield f"{manifest.identity}: two ports are named {name}"
+        yield f"{manifest.identity}: two ports are named {name}: rename one"

@@ -13,16 +13,7 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _RBAC_NAME = re.compile(r"[^/%]+")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
-_LONG_NAMES = {
-    "ConfigMap",
-    "CustomResourceDefinition",
-    "PersistentVolume",
-    "PersistentVolumeClaim",
-    "Secret",
-    "ServiceAccount",
-    "StorageClass",
-}
-_LONGEST = 63
+_RBAC_KINDS = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 
 
 def name_problems(manifest: Manifest) -> list[str]:
@@ -31,21 +22,21 @@ def name_problems(manifest: Manifest) -> list[str]:
 
 
 def _object_name(manifest: Manifest) -> Iterator[str]:
-    name, kind = manifest.name, manifest.kind
-    if kind in {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}:
+    name, workload = manifest.name, kind_of(manifest)
+    if manifest.kind in _RBAC_KINDS:
         pattern, limit = _RBAC_NAME, 253
-    elif kind == "Service":
+    elif manifest.kind == "Service":
         pattern, limit = _SERVICE_NAME, 63
-    elif kind in _LONG_NAMES:
-        pattern, limit = _SUBDOMAIN, 253
+    elif workload or manifest.kind == "Namespace":
+        pattern, limit = _LABEL, 63
     else:
-        pattern, limit = _LABEL, _LONGEST
+        pattern, limit = _SUBDOMAIN, 253
     if not pattern.fullmatch(name):
         yield f"the name {name!r} may only hold lower-case letters, digits and '-', as a DNS name does"
-    if workload := kind_of(manifest):
-        problem = workload.name_problem(manifest)
-        yield from [problem] if problem else []
-    elif len(name) > limit:
+    problem = workload.name_problem(manifest) if workload else None
+    if problem:
+        yield problem
+    elif not workload and len(name) > limit:
         yield f"the name has {len(name)} characters, {limit} is the most"
 
 

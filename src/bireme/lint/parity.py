@@ -2,82 +2,72 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bireme.errors import BiremeError
-from bireme.helm.values import read_file, read_text
-from bireme.helm.yaml import parse_yaml
-from bireme.schemas.bundle import BUNDLE, KeyPath, comments
-from bireme.schemas.problems import resolved, written
+from bireme.schemas import BUNDLE, KeyPath, resolved, written
 
+_VALUES = "values.yaml"
 # Keys that Helm itself reads or adds: a schema may list them, values.yaml need not.
 _OF_HELM = ("enabled", "global")
 
 
-def undescribed(chart_dir: Path) -> list[str]:
-    """Where a chart's values.yaml, its ``# --`` comments and its schema differ, as sentences.
+def parity(
+    values: Mapping[str, Any],
+    descriptions: Mapping[KeyPath, str],
+    schema: Mapping[str, Any],
+    dependencies: Collection[str] = (),
+) -> list[tuple[str, str]]:
+    """Where the keys of values.yaml, their ``descriptions`` and ``schema`` differ: file and sentence each.
 
-    Every key has a property and a description, every property a key. Keys that Helm adds need none, and what
-    stands under a dependency's name is for that chart to describe. Raises BiremeError for a broken chart.
+    Every key has a property, and every property a key. Every key has a description, unless none has. Keys
+    that Helm adds need none, and what stands under a dependency's name is for that chart to describe.
     """
-    metadata = read_file(chart_dir / "Chart.yaml")
-    name = str(metadata.get("name", ""))
-    if not (chart_dir / BUNDLE).is_file():
-        return [f"{name} has no {BUNDLE}"]
-    try:
-        schema = json.loads(read_text(chart_dir / BUNDLE, "chart file"))
-    except ValueError as error:
-        raise BiremeError(f"{chart_dir / BUNDLE} is not valid JSON: {error}") from error
-    file = chart_dir / "values.yaml"
-    text = read_text(file, "chart file") if file.is_file() else ""
-    values = parse_yaml(text, str(file))
-    entries = metadata.get("dependencies") or []
-    dependencies = [str(entry.get("alias") or entry.get("name")) for entry in entries]
-    parity = _Parity(name, schema, comments(text), dependencies)
-    return [*parity.of_keys(values, schema, ()), *parity.of_properties(values, schema, ())]
+    rules = _Parity(schema, descriptions, dependencies)
+    return [*rules.of_keys(values, schema, ()), *rules.of_properties(values, schema, ())]
 
 
 @dataclass(frozen=True)
 class _Parity:
-    chart: str
     root: Mapping[str, Any]
     descriptions: Mapping[KeyPath, str]
     dependencies: Collection[str]
 
-    def of_keys(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[str]:
+    def of_keys(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[tuple[str, str]]:
         """Keys of values.yaml that lack a property or a description."""
         properties = resolved(self.root, schema).get("properties", {})
         for key, value in values.items():
             here = (*path, key)
             name = written(here)
             if key not in properties:
-                yield f"{self.chart}: `{name}` of values.yaml has no property in its schema"
+                yield BUNDLE, f"it has no property `{name}`, a key of values.yaml: add it, or remove the key"
                 continue
             below = properties[key]
-            if here not in self.descriptions and not self._is_described_below(value, below):
-                yield f"{self.chart}: `{name}` of values.yaml has no `# --` comment"
+            if self.descriptions and here not in self.descriptions and not self._has_own(value, below):
+                yield _VALUES, f"`{name}` has no description: write a `# --` comment above it"
             # A mapping without properties is open: its keys are those of Kubernetes, or the user's.
             is_open = not resolved(self.root, below).get("properties")
             if isinstance(value, dict) and key not in self.dependencies and not is_open:
                 yield from self.of_keys(value, below, here)
 
-    def of_properties(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[str]:
+    def of_properties(
+        self, values: Mapping[str, Any], schema: Any, path: KeyPath
+    ) -> Iterator[tuple[str, str]]:
         """Properties of the schema that values.yaml does not have."""
         for key, below in resolved(self.root, schema).get("properties", {}).items():
             here = (*path, key)
             if key not in values:
                 if path or key not in (*_OF_HELM, *self.dependencies):
-                    yield f"{self.chart}: property `{written(here)}` of its schema is not in values.yaml"
+                    name = written(here)
+                    yield _VALUES, f"`{name}` is missing, a property of {BUNDLE}: add it with its default"
             elif isinstance(values[key], dict) and values[key] and key not in self.dependencies:
                 yield from self.of_properties(values[key], below, here)
 
-    def _is_described_below(self, value: Any, schema: Any) -> bool:
+    def _has_own(self, value: Any, schema: Any) -> bool:
+        """Whether the keys below have descriptions of their own, or are checked for them one by one."""
         if isinstance(value, dict) and value:
-            return True  # a section: its keys are checked one by one
+            return True
         properties = resolved(self.root, schema).get("properties", {})
         return bool(properties) and all(
             "description" in resolved(self.root, each) for each in properties.values()

@@ -22,8 +22,12 @@ _MOST_REPEATS = 1000
 
 
 def foreign_patterns(schema: Any) -> list[str]:
-    """Patterns of a schema that RE2 (Helm) and Python do not both know, with the part that is foreign."""
-    return [f"{pattern}: {part}" for pattern in _patterns(schema) for part in _foreign_parts(pattern)]
+    """Patterns of a schema that do not mean the same to Helm (RE2) and to Python, a sentence each."""
+    return [
+        f"pattern {pattern}: {part}: write it otherwise"
+        for pattern in _patterns(schema)
+        for part in _foreign_parts(pattern)
+    ]
 
 
 def _patterns(schema: Any) -> Iterator[str]:
@@ -48,15 +52,16 @@ def _foreign_parts(pattern: str) -> Iterator[str]:
         return
     for token in (found.group() for found in _TOKEN.finditer(pattern)):
         if token.startswith("\\") and not _ESCAPES.fullmatch(token):
-            yield f"{token} is not in both"
+            yield f"{token} is not in both RE2 and Python"
         elif token.startswith("["):
             inner = re.findall(r"\\x[0-9A-Fa-f]{2}|\\.", token)
-            yield from (f"{escape} is not in both" for escape in inner if not _ESCAPES.fullmatch(escape))
+            foreign = [escape for escape in inner if not _ESCAPES.fullmatch(escape)]
+            yield from (f"{escape} is not in both RE2 and Python" for escape in foreign)
             if "[:" in token[1:]:
-                yield f"{token}: Python has no POSIX classes"
+                yield f"{token} is a POSIX class, which Python does not know"
         elif token.startswith("(?") and not _GROUPS.fullmatch(token):
-            yield f"{token} is not in both"
+            yield f"{token} is not in both RE2 and Python"
         elif token[0] in "*+?{" and token.endswith("+"):
-            yield f"{token} is possessive"
+            yield f"{token} is possessive, which RE2 does not know"
         elif token.startswith("{") and max(map(int, re.findall(r"\d+", token))) > _MOST_REPEATS:
-            yield f"{token} repeats more than {_MOST_REPEATS} times"
+            yield f"{token} repeats more than {_MOST_REPEATS} times, the most in RE2"

@@ -1,6 +1,17 @@
 """Schemas of the charts' values: bundled from their sources, and checked with sentences."""
 
-from bireme.schemas.bundle import BUNDLE, bundled, drift, write
-from bireme.schemas.problems import Problem, problems
+from bireme.schemas.bundle import BUNDLE, KeyPath, bundled, comments, drift, write
+from bireme.schemas.problems import Problem, problems, resolved, written
 
-__all__ = ["BUNDLE", "Problem", "bundled", "drift", "problems", "write"]
+__all__ = [
+    "BUNDLE",
+    "KeyPath",
+    "Problem",
+    "bundled",
+    "comments",
+    "drift",
+    "problems",
+    "resolved",
+    "write",
+    "written",
+]

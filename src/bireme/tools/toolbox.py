@@ -82,6 +82,10 @@ class Toolbox:
         self._refuse(name, version)
         return self._pins.tool(name, version)
 
+    def versions(self, name: str) -> list[str]:
+        """Every pinned version of tool ``name``, the default first."""
+        return [tool.version for tool in self._pins.tools if tool.name == name]
+
     def path(self, name: str, version: str | None = None) -> Path:
         """The binary of tool ``name`` at its default pin, or at another pinned ``version``, got if missing.
 

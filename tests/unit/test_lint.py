@@ -1,0 +1,510 @@
+"""`bireme lint`: every check finds what it is for, in charts with and without a schema, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bireme import schemas
+from bireme.cli import cli
+from bireme.helm import Renderer
+from bireme.lint import Finding, Linter, file_findings, find_charts, kubeconform, object_problems
+from bireme.manifests import Manifest
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+MakeChart = Callable[..., Path]
+CONFIG = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\ndata: {a: {{ .Values.a | quote }}}\n"
+NEEDS_A = '{{ if not .Values.a }}{{ fail "a: the chart needs it" }}{{ end }}\n' + CONFIG % "web"
+
+
+@pytest.fixture
+def linter(renderer: Renderer, toolbox: Toolbox) -> Linter:
+    return Linter(renderer, toolbox)
+
+
+def add_values(chart: Path, name: str, **values: Any) -> None:
+    (chart / "ci").mkdir(exist_ok=True)
+    (chart / "ci" / f"{name}-values.yaml").write_text(json.dumps(values))
+
+
+# --- renders ---
+
+
+def test_a_chart_that_renders_valid_objects_has_no_findings(linter: Linter, make_chart: MakeChart) -> None:
+    chart = make_chart("web", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
+    add_values(chart, "two", a=2)
+    assert linter.lint([chart]) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "check", "sentence"),
+    [
+        (
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: web}, dat: {}}",
+            "kubernetes",
+            "ConfigMap/web: the object: additional properties 'dat' not allowed",
+        ),
+        (
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: Web}}",
+            "names",
+            "ConfigMap/Web: the name 'Web' may only hold lower-case letters, digits and '-', "
+            "as a DNS name does",
+        ),
+        (
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: web}}\n---\n"
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: web}}",
+            "duplicates",
+            "ConfigMap/web: two objects have this name: rename one",
+        ),
+        (
+            "{apiVersion: v1, kind: Service, metadata: {name: web}, "
+            "spec: {ports: [{name: a, port: 1}, {name: a, port: 2}]}}",
+            "duplicates",
+            "Service/web: two ports are named a: rename one",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_object_is_found_once_and_names_its_template(
+    template: str, check: str, sentence: str, linter: Linter, make_chart: MakeChart
+) -> None:
+    chart = make_chart("web", templates={"a.yaml": template})
+    add_values(chart, "more", more=True)
+    assert linter.lint([chart]) == [Finding(str(chart), check, "templates/a.yaml", sentence, "defaults")]
+
+
+def test_a_finding_that_only_a_values_file_shows_names_that_file(
+    linter: Linter, make_chart: MakeChart
+) -> None:
+    chart = make_chart("web", values="a: web\n", templates={"a.yaml": CONFIG % "{{ .Values.a }}"})
+    add_values(chart, "fine", a="blue")
+    add_values(chart, "upper", a="Web")
+    [finding] = linter.lint([chart])
+    assert finding.values == "ci/upper-values.yaml"
+    assert str(finding).startswith(f"{chart}/templates/a.yaml: ConfigMap/Web: the name 'Web'")
+    assert str(finding).endswith("(with ci/upper-values.yaml)")
+
+
+def test_a_finding_on_one_version_of_kubernetes_names_that_version(
+    linter: Linter, make_chart: MakeChart
+) -> None:
+    newest = '{{ if semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version }}wrong: 1{{ end }}\n'
+    chart = make_chart("web", values="a: 1\n", templates={"a.yaml": CONFIG % "web" + newest})
+    [finding] = linter.lint([chart])
+    assert "'wrong' not allowed (Kubernetes 1.36." in finding.sentence
+
+
+def test_a_version_that_the_chart_does_not_support_is_left_out(
+    linter: Linter, make_chart: MakeChart, toolbox: Toolbox, own_paths: Paths
+) -> None:
+    chart = make_chart("web", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
+    about = json.loads((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(json.dumps(about | {"kubeVersion": ">=1.36.0-0"}))
+    assert linter.lint([chart]) == []
+    (chart / "Chart.yaml").write_text(json.dumps(about | {"kubeVersion": ">=1.99.0-0"}))
+    [finding] = Linter(Renderer(toolbox, own_paths), toolbox).lint([chart])
+    assert (finding.check, finding.where) == ("render", "Chart.yaml")
+    assert "chart requires kubeVersion: >=1.99.0-0" in finding.sentence
+
+
+def test_a_template_that_does_not_render_is_found_once(linter: Linter, make_chart: MakeChart) -> None:
+    chart = make_chart("web", templates={"a.yaml": "a: {{ .Values.a.b.c }}\n"})
+    add_values(chart, "more", more=True)
+    [finding] = linter.lint([chart])
+    assert (finding.check, finding.where, finding.values) == ("render", "templates", "defaults")
+    assert "nil pointer evaluating" in finding.sentence
+
+
+def test_defaults_may_be_refused_if_a_values_file_renders(linter: Linter, make_chart: MakeChart) -> None:
+    chart = make_chart("web", values={"a": ""}, templates={"a.yaml": NEEDS_A})
+    assert [str(finding) for finding in linter.lint([chart])] == [
+        f"{chart}/values.yaml: a: the chart needs it: add a ci/*-values.yaml that gives what the chart needs"
+        " (with defaults)"
+    ]
+    add_values(chart, "given", a="x")
+    assert linter.lint([chart]) == []
+    add_values(chart, "refused", a="")
+    assert linter.lint([chart]) == [
+        Finding(
+            str(chart),
+            "render",
+            "ci/refused-values.yaml",
+            "a: the chart needs it",
+            "ci/refused-values.yaml",
+        )
+    ]
+
+
+def test_a_library_chart_is_not_rendered(linter: Linter, make_chart: MakeChart) -> None:
+    chart = make_chart("parts", templates={"_parts.tpl": ""})
+    about = json.loads((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(json.dumps(about | {"type": "library"}))
+    assert linter.lint([chart]) == []
+
+
+def test_progress_counts_the_renders(linter: Linter, make_chart: MakeChart) -> None:
+    chart = make_chart("web", templates={"a.yaml": CONFIG % "web"})
+    steps: list[tuple[int, int]] = []
+    linter.lint([chart], lambda done, total: steps.append((done, total)))
+    assert steps == [(1, 2), (2, 2)]
+
+
+# --- the command ---
+
+
+def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp_path: Path) -> None:
+    make_chart("good", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
+    wrong = "{apiVersion: v1, kind: Secret, metadata: {name: web}, dat: {}}"
+    bad = make_chart("bad", templates={"a.yaml": wrong})
+    sentence = "Secret/web: the object: additional properties 'dat' not allowed"
+    done = CliRunner().invoke(cli, ["lint", str(tmp_path)], env={"COLUMNS": "300"})
+    assert (done.exit_code, done.output.splitlines()) == (
+        1,
+        [f"{bad}/templates/a.yaml: {sentence} (with defaults)", "charts: 2, findings: 1"],
+    )
+
+    done = CliRunner().invoke(cli, ["lint", str(bad), "-o", "json"])
+    finding = {
+        "chart": str(bad),
+        "check": "kubernetes",
+        "where": "templates/a.yaml",
+        "sentence": sentence,
+        "values": "defaults",
+    }
+    assert done.exit_code == 1
+    assert json.loads(done.output) == {"charts": [str(bad)], "findings": [finding]}
+
+
+def test_the_command_exits_with_0_without_findings(make_chart: MakeChart) -> None:
+    chart = make_chart("good", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
+    done = CliRunner().invoke(cli, ["lint", str(chart)])
+    assert (done.exit_code, done.output) == (0, "charts: 1, findings: 0\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("nowhere", "error: nowhere does not exist: check the path\n"),
+        ("empty", "error: empty is neither a chart nor a folder of charts: it has no Chart.yaml\n"),
+    ],
+)
+def test_a_path_without_a_chart_is_one_sentence(path: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    command = [str(Path(sys.executable).with_name("bireme")), "lint", path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence)
+
+
+def test_a_folder_stands_for_its_charts_and_no_chart_is_named_twice(
+    make_chart: MakeChart, tmp_path: Path
+) -> None:
+    web, api = make_chart("web"), make_chart("api")
+    assert find_charts([web, tmp_path]) == [web, api]
+
+
+# --- values.yaml and the schema ---
+
+
+def parity_findings(chart: Path, project: Paths) -> list[str]:
+    return [f"{each.where}: {each.sentence}" for each in file_findings(chart, project)]
+
+
+VALUES = """# -- Number of workers
+workers: 1
+shm:
+  # -- Size
+  size: ""
+"""
+SCHEMA = {
+    "properties": {
+        "workers": {"$ref": "#/$defs/many"},
+        "shm": {"type": "object", "properties": {"size": {"type": "string"}}},
+    },
+    "$defs": {"many": {"type": "integer"}},
+}
+
+
+def test_keys_with_properties_and_descriptions_have_no_findings(make_chart: MakeChart, paths: Paths) -> None:
+    assert file_findings(make_chart("web", VALUES, schema=SCHEMA), paths) == []
+
+
+def test_a_chart_without_a_schema_has_no_findings_about_it(make_chart: MakeChart, paths: Paths) -> None:
+    assert file_findings(make_chart("web", VALUES), paths) == []
+
+
+def test_a_chart_that_describes_no_key_need_not_describe_any(make_chart: MakeChart, paths: Paths) -> None:
+    assert file_findings(make_chart("web", VALUES.replace("# --", "#"), schema=SCHEMA), paths) == []
+
+
+def test_a_schema_that_is_not_json_is_found(make_chart: MakeChart, paths: Paths) -> None:
+    chart = make_chart("web", VALUES)
+    (chart / schemas.BUNDLE).write_text("{")
+    [finding] = file_findings(chart, paths)
+    assert (finding.check, finding.where) == ("schema", "values.schema.json")
+    assert finding.sentence.startswith("it is not valid JSON: Expecting property name")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "shm:",
+            "# -- New\nnew: 1\nshm:",
+            "values.schema.json: it has no property `new`, a key of values.yaml: add it, or remove the key",
+        ),
+        (
+            "# -- Number of workers\n",
+            "",
+            "values.yaml: `workers` has no description: write a `# --` comment above it",
+        ),
+        (
+            "workers: 1\n",
+            "",
+            "values.yaml: `workers` is missing, a property of values.schema.json: add it with its default",
+        ),
+        (
+            "  size:",
+            "  sise:",
+            "values.yaml: `shm.size` is missing, a property of values.schema.json: add it with its default",
+        ),
+    ],
+)
+def test_a_key_that_only_one_file_has_is_found(
+    old: str, new: str, expected: str, make_chart: MakeChart, paths: Paths
+) -> None:
+    assert expected in parity_findings(make_chart("web", VALUES.replace(old, new), schema=SCHEMA), paths)
+
+
+def test_keys_of_helm_and_of_dependencies_need_no_description(make_chart: MakeChart, paths: Paths) -> None:
+    properties = {
+        "global": {"type": "object"},
+        "enabled": {},
+        "sub": {"type": "object", "properties": {"on": {}}},
+    }
+    chart = make_chart(
+        "web",
+        values="# -- The sub chart\nsub:\n  size: 5\n",
+        schema={"properties": properties},
+        dependencies=[{"name": "sub", "version": "0.1.0"}],
+    )
+    assert file_findings(chart, paths) == []
+
+
+def test_a_schema_that_does_not_follow_from_its_source_is_found(
+    make_chart: MakeChart, tmp_path: Path, own_paths: Paths
+) -> None:
+    chart = make_chart("web", VALUES, schema={}, within=tmp_path)
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "common.schema.json").write_text("{}")
+    (tmp_path / "schemas" / "web.schema.json").write_text(json.dumps(SCHEMA))
+    project = Paths(tmp_path, own_paths.cache, own_paths.state)
+    drifted = "values.schema.json: it does not follow from schemas/ and values.yaml: run `make schemas`"
+    assert drifted in parity_findings(chart, project)
+    schemas.write(project)
+    assert file_findings(chart, project) == []
+
+
+def test_every_chart_of_the_project_has_a_schema(paths: Paths) -> None:
+    charts = [file.parent for file in paths.charts.glob("*/Chart.yaml") if file.parent.name != "common"]
+    assert [chart for chart in charts if not (chart / schemas.BUNDLE).is_file()] == []
+
+
+# --- patterns ---
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
+        r"^(?:a|b){1,3}\.\d+\b",
+        r"[\].\\-]+",
+        r"(?i)x{1000}",
+        r"a+?b*?\+\+",
+        r"\x41[\x41]",
+    ],
+)
+def test_patterns_that_both_engines_know_pass(pattern: str, make_chart: MakeChart, paths: Paths) -> None:
+    chart = make_chart("web", {"a": ""}, schema={"properties": {"a": {"pattern": pattern}}})
+    assert file_findings(chart, paths) == []
+
+
+FOREIGN = [
+    r"^(?!latest)",
+    r"(?=a)b",
+    r"(?<=a)b",
+    r"(?<!a)b",
+    r"(a)\1",
+    r"(?P<n>a)(?P=n)",
+    r"a++b",
+    r"(?>a)",
+    r"a{2,3}+",
+    r"a\Z",
+    r"\p{L}",
+    r"[[:alpha:]]",
+]
+FOREIGN += [r"a{1001}", r"(", r"[\u0041]", r"(?#note)a", r"(?x)a"]
+
+
+@pytest.mark.parametrize("pattern", FOREIGN)
+def test_patterns_that_only_one_engine_knows_are_found(
+    pattern: str, make_chart: MakeChart, paths: Paths
+) -> None:
+    chart = make_chart("web", schema={"items": [{"patternProperties": {pattern: {}}}]})
+    [finding] = file_findings(chart, paths)
+    assert (finding.check, finding.where) == ("patterns", "values.schema.json")
+    assert finding.sentence.startswith(f"pattern {pattern}: ")
+    assert finding.sentence.endswith(": write it otherwise")
+
+
+# --- objects ---
+
+
+def problems(*manifests: Manifest) -> list[str]:
+    return [sentence for _, _, sentence in object_problems(manifests)]
+
+
+def pod(**spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+
+
+def job(name: str = "j", completions: int = 3, mode: str = "Indexed", **template: Any) -> Manifest:
+    spec = {
+        "completionMode": mode,
+        "completions": completions,
+        "template": {"spec": {"containers": []}, **template},
+    }
+    return Manifest({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec})
+
+
+def named(kind: str, name: str, **labels: Any) -> Manifest:
+    return Manifest({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": labels}})
+
+
+def mpi_job(name: str, **replicas: Any) -> Manifest:
+    return Manifest({"kind": "MPIJob", "metadata": {"name": name}, "spec": {"mpiReplicaSpecs": replicas}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "pair"),
+    [
+        (
+            {"containers": [{"name": "c", "env": [{"name": "A"}, {"name": "A"}]}]},
+            "env of container c have name A",
+        ),
+        ({"containers": [{"name": "c"}, {"name": "c"}]}, "containers of pod have name c"),
+        ({"containers": [], "volumes": [{"name": "v"}, {"name": "v"}]}, "volumes of pod have name v"),
+        (
+            {"initContainers": [{"name": "i", "volumeMounts": [{"mountPath": "/d"}, {"mountPath": "/d"}]}]},
+            "volumeMounts of container i have mountPath /d",
+        ),
+        (
+            {
+                "containers": [
+                    {"name": "c", "ports": [{"containerPort": 1}, {"containerPort": 1, "protocol": "TCP"}]}
+                ]
+            },
+            "ports of container c have containerPort 1, protocol TCP",
+        ),
+    ],
+)
+def test_list_items_that_server_side_apply_cannot_tell_apart_are_named(
+    spec: dict[str, Any], pair: str
+) -> None:
+    [sentence] = problems(Manifest(pod(**spec)))
+    assert sentence == f"Pod/p: two entries in {pair}: keep one"
+
+
+def test_duplicates_are_found_in_pod_templates_services_and_claims() -> None:
+    cron = {"jobTemplate": {"spec": {"template": {"spec": {"volumes": [{"name": "v"}] * 2}}}}}
+    assert problems(Manifest({"kind": "CronJob", "metadata": {"name": "c"}, "spec": cron}))
+    ports = [{"port": 1, "name": "a"}, {"port": 1, "protocol": "UDP", "name": "a"}, {"port": 1, "name": "b"}]
+    service = Manifest({"kind": "Service", "metadata": {"name": "s"}, "spec": {"ports": ports}})
+    assert problems(service) == [
+        "Service/s: two entries in ports of service have port 1, protocol TCP: keep one",
+        "Service/s: two ports are named a: rename one",
+    ]
+    claims = [{"metadata": {"name": "data"}}] * 2
+    members = Manifest(
+        {"kind": "StatefulSet", "metadata": {"name": "m"}, "spec": {"volumeClaimTemplates": claims}}
+    )
+    assert problems(members) == [
+        "StatefulSet/m: two entries in volumeClaimTemplates of spec have name data: keep one"
+    ]
+
+
+def test_both_roles_of_an_mpi_job_are_looked_at() -> None:
+    twice = {"spec": {"containers": [{"name": "c", "env": [{"name": "A"}, {"name": "A"}]}]}}
+    once = {"metadata": {"labels": {"app": "a b"}}, "spec": {"containers": [{"name": "c"}]}}
+    found = mpi_job("m", Launcher={"template": once}, Worker={"template": twice})
+    assert problems(found) == [
+        "MPIJob/m: two entries in env of container c have name A: keep one",
+        "MPIJob/m: pod label app='a b' must be at most 63 letters, digits, '-', '_' or '.'",
+    ]
+
+
+def test_one_port_under_two_protocols_is_no_duplicate() -> None:
+    ports = [{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}]
+    assert problems(Manifest(pod(containers=[{"name": "c", "ports": ports}]))) == []
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        named("StatefulSet", "s" * 52),
+        named("Job", "j" * 63),
+        named("PodDisruptionBudget", "a.b." + "c" * 200),
+        named("ConfigMap", "a.b." + "c" * 200),
+        named("Role", "system:reader"),
+        named("Service", "s" * 63, version="1.2.3_x", empty=""),
+        job("j" * 61, completions=10),
+        job("j" * 63, mode="NonIndexed"),
+        mpi_job("m" * 54),
+        mpi_job("m" * 53, Worker={"replicas": 100, "template": {}}),
+    ],
+    ids=repr,
+)
+def test_names_that_kubernetes_and_its_controllers_can_live_with_pass(fine: Manifest) -> None:
+    assert problems(fine) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (named("StatefulSet", "s" * 53), "the name has 53 characters, 52 is the most (its controller adds"),
+        (named("ConfigMap", "c" * 254), "the name has 254 characters, 253 is the most"),
+        (named("Namespace", "a.b"), "the name 'a.b' may only hold"),
+        (named("Service", "s" * 64), "the name has 64 characters, 63 is the most"),
+        (named("Service", "1st"), "the name '1st' may only hold"),
+        (named("Pod", "Upper"), "the name 'Upper' may only hold"),
+        (job("j" * 61, completions=11), "pod names would have 64 characters with their index"),
+        (mpi_job("m" * 55), "host names would have 64 characters with role and index"),
+        (mpi_job("m" * 54, Worker={"replicas": 11, "template": {}}), "host names would have 64 characters"),
+        (named("Pod", "p", app="x" * 64), "must be at most 63"),
+        (named("Pod", "p", app="-x"), "label app='-x' must be"),
+        (named("Pod", "p", app=True), "label app is True, it must be a string"),
+        (job(metadata={"labels": {"app": "a b"}}), "pod label app='a b' must be"),
+    ],
+    ids=lambda case: repr(case)[:30],
+)
+def test_names_and_labels_that_do_not_fit_are_named(bad: Manifest, expected: str) -> None:
+    [sentence] = problems(bad)
+    assert sentence.startswith(f"{bad.identity}: ")
+    assert expected in sentence
+
+
+def test_kubernetes_own_schemas_judge_many_renders_in_one_go(toolbox: Toolbox) -> None:
+    good = Manifest(pod(containers=[{"name": "c", "image": "i"}]))
+    bad = Manifest(pod(containers=[{"name": "c", "image": 5}], restartpolicy="Never"))
+    other = Manifest({"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "m"}})
+    found = kubeconform({"fine": [good, other], "nothing": [], "broken": [good, bad]}, None, toolbox)
+    assert list(found) == ["broken"]
+    [(refused, sentence)] = found["broken"]
+    assert refused == "Pod/p"
+    assert "spec.containers.0.image" in sentence
