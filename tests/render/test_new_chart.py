@@ -53,6 +53,13 @@ def test_a_new_chart_is_linted_and_rendered_by_both_helms(
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_bireme_lint_finds_nothing_in_a_new_chart(project: Path) -> None:
+    command = [str(Path(sys.executable).with_name("bireme")), "lint", f"charts/{NAME}"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "charts: 1, findings: 0" in done.stdout + done.stderr
+
+
 def test_a_new_chart_is_planned_as_one_pod_for_each_worker(project: Path, plan: Callable[..., Plan]) -> None:
     (job,) = plan(project / "charts" / NAME, sets=["workers=3"]).workloads
     assert [pod.rank for pod in job.pods] == [0, 1, 2]
