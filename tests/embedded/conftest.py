@@ -1,4 +1,4 @@
-"""A real control plane with fake nodes; the releases of a test are gone when it ends."""
+"""A real control plane with fake nodes; each test removes its releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fsx_claim(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def mpi_kind() -> str:
-    """Where the API server has the kind MPIJob."""
+    """The API server's path of the kind MPIJob."""
     return "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/mpijobs.kubeflow.org"
 
 
@@ -33,7 +33,7 @@ def mpi_kind() -> str:
 def mpi_operator(
     cluster: EmbeddedCluster, new_release: Callable[[], InstalledRelease], toolbox: Toolbox, mpi_kind: str
 ) -> Iterator[InstalledRelease]:
-    """charts/mpijob, and the real operator with the arguments and the rights that it gives it."""
+    """charts/mpijob, and the real operator with the arguments and the rights of the chart."""
     operator = new_release()
     operator.install("mpijob", "mpijob", "mpi-operator")
     with controllers.running(cluster, "mpijob", "mpi-operator", toolbox.path("mpi-operator")):

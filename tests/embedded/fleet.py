@@ -12,7 +12,7 @@ TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 
 
 class Fleet:
-    """Nodes that are there for one test, by a word for each. Each has the taint of its accelerator."""
+    """The nodes of one test, each with a short name and the taint of its accelerator."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster
@@ -37,7 +37,7 @@ class Fleet:
         self._patch(word, {"metadata": {"labels": dict(labels)}})
 
     def add(self, word: str, instance_type: str) -> None:
-        """A node of a type that values/instances has not."""
+        """A node of a type that values/instances does not have."""
         (self.nodes[word],) = self._cluster.add_nodes("cpu", 1)
         self.label(word, {"node.kubernetes.io/instance-type": instance_type})
 
@@ -47,7 +47,7 @@ class Fleet:
         return {word for word, node in self.nodes.items() if node in there}
 
     def remove(self) -> None:
-        """Take all of them away again."""
+        """Remove all of them."""
         for node in self.nodes.values():
             self._cluster.remove_node(node)
 

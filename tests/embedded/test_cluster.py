@@ -1,4 +1,4 @@
-"""The embedded cluster itself: up, down, side by side, interrupted; and what its fake nodes do with pods."""
+"""The embedded cluster: up, down, several at once, interrupted; and how its fake nodes run pods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fleet(provider: EmbeddedProvider) -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 def job(fleet: EmbeddedCluster) -> Iterator[Callable[..., None]]:
-    """Create Indexed Jobs of whole-node workers by kubectl; they are gone when the test ends."""
+    """Create Indexed Jobs of whole-node workers by kubectl; the test removes them at its end."""
     made: list[str] = []
 
     def make(name: str, workers: int, **spec: Any) -> None:
@@ -157,14 +157,16 @@ def test_a_second_up_of_the_same_name_is_refused(provider: EmbeddedProvider, fle
     assert fleet.api.get("/api/v1/nodes")["items"]
 
 
-def test_a_cluster_that_is_not_there_says_how_to_start_one(provider: EmbeddedProvider) -> None:
+def test_the_error_about_a_missing_cluster_names_the_command_that_starts_one(
+    provider: EmbeddedProvider,
+) -> None:
     with pytest.raises(
         BiremeError, match="no embedded cluster nowhere: start it with: bireme up --name nowhere"
     ):
         provider.get("nowhere")
 
 
-def test_a_cluster_that_lost_a_process_says_which_and_what_to_do(
+def test_a_cluster_with_a_dead_process_names_it_and_the_remedy(
     provider: EmbeddedProvider, state: Path
 ) -> None:
     provider.up("worn", {})
@@ -179,7 +181,7 @@ def test_a_cluster_that_lost_a_process_says_which_and_what_to_do(
 
 
 @pytest.mark.parametrize("name", ["Fleet", "a/b", "-a", "x" * 41])
-def test_a_name_that_cannot_be_one_is_refused(provider: EmbeddedProvider, name: str) -> None:
+def test_an_invalid_cluster_name_is_refused(provider: EmbeddedProvider, name: str) -> None:
     with pytest.raises(BiremeError, match="cannot name a cluster"):
         provider.up(name, {})
 
@@ -206,14 +208,14 @@ def test_clusters_started_at_once_live_side_by_side(
 
 @pytest.fixture
 def doomed(bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path) -> Iterator[EmbeddedProvider]:
-    """A provider whose cluster ``doomed`` is gone when the test ends, however that ends."""
+    """A provider whose cluster ``doomed`` is removed when the test ends or fails."""
     provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path), toolbox)
     yield provider
     provider.down("doomed")
 
 
 def start_up(state: Path) -> subprocess.Popen[str]:
-    """``up`` in a process of its own, as far as its directory being there."""
+    """``up`` in another process; returns once its directory exists."""
     script = textwrap.dedent(
         """\
         import sys
@@ -234,7 +236,7 @@ def start_up(state: Path) -> subprocess.Popen[str]:
 
 
 def runs(argument: str) -> Callable[[Path], bool]:
-    """Whether a component runs that is known by this argument (each is also run for its version)."""
+    """Whether a component runs with this argument (each also runs once to print its version)."""
     return lambda state: any(argument in line for line in processes_in(state))
 
 
@@ -257,14 +259,14 @@ def test_ctrl_c_during_up_leaves_nothing(tmp_path: Path, moment: Callable[[Path]
     process = start_up(tmp_path)
     until(lambda: moment(tmp_path))
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, output = process.communicate(timeout=30)
     assert process.returncode != 0
-    assert "KeyboardInterrupt" in said
+    assert "KeyboardInterrupt" in output
     assert processes_in(tmp_path) == []
     assert list((tmp_path / "clusters").iterdir()) == []
 
 
-def test_down_clears_what_a_killed_up_left(doomed: EmbeddedProvider, tmp_path: Path) -> None:
+def test_down_removes_what_a_killed_up_left(doomed: EmbeddedProvider, tmp_path: Path) -> None:
     process = start_up(tmp_path)
     until(lambda: runs("--etcd-servers")(tmp_path))
     process.kill()
@@ -294,7 +296,7 @@ def test_whole_node_workers_get_a_node_each_and_stay_running(
     assert status_of(fleet, "train")["ready"] == 3
 
 
-def test_a_worker_too_many_stays_pending(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
+def test_a_worker_without_a_free_node_stays_pending(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
     job("train", 5)
     until(lambda: sum(is_ready(pod) for pod in pods_of(fleet, "train")) == 4)
     (waiting,) = [pod for pod in pods_of(fleet, "train") if pod["status"]["phase"] == "Pending"]
@@ -311,7 +313,7 @@ def test_a_pod_completes_on_demand(fleet: EmbeddedCluster, job: Callable[..., No
     assert status_of(fleet, "train")["completedIndexes"] == "0,1"
 
 
-def test_a_pod_fails_on_demand_and_its_index_comes_back(
+def test_a_pod_fails_on_demand_and_is_replaced_with_its_index(
     fleet: EmbeddedCluster, job: Callable[..., None]
 ) -> None:
     job("train", 2)
@@ -351,7 +353,7 @@ def test_a_deleted_pod_ends_by_sigterm_and_is_replaced(
     until(all_ready(fleet, "train", 1))
 
 
-def test_what_cannot_end_on_demand_is_refused(fleet: EmbeddedCluster) -> None:
+def test_a_pod_that_cannot_end_on_demand_is_named(fleet: EmbeddedCluster) -> None:
     forever = {"metadata": {"name": "forever"}, "spec": {"containers": [{"name": "a", "image": "none"}]}}
     fleet.api.create(PODS, forever)
     until(lambda: is_ready(fleet.api.get(f"{PODS}/forever")))
@@ -370,7 +372,7 @@ def test_what_cannot_end_on_demand_is_refused(fleet: EmbeddedCluster) -> None:
 # --- storage ---
 
 
-def test_a_claim_is_bound_to_storage_that_does_not_exist_and_goes_with_it(fleet: EmbeddedCluster) -> None:
+def test_a_claim_binds_to_a_fake_volume_that_is_deleted_with_it(fleet: EmbeddedCluster) -> None:
     fleet.add_claim("fsx-pvc")
     fleet.add_claim("fsx-pvc")
     until(lambda: fleet.api.get(f"{CLAIMS}/fsx-pvc")["status"].get("phase") == "Bound")
@@ -392,10 +394,10 @@ def test_nodes_are_added_under_the_next_free_names(
     assert provider.get("fleet").nodes["p3.8xlarge"] == 3
 
 
-def test_on_a_node_that_is_cut_off_a_deleted_pod_does_not_end(
+def test_a_deleted_pod_on_a_node_that_is_cut_off_does_not_end(
     fleet: EmbeddedCluster, job: Callable[..., None]
 ) -> None:
-    """What follows by Kubernetes' own timeouts is in test_node_loss.py."""
+    """test_node_loss.py waits for Kubernetes' own timeouts."""
     (node,) = fleet.add_nodes("p4d.24xlarge", 1)
     selector = {"nodeSelector": {"kubernetes.io/hostname": node}}
     spec = {"containers": [{"name": "a", "image": "none"}], "tolerations": [{"operator": "Exists"}]}
@@ -415,7 +417,7 @@ def test_on_a_node_that_is_cut_off_a_deleted_pod_does_not_end(
     fleet.api.delete(f"{PODS}/stuck", gracePeriodSeconds="0")
 
 
-def test_a_node_that_is_not_there_is_named(fleet: EmbeddedCluster) -> None:
+def test_a_missing_node_is_named(fleet: EmbeddedCluster) -> None:
     for act in (fleet.remove_node, fleet.cut_node, fleet.taint_out_of_service):
         with pytest.raises(BiremeError, match="fleet has no node p9-0: see kubectl get nodes"):
             act("p9-0")

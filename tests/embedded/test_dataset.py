@@ -1,4 +1,4 @@
-"""A dataset's Job on a real control plane: its shares, and what an upgrade may change."""
+"""The Job of the dataset chart on a real control plane: its shares, and what an upgrade may change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def test_shares_are_copied_side_by_side_and_another_run_is_asked_for_by_number(
+def test_shares_are_copied_in_parallel_and_a_change_needs_the_next_run(
     release: ReleaseFactory,
 ) -> None:
     dataset = release("dataset", values=VALUES)

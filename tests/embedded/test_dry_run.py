@@ -13,7 +13,7 @@ from bireme.clusters import Cluster
 from bireme.helm import Render
 from bireme.tools import Toolbox
 
-# Kinds that other projects bring along; MPIJobs are known where charts/mpijob is installed.
+# Kinds that other projects define; the cluster has MPIJobs where charts/mpijob is installed.
 FOREIGN = {"Certificate", "ServiceMonitor", "MPIJob"}
 ROOT = Path(__file__).parents[2]
 CI_VALUES = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("charts/*/ci/*-values.yaml"))

@@ -1,4 +1,4 @@
-"""The EFA device plugin lands on exactly the nodes with EFA, by the real DaemonSet controller."""
+"""The real DaemonSet controller runs the EFA device plugin on exactly the nodes with EFA."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_it_runs_on_every_node_with_efa_and_no_other(release: ReleaseFactory, fl
     plugin.until(lambda: fleet.words(plugin) == {"p4d", "g5-efa", "trn1", "tainted"})
 
 
-def test_a_new_type_is_one_value_and_one_more_node(release: ReleaseFactory, fleet: Fleet) -> None:
+def test_an_instance_type_added_by_value_gets_a_pod(release: ReleaseFactory, fleet: Fleet) -> None:
     fleet.add("p9", "p9.48xlarge")
     plugin = release("efa-device-plugin", sets=OREGON)
     plugin.until(lambda: {"p4d", "g5-efa", "trn1"} <= fleet.words(plugin))
@@ -39,7 +39,7 @@ def test_a_new_type_is_one_value_and_one_more_node(release: ReleaseFactory, flee
     plugin.until(lambda: fleet.words(plugin) == {"p4d", "g5-efa", "trn1", "p9"})
 
 
-def test_a_node_that_joins_gets_it_and_uninstalling_leaves_none(
+def test_a_new_node_gets_a_pod_and_uninstalling_removes_all(
     release: ReleaseFactory, fleet: Fleet, cluster: EmbeddedCluster
 ) -> None:
     plugin = release("efa-device-plugin", sets=OREGON)

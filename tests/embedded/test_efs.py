@@ -1,4 +1,4 @@
-"""Claims and volumes of EFS on a real volume controller: they find each other and nobody else."""
+"""Claims and volumes of EFS on a real volume controller: they bind to each other and to no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import waiting
 SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
 VOLUMES = "/api/v1/persistentvolumes"
 NFS: dict[str, Any] = {"type": "nfs", "server": SERVER, "size": "50Gi", "capacity": "100Gi"}
-# Bound by the controller in a moment; what must not bind has had that moment too.
+# The controller binds within this time: a claim that is unbound after it stays unbound.
 SECONDS = 60
 until = partial(waiting.until, seconds=SECONDS)
 
@@ -49,7 +49,7 @@ def stranger(cluster: Cluster, test_namespace: str) -> Iterator[dict[str, Any]]:
             "nfs": {"server": "elsewhere", "path": "/"},
         },
     }
-    # More than the free volume has: only the chart's could serve it.
+    # More than the free volume has: only the chart's volume is large enough.
     claim = {
         "metadata": {"name": "waiting"},
         "spec": {
@@ -65,7 +65,7 @@ def stranger(cluster: Cluster, test_namespace: str) -> Iterator[dict[str, Any]]:
     cluster.api.delete(f"{VOLUMES}/{volume['metadata']['name']}")
 
 
-def test_claims_bind_to_their_own_volumes_amid_strangers(
+def test_claims_bind_only_to_the_volumes_of_their_release(
     release: ReleaseFactory, cluster: Cluster, test_namespace: str, stranger: dict[str, Any]
 ) -> None:
     efs = release("efs", values={"volumes": {"efsvol": NFS, "runs": NFS | {"path": "/runs"}}})
@@ -77,7 +77,7 @@ def test_claims_bind_to_their_own_volumes_amid_strangers(
     assert bound_to(cluster, test_namespace, stranger["claim"]) is None
 
 
-def test_uninstalling_leaves_what_was_asked_to_stay_and_a_second_install_takes_it_back(
+def test_kept_claims_and_volumes_are_adopted_by_a_second_install(
     release: ReleaseFactory, cluster: Cluster, test_namespace: str
 ) -> None:
     values = {"volumes": {"kept": NFS | {"keep": True}, "gone": NFS | {"path": "/gone"}}}
@@ -99,7 +99,7 @@ def test_uninstalling_leaves_what_was_asked_to_stay_and_a_second_install_takes_i
     assert efs.names("persistentvolumeclaims") == []
 
 
-def test_an_upgrade_that_moves_a_claim_elsewhere_is_refused_by_name(release: ReleaseFactory) -> None:
+def test_an_upgrade_that_moves_a_claim_to_another_volume_is_refused(release: ReleaseFactory) -> None:
     efs = release("efs", values={"volumes": {"data": NFS}})
     with pytest.raises(BiremeError, match="this upgrade changes source of the PersistentVolumeClaim data"):
         efs.upgrade(values={"volumes": {"data": NFS | {"server": "fs-0.efs.us-west-2.amazonaws.com"}}})

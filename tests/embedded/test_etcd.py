@@ -1,4 +1,4 @@
-"""etcd's topology on a real control plane; that members really join is shown in tests/runtime and on kind."""
+"""etcd's topology on a real control plane; tests/runtime and tests/kind show that members join."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_one_member_grows_to_three_in_place(release: ReleaseFactory) -> None:
     )
 
 
-def test_members_are_not_taken_away_by_an_upgrade(release: ReleaseFactory) -> None:
+def test_an_upgrade_that_removes_members_is_refused(release: ReleaseFactory) -> None:
     etcd = release("etcd", sets=[IN_POD, "replicas=3"])
     with pytest.raises(BiremeError, match="replicas: this etcd has 3 members"):
         etcd.upgrade(sets=[IN_POD, "replicas=1"])
 
 
-def test_a_change_of_the_claims_is_refused_as_planned(release: ReleaseFactory) -> None:
+def test_changed_claims_are_refused_as_predicted(release: ReleaseFactory) -> None:
     etcd = release("etcd", sets=[IN_POD])
     changed = ["persistence.enabled=true"]
     assert etcd.changes(sets=changed).is_refused

@@ -1,4 +1,4 @@
-"""A claim on FSx for Lustre: its volume only, its zone only, and what stays of it."""
+"""A claim on FSx for Lustre: it binds to its volume, its pods run in its zone, and it stays if it is to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ until = partial(waiting.until, seconds=SECONDS)
 
 @pytest.fixture
 def driver(cluster: EmbeddedCluster) -> Iterator[None]:
-    """The driver's registration; nothing is mounted here, so there is no more of it."""
+    """The driver's registration. Nothing is mounted here, so the driver itself is not needed."""
     cluster.api.create(DRIVERS, {"metadata": {"name": "fsx.csi.aws.com"}, "spec": {"attachRequired": False}})
     yield
     cluster.api.delete(f"{DRIVERS}/fsx.csi.aws.com")
@@ -61,7 +61,7 @@ def is_bound(release: InstalledRelease, name: str) -> bool:
 
 
 def reader(name: str, claim: str) -> dict[str, Any]:
-    """A pod that mounts the claim and says nothing of where it wants to be."""
+    """A pod that mounts the claim and chooses no nodes."""
     mount = {"name": "lustre", "mountPath": "/fsx"}
     return {
         "metadata": {"name": name},
@@ -73,7 +73,7 @@ def reader(name: str, claim: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("driver")
-def test_pods_that_mount_it_land_in_its_zone(
+def test_pods_that_mount_the_claim_run_in_its_zone(
     release: ReleaseFactory, cluster: EmbeddedCluster, far_node: str
 ) -> None:
     fsx = release("fsx", values=STATIC | {"claimName": "zonal", "zone": "us-west-2b"})
@@ -88,7 +88,7 @@ def test_pods_that_mount_it_land_in_its_zone(
 
 
 @pytest.mark.usefixtures("driver")
-def test_uninstalling_leaves_only_what_was_asked_to_stay(
+def test_uninstalling_keeps_only_the_claim_that_is_to_stay(
     release: ReleaseFactory, cluster: EmbeddedCluster
 ) -> None:
     values = STATIC | {"claimName": "kept"}
@@ -104,10 +104,10 @@ def test_uninstalling_leaves_only_what_was_asked_to_stay(
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_new_file_systems_claim_waits_for_the_driver_and_is_taken_by_no_other(
+def test_the_claim_of_a_new_file_system_binds_to_no_other_volume(
     release: ReleaseFactory, cluster: EmbeddedCluster
 ) -> None:
-    """The fake class's volumes, which bind at once, are the strangers here."""
+    """The other volumes are those of the fake class, which bind at once."""
     values = DYNAMIC | {"claimName": "made"}
     fsx = release("fsx", values=values)
     cluster.add_claim("stranger", fsx.namespace)
@@ -121,6 +121,6 @@ def test_a_new_file_systems_claim_waits_for_the_driver_and_is_taken_by_no_other(
         fsx.upgrade(values=values | {"dynamic": DYNAMIC["dynamic"] | {"dataCompressionType": "LZ4"}})
 
 
-def test_without_the_driver_nothing_is_made(release: ReleaseFactory) -> None:
+def test_without_the_driver_the_chart_is_refused(release: ReleaseFactory) -> None:
     with pytest.raises(BiremeError, match=r"this cluster has no CSI driver fsx\.csi\.aws\.com"):
         release("fsx", values=STATIC)

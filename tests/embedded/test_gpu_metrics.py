@@ -1,4 +1,4 @@
-"""Agents that measure GPUs land on exactly the nodes that have some, and never two on one."""
+"""Agents that measure GPUs run on exactly the nodes with GPUs, and never two on one node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_agents_run_on_every_node_with_gpus_and_one_replaces_the_other(
     assert metrics.objects("daemonsets") == metrics.objects("pods") == metrics.objects("configmaps") == []
 
 
-def test_a_second_agent_on_the_same_gpus_is_refused(release: ReleaseFactory, fleet: Fleet) -> None:
+def test_a_second_agent_for_the_same_gpus_is_refused(release: ReleaseFactory, fleet: Fleet) -> None:
     first = release("gpu-metrics", sets=CLOUDWATCH)
     with pytest.raises(
         BiremeError, match=f"DaemonSet {first.name}-cloudwatch in namespace .* measures GPUs already"
@@ -49,6 +49,6 @@ def test_a_second_agent_on_the_same_gpus_is_refused(release: ReleaseFactory, fle
     second.until(lambda: fleet.words(second) == {"g5"})
 
 
-def test_a_service_monitor_needs_a_cluster_that_knows_it(release: ReleaseFactory) -> None:
+def test_a_service_monitor_needs_its_custom_resource_definition(release: ReleaseFactory) -> None:
     with pytest.raises(BiremeError, match="this cluster does not know ServiceMonitors"):
         release("gpu-metrics", sets=[*DCGM, "dcgm.serviceMonitor.enabled=true"])

@@ -12,7 +12,7 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 
-# The types the source trains Mask R-CNN on, with their GPUs and EFA interfaces.
+# The types on which the AWS walkthrough trains Mask R-CNN, with their GPUs and EFA interfaces.
 TYPES = {"p3.16xlarge": (8, 0), "p3dn.24xlarge": (8, 1), "p4d.24xlarge": (8, 4)}
 EACH_TYPE = pytest.mark.parametrize("instance", TYPES)
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge", "workload": "maskrcnn"}
@@ -21,7 +21,7 @@ ALONE = "tensorboard.enabled=false"
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(cluster: EmbeddedCluster, test_namespace: str) -> Iterator[None]:
-    """Two nodes of each type that the session has none of, and the claim on EFS."""
+    """Two nodes of each type that the session's cluster lacks, and the claim on EFS."""
     cluster.add_claim("efsvol", test_namespace)
     added = [name for kind in TYPES if kind not in cluster.nodes for name in cluster.add_nodes(kind, 2)]
     yield
@@ -70,13 +70,13 @@ def test_maskrcnn_without_an_operator_fills_two_nodes(release: ReleaseFactory, i
     assert_whole_nodes(job, instance, [f"{job.name}-r1-{index}" for index in range(2)])
 
 
-def test_the_first_worker_ends_the_job_and_the_others_go(release: ReleaseFactory) -> None:
+def test_the_first_workers_success_completes_the_job_and_ends_the_others(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
     job.cluster.complete(next(name for name in live(job, "worker") if "-r1-0-" in name), job.namespace)
     job.until(lambda: not live(job, "worker") and "Complete" in conditions(job))
 
 
-def test_a_launcher_that_fails_is_started_again_within_the_backoff_limit(release: ReleaseFactory) -> None:
+def test_a_failed_launcher_is_replaced_within_the_backoff_limit(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", "backoffLimit=1", ALONE], **P4D)
     (first,) = [name for name in live(job, "worker") if "-r1-0-" in name]
     job.cluster.fail(first, 75, job.namespace)
@@ -86,7 +86,7 @@ def test_a_launcher_that_fails_is_started_again_within_the_backoff_limit(release
     assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
-def test_what_no_restart_can_mend_fails_the_job_at_once(release: ReleaseFactory) -> None:
+def test_an_exit_code_that_no_restart_helps_fails_the_job_at_once(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
     job.cluster.fail(live(job, "worker")[0], 78, job.namespace)
     assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
@@ -98,7 +98,7 @@ def key(job: InstalledRelease) -> bytes:
 
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
-def test_the_ssh_key_is_made_once_and_kept_over_upgrades(release: ReleaseFactory, helm: str) -> None:
+def test_the_ssh_key_is_generated_once_and_kept_by_upgrades(release: ReleaseFactory, helm: str) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], helm=helm, **P4D)
     made = key(job)
     assert made.startswith(b"-----BEGIN EC PRIVATE KEY-----")
@@ -114,7 +114,7 @@ def test_two_releases_have_two_keys(release: ReleaseFactory) -> None:
     assert key(one) != key(two)
 
 
-def test_another_number_of_workers_is_refused_and_replaces_the_run_when_asked(
+def test_another_number_of_workers_needs_the_next_run(
     release: ReleaseFactory,
 ) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
@@ -129,7 +129,7 @@ def test_another_number_of_workers_is_refused_and_replaces_the_run_when_asked(
     assert job.names("jobs") == [f"{job.name}-r2"]
 
 
-def test_suspend_takes_the_pods_away_and_a_queue_is_named(release: ReleaseFactory) -> None:
+def test_suspend_removes_the_pods_and_the_queue_label_is_set(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
     job.upgrade(sets=["workers=2", ALONE, "suspend=true", "queueName=training"], **P4D)
     job.until(lambda: not live(job, "worker"))
@@ -139,14 +139,14 @@ def test_suspend_takes_the_pods_away_and_a_queue_is_named(release: ReleaseFactor
     assert job.differences() == ()
 
 
-def test_without_the_operator_an_mpi_job_is_refused_with_the_way_out(release: ReleaseFactory) -> None:
+def test_without_the_operator_an_mpi_job_is_refused_with_advice(release: ReleaseFactory) -> None:
     with pytest.raises(BiremeError, match="this cluster knows no MPIJob; install charts/mpijob first"):
         release("mpi-training", sets=["orchestrator=MPIJob"])
 
 
 @pytest.mark.usefixtures("mpi_operator")
 class TestMpiJob:
-    """The same by the real mpi-operator."""
+    """The same jobs, run by the real mpi-operator."""
 
     SETS = ("orchestrator=MPIJob", "workers=2", ALONE)
 
@@ -158,7 +158,7 @@ class TestMpiJob:
         (environment,) = told(job, "launcher")
         assert environment["BIREME_MPI_ROLE"] == "launcher"
 
-    def test_workers_go_at_the_end_and_the_launcher_stays(self, release: ReleaseFactory) -> None:
+    def test_a_complete_job_removes_its_workers_and_keeps_its_launcher(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         (launcher,) = live(job, "launcher")
         job.cluster.complete(launcher, job.namespace)
@@ -166,9 +166,7 @@ class TestMpiJob:
         (kept,) = [pod for pod in job.pods() if pod.role == "launcher"]
         assert kept.phase == "Succeeded"
 
-    def test_an_upgrade_of_a_running_one_is_refused_and_replaces_it_when_asked(
-        self, release: ReleaseFactory
-    ) -> None:
+    def test_an_upgrade_of_a_running_job_needs_the_next_run(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         changed = [*self.SETS, "image.tag=0.2.0"]
         with pytest.raises(BiremeError, match="changes image, launcher"):
@@ -179,7 +177,7 @@ class TestMpiJob:
         assert job.differences() == ()
         assert {pod.workload for pod in job.pods() if pod.is_live} == {f"{job.name}-r2"}
 
-    def test_suspend_takes_the_pods_away_and_a_queue_is_named(self, release: ReleaseFactory) -> None:
+    def test_suspend_removes_the_pods_and_the_queue_label_is_set(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         job.upgrade(sets=[*self.SETS, "suspend=true", "queueName=training"], **P4D)
         job.until(lambda: not live(job, "worker") and not live(job, "launcher"))

@@ -26,7 +26,7 @@ until = partial(waiting.until, seconds=60)
 
 
 def manifest(name: str, workers: int, **policy: Any) -> dict[str, Any]:
-    """An MPIJob on whole p4d.24xlarge nodes, in the source material's manner."""
+    """An MPIJob on whole p4d.24xlarge nodes, as in the AWS walkthrough."""
 
     def replica(role: str, count: int, **pod: Any) -> dict[str, Any]:
         labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": role}
@@ -69,11 +69,11 @@ class Job:
         return f"/apis/kubeflow.org/v2beta1/namespaces/{self.namespace}/mpijobs/{self.name}"
 
     def wait(self, workers: int) -> tuple[Difference, ...]:
-        """Wait until it is as planned with as many workers."""
+        """Wait until it is as planned with ``workers`` workers; the differences that remain."""
         return observe.wait(self.cluster, self._plan(workers), 60).differences
 
     def differences(self, workers: int) -> tuple[Difference, ...]:
-        """How it differs from what is planned with as many workers, now."""
+        """How it differs now from the plan with ``workers`` workers."""
         return observe.check(self.cluster, self._plan(workers)).differences
 
     def _plan(self, workers: int) -> Plan:
@@ -97,7 +97,7 @@ class Job:
         return self.cluster.api.find(self._launcher)
 
     def remove(self) -> None:
-        """Away with all of it, without waiting for the garbage collector to get to know a new kind."""
+        """Remove all of it; the garbage collector would first have to discover the new kind."""
         self.cluster.api.delete(self.path)
         self.cluster.api.delete(self._launcher)
         pods = f"/api/v1/namespaces/{self.namespace}/pods"
@@ -127,7 +127,7 @@ def job(
         one.remove()
 
 
-def test_launcher_and_workers_are_as_planned_and_their_hosts_are_in_the_host_file(
+def test_launcher_and_workers_are_as_planned_and_in_the_host_file(
     job: Callable[..., Job], cluster: EmbeddedCluster
 ) -> None:
     one = job(3)
@@ -140,7 +140,9 @@ def test_launcher_and_workers_are_as_planned_and_their_hosts_are_in_the_host_fil
     ]
 
 
-def test_the_launcher_comes_after_the_last_worker(job: Callable[..., Job], cluster: EmbeddedCluster) -> None:
+def test_the_launcher_starts_after_the_last_worker_is_ready(
+    job: Callable[..., Job], cluster: EmbeddedCluster
+) -> None:
     nodes = cluster.nodes[TYPE]
     one = job(nodes + 1)
     until(lambda: sum(pod.ready for pod in one.pods().values()) == nodes, what="a worker on each node")
@@ -152,12 +154,12 @@ def test_the_launcher_comes_after_the_last_worker(job: Callable[..., Job], clust
     pods = one.pods()
     launcher = pods.pop(f"{one.name}-launcher")
     assert launcher.created >= max(pod.created for pod in pods.values())
-    # In this order: nobody ends the pods of a node that is gone.
+    # In this order, because no kubelet ends the pods of a removed node.
     one.remove()
     cluster.remove_node(node)
 
 
-def test_at_the_end_the_workers_are_gone_and_the_launcher_stays_completed(
+def test_a_finished_job_removes_its_workers_and_keeps_its_launcher(
     job: Callable[..., Job], cluster: EmbeddedCluster
 ) -> None:
     one = job(2)
@@ -170,7 +172,7 @@ def test_at_the_end_the_workers_are_gone_and_the_launcher_stays_completed(
     assert one.differences(2) == ()
 
 
-def test_a_failed_launcher_fails_the_job_with_its_reason(
+def test_a_failed_launcher_fails_the_job_with_a_reason(
     job: Callable[..., Job], cluster: EmbeddedCluster
 ) -> None:
     one = job(2, backoffLimit=0)
@@ -183,7 +185,7 @@ def test_a_failed_launcher_fails_the_job_with_its_reason(
     assert "backoff limit" in found.sentence
 
 
-def test_it_is_suspended_and_resumed_under_the_charts_rights(job: Callable[..., Job]) -> None:
+def test_the_charts_rights_allow_to_suspend_and_resume(job: Callable[..., Job]) -> None:
     one = job(2)
     assert one.wait(2) == ()
     one.patch(runPolicy={"suspend": True})
@@ -192,7 +194,7 @@ def test_it_is_suspended_and_resumed_under_the_charts_rights(job: Callable[..., 
     assert one.wait(2) == ()
 
 
-def test_workers_come_and_go_with_the_number_asked_for(job: Callable[..., Job]) -> None:
+def test_the_number_of_workers_follows_the_replicas(job: Callable[..., Job]) -> None:
     one = job(1)
     assert one.wait(1) == ()
     one.patch(mpiReplicaSpecs={"Worker": {"replicas": 3}})

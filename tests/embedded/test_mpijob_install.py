@@ -1,4 +1,4 @@
-"""charts/mpijob comes, changes and goes: what becomes of the kind, and how far the rights reach."""
+"""charts/mpijob is installed, upgraded and removed: what happens to the kind, and what its rights allow."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Install = Callable[..., InstalledRelease]
 def install(
     cluster: EmbeddedCluster, new_release: Callable[[], InstalledRelease], mpi_kind: str
 ) -> Iterator[Install]:
-    """``install(namespace, chart="mpijob", sets=[…])``: release mpijob, and nothing left of it afterwards."""
+    """``install(namespace, chart="mpijob", sets=[…])``: release mpijob, removed when the test ends."""
     made: list[InstalledRelease] = []
 
     def _install(
-        namespace: str, chart: str | Path = "mpijob", name: str = "mpijob", **said: Any
+        namespace: str, chart: str | Path = "mpijob", name: str = "mpijob", **options: Any
     ) -> InstalledRelease:
         one = new_release()
         made.append(one)
-        return one.install(chart, name, namespace, **said)
+        return one.install(chart, name, namespace, **options)
 
     yield _install
     for one in made:
@@ -46,7 +46,7 @@ def install(
 
 @pytest.fixture
 def namespace(cluster: EmbeddedCluster) -> Callable[[], str]:
-    """Makes namespaces; they go with the cluster."""
+    """Creates namespaces; they are removed with the cluster."""
 
     def _namespace() -> str:
         name = f"n{uuid.uuid4().hex[:6]}"
@@ -77,7 +77,7 @@ def pods(cluster: EmbeddedCluster, namespace: str) -> list[str]:
 
 
 def older(paths: Paths, folder: Path) -> Path:
-    """The chart with a kind that has no launcherCreationPolicy yet."""
+    """The chart with an older kind, without launcherCreationPolicy."""
     shutil.copytree(paths.charts / "mpijob", folder / "mpijob")
     kind = folder / "mpijob/files/mpijobs.kubeflow.org.yaml"
     text, count = re.subn(r"(?m)^( +)launcherCreationPolicy:\n(?:\1 +.*\n)+", "", kind.read_text())
@@ -106,7 +106,7 @@ def test_upgrading_the_chart_upgrades_the_kind_and_keeps_the_jobs(
     assert cluster.api.get(second)["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
 
 
-def test_uninstalling_keeps_the_kind_and_the_jobs_and_a_new_release_takes_them_over(
+def test_uninstalling_keeps_the_kind_and_its_jobs_for_the_next_release(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
 ) -> None:
     here = namespace()
@@ -118,7 +118,7 @@ def test_uninstalling_keeps_the_kind_and_the_jobs_and_a_new_release_takes_them_o
     assert cluster.api.find(job) is not None
 
 
-def test_uninstalling_removes_the_kind_and_the_jobs_when_told_so(
+def test_uninstalling_removes_the_kind_and_its_jobs_if_configured(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], mpi_kind: str
 ) -> None:
     here = namespace()
@@ -129,7 +129,7 @@ def test_uninstalling_removes_the_kind_and_the_jobs_when_told_so(
     assert cluster.api.find(job) is None
 
 
-def test_a_kind_of_another_release_is_left_to_it(
+def test_a_kind_that_another_release_owns_is_left_alone(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
 ) -> None:
     one, other = namespace(), namespace()
@@ -141,7 +141,7 @@ def test_a_kind_of_another_release_is_left_to_it(
         install(one, name="second", sets=["crds.enabled=false"])
 
 
-def test_a_kind_that_helm_does_not_know_is_left_alone(
+def test_a_kind_without_helms_labels_is_left_alone(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], mpi_kind: str
 ) -> None:
     here = namespace()
@@ -156,7 +156,7 @@ def test_a_kind_that_helm_does_not_know_is_left_alone(
         install(here)
 
 
-def test_an_operator_for_one_namespace_runs_its_jobs_and_leaves_the_others(
+def test_an_operator_for_one_namespace_ignores_jobs_of_others(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], toolbox: Toolbox
 ) -> None:
     ours, team, others = namespace(), namespace(), namespace()
@@ -172,7 +172,7 @@ def test_an_operator_for_one_namespace_runs_its_jobs_and_leaves_the_others(
         assert not may(cluster, ours, "create", resource, others)
 
 
-def test_an_operator_without_the_rights_it_needs_ends_and_says_so(
+def test_an_operator_without_its_rights_ends_with_an_error(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], toolbox: Toolbox
 ) -> None:
     ours, team = namespace(), namespace()
@@ -185,7 +185,7 @@ def test_an_operator_without_the_rights_it_needs_ends_and_says_so(
         until(operator.has_ended, 60, "the operator to end")
 
 
-# Everything that its code does (pkg/controller of mpi-operator), and what some other operators may.
+# Everything that its code does (pkg/controller of mpi-operator), and rights that other operators have.
 RIGHTS: Mapping[str, set[str]] = {
     "mpijobs.kubeflow.org": {"list", "watch"},
     "mpijobs/status.kubeflow.org": {"update"},
@@ -208,7 +208,7 @@ RIGHTS: Mapping[str, set[str]] = {
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 
 
-def test_an_operator_for_all_namespaces_may_do_what_it_does_and_no_more(
+def test_an_operator_for_all_namespaces_has_exactly_the_rights_it_uses(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
 ) -> None:
     here = namespace()

@@ -1,4 +1,4 @@
-"""What happens when a machine goes away, with Kubernetes' own timeouts."""
+"""Lost machines, with Kubernetes' own timeouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_ready_off(job: InstalledRelease, index: int, lost: tuple[str, ...]) -> bo
 
 
 def test_lost_machines_are_reported_and_their_workers_replaced(release: ReleaseFactory) -> None:
-    """One job loses two machines: one whose Node the cloud controller deletes, one that only falls silent."""
+    """One job loses two machines: the cloud controller deletes the Node of one, the other stops answering."""
     job = release("torch-elastic", sets=["workers=3"], **P4D)
     deleted, silent, kept = (node_of(job, index) for index in range(3))
     job.cluster.cut_node(silent)

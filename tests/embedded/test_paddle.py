@@ -32,18 +32,18 @@ def pods(release: InstalledRelease, component: str) -> list[Mapping[str, Any]]:
 
 
 def environments(release: InstalledRelease, component: str, container: str) -> list[dict[str, str]]:
-    """What each pod of a role sees in that container, as the kubelet works it out."""
+    """The environment of ``container`` in each pod of a role, as the kubelet computes it."""
     found = []
     for pod in pods(release, component):
         there = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
-        (said,) = [each for each in there if each["name"] == container]
-        (source,) = said["envFrom"]
+        (found,) = [each for each in there if each["name"] == container]
+        (source,) = found["envFrom"]
         maps = release.objects("configmaps")
         (settings,) = [each for each in maps if each["metadata"]["name"] == source["configMapRef"]["name"]]
-        own = {each["name"]: each["value"] for each in said["env"] if "value" in each}
+        own = {each["name"]: each["value"] for each in found["env"] if "value" in each}
         fields = {
             each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
-            for each in said["env"]
+            for each in found["env"]
             if "valueFrom" in each
         }
         rank = f"metadata.annotations['{INDEX}']"
@@ -88,7 +88,7 @@ def test_word_vectors_train_on_two_pservers_and_three_trainers(release: ReleaseF
     assert ranks == ["0", "1", "2"]
 
 
-def test_scaling_trainers_3_to_6_to_2_keeps_the_jobs_and_the_trainers_that_stay(
+def test_scaling_trainers_3_to_6_to_2_keeps_the_job_and_the_remaining_trainers(
     release: ReleaseFactory,
 ) -> None:
     same = ["jobClaim.existingClaim=efsvol"]
@@ -104,7 +104,7 @@ def test_scaling_trainers_3_to_6_to_2_keeps_the_jobs_and_the_trainers_that_stay(
     assert [pod["metadata"]["uid"] for pod in pods(job, "pserver")] == servers
 
 
-def test_another_number_of_pservers_is_refused_while_the_run_lasts(release: ReleaseFactory) -> None:
+def test_another_number_of_pservers_needs_the_next_run(release: ReleaseFactory) -> None:
     same = ["jobClaim.existingClaim=efsvol"]
     job = release("paddle", sets=same)
     with pytest.raises(BiremeError, match="number of pservers"):
@@ -112,8 +112,8 @@ def test_another_number_of_pservers_is_refused_while_the_run_lasts(release: Rele
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_uninstall_leaves_only_the_claim_that_is_asked_to_stay(release: ReleaseFactory, keep: bool) -> None:
-    # The cluster has nothing to make claims of: pods wait for theirs, as they do where a class is missing.
+def test_uninstalling_keeps_the_claim_only_if_configured(release: ReleaseFactory, keep: bool) -> None:
+    # This cluster provisions no volumes: pods wait for their claims, as they do without a storage class.
     sets = [f"jobClaim.keep={str(keep).lower()}"]
     job = release("paddle", sets=sets, expect_differences=True)
     claim = f"{job.name}-job"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CHARTS = sorted({file.parts[-3] for file in ROOT.glob("charts/*/ci/*-values.yaml")})
 STANDARDS = ("restricted", "baseline", "privileged")
 ROW = re.compile(r"^\| ([\w-]+) \| ([\w-]+) \| (baseline|privileged) \| (\S.+) \|$", re.MULTILINE)
-# What a cluster must have before it takes a pod, and what says nothing about security.
+# Fields that need other objects in the cluster, and fields that do not matter for security.
 ELSEWHERE = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName")
 
 Exceptions = Mapping[tuple[str, str], str]
@@ -33,7 +33,7 @@ def listed() -> Exceptions:
 
 
 def pods(node: Any) -> Iterator[dict[str, Any]]:
-    """Every pod, or template of one, that an object holds."""
+    """Every pod or pod template in an object."""
     if isinstance(node, list):
         for each in node:
             yield from pods(each)
@@ -46,7 +46,7 @@ def pods(node: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def passes(cluster: Cluster, toolbox: Toolbox) -> Iterator[Callable[[list[dict[str, Any]]], list[str]]]:
-    """``passes(pods)``: for each the strictest standard with which the API server takes it."""
+    """``passes(pods)``: for each pod the strictest standard under which the API server accepts it."""
     names = {standard: f"{standard}-{uuid.uuid4().hex[:6]}" for standard in STANDARDS}
     for standard, name in names.items():
         labels = {"pod-security.kubernetes.io/enforce": standard}
@@ -76,7 +76,7 @@ def passes(cluster: Cluster, toolbox: Toolbox) -> Iterator[Callable[[list[dict[s
 
 
 def bare_pod(template: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A template as a pod of its own; volumes that a StatefulSet would claim for it are empty ones."""
+    """A pod made from a template, with empty volumes in place of the claims of a StatefulSet."""
     spec = {key: value for key, value in template["spec"].items() if key not in ELSEWHERE}
     containers = [*spec["containers"], *spec.get("initContainers", [])]
     mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts", [])}
@@ -87,7 +87,7 @@ def bare_pod(template: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_pods_are_restricted_but_for_the_listed_exceptions(
+def test_all_pods_but_the_listed_exceptions_pass_the_restricted_standard(
     chart: str, render: Callable[..., Render], passes: Callable[[list[dict[str, Any]]], list[str]]
 ) -> None:
     found: list[dict[str, Any]] = []

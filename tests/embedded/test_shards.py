@@ -1,4 +1,4 @@
-"""`bireme status` shows how far the shards are: a real dispatcher behind a real API server's proxy."""
+"""`bireme status` shows the progress of shards: a real dispatcher behind a real API server's proxy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = {"app.kubernetes.io/component": "dispatcher"}
 
 
 def own_address() -> str:
-    """An address of this machine that is not loopback, which the API server would refuse to ask."""
+    """An address of this machine; not loopback, because the API server does not connect to that."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect(("192.0.2.1", 9))
         return str(sock.getsockname()[0])
@@ -40,7 +40,7 @@ def replicas(toolbox: Toolbox, tmp_path: Path) -> Iterator[Dispatchers]:
 
 @pytest.fixture
 def expose(cluster: EmbeddedCluster, test_namespace: str) -> Callable[[int], Manifest]:
-    """A Service whose only endpoint is a port of this machine, as that of a pod: others are not asked."""
+    """A Service whose only endpoint is a port of this machine, given as that of a pod, as it must be."""
     core = f"/api/v1/namespaces/{test_namespace}"
 
     def make(port: int) -> Manifest:
@@ -82,7 +82,7 @@ def expose(cluster: EmbeddedCluster, test_namespace: str) -> Callable[[int], Man
     return make
 
 
-def test_the_status_shows_what_the_dispatcher_says_whichever_replica_answers(
+def test_the_status_shows_shards_whichever_replica_answers(
     cluster: EmbeddedCluster, test_namespace: str, replicas: Dispatchers, expose: Callable[[int], Manifest]
 ) -> None:
     from bireme_runtime.dispatcher import Dispatcher
@@ -97,7 +97,7 @@ def test_the_status_shows_what_the_dispatcher_says_whichever_replica_answers(
         taken.close()
         taken = trainer.shards()
         next(taken)
-        # The API server learns of the endpoints a moment later.
+        # The API server knows the endpoints a moment later.
         until(lambda: bool(shards(cluster.api, test_namespace, [service])), 60, "the service proxy")
         (found,) = shards(cluster.api, test_namespace, [service])
         taken.close()

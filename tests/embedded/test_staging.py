@@ -20,7 +20,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("chart", OWN)
-def test_copies_are_counted_against_the_nodes_storage_and_a_job_keeps_them(
+def test_staged_data_counts_as_storage_and_cannot_be_dropped_in_place(
     release: ReleaseFactory, chart: str
 ) -> None:
     role, own = OWN[chart]

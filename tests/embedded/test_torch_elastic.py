@@ -15,7 +15,7 @@ P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
 
 
 def uids(release: InstalledRelease) -> dict[str, str]:
-    """Index of every live worker's pod and its UID."""
+    """The UID of every live worker's pod by index."""
     return {
         pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: pod["metadata"]["uid"]
         for pod in release.objects("pods")
@@ -58,7 +58,7 @@ def test_imagenet_fsx_with_4_workers_fills_4_p3_nodes(release: ReleaseFactory) -
     assert job.plan.totals.accelerators == 16
 
 
-def test_scaling_3_to_5_to_2_keeps_the_job_and_the_workers_that_stay(release: ReleaseFactory) -> None:
+def test_scaling_3_to_5_to_2_keeps_the_job_and_the_remaining_workers(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=3"], **P4D)
     before, identity = uids(job), job_uid(job)
     job.upgrade(sets=["workers=5"], **P4D)
@@ -108,7 +108,7 @@ def test_one_worker_that_succeeds_completes_the_job(release: ReleaseFactory) -> 
     assert uids(job).keys() <= {"2"}
 
 
-def test_an_image_change_is_refused_as_planned_and_replaces_the_job_when_asked(
+def test_another_image_is_refused_as_predicted_and_needs_the_next_run(
     release: ReleaseFactory,
 ) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
@@ -129,7 +129,7 @@ def test_an_image_change_is_refused_as_planned_and_replaces_the_job_when_asked(
 
 @pytest.fixture
 def next_chart(bireme_paths: Paths, tmp_path: Path) -> Path:
-    """The chart as its next version ships it; a test may change more of it."""
+    """A copy of the chart with a higher version, which a test may change further."""
     for folder in ("charts", "runtime"):
         shutil.copytree(bireme_paths.root / folder, tmp_path / folder, symlinks=True)
     metadata = tmp_path / "charts/torch-elastic/Chart.yaml"
@@ -137,7 +137,7 @@ def next_chart(bireme_paths: Paths, tmp_path: Path) -> Path:
     return metadata.parent
 
 
-def test_a_chart_upgrade_that_leaves_the_job_alone_leaves_the_pods_alone(
+def test_a_chart_upgrade_that_does_not_change_the_job_keeps_its_pods(
     release: ReleaseFactory, next_chart: Path
 ) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
@@ -150,7 +150,7 @@ def test_a_chart_upgrade_that_leaves_the_job_alone_leaves_the_pods_alone(
     assert live["metadata"]["labels"]["helm.sh/chart"] == "torch-elastic-0.1.1"
 
 
-def test_a_chart_upgrade_that_changes_the_job_is_refused_as_planned(
+def test_a_chart_upgrade_that_changes_the_job_is_refused_as_predicted(
     release: ReleaseFactory, next_chart: Path
 ) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
@@ -174,13 +174,13 @@ def test_a_new_run_is_refused_while_the_old_one_trains(release: ReleaseFactory) 
     assert uids(job) == before
 
 
-def test_a_job_that_does_not_fit_says_so(release: ReleaseFactory) -> None:
+def test_a_worker_without_room_is_reported_as_pending(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=6"], expect_differences=True, timeout=30, **P4D)
     (problem,) = [each for each in job.differences() if each.category == "pending"]
     assert "Insufficient" in problem.sentence
 
 
-def test_suspend_takes_the_pods_away_and_resume_brings_them_back(release: ReleaseFactory) -> None:
+def test_suspend_removes_the_pods_and_resume_creates_them(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     identity = job_uid(job)
     job.upgrade(sets=["workers=2", "suspend=true"], **P4D)

@@ -1,4 +1,4 @@
-"""What an upgrade would do to a live release, object by object."""
+"""What an upgrade will do to a live release, object by object."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def mpi_job(
     return thing("MPIJob", f"maskrcnn-r{run}", {"runPolicy": policy, "mpiReplicaSpecs": roles})
 
 
-def said(current: list[Manifest], desired: list[Manifest]) -> list[str]:
+def sentences(current: list[Manifest], desired: list[Manifest]) -> list[str]:
     return changes(current, desired).sentences()
 
 
-def test_an_upgrade_that_changes_nothing_says_so_for_every_workload() -> None:
+def test_an_upgrade_without_changes_lists_every_workload() -> None:
     found = changes([job(), members(), thing("Service", "s")], [thing("Service", "s"), members(), job()])
     assert found.sentences() == ["Job/imagenet-r1: nothing", "StatefulSet/etcd: nothing"]
     assert not found.is_refused
-    assert said([thing("Service", "s")], [thing("Service", "s")]) == ["nothing changes"]
+    assert sentences([thing("Service", "s")], [thing("Service", "s")]) == ["nothing changes"]
 
 
 def test_another_number_of_workers_scales_in_place() -> None:
@@ -59,11 +59,11 @@ def test_another_number_of_workers_scales_in_place() -> None:
 
 def test_labels_ttl_deadline_and_suspend_update_in_place() -> None:
     new = job(labels={"queue": "a"}, ttlSecondsAfterFinished=60, activeDeadlineSeconds=9, suspend=True)
-    assert said([job()], [new]) == ["Job/imagenet-r1: update in place (labels, deadline, suspend, ttl)"]
+    assert sentences([job()], [new]) == ["Job/imagenet-r1: update in place (labels, deadline, suspend, ttl)"]
 
 
-def test_scaling_and_updating_go_together() -> None:
-    assert said([job(3)], [job(2, suspend=False)]) == [
+def test_one_upgrade_can_scale_and_update() -> None:
+    assert sentences([job(3)], [job(2, suspend=False)]) == [
         "Job/imagenet-r1: scale in place 3 → 2, update in place (suspend)"
     ]
 
@@ -77,7 +77,7 @@ def test_another_run_replaces_the_job() -> None:
     assert not found.is_refused
 
 
-def test_an_immutable_part_under_the_same_run_is_refused_with_its_name_and_the_way_out() -> None:
+def test_a_changed_immutable_part_is_refused_with_its_name_and_the_next_run() -> None:
     found = changes([job(run=4)], [job(run=4, digests={"image": "x", "env": "y", "claims": "new"})])
     assert found.is_refused
     assert found.sentences() == [
@@ -93,27 +93,27 @@ def test_a_job_without_digests_is_judged_by_its_fields(kept: Any) -> None:
         counts = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "template": {"a": 1}}
         return thing("Job", "stage", {**counts, **spec}, kept)
 
-    assert said([plain()], [plain(completions=3, parallelism=3)]) == ["Job/stage: scale in place 2 → 3"]
+    assert sentences([plain()], [plain(completions=3, parallelism=3)]) == ["Job/stage: scale in place 2 → 3"]
     refused = changes([plain()], [plain(template={"a": 2}, podFailurePolicy={})])
     assert refused.changes[0].parts == ("podFailurePolicy", "template")
     assert "uninstall the release" in refused.sentences()[0]
     assert changes([plain()], [plain(completions=3)]).changes[0].parts == ("completions",)
 
 
-def test_an_mpi_job_scales_its_workers_and_takes_what_its_operator_still_looks_at() -> None:
-    assert said([mpi_job(3)], [mpi_job(5)]) == ["MPIJob/maskrcnn-r1: scale in place 3 → 5"]
-    assert said([mpi_job()], [mpi_job()]) == ["MPIJob/maskrcnn-r1: nothing"]
-    assert said([mpi_job()], [mpi_job(suspend=True, worker={"x": 1}, launcher={"y": 1})]) == [
+def test_an_mpi_job_scales_in_place_and_its_templates_wait_for_new_pods() -> None:
+    assert sentences([mpi_job(3)], [mpi_job(5)]) == ["MPIJob/maskrcnn-r1: scale in place 3 → 5"]
+    assert sentences([mpi_job()], [mpi_job()]) == ["MPIJob/maskrcnn-r1: nothing"]
+    assert sentences([mpi_job()], [mpi_job(suspend=True, worker={"x": 1}, launcher={"y": 1})]) == [
         "MPIJob/maskrcnn-r1: update in place (a launcher not made yet, suspend, workers made from now on)"
     ]
-    assert said([mpi_job()], [mpi_job(run=2)]) == [
+    assert sentences([mpi_job()], [mpi_job(run=2)]) == [
         "MPIJob/maskrcnn-r2: replace: run r1 → r2; r1 must be stopped first (suspend=true)"
     ]
 
 
-def test_members_scale_and_roll_but_keep_their_claims_and_service() -> None:
-    assert said([members(1)], [members(3)]) == ["StatefulSet/etcd: scale in place 1 → 3"]
-    assert said([members()], [members(template={"x": 1})]) == [
+def test_a_stateful_set_scales_and_rolls_but_keeps_its_claims_and_service() -> None:
+    assert sentences([members(1)], [members(3)]) == ["StatefulSet/etcd: scale in place 1 → 3"]
+    assert sentences([members()], [members(template={"x": 1})]) == [
         "StatefulSet/etcd: update in place (pods, one by one)"
     ]
     found = changes([members()], [members(volumeClaimTemplates=[1], serviceName="other")])
@@ -121,21 +121,21 @@ def test_members_scale_and_roll_but_keep_their_claims_and_service() -> None:
     assert found.changes[0].parts == ("serviceName", "volumeClaimTemplates")
 
 
-def test_objects_that_come_and_go_are_named_and_hooks_are_not() -> None:
+def test_added_and_removed_objects_are_named_but_hooks_are_not() -> None:
     hook = thing("Pod", "test", annotations={"helm.sh/hook": "test"})
     current = [thing("Service", "old"), job(run=1)]
     desired = [thing("ConfigMap", "new"), hook]
-    assert said(current, desired) == [
+    assert sentences(current, desired) == [
         "Job/imagenet-r1: removed",
         "ConfigMap/new: added",
         "Service/old: removed",
     ]
 
 
-def test_an_immutable_config_is_refused_and_an_open_one_updated() -> None:
-    assert said([thing("ConfigMap", "c", data={"a": "1"})], [thing("ConfigMap", "c", data={"a": "2"})]) == [
-        "ConfigMap/c: update in place (data)"
-    ]
+def test_an_immutable_config_map_is_refused_and_another_updated() -> None:
+    assert sentences(
+        [thing("ConfigMap", "c", data={"a": "1"})], [thing("ConfigMap", "c", data={"a": "2"})]
+    ) == ["ConfigMap/c: update in place (data)"]
     sealed = changes(
         [thing("ConfigMap", "c", data={"a": "1"}, immutable=True)],
         [thing("ConfigMap", "c", data={"a": "2"}, immutable=True)],
@@ -143,25 +143,25 @@ def test_an_immutable_config_is_refused_and_an_open_one_updated() -> None:
     assert sealed.is_refused
 
 
-def test_a_key_that_was_made_on_the_cluster_is_no_change() -> None:
+def test_a_key_generated_on_the_cluster_is_no_change() -> None:
     kept = {"bireme.dev/generated": "data"}
     live, wanted = (
         thing("Secret", "ssh", annotations=kept, data={"a": "1"}),
         thing("Secret", "ssh", None, kept),
     )
-    assert said([live], [wanted]) == ["nothing changes"]
-    assert said([thing("Secret", "ssh", data={"a": "1"})], [thing("Secret", "ssh")]) == [
+    assert sentences([live], [wanted]) == ["nothing changes"]
+    assert sentences([thing("Secret", "ssh", data={"a": "1"})], [thing("Secret", "ssh")]) == [
         "Secret/ssh: update in place (data)"
     ]
 
 
-def test_a_deployments_selector_is_immutable_its_pods_are_not() -> None:
+def test_a_deployment_can_change_its_pods_but_not_its_selector() -> None:
     one, two = ({"replicas": 1, "selector": {"app": name}, "template": {}} for name in "ab")
     assert changes([thing("Deployment", "d", one)], [thing("Deployment", "d", two)]).changes[0].parts == (
         "selector",
     )
     rolled = {**one, "template": {"x": 1}, "replicas": 2}
-    assert said([thing("Deployment", "d", one)], [thing("Deployment", "d", rolled)]) == [
+    assert sentences([thing("Deployment", "d", one)], [thing("Deployment", "d", rolled)]) == [
         "Deployment/d: scale in place 1 → 2, update in place (pods, one by one)"
     ]
 
@@ -193,7 +193,7 @@ def test_changes_are_plain_json() -> None:
         ("workers=3", "Job/imagenet-r1: nothing"),
     ],
 )
-def test_the_real_chart_upgrades_as_foreseen(
+def test_upgrades_of_torch_elastic_are_predicted(
     setting: str, sentence: str, paths: Paths, renderer: Renderer
 ) -> None:
     def rendered(*sets: str) -> tuple[Manifest, ...]:
@@ -206,5 +206,5 @@ def test_the_real_chart_upgrades_as_foreseen(
         return renderer.render(request).manifests
 
     found: Changes = changes(rendered(), rendered(setting))
-    job_said = [text for text in found.sentences() if text.startswith("Job/")]
-    assert [text[: len(sentence)] for text in job_said] == [sentence]
+    of_job = [text for text in found.sentences() if text.startswith("Job/")]
+    assert [text[: len(sentence)] for text in of_job] == [sentence]

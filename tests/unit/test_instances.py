@@ -50,12 +50,14 @@ def test_huge_pages_come_out_of_the_memory(instances: Mapping[str, Instance]) ->
 
 
 @pytest.mark.parametrize("mib", [-2, 5, 1082712])
-def test_huge_pages_that_are_no_pages_are_refused(mib: int, instances: Mapping[str, Instance]) -> None:
+def test_huge_pages_that_are_not_whole_or_do_not_fit_are_refused(
+    mib: int, instances: Mapping[str, Instance]
+) -> None:
     with pytest.raises(BiremeError, match=r"huge pages on p4d.24xlarge: give an even number of MiB"):
         instances["p4d.24xlarge"].allocatable(huge_pages_mib=mib)
 
 
-def test_a_trainium_node_offers_neuron_devices_and_no_efa_it_does_not_have(
+def test_a_trainium_node_without_efa_offers_only_neuron_devices(
     instances: Mapping[str, Instance],
 ) -> None:
     offer = instances["trn1.2xlarge"].allocatable()
@@ -143,7 +145,7 @@ def test_an_affinity_without_a_term_that_can_match_admits_no_node(instances: Map
         assert not any(choice.admits(each) for each in instances)
 
 
-def test_a_type_that_a_node_selector_names_is_kept_although_nobody_knows_it(
+def test_a_node_selector_keeps_a_type_without_facts(
     instances: Mapping[str, Instance],
 ) -> None:
     assert choose_nodes({"nodeSelector": {TYPE: "m5.large"}}, instances).types == ("m5.large",)

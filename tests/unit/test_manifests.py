@@ -49,14 +49,14 @@ def test_helms_output_becomes_typed_objects_with_their_source() -> None:
     assert second.identity == "Pod/t"
 
 
-def test_dates_stay_the_strings_they_are_for_kubernetes() -> None:
+def test_dates_stay_strings_as_in_kubernetes() -> None:
     assert parse(TEXT)[0].annotations["day"] == "2020-01-01"
 
 
 @pytest.mark.parametrize(
     ("text", "said"), [("# Source: a.yaml\n- 1\n", "a.yaml holds a list"), ("a: [", "not valid YAML")]
 )
-def test_a_document_that_is_no_object_is_refused(text: str, said: str) -> None:
+def test_a_document_that_is_not_an_object_is_refused(text: str, said: str) -> None:
     with pytest.raises(BiremeError, match=said):
         parse(text)
 

@@ -1,4 +1,4 @@
-"""What `bireme nccl` reads from a log of nccl-tests, and what it makes of it."""
+"""What `bireme nccl` reads from a log of nccl-tests, and how it judges it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def test_new_logs_tell_hosts_and_interfaces_too() -> None:
         ("no word of it", ()),
     ],
 )
-def test_it_is_efa_only_if_every_rank_that_says_so_took_it(network: str, providers: tuple[str, ...]) -> None:
+def test_it_is_efa_only_if_all_ranks_that_name_a_provider_use_it(
+    network: str, providers: tuple[str, ...]
+) -> None:
     report = parse(new_log(network))
     assert report.providers == providers
     assert not report.is_efa
@@ -110,7 +112,7 @@ def test_of_several_sweeps_in_a_log_the_last_one_counts() -> None:
     assert [size.bytes for size in report.sizes] == list(SWEEP)
 
 
-def test_a_line_that_two_processes_wrote_into_is_left_out() -> None:
+def test_a_line_that_mixes_the_output_of_two_processes_is_left_out() -> None:
     torn = "16 4 float sum 630.5 0.00 w:33: NCCL INFO 1e-07 628.1 0.00 0.00"
     assert parse(f"{torn}\n{old_log()}").sizes[0].bytes == 8
 
@@ -159,7 +161,7 @@ def test_sweeps_over_other_sizes_are_not_compared(measured: Facts, instances: In
     assert (found.expected_average, found.expected_maximum) == (None, 42.04)
 
 
-def test_nodes_that_nobody_measured_have_a_line_rate_only(measured: Facts, instances: Instances) -> None:
+def test_nodes_without_published_figures_have_only_a_line_rate(measured: Facts, instances: Instances) -> None:
     found = judge(parse(new_log()), Asked("p5.48xlarge", 2, 32), measured, instances)
     assert (found.expected_average, found.expected_maximum, found.line_rate) == (None, None, 400)
 
@@ -171,7 +173,7 @@ def test_nodes_that_nobody_measured_have_a_line_rate_only(measured: Facts, insta
         ("no word of it", "its log does not name the network that NCCL took: run it with NCCL_DEBUG=INFO"),
     ],
 )
-def test_another_network_than_the_efa_that_was_asked_for_is_a_problem(
+def test_a_job_that_asked_for_efa_and_uses_another_network_has_a_problem(
     network: str, sentence: str, measured: Facts, instances: Instances
 ) -> None:
     (problem,) = judge(parse(new_log(network)), Asked(P4D, 2, 4), measured, instances).problems
@@ -209,7 +211,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_the_command_prints_what_was_measured_beside_what_is_expected(run: Run) -> None:
+def test_the_command_prints_measured_and_expected_bandwidth(run: Run) -> None:
     result = run(old_log(), "--instance", P4D, "--nodes", "2", "--efa", "4")
     assert result.exit_code == 0
     assert "provider efa: EFA" in result.output
@@ -227,7 +229,7 @@ def test_the_command_prints_json_for_machines(run: Run) -> None:
     assert data["asked"] == {"type": P4D, "nodes": 2, "efa": 1}
 
 
-def test_the_command_fails_when_efa_was_asked_for_and_not_taken(run: Run) -> None:
+def test_the_command_fails_when_efa_was_asked_for_but_not_used(run: Run) -> None:
     result = run(new_log(TCP), "--efa", "4", "-o", "json")
     assert isinstance(result.exception, BiremeError)
     assert json.loads(result.stdout)["providers"] == ["tcp"]
@@ -243,7 +245,7 @@ def test_the_command_fails_when_efa_was_asked_for_and_not_taken(run: Run) -> Non
         (["--file", "pyproject.toml"], "pyproject.toml has no result"),
     ],
 )
-def test_what_the_command_cannot_do_is_one_sentence_and_exit_code_1(
+def test_an_error_of_the_command_is_one_sentence_and_exit_code_1(
     arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -251,6 +253,6 @@ def test_what_the_command_cannot_do_is_one_sentence_and_exit_code_1(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert sentence in said
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert sentence in error

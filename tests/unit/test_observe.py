@@ -1,4 +1,4 @@
-"""What is there, compared with the plan: each difference has a name and a sentence."""
+"""Live pods compared with the plan: each difference has a category and a sentence."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ def categories(differences: tuple[Difference, ...]) -> list[tuple[str, str]]:
     return [(each.category, each.pod) for each in differences]
 
 
-def test_what_is_as_planned_has_no_difference() -> None:
+def test_pods_as_planned_have_no_difference() -> None:
     assert compare(plan_of(job(2)), [worker(0), worker(1)]) == ()
 
 
-def test_an_mpi_jobs_workers_and_the_pod_of_its_launchers_job_are_matched_by_host_name() -> None:
+def test_the_launcher_and_workers_of_an_mpi_job_are_matched_by_host_name() -> None:
     plan = plan_of(mpi_job(2))
     assert compare(plan, [mpi_worker(0), mpi_worker(1), mpi_launcher()]) == ()
     (found,) = compare(plan, [mpi_worker(0), mpi_worker(1)])
@@ -138,7 +138,7 @@ def test_an_mpi_jobs_workers_and_the_pod_of_its_launchers_job_are_matched_by_hos
     assert categories(extra) == [("extra", "maskrcnn-r1-worker-2")]
 
 
-def test_an_mpi_job_that_is_done_keeps_its_launcher_and_misses_no_worker() -> None:
+def test_a_complete_mpi_job_may_have_lost_its_workers() -> None:
     done = ObservedWorkload("MPIJob", "maskrcnn-r1", "Complete")
     assert compare(plan_of(mpi_job(2)), [mpi_launcher("Succeeded")], [done]) == ()
 
@@ -148,13 +148,13 @@ def test_resources_are_compared_as_amounts_not_as_text() -> None:
     assert compare(plan_of(job(1)), [pod]) == ()
 
 
-def test_a_worker_that_is_not_there_is_missing() -> None:
+def test_a_planned_worker_without_a_pod_is_missing() -> None:
     (found,) = compare(plan_of(job(2)), [worker(0)])
     assert (found.category, found.pod) == ("missing", "imagenet-r1-1")
     assert found.sentence == "imagenet-r1-1 (worker) is missing: Job imagenet-r1 has no such pod"
 
 
-def test_a_live_worker_beyond_the_plan_is_extra_and_its_maker_is_named() -> None:
+def test_a_live_worker_that_was_not_planned_is_extra_and_its_owner_is_named() -> None:
     (found,) = compare(plan_of(job(1)), [worker(0), worker(1)])
     assert found.category == "extra"
     assert "Job imagenet-r1" in found.sentence
@@ -168,7 +168,7 @@ def test_workers_of_another_run_are_extra() -> None:
 @pytest.mark.parametrize(
     "pod", [worker(1, deleted=True), worker(1, phase="Failed"), worker(1, phase="Succeeded")]
 )
-def test_a_worker_beyond_the_plan_that_is_ending_or_ended_is_no_difference(pod: ObservedPod) -> None:
+def test_an_unplanned_worker_that_ends_or_has_ended_is_no_difference(pod: ObservedPod) -> None:
     assert compare(plan_of(job(1)), [worker(0), pod]) == ()
 
 
@@ -178,7 +178,7 @@ def test_a_worker_that_was_replaced_is_no_difference(old: dict[str, Any]) -> Non
     assert compare(plan_of(job(1)), pods) == ()
 
 
-def test_every_wrong_resource_is_named_with_what_is_there_and_what_was_planned() -> None:
+def test_a_wrong_resource_is_named_with_the_live_and_the_planned_amount() -> None:
     (found,) = compare(plan_of(job(1)), [worker(0, gpus=4)])
     assert found.sentence == "imagenet-r1-0 asks for 4 of nvidia.com/gpu, planned 8"
 
@@ -191,12 +191,12 @@ def test_a_wrong_node_selector_and_host_name_are_named() -> None:
     assert found[1].sentence == "imagenet-r1-0 has host name somewhere, planned imagenet-r1-0"
 
 
-def test_a_pending_worker_says_why_in_the_schedulers_words_without_its_noise() -> None:
-    said = (
+def test_a_pending_worker_has_the_schedulers_reason_without_its_noise() -> None:
+    message = (
         "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. no new claims to deallocate, "
         "preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod."
     )
-    pod = worker(0, phase="Pending", node=None, scheduler=said)
+    pod = worker(0, phase="Pending", node=None, scheduler=message)
     (found,) = compare(plan_of(job(1)), [pod])
     assert found.category == "pending"
     assert found.sentence == (
@@ -204,19 +204,19 @@ def test_a_pending_worker_says_why_in_the_schedulers_words_without_its_noise() -
     )
 
 
-def test_a_worker_that_is_not_ready_says_what_its_container_waits_for() -> None:
+def test_a_worker_that_is_not_ready_names_what_its_container_waits_for() -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     (found,) = compare(plan_of(job(1)), [worker(0, phase="Pending", state=waiting)])
     assert found.category == "not-ready"
     assert found.sentence.endswith("container trainer waits: ImagePullBackOff, no such image")
 
 
-def test_a_running_worker_that_is_not_ready_is_told_by_its_probe() -> None:
+def test_a_running_worker_that_is_not_ready_has_a_failing_probe() -> None:
     (found,) = compare(plan_of(job(1)), [worker(0, ready=False)])
     assert found.sentence.endswith("container trainer runs and its readiness probe fails")
 
 
-def test_a_failed_worker_tells_its_exit_code() -> None:
+def test_a_failed_worker_has_its_exit_code_and_reason() -> None:
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     (found,) = compare(plan_of(job(1)), [worker(0, phase="Failed", state=ended)])
     assert found.category == "failed"
@@ -225,7 +225,7 @@ def test_a_failed_worker_tells_its_exit_code() -> None:
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_a_worker_on_a_silent_node_comes_with_the_way_out(deleted: bool) -> None:
+def test_a_worker_on_an_unreachable_node_comes_with_the_taint_to_set(deleted: bool) -> None:
     pod = worker(0, ready=False, deleted=deleted, node_state="unreachable")
     (found,) = compare(plan_of(job(1)), [pod])
     assert found.category == "unreachable"
@@ -234,7 +234,7 @@ def test_a_worker_on_a_silent_node_comes_with_the_way_out(deleted: bool) -> None
     )
 
 
-def test_a_worker_whose_node_was_deleted_says_so() -> None:
+def test_a_worker_on_a_deleted_node_is_reported_as_such() -> None:
     (found,) = compare(plan_of(job(1)), [worker(0, node_state="gone")])
     assert found.category == "node-gone"
     assert "p4d-24xlarge-0, which is gone" in found.sentence
@@ -253,12 +253,12 @@ def test_a_suspended_job_has_no_workers() -> None:
     ]
 
 
-def test_a_job_that_is_complete_misses_nobody() -> None:
+def test_a_complete_job_has_no_missing_workers() -> None:
     done = ObservedWorkload("Job", "imagenet-r1", "Complete")
     assert compare(plan_of(job(2)), [worker(0, phase="Succeeded", ready=False)], [done]) == ()
 
 
-def test_a_job_that_failed_for_good_says_why_once() -> None:
+def test_a_failed_job_is_one_difference_with_its_reason() -> None:
     lost = ObservedWorkload("Job", "imagenet-r1", "Failed", "Container trainer failed with exit code 64")
     (found,) = compare(plan_of(job(2)), [worker(0, phase="Failed")], [lost])
     assert found.category == "job-failed"
@@ -302,7 +302,7 @@ def test_deployment_pods_are_matched_by_what_made_them() -> None:
     ]
 
 
-def test_an_empty_plan_and_an_empty_namespace_agree() -> None:
+def test_an_empty_plan_matches_an_empty_namespace() -> None:
     assert compare(plan_of(), []) == ()
 
 
@@ -321,7 +321,7 @@ def test_a_long_message_is_cut_and_its_lines_are_joined() -> None:
     assert len(shorten("word " * 100)) == 240
 
 
-def test_comparing_1000_workers_takes_no_time_to_speak_of() -> None:
+def test_1000_workers_are_compared_within_a_second() -> None:
     import time
 
     plan, pods = plan_of(job(1000)), [worker(index) for index in range(1000)]
@@ -330,7 +330,7 @@ def test_comparing_1000_workers_takes_no_time_to_speak_of() -> None:
     assert time.perf_counter() - started < 1
 
 
-def test_a_daemon_set_has_as_many_pods_as_its_controller_says_and_each_in_order() -> None:
+def test_pods_of_a_daemon_set_are_not_counted_but_each_must_be_ready() -> None:
     plan = plan_of(
         WorkloadPlan(
             "plugin", "DaemonSet", "plugin", 0, 0, 0, (), instance_types=("p4d.24xlarge",), note="each node"

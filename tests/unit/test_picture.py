@@ -1,4 +1,4 @@
-"""The plan as a picture: valid SVG, every accelerator in its place, shortened where it would be endless."""
+"""The plan as a picture: valid SVG, a square for every accelerator, and long plans shortened."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def free_slots(picture: ET.Element) -> int:
 def test_each_accelerator_shows_the_world_rank_that_uses_it(instances: Mapping[str, Instance]) -> None:
     picture = drawn(instances, job(3), etcd(1))
     assert ranks(picture) == [str(rank) for rank in range(24)]
-    said = words(picture)
-    assert "Job train-r1: 3 worker pods, elastic from 1 to 9" in said
-    assert "3 × p4d.24xlarge" in said
-    assert {"node 1, 4 EFA", "train-r1-2", "etcd-0"} <= set(said)
-    assert said[-1] == "4 pods, 24 accelerators, 12 EFA interfaces on 3 × p4d.24xlarge"
+    texts = words(picture)
+    assert "Job train-r1: 3 worker pods, elastic from 1 to 9" in texts
+    assert "3 × p4d.24xlarge" in texts
+    assert {"node 1, 4 EFA", "train-r1-2", "etcd-0"} <= set(texts)
+    assert texts[-1] == "4 pods, 24 accelerators, 12 EFA interfaces on 3 × p4d.24xlarge"
 
 
-def test_accelerators_that_nobody_asked_for_are_empty_slots(instances: Mapping[str, Instance]) -> None:
+def test_unused_accelerators_are_empty_slots(instances: Mapping[str, Instance]) -> None:
     picture = drawn(instances, job(1, gpus=6, processes="gpu"))
     assert ranks(picture) == list("012345")
     assert free_slots(picture) == 2
@@ -76,7 +76,7 @@ def test_ranks_are_left_out_where_processes_are_not_one_per_accelerator(
 
 
 @pytest.mark.parametrize(("workers", "more"), [(16, None), (17, "… 1 more"), (1000, "… 984 more")])
-def test_more_nodes_than_people_look_at_are_counted_instead(
+def test_nodes_beyond_16_are_counted_instead_of_drawn(
     workers: int, more: str | None, instances: Mapping[str, Instance]
 ) -> None:
     picture = drawn(instances, job(workers))
@@ -85,12 +85,12 @@ def test_more_nodes_than_people_look_at_are_counted_instead(
     assert [text for text in words(picture) if text.startswith("…")] == ([more] if more else [])
 
 
-def test_many_pods_of_a_node_and_many_aside_are_shortened(instances: Mapping[str, Instance]) -> None:
-    said = words(drawn(instances, job(4, gpus=1, processes="1", efa=1), etcd(9)))
-    assert said.count("… 1 more") == 2
+def test_long_lists_of_pods_are_shortened(instances: Mapping[str, Instance]) -> None:
+    texts = words(drawn(instances, job(4, gpus=1, processes="1", efa=1), etcd(9)))
+    assert texts.count("… 1 more") == 2
 
 
-def test_names_cannot_break_the_picture(instances: Mapping[str, Instance]) -> None:
+def test_names_are_escaped_in_the_picture(instances: Mapping[str, Instance]) -> None:
     assert "<a&b> in namespace default" in words(drawn(instances, release="<a&b>"))
 
 

@@ -1,4 +1,4 @@
-"""What is asked of Helm, and what becomes of its answers. Real releases are the embedded tier's."""
+"""What Helm is called with, and how its answers are read. The embedded tier makes real releases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEPLOYED = {
 
 @dataclass(frozen=True)
 class Somewhere:
-    """A cluster that nobody connects to."""
+    """A cluster that is never connected to."""
 
     kubeconfig: Path
     name: str = "somewhere"
@@ -49,7 +49,7 @@ class OneHelm:
 
 @pytest.fixture
 def make_helm(tmp_path: Path) -> MakeHelm:
-    """Releases through a stand-in for Helm that notes its arguments and answers as told."""
+    """Releases through a stand-in for Helm, which records its arguments and prints a given answer."""
 
     def make(answer: object = None, error: str = "") -> Releases:
         helm = tmp_path / "helm of the test"
@@ -89,20 +89,20 @@ def test_an_install_does_not_wait_and_gives_its_timeout_a_unit(
     make_helm: MakeHelm, chart: Path, tmp_path: Path
 ) -> None:
     notes = make_helm(DEPLOYED).install(chart, "web", "team", {}, timeout=90)
-    said = arguments(tmp_path)
+    given = arguments(tmp_path)
     assert notes == "It runs."
-    assert said[:3] == ["upgrade", "web", str(chart)]
-    assert said[said.index("--timeout") + 1] == "90s"
-    assert not {"--wait", "--wait-for-jobs", "--create-namespace", "--reuse-values"} & set(said)
+    assert given[:3] == ["upgrade", "web", str(chart)]
+    assert given[given.index("--timeout") + 1] == "90s"
+    assert not {"--wait", "--wait-for-jobs", "--create-namespace", "--reuse-values"} & set(given)
 
 
-def test_helm_works_on_the_clusters_own_kubeconfig_and_context(
+def test_helm_gets_the_clusters_kubeconfig_and_context(
     make_helm: MakeHelm, chart: Path, tmp_path: Path
 ) -> None:
     make_helm(DEPLOYED).install(chart, "web", "team", {})
-    said = arguments(tmp_path)
-    assert said[said.index("--kubeconfig") + 1] == str(tmp_path / "kubeconfig")
-    assert said[said.index("--kube-context") + 1] == "blue"
+    given = arguments(tmp_path)
+    assert given[given.index("--kubeconfig") + 1] == str(tmp_path / "kubeconfig")
+    assert given[given.index("--kube-context") + 1] == "blue"
 
 
 def test_values_reach_helm_as_they_are(make_helm: MakeHelm, chart: Path, tmp_path: Path) -> None:
@@ -131,14 +131,14 @@ def test_a_folder_that_is_no_chart_is_refused_before_helm_runs(make_helm: MakeHe
         ),
     ],
 )
-def test_a_refusal_is_the_charts_own_sentence_or_says_what_to_do(
+def test_an_error_of_helm_is_the_charts_sentence_or_advice(
     make_helm: MakeHelm, chart: Path, stderr: str, sentence: str
 ) -> None:
     with pytest.raises(BiremeError, match=sentence):
         make_helm(error=stderr).install(chart, "web", "team", {})
 
 
-def test_a_release_that_is_not_there_has_no_revisions_and_uninstalling_it_is_fine(
+def test_a_missing_release_has_no_revisions_and_can_be_uninstalled(
     make_helm: MakeHelm,
 ) -> None:
     helm = make_helm(error="Error: release: not found")
@@ -147,7 +147,7 @@ def test_a_release_that_is_not_there_has_no_revisions_and_uninstalling_it_is_fin
     assert helm.uninstall("web", "team") is False
 
 
-def test_asking_for_the_notes_of_no_release_says_where_to_look(make_helm: MakeHelm) -> None:
+def test_the_notes_of_a_missing_release_are_an_error_with_advice(make_helm: MakeHelm) -> None:
     with pytest.raises(BiremeError, match="no release web in namespace team: see helm list --namespace team"):
         make_helm(error="Error: release: not found").notes("web", "team")
 

@@ -112,7 +112,7 @@ def mpi_job(workers: int = 3, slots: int | None = None, name: str = "maskrcnn-r1
     return Manifest({"kind": "MPIJob", "metadata": {"name": name}, "spec": spec})
 
 
-def test_an_mpi_job_becomes_a_launcher_without_a_rank_and_workers_ranked_as_in_the_host_file(
+def test_an_mpi_job_has_a_launcher_without_rank_and_workers_in_host_file_order(
     instances: Facts,
 ) -> None:
     plan = planned(instances, mpi_job(2, slots=8))
@@ -134,7 +134,7 @@ def test_an_mpi_job_becomes_a_launcher_without_a_rank_and_workers_ranked_as_in_t
     assert plan.totals.nodes == {P4D: 2}
 
 
-def test_a_launcher_that_works_too_has_the_first_ranks(instances: Facts) -> None:
+def test_a_launcher_that_also_trains_has_the_first_ranks(instances: Facts) -> None:
     [job] = planned(instances, mpi_job(2, slots=8, runLauncherAsWorker=True)).workloads
     assert [(pod.role, pod.rank) for pod in job.pods] == [("launcher", 0), ("worker", 1), ("worker", 2)]
 
@@ -150,7 +150,7 @@ def test_an_mpi_job_without_a_launcher_is_refused_by_name(instances: Facts) -> N
         planned(instances, job)
 
 
-def test_members_deployments_and_bare_pods_expand_each_in_their_way(instances: Facts) -> None:
+def test_stateful_sets_deployments_and_bare_pods_are_named_as_kubernetes_does(instances: Facts) -> None:
     bare = Manifest(
         {"kind": "Pod", "metadata": {"name": "shell"}, "spec": {"hostname": "box", "containers": []}}
     )
@@ -183,7 +183,7 @@ OTHER = {"key": "team", "operator": "Exists"}
         ([[ONLY_P4D, NOT_P4D]], False, False),
     ],
 )
-def test_a_daemon_set_is_planned_by_the_types_whose_nodes_it_chooses(
+def test_a_daemon_set_names_the_types_whose_nodes_it_runs_on(
     instances: Facts, terms: list[list[dict[str, Any]]], has_p4d: bool, has_others: bool
 ) -> None:
     spec = pod_spec(None)
@@ -251,7 +251,7 @@ def test_a_node_selector_and_an_affinity_count_together(instances: Facts) -> Non
     )
 
 
-def test_hooks_and_objects_without_pods_are_no_part_of_a_plan(instances: Facts) -> None:
+def test_a_plan_leaves_out_hooks_and_objects_without_pods(instances: Facts) -> None:
     hook = {"name": "test", "annotations": {"helm.sh/hook": "test"}}
     plan = planned(
         instances,
@@ -285,7 +285,7 @@ def test_huge_pages_and_memory_share_the_memory_of_a_node(instances: Facts) -> N
     )
 
 
-def test_a_plan_that_fits_has_nothing_to_say(instances: Facts) -> None:
+def test_a_plan_that_fits_has_no_problems(instances: Facts) -> None:
     plan = planned(
         instances, indexed(3, whole_node()), workload("StatefulSet", "etcd", pod_spec(None, cpu="100m"))
     )
@@ -306,7 +306,7 @@ def test_a_plan_that_fits_has_nothing_to_say(instances: Facts) -> None:
         ),
     ],
 )
-def test_pods_that_find_no_node_are_counted_with_the_reason(
+def test_pods_without_room_are_counted_with_the_reason(
     nodes: dict[str, int], sentence: str, instances: Facts
 ) -> None:
     assert fit(planned(instances, indexed(3, whole_node())), nodes, instances) == [sentence]
@@ -320,7 +320,7 @@ def test_more_devices_than_a_whole_node_has_can_never_fit(instances: Facts) -> N
     assert plan.totals.nodes == {P4D: 2}
 
 
-def test_pods_without_a_type_take_what_is_left_or_are_named(instances: Facts) -> None:
+def test_pods_without_a_type_use_free_space_on_any_node(instances: Facts) -> None:
     etcd = workload("StatefulSet", "etcd", pod_spec(None, cpu="2"), role="member")
     full = indexed(1, whole_node(cpu="95"))
     [sentence] = fit(planned(instances, full, etcd), {P4D: 1}, instances)
@@ -331,7 +331,7 @@ def test_pods_without_a_type_take_what_is_left_or_are_named(instances: Facts) ->
     ]
 
 
-def test_a_type_without_facts_is_named_and_a_cluster_of_it_refused(instances: Facts) -> None:
+def test_an_unknown_instance_type_is_named_and_refused_as_cluster_node(instances: Facts) -> None:
     plan = planned(instances, indexed(1, pod_spec("m5.large")))
     assert plan.totals.nodes == {}
     [sentence] = fit(plan, {P4D: 1}, instances)
@@ -343,13 +343,13 @@ def test_a_type_without_facts_is_named_and_a_cluster_of_it_refused(instances: Fa
         fit(plan, {"m5.large": 1}, instances)
 
 
-def test_a_thousand_workers_are_planned_in_a_moment(instances: Facts) -> None:
+def test_a_plan_of_1000_workers_packs_1000_nodes(instances: Facts) -> None:
     plan = planned(instances, indexed(1000, whole_node()))
     assert plan.totals.nodes == {P4D: 1000}
     assert fit(plan, {P4D: 999}, instances)[0].startswith("1 of 1000 worker pods does not fit")
 
 
-def test_the_schedulers_arithmetic_for_init_containers_sidecars_and_limits() -> None:
+def test_requests_add_up_as_in_the_scheduler_with_init_containers_and_sidecars() -> None:
     def asks(cpu: str, **more: object) -> dict[str, Any]:
         return {"resources": {"requests": {"cpu": cpu}}, **more}
 
@@ -382,17 +382,17 @@ def test_a_quantity_has_one_spelling(name: str, given: object, shown: str) -> No
 
 
 @pytest.mark.parametrize("wrong", ["lots", "1Xi", "", "1/0"])
-def test_what_is_no_quantity_is_refused(wrong: str) -> None:
+def test_text_that_is_not_a_quantity_is_refused(wrong: str) -> None:
     with pytest.raises(BiremeError, match="is not a Kubernetes quantity"):
         quantity(wrong)
 
 
-def test_elastic_bounds_that_are_none_are_refused(instances: Facts) -> None:
+def test_pet_nnodes_that_are_not_bounds_are_refused(instances: Facts) -> None:
     with pytest.raises(BiremeError, match="PET_NNODES is 'some', it must be MIN:MAX"):
         planned(instances, indexed(1, whole_node(env={"PET_NNODES": "some"})))
 
 
-def test_torchruns_gpu_means_one_process_per_accelerator(instances: Facts) -> None:
+def test_gpu_as_nproc_per_node_means_one_process_per_accelerator(instances: Facts) -> None:
     assert (
         planned(instances, indexed(1, whole_node(env={"PET_NPROC_PER_NODE": "gpu"}))).pods[0].processes == 8
     )

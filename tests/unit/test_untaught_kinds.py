@@ -93,7 +93,7 @@ def test_a_cron_job_is_named_with_its_schedule(bireme_plan: Callable[..., str]) 
         ("ReplicationController", {"template": {"spec": {"containers": [{"name": "a"}]}}}),
     ],
 )
-def test_a_template_with_containers_is_found_wherever_it_is(kind: str, spec: Mapping[str, Any]) -> None:
+def test_a_pod_template_is_found_at_any_depth(kind: str, spec: Mapping[str, Any]) -> None:
     assert len(pod_templates(an_object(kind, spec))) == 1
 
 
