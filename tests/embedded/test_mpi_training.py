@@ -140,7 +140,7 @@ def test_suspend_removes_the_pods_and_the_queue_label_is_set(release: ReleaseFac
 
 
 def test_without_the_operator_an_mpi_job_is_refused_with_advice(release: ReleaseFactory) -> None:
-    with pytest.raises(BiremeError, match="this cluster knows no MPIJob; install charts/mpijob first"):
+    with pytest.raises(BiremeError, match="this cluster has no MPIJobs; install charts/mpijob first"):
         release("mpi-training", sets=["orchestrator=MPIJob"])
 
 

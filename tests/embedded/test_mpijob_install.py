@@ -134,7 +134,7 @@ def test_a_kind_that_another_release_owns_is_left_alone(
 ) -> None:
     one, other = namespace(), namespace()
     install(one)
-    with pytest.raises(BiremeError, match=f"the kind MPIJob is from release mpijob in namespace {one}"):
+    with pytest.raises(BiremeError, match=f"MPIJob belongs to release mpijob in namespace {one}"):
         install(other)
     install(other, sets=["crds.enabled=false", f"watchNamespace={other}"])
     with pytest.raises(BiremeError, match=f"release mpijob is in namespace {one} already"):
@@ -152,7 +152,7 @@ def test_a_kind_without_helms_labels_is_left_alone(
     }
     cluster.api.patch(mpi_kind, {"metadata": kept})
     operator.uninstall()
-    with pytest.raises(BiremeError, match="the cluster has the kind MPIJob already, and not from Helm"):
+    with pytest.raises(BiremeError, match="a CustomResourceDefinition of MPIJob that Helm does not manage"):
         install(here)
 
 

@@ -109,8 +109,8 @@ def test_imagenets_pictures_go_into_folders_by_class(render: Callable[..., Rende
     ("change", "sentence"),
     [
         ({"sources": []}, "sources: none is given"),
-        ({"claim": {"name": "", "path": "x"}}, "claim.name: the dataset needs a claim to lie on"),
-        ({"claim": {"name": "x", "path": ""}}, "claim.path: the dataset needs a folder of its own"),
+        ({"claim": {"name": "", "path": "x"}}, "claim.name: the dataset needs a claim;"),
+        ({"claim": {"name": "x", "path": ""}}, "claim.path: the dataset needs a folder on the claim"),
         ({"claim": {"name": "x", "path": "../y"}}, "path"),
         ({"sources": [{"path": "a"}]}, "sources[0]: it needs either url or claimName"),
         ({"sources": [{"url": "s3://a/b", "subPath": "c"}]}, "sources[0].subPath: it belongs to claimName"),

@@ -105,7 +105,7 @@ def test_only_neurons_topology_needs_a_privileged_container(render: Callable[...
     ("sets", "sentence"),
     [
         ([], "region: the image is pulled from the registry of EKS in the cluster's region"),
-        (["region=us-moon-1"], "region: us-moon-1 is not known to have a registry of EKS"),
+        (["region=us-moon-1"], "region: the chart knows no registry of EKS in us-moon-1"),
         ([*OREGON, "instanceTypes={p4d.24xlarge}"], "instanceTypes: p4d.24xlarge is known already"),
         ([*OREGON, "instanceTypes={p4d}"], "instanceTypes"),
         ([*OREGON, f"fullnameOverride={'x' * 53}"], "DaemonSet name"),

@@ -102,16 +102,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a placeholder", static(mountName="???"), "mountName"),
     ("another's DNS name", static(fileSystemId="fs-99999999"), "static.dnsName: fs-0123456789abcdef0.fsx"),
     ("both", dynamic() | {"static": STATIC["static"]}, "static.fileSystemId: with provisioning dynamic"),
-    ("a size FSx has not", dynamic("2000Gi"), "size: FSx makes no file system of 2000Gi; set 1200Gi or a"),
+    ("a size FSx has not", dynamic("2000Gi"), "size: FSx has no file systems of 2000Gi; set 1200Gi or a"),
     (
         "too small for EFA",
         dynamic("2400Gi", efaEnabled=True, metadata={"mode": "AUTOMATIC"}),
-        "size: FSx makes no file system of 2400Gi; set a multiple of 19200Gi",
+        "size: FSx has no file systems of 2400Gi; set a multiple of 19200Gi",
     ),
     (
         "EFA without metadata servers",
         dynamic("4800Gi", efaEnabled=True, perUnitStorageThroughput=1000),
-        "dynamic.metadata.mode: EFA needs metadata servers",
+        "dynamic.metadata.mode: EFA needs a metadata configuration",
     ),
     (
         "EFA on PERSISTENT_1",
@@ -126,12 +126,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "a throughput of scratch",
         dynamic(deploymentType="SCRATCH_2"),
-        "dynamic.perUnitStorageThroughput: SCRATCH_2 has a throughput of its own",
+        "dynamic.perUnitStorageThroughput: SCRATCH_2 has a fixed throughput",
     ),
     (
         "metadata IOPS by FSx's choice",
         dynamic(metadata={"mode": "AUTOMATIC", "iops": 6000}),
-        "dynamic.metadata.iops: it belongs to",
+        "dynamic.metadata.iops: dynamic.metadata.mode=USER_PROVISIONED needs it",
     ),
     (
         "S3 with PERSISTENT_2",

@@ -167,11 +167,11 @@ def test_the_dashboard_shows_what_is_measured_by_default(render: Callable[..., R
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
-        ([], "cloudwatch.region: the agent must know where to send metrics"),
+        ([], "cloudwatch.region: the agent needs the region to which it sends metrics"),
         (["agent=both"], "agent"),
         (
             [*CLOUDWATCH, "cloudwatch.containerInsights.enabled=true"],
-            "cloudwatch.containerInsights.clusterName: Container Insights sorts metrics by the name",
+            "cloudwatch.containerInsights.clusterName: Container Insights needs the name of the cluster",
         ),
         (
             [*DCGM, "cloudwatch.containerInsights.enabled=true"],
@@ -179,7 +179,7 @@ def test_the_dashboard_shows_what_is_measured_by_default(render: Callable[..., R
         ),
         (
             [*CLOUDWATCH, "dcgm.serviceMonitor.enabled=true"],
-            "dcgm.serviceMonitor.enabled: there is nothing to ask for with agent cloudwatch",
+            "dcgm.serviceMonitor.enabled: agent cloudwatch has no metrics to scrape",
         ),
         (
             [*DCGM, "dcgm.counters.DCGM_FI_PROF_SM_ACTIVE=gauge\\, SM activity"],

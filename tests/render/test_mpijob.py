@@ -160,7 +160,7 @@ def test_users_own_spread_replaces_the_charts(render: RenderFixture) -> None:
     [
         (
             ["metrics.enabled=false", "metrics.serviceMonitor.enabled=true"],
-            "metrics.serviceMonitor.enabled: there are no metrics to ask for; set metrics.enabled=true",
+            "metrics.serviceMonitor.enabled: there are no metrics to scrape; set metrics.enabled=true",
         ),
         (["metrics.port=8080"], "metrics.port: the operator serves its health on 8080"),
         (["extraArgs={--kube-api-qps=5}"], "extraArgs: -kube-api-qps is the chart's own; use client.qps"),

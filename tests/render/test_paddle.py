@@ -168,7 +168,10 @@ def test_the_jobs_claim_stays_when_asked(render: Callable[..., Render]) -> None:
     [
         (["image.tag=3.1.1"], "image.tag: paddlepaddle 3.1.1 has no parameter server"),
         (["mode=collective", "dispatch=dynamic"], "dispatch: shards are dispatched to trainers"),
-        (["mode=sync", "dispatch=dynamic", "etcd.enabled=true"], "dispatch: mode sync has its trainers"),
+        (
+            ["mode=sync", "dispatch=dynamic", "etcd.enabled=true"],
+            "dispatch: with mode sync trainers make each step together",
+        ),
         (["etcd.enabled=true"], "etcd.enabled: only dispatch dynamic uses etcd"),
         (["dispatch=dynamic"], "etcd.enabled: dispatch dynamic keeps its state in etcd"),
         (

@@ -168,12 +168,12 @@ ETCD: list[tuple[str, list[str], str]] = [
     (
         "cert-manager without an issuer",
         ["tls.certManager.enabled=true"],
-        "tls.certManager.issuerRef: cert-manager needs to know who signs",
+        "tls.certManager.issuerRef: cert-manager needs an issuer",
     ),
     (
         "client certificates without TLS",
         ["tls.clientSecret=mine"],
-        "tls.clientSecret: clients prove themselves over TLS only",
+        "tls.clientSecret: client certificates need TLS",
     ),
     ("snapshots that go nowhere", ["backup.enabled=true"], "backup.claimName: name the claim"),
     ("a restore from nowhere", ["restore.enabled=true"], "restore.claimName: name the claim"),

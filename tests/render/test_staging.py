@@ -146,12 +146,12 @@ def test_a_collocated_pserver_is_there_while_its_trainer_stages(render: Callable
     ("instance", "values", "sentence"),
     [
         ("p3.2xlarge", {}, "staging.claimName: p3.2xlarge has no NVMe of its own"),
-        (None, {}, "staging.claimName: without an instance type nobody knows"),
-        ("p4d.24xlarge", {"staging": {**STAGING, "size": ""}}, "staging.size: say how much the data takes"),
+        (None, {}, "staging.claimName: without an instance type the NVMe of the nodes is unknown"),
+        ("p4d.24xlarge", {"staging": {**STAGING, "size": ""}}, "staging.size: set the size of the data"),
         (
             "p4d.24xlarge",
             {"staging": {**STAGING, "size": "7Ti"}},
-            "staging.size: 7Ti is more than the 6332Gi of NVMe that a worker on p4d.24xlarge can fill",
+            "staging.size: 7Ti is more than the 6332Gi of NVMe that a worker on p4d.24xlarge has",
         ),
         (
             "p4d.24xlarge",

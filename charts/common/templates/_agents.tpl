@@ -53,7 +53,7 @@ Arguments: root (values instanceTypes), hardware.
 {{- $known := include "common.instanceTypes" (dict "root" .root "hardware" .hardware "extra" (list)) | fromJsonArray }}
 {{- range (required "common.rules.instanceTypes needs root" .root).Values.instanceTypes }}
 {{- if has . $known }}
-instanceTypes: {{ . }} is known already; list only types that values/instances has not
+instanceTypes: {{ . }} is known already; list only types that values/instances lacks
 {{- end }}
 {{- end }}
 {{- end }}

@@ -59,7 +59,7 @@ reserve.cpu: {{ $v.reserve.cpu }} is more than the {{ int64 $v.instance.vcpu }} 
 {{- end }}
 {{- $cpu := dig "requests" "cpu" "" $v.resources }}
 {{- if and $v.hugePages (not (or $worker.memory $worker.cpu $cpu)) }}
-hugePages: {{ $v.hugePages }} needs a memory or CPU request beside it, Kubernetes says; set instance (a file of values/instances) or resources.limits.memory
+hugePages: {{ $v.hugePages }} needs a memory or CPU request beside it; set instance (a file of values/instances) or resources.limits.memory
 {{- end }}
 {{- $shmMiB := include "common.MiB" (dict "quantity" $worker.shm) | int64 }}
 {{- if and (gt (int64 $worker.memoryMiB) 0) (gt $shmMiB (int64 $worker.memoryMiB)) }}

@@ -75,12 +75,12 @@ Arguments: root, worker (the result of common.worker).
 staging.size: without staging.claimName nothing is staged; set the claim that has the data, or leave size out
 {{- end }}
 {{- else if not $worker.type }}
-staging.claimName: without an instance type nobody knows what NVMe the nodes have; choose one with -f values/instances/TYPE.yaml
+staging.claimName: without an instance type the NVMe of the nodes is unknown; choose one with -f values/instances/TYPE.yaml
 {{- else if not $nvmeGB }}
 staging.claimName: {{ $worker.type }} has no NVMe of its own; choose a type with instance.nvmeGB, or mount the claim with claims
 {{- else if not $v.staging.size }}
-staging.size: say how much the data takes on the node, e.g. 200Gi; {{ $roomGi }}Gi are there for each worker
+staging.size: set the size of the data, e.g. 200Gi; each worker has {{ $roomGi }}Gi of NVMe
 {{- else if gt $sizeMiB (mul $roomGi 1024) }}
-staging.size: {{ $v.staging.size }} is more than the {{ $roomGi }}Gi of NVMe that a worker on {{ $worker.type }} can fill; lower it, or mount the claim with claims
+staging.size: {{ $v.staging.size }} is more than the {{ $roomGi }}Gi of NVMe that a worker on {{ $worker.type }} has; lower it, or mount the claim with claims
 {{- end }}
 {{- end }}

@@ -1,4 +1,4 @@
-"""What runs when nothing else is asked for: every rank adds up all ranks, right only in a whole world."""
+"""Check that all ranks form one world: the all-reduced sum of the ranks must be that of the world size."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Can all workers all-reduce? Each rank gives its number, and checks the sum."""
+"""Check that all workers form one world: every rank contributes its number and checks the sum."""
 
 import paddle
 import paddle.distributed as dist

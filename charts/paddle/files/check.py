@@ -1,4 +1,4 @@
-"""Do pservers and trainers work together? A line is fitted, with its slope's sign in a sparse table."""
+"""Check that pservers and trainers work together: they fit the parity of numbers with a sparse table."""
 
 import os
 
@@ -26,13 +26,13 @@ else:
     executor.run(paddle.static.default_startup_program())
     fleet.init_worker()
     random = np.random.default_rng(job.index)
-    seen = []
+    losses = []
     for _ in job.shards([f"part-{part}" for part in range(12)], passes=1):
         for _ in range(20):
             ids = random.integers(0, 100, (64, 1))
-            said = {"words": ids, "target": (ids % 2).astype("float32")}
-            seen += executor.run(feed=said, fetch_list=[loss])
+            batch = {"words": ids, "target": (ids % 2).astype("float32")}
+            losses += executor.run(feed=batch, fetch_list=[loss])
             job.step()
     fleet.stop_worker()
-    host = os.uname().nodename
-    print(f"trainer {job.index} on {host}: loss {float(seen[0]):.3f} to {float(seen[-1]):.3f}", flush=True)
+    host, first, last = os.uname().nodename, float(losses[0]), float(losses[-1])
+    print(f"trainer {job.index} on {host}: loss {first:.3f} to {last:.3f}", flush=True)

@@ -1,4 +1,4 @@
-"""Check that all workers train as one: every rank contributes its number and all must see the sum."""
+"""Check that all workers form one world: every rank contributes its number and checks the sum."""
 
 import os
 
