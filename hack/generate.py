@@ -1,8 +1,8 @@
-"""Write what is generated anew.
+"""Regenerate the files that follow from others.
 
-`instances` writes the lists of instance types that agents go by;
-`schemas` bundles charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs and draws the
-picture of the README; `crds` makes charts/mpijob's kind from the Go types of the pinned mpi-operator.
+`instances` writes the lists of instance types that select the nodes of agents; `schemas` bundles
+charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs and draws the picture of the README;
+`crds` makes the CustomResourceDefinition of charts/mpijob from the Go types of the pinned mpi-operator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def instance_types(paths: Paths) -> str:
 
 
 def write_instance_types(paths: Paths) -> None:
-    """The file that `instance_types` is for."""
+    """Write `instance_types` to its file."""
     (paths.charts / INSTANCE_TYPES).write_text(instance_types(paths))
 
 
@@ -71,7 +71,7 @@ def documented_charts(paths: Paths) -> list[str]:
 
 
 def write_docs(paths: Paths) -> None:
-    """All generated docs."""
+    """Write all generated documents."""
     toolbox = Toolbox(paths)
     for name in documented_charts(paths):
         (paths.charts / name / "README.md").write_text(chart_readme(paths, toolbox, name))
@@ -79,7 +79,7 @@ def write_docs(paths: Paths) -> None:
 
 
 MPI_JOB_CRD = "charts/mpijob/files/mpijobs.kubeflow.org.yaml"
-# What `kubectl get mpijobs` shows; the Go types say nothing about it.
+# The columns of `kubectl get mpijobs`, which the Go types do not define.
 _COLUMNS = [
     {"name": "State", "type": "string", "jsonPath": ".status.conditions[-1:].type"},
     {"name": "Workers", "type": "integer", "jsonPath": ".spec.mpiReplicaSpecs.Worker.replicas"},
@@ -90,7 +90,7 @@ _COLUMNS = [
 def mpi_job_crd(paths: Paths, toolbox: Toolbox) -> str:
     """The ``spec`` of the CustomResourceDefinition MPIJob, as YAML, by controller-gen.
 
-    Descriptions inside pod templates are left out: they are Kubernetes' own, and two thirds of the text.
+    Descriptions inside pod templates are left out: they are those of Kubernetes, and two thirds of the text.
     """
     types = "github.com/kubeflow/mpi-operator/pkg/apis/kubeflow/v2beta1"
     command = [
@@ -130,7 +130,7 @@ def _shorten(schema: Any, in_template: bool = False) -> None:
 
 
 def write_crds(paths: Paths) -> None:
-    """All generated kinds."""
+    """Write all generated CustomResourceDefinitions."""
     (paths.root / MPI_JOB_CRD).write_text(mpi_job_crd(paths, Toolbox(paths)))
 
 

@@ -45,7 +45,7 @@ class Paths:
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ, start: Path | None = None) -> Paths:
         """Find the project: a checkout around ``start`` (default: the working directory), else one around
-        this package, else what an installed package brings along, which is everything but the charts.
+        this package, else the files inside an installed package, which has all but the charts.
 
         Raises BiremeError when there is none of them.
         """
@@ -64,9 +64,9 @@ def _is_project(folder: Path) -> bool:
     return (folder / "values" / "instances").is_dir() and (folder / "hack" / "tools").is_dir()
 
 
-def _base(environ: Mapping[str, str], kind: str, fallback: str) -> Path:
-    own = environ.get(f"BIREME_{kind}")
+def _base(environ: Mapping[str, str], purpose: str, fallback: str) -> Path:
+    own = environ.get(f"BIREME_{purpose}")
     if own:
         return Path(own).resolve()
-    xdg = environ.get(f"XDG_{kind}_HOME")
+    xdg = environ.get(f"XDG_{purpose}_HOME")
     return (Path(xdg) if xdg else Path(environ.get("HOME", "~")).expanduser() / fallback) / "bireme"

@@ -52,7 +52,7 @@ def test_given_no_clone_at_all_when_discovered_then_the_error_says_where_to_run(
         Paths.discover({}, start=tmp_path)
 
 
-def test_given_the_installed_wheel_and_no_clone_when_discovered_then_instances_and_pins_come_along(
+def test_the_installed_wheel_without_a_clone_has_the_instances_and_the_pins(
     tmp_path: Path,
 ) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]

@@ -90,15 +90,13 @@ def test_every_part_of_a_request_reaches_the_templates(helm: str, chart: Path, r
 
 
 def test_what_is_in_the_callers_environment_changes_nothing(
-    chart: Path, toolbox: Toolbox, paths: Paths, monkeypatch: pytest.MonkeyPatch
+    chart: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HELM_NAMESPACE", "other")
     monkeypatch.setenv("HELM_KUBEVERSION", "1.1.1")
     monkeypatch.setenv("HELM_DEBUG", "true")
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    assert (
-        Renderer(toolbox, paths, cache=False).render(RenderRequest(chart)).manifests[0].namespace == "default"
-    )
+    assert renderer.render(RenderRequest(chart)).manifests[0].namespace == "default"
 
 
 def test_the_same_content_is_rendered_once_even_by_another_process_later(
@@ -189,10 +187,10 @@ def test_render_many_keeps_the_order_renders_equals_once_and_returns_refusals(
         "web", templates={"c.yaml": CONFIG + '{{ if eq .Values.text "bad" }}{{ fail "text: no" }}{{ end }}'}
     )
     texts = ["a", "b", "bad", "a", "bad"]
-    renderer = Renderer(counting, own_paths, jobs=2)
+    renderer = Renderer(counting, own_paths)
     results = renderer.render_many([RenderRequest(chart, {"text": text}) for text in texts])
-    said = [str(r) if isinstance(r, RenderError) else r.manifests[0]["data"]["text"] for r in results]
-    assert said == ["a", "b", "text: no", "a", "text: no"]
+    shown = [str(r) if isinstance(r, RenderError) else r.manifests[0]["data"]["text"] for r in results]
+    assert shown == ["a", "b", "text: no", "a", "text: no"]
     assert counting.runs == 3
 
 
@@ -206,7 +204,7 @@ def test_a_result_cannot_be_changed(chart: Path, renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize("helm", HELMS)
-def test_a_chart_that_refuses_its_values_says_so_in_its_own_words_twice(
+def test_a_chart_that_refuses_its_values_says_so_in_its_own_sentences_twice(
     helm: str, make_chart: MakeChart, renderer: Renderer
 ) -> None:
     rule = (
@@ -308,7 +306,7 @@ def test_nothing_of_a_renderer_stays_behind_but_its_cache(
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("stderr", "sentence"),
     [
         ("Error: execution error at (x/templates/validate.yaml:3:4): workers: no\n", "workers: no"),
         ("level=WARN msg=odd\nError: INSTALLATION FAILED: execution error at (a:1:2): no\n", "no"),
@@ -316,8 +314,8 @@ def test_nothing_of_a_renderer_stays_behind_but_its_cache(
             "Error: YAML parse error on a.yaml: bad\n\nUse --debug flag to render out invalid YAML\n",
             "YAML parse error on a.yaml: bad",
         ),
-        ("", "Helm failed without saying why"),
+        ("", "Helm failed without a message"),
     ],
 )
-def test_helms_prefixes_are_stripped(said: str, sentence: str) -> None:
-    assert sentences(said) == sentence
+def test_helms_prefixes_are_stripped(stderr: str, sentence: str) -> None:
+    assert sentences(stderr) == sentence

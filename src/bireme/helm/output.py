@@ -48,12 +48,12 @@ def sentences(stderr: str) -> str:
     """The sentences of Helm's standard error, one per line, without its prefixes and its log lines."""
     lines = stderr.strip().splitlines()
     start = next((number for number, line in enumerate(lines) if line.startswith("Error: ")), 0)
-    said = "\n".join(line for line in lines[start:] if line.strip() and line.strip() != _HINT)
+    text = "\n".join(line for line in lines[start:] if line.strip() and line.strip() != _HINT)
     for prefix in _PREFIXES:
-        said = prefix.sub("", said)
-    if said.startswith(_SCHEMA_HEADER):
-        said = "\n".join(_schema_sentences(said.removeprefix(_SCHEMA_HEADER).splitlines()))
-    return said or "Helm failed without saying why"
+        text = prefix.sub("", text)
+    if text.startswith(_SCHEMA_HEADER):
+        text = "\n".join(_schema_sentences(text.removeprefix(_SCHEMA_HEADER).splitlines()))
+    return text or "Helm failed without a message"
 
 
 def _schema_sentences(lines: Sequence[str]) -> Iterator[str]:

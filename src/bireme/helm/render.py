@@ -1,8 +1,8 @@
 """Charts rendered by the real Helm, once per content.
 
-A chart of this size costs Helm a process start and little else, so the harness renders in parallel, and
-never renders the same content twice: results are kept in memory and on disk under a key that covers all the
-output depends on. pyhelm3's ``template`` is not used: it lacks --kube-version, --api-versions and
+Most of the time of a render is the start of the Helm process, so renders run in parallel and the same content
+is rendered once: results are kept in memory and on disk under a key of everything that the output depends
+on. pyhelm3's ``template`` is not used: it lacks --kube-version, --api-versions and
 --is-upgrade, and it concatenates lists where Helm replaces them.
 """
 
@@ -66,7 +66,7 @@ class Render:
 
 
 class RenderError(BiremeError):
-    """The chart refused the values, or is broken: its own sentences; ``raw`` is all that Helm said."""
+    """The chart refused the values, or is broken: its own sentences; ``raw`` is Helm's standard error."""
 
     def __init__(self, message: str, raw: str = "") -> None:
         super().__init__(message)
@@ -76,16 +76,12 @@ class RenderError(BiremeError):
 class Renderer:
     """Renders charts with the pinned Helm.
 
-    ``cache``: keep results on disk and in memory; without it every call runs Helm. ``jobs``: Helm processes
-    at a time in `render_many` (default: one per core). A Renderer reads each chart tree once: make a new one
-    after a chart changed.
+    A Renderer reads each chart tree once: make a new one after a chart changed.
     """
 
-    def __init__(self, toolbox: Toolbox, paths: Paths, cache: bool = True, jobs: int | None = None) -> None:
+    def __init__(self, toolbox: Toolbox, paths: Paths) -> None:
         self._toolbox = toolbox
         self._folder = paths.cache / "renders"
-        self._cache = cache
-        self._jobs = jobs or os.cpu_count() or 1
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
         self._trees: dict[Path, str] = {}
@@ -96,7 +92,7 @@ class Renderer:
     def render(self, request: RenderRequest) -> Render:
         """The objects of ``request``. Raises RenderError with the chart's sentence when it refuses them."""
         # The key does not cover the files that --set-file names.
-        if not self._cache or request.settings.files:
+        if request.settings.files:
             return Render(request, self._run(request))
         key = self._key(request)
         result = self._known.get(key) or self._load(key)
@@ -113,14 +109,14 @@ class Renderer:
         requests: Sequence[RenderRequest],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Render | RenderError]:
-        """Every request rendered, in order; equal ones once, ``jobs`` at a time.
+        """Every request rendered, in order; equal ones once, as many at a time as there are cores.
 
         ``progress`` is called with the number of renders done and of all. Refusals are returned, not raised.
         Raises BiremeError when Helm itself cannot run.
         """
         keys = [self._key(request) for request in requests]
         distinct = dict(zip(keys, requests, strict=True))
-        with ThreadPoolExecutor(max_workers=self._jobs) as pool:
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             done: dict[str, Render | RenderError] = {}
             for key, outcome in zip(distinct, pool.map(self._outcome, distinct.values()), strict=True):
                 done[key] = outcome
@@ -158,7 +154,7 @@ class Renderer:
         self._tree(request.chart)
         binary = self._helm(request.helm)[0]
         command = [str(binary), "template", *request.flags(), "--values", "-"]
-        # One argument that could be taken for a flag must not be: the chart path comes after "--".
+        # After "--" a chart path that begins with a dash is no flag.
         finished = subprocess.run(
             [*command, "--", str(request.chart)],
             input=_canonical(request.values),
@@ -195,7 +191,7 @@ class Renderer:
         return document
 
     def _environment(self) -> dict[str, str]:
-        """Nothing of the caller's: no HELM_* settings, no plugins, no repositories, no kubeconfig."""
+        """An environment without the caller's HELM_* settings, plugins, repositories and kubeconfig."""
         home = str(self._home)
         return {
             "HOME": home,
@@ -204,7 +200,7 @@ class Renderer:
             "HELM_DATA_HOME": f"{home}/data",
             "HELM_PLUGINS": f"{home}/plugins",
             "KUBECONFIG": f"{home}/no-cluster",
-            # A render lives for milliseconds and holds little: collecting garbage only costs it time.
+            # A render takes milliseconds and little memory: garbage collection would only cost time.
             "GOGC": "off",
         }
 
@@ -269,7 +265,7 @@ def _canonical(values: Mapping[str, Any]) -> str:
 
 
 def tree_digest(chart: Path) -> str:
-    """sha256 over every file of ``chart``, its names and contents, links to dependencies followed.
+    """SHA-256 over the names and contents of all files of ``chart``, links to dependencies followed.
 
     Raises BiremeError when it is no chart, or when charts/ holds a dependency twice.
     """
@@ -297,7 +293,7 @@ def _files(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
 
 
 def _refuse_twice(charts: Path) -> None:
-    """A packaged copy beside a link would be rendered too, and go stale unseen."""
+    """Helm would render a packaged copy too, which nobody keeps up to date."""
     folders = [path for path in sorted(charts.iterdir()) if (path / "Chart.yaml").is_file()]
     for folder in folders:
         for archive in sorted(charts.glob(f"{folder.name}-*.tgz")):

@@ -1,4 +1,4 @@
-"""YAML as Helm reads it: ``sigs.k8s.io/yaml``, whose words and numbers are not PyYAML's."""
+"""YAML as Helm reads it: ``sigs.k8s.io/yaml`` reads booleans, nulls and numbers differently from PyYAML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bireme.errors import BiremeError
 Values = dict[str, Any]
 
 _EXACT = 2**53
-_WORDS: Mapping[str, bool | None] = {
+_CONSTANTS: Mapping[str, bool | None] = {
     form: value
     for words, value in (("y yes true on", True), ("n no false off", False), ("null", None))
     for word in words.split()
@@ -29,11 +29,11 @@ _NOT_JSON = {sign + word for word in (".inf", ".Inf", ".INF") for sign in ("", "
 _BASED = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _PLAIN = "plain"
-_RESOLVED = {_PLAIN} | {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "null")}
+_RESOLVED = {_PLAIN} | {f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null")}
 
 
 class _Loader(yaml.CSafeLoader):
-    """Leaves plain scalars to this module: PyYAML's own words and numbers are not Go's."""
+    """Leaves plain scalars unresolved, because PyYAML gives some of them another type than Go does."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode and implicit[0]:
@@ -43,7 +43,7 @@ class _Loader(yaml.CSafeLoader):
 
 
 def parse_yaml(text: str, where: str) -> Values:
-    """Read ``text`` as Helm reads a values file: YAML 1.1 words, Go's integers, dates as strings.
+    """Read ``text`` as Helm reads a values file: YAML 1.1 booleans, Go's integers, dates as strings.
 
     Several documents are merged in order, as Helm 4 does (Helm 3 reads only the first). ``where`` names the
     source in errors. Raises BiremeError for broken YAML (with its line) and for anything but a mapping.
@@ -54,7 +54,7 @@ def parse_yaml(text: str, where: str) -> Values:
             document = _plain(node, where, frozenset())
             if document is not None and not isinstance(document, dict):
                 raise BiremeError(
-                    f"{where} holds {kind_of(document)}, not a mapping: it must be made of `key: value` lines"
+                    f"{where} holds {type_name(document)}, not a mapping: it must have `key: value` lines"
                 )
             merged = merge(merged, document or {})
     except yaml.MarkedYAMLError as error:
@@ -104,7 +104,7 @@ def _key(key: Any, where: str, node: yaml.Node) -> str:
         return str(key)
     if isinstance(key, float):
         return repr(key)
-    raise BiremeError(f"{where} line {node.start_mark.line + 1}: {kind_of(key)} cannot be a key")
+    raise BiremeError(f"{where} line {node.start_mark.line + 1}: {type_name(key)} cannot be a key")
 
 
 def _tagged_scalar(node: yaml.ScalarNode, where: str) -> Any:
@@ -119,8 +119,8 @@ def _tagged_scalar(node: yaml.ScalarNode, where: str) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if not text or text[0] not in "+-.0123456789":
         return text
     if text[0] == ".":
@@ -153,13 +153,13 @@ def _float(digits: str, otherwise: str | None = None) -> Any:
 
 
 def json_number(value: int | float) -> int | float:
-    """A number after Helm's detour through JSON: a double, printed without a point when whole."""
+    """A number as Helm keeps it after converting YAML to JSON: a double, an int when it is whole."""
     double = float(value)
     return int(double) if double.is_integer() and abs(double) <= _EXACT else double
 
 
-def kind_of(value: Any) -> str:
-    """What ``value`` is, in words for an error message."""
+def type_name(value: Any) -> str:
+    """The type of ``value``, as error messages name it."""
     names = {
         dict: "a mapping",
         list: "a list",

@@ -1,8 +1,8 @@
 """Strict JSON Schemas of Kubernetes' own kinds, offline, for kubeconform.
 
-They are derived from api/openapi-spec/swagger.json of the pinned ``k8s.io/kubernetes`` module. Stricter
-than the API server in one point: ``null`` is refused where a value belongs, because a rendered key without
-a value is a mistake in a chart.
+They are derived from api/openapi-spec/swagger.json of the pinned ``k8s.io/kubernetes`` module. They are
+stricter than the API server in one point: they refuse ``null`` where a value belongs, because a rendered key
+without a value is a mistake in a chart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REVISION = 1  # raise it when what is written below changes, so that cached fol
 _KEPT = ("required", "x-kubernetes-list-type", "x-kubernetes-list-map-keys")
 _DEFINITIONS = "#/definitions/"
 
-# Its grammar is in its description in the same swagger.json.
+# swagger.json has the grammar of quantities only as text, in their description.
 _QUANTITY_NAME = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 _QUANTITY = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 _BASE64 = r"^[A-Za-z0-9+/=\r\n]*$"
@@ -32,8 +32,8 @@ def kubernetes_schemas(toolbox: Toolbox, version: str | None = None) -> Path:
 
     There is one standalone file per kind, ``<kind>-<group>-<version>.json`` in lower case without the
     group's domain (``job-batch-v1.json``, ``pod-v1.json``); see ``schema_location``. Unknown keys are
-    refused; ``x-kubernetes-list-map-keys`` is kept for those who check uniqueness. Raises BiremeError when
-    the version is not pinned or its module cannot be had.
+    refused; ``x-kubernetes-list-map-keys`` is kept for checks of uniqueness. Raises BiremeError when the
+    version is not pinned or its module cannot be downloaded.
     """
     version = toolbox.pin("kubectl", version).version
     folder = toolbox.paths.cache / "kubernetes-schemas" / f"{version}-{_REVISION}"
@@ -80,7 +80,7 @@ def _file_name(kind: Mapping[str, str]) -> str:
 
 
 def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``schema`` without prose, closed, and with the types that the API server accepts."""
+    """``schema`` without descriptions and other keys, with the types that the API server accepts."""
     if "$ref" in schema:
         return {"$ref": schema["$ref"]}
     if schema.get("format") == "int-or-string":
@@ -100,6 +100,7 @@ def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closure(name: str, definitions: Mapping[str, Any]) -> set[str]:
+    """The definitions that the one called ``name`` needs, itself included."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

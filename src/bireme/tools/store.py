@@ -16,12 +16,11 @@ def make_once(
     complete: Callable[[Path], bool] = Path.is_dir,
     waiting: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Let ``make`` fill ``folder`` unless it is there already; say whether this call made it.
+    """Let ``make`` fill ``folder`` unless it exists; return whether this call filled it.
 
     ``make`` gets an empty folder beside the final one, which is renamed into place when it returns. If it
-    raises, or is interrupted, nothing stays. A second process blocks until the first is done, after one
-    call of ``waiting``, and then finds the folder made. ``complete`` tells a good folder from a damaged
-    one, which is replaced.
+    raises, or is interrupted, nothing stays. A second process calls ``waiting`` once and blocks until the
+    first is done. A folder for which ``complete`` is false is damaged, and is made again.
     """
     if complete(folder):
         return False
@@ -41,7 +40,7 @@ def make_once(
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    # One name for every attempt: whoever holds the lock may clear what a killed process left.
+    # One name for every attempt: the holder of the lock may remove what a killed process left.
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

