@@ -24,7 +24,6 @@ from bireme.workloads.model import (
 # Completions move with parallelism, and only in an Indexed Job (KEP-3715).
 _COUNTS = frozenset({"parallelism", "completions"})
 _MUTABLE = _COUNTS | {"activeDeadlineSeconds", "backoffLimit", "suspend", "ttlSecondsAfterFinished"}
-_NAMES = {"ttlSecondsAfterFinished": "ttl", "activeDeadlineSeconds": "deadline"}
 
 
 class Job(WorkloadKind):
@@ -65,7 +64,7 @@ class Job(WorkloadKind):
         return not status.get("active") and not status.get("terminating")
 
     def parts(self, manifest: Manifest) -> Mapping[str, Any]:
-        return {_NAMES.get(key, key): value for key, value in spec_of(manifest).items() if key not in _COUNTS}
+        return {key: value for key, value in super().parts(manifest).items() if key not in _COUNTS}
 
     def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
         before, after = spec_of(live), spec_of(wanted)

@@ -12,11 +12,10 @@ from bireme.workloads.model import (
     ObservedWorkload,
     WorkloadKind,
     controller_of,
+    part_name,
     spec_of,
     true_conditions,
 )
-
-_NAMES = {"ttlSecondsAfterFinished": "ttl", "activeDeadlineSeconds": "deadline"}
 
 
 class KubeflowJob(WorkloadKind):
@@ -72,7 +71,7 @@ class KubeflowJob(WorkloadKind):
     def parts(self, manifest: Manifest) -> Mapping[str, Any]:
         spec, roles = spec_of(manifest), self.roles(manifest)
         own = {key: value for key, value in spec.items() if key not in {self.replicas_field, "runPolicy"}}
-        policy = {_NAMES.get(key, key): value for key, value in (spec.get("runPolicy") or {}).items()}
+        policy = {part_name(key): value for key, value in (spec.get("runPolicy") or {}).items()}
         templates = {
             self.role_parts.get(role, role.lower()): {k: v for k, v in each.items() if k != "replicas"}
             for role, each in roles.items()

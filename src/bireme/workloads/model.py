@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -99,7 +100,7 @@ class WorkloadKind(Protocol):
     has_state: ClassVar[bool] = True
     """Whether `state` reads anything from the live object."""
     suspension: ClassVar[Mapping[str, Any] | None] = None
-    """The patch of ``spec`` that stops the pods and keeps the object; None for kinds that run on for ever."""
+    """The patch of ``spec`` that stops the pods and keeps the object; None for kinds that are no jobs."""
 
     @property
     def plural(self) -> str:
@@ -126,6 +127,7 @@ class WorkloadKind(Protocol):
         template = spec_of(manifest).get("template")
         return (template,) if isinstance(template, Mapping) and "spec" in template else ()
 
+    @abstractmethod
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         """The pods that the object becomes. Raises BiremeError for fields that make no sense."""
 
@@ -148,7 +150,7 @@ class WorkloadKind(Protocol):
 
     def parts(self, manifest: Manifest) -> Mapping[str, Any]:
         """What can differ between two versions of the object, but for the number of pods, by its name."""
-        return {key: value for key, value in spec_of(manifest).items() if key != "replicas"}
+        return {part_name(key): value for key, value in spec_of(manifest).items() if key != "replicas"}
 
     def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
         """What differs and cannot change in place."""
@@ -240,6 +242,11 @@ def _env(pod_spec: Mapping[str, Any], name: str) -> str | None:
             if variable.get("name") == name and variable.get("value"):
                 return str(variable["value"])
     return None
+
+
+def part_name(field: str) -> str:
+    """How people call a field of a spec."""
+    return {"ttlSecondsAfterFinished": "ttl", "activeDeadlineSeconds": "deadline"}.get(field, field)
 
 
 def differing(one: Any, other: Any) -> list[str]:
