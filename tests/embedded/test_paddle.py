@@ -36,14 +36,14 @@ def environments(release: InstalledRelease, component: str, container: str) -> l
     found = []
     for pod in pods(release, component):
         there = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
-        (found,) = [each for each in there if each["name"] == container]
-        (source,) = found["envFrom"]
+        (spec,) = [each for each in there if each["name"] == container]
+        (source,) = spec["envFrom"]
         maps = release.objects("configmaps")
         (settings,) = [each for each in maps if each["metadata"]["name"] == source["configMapRef"]["name"]]
-        own = {each["name"]: each["value"] for each in found["env"] if "value" in each}
+        own = {each["name"]: each["value"] for each in spec["env"] if "value" in each}
         fields = {
             each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
-            for each in found["env"]
+            for each in spec["env"]
             if "valueFrom" in each
         }
         rank = f"metadata.annotations['{INDEX}']"
