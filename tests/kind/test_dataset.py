@@ -220,4 +220,4 @@ def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
     job = release(chart, instance=NODE_TYPE, files=[on_kind], values=values, timeout=180)
     assert place.ends(job) == "Complete"
     said = place.shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
-    assert "/staged is whole: 20 files" in said
+    assert "/staged is complete: 20 files" in said

@@ -37,7 +37,7 @@ def test_etcd_asks_for_users_afterwards_and_doing_it_again_changes_nothing(
 ) -> None:
     assert auth.main(secret) == 0
     assert (
-        "etcd now asks for users; trainer may read and write what starts with /bireme/"
+        "etcd now asks for users; trainer may read and write keys that start with /bireme/"
         in capsys.readouterr().err
     )
     assert auth.main(secret) == 0
@@ -55,9 +55,9 @@ def test_a_user_sees_that_etcd_is_up_although_its_state_is_for_root(
 ) -> None:
     assert auth.main(secret) == 0
     capsys.readouterr()
-    assert check.main(["etcd", server.endpoint], secret) == 0
+    assert check.main([server.endpoint], secret) == 0
     assert capsys.readouterr().out.startswith("etcd at http://127.0.0.1:")
-    assert check.main(["etcd", server.endpoint], {**secret, "BIREME_ETCD_PASSWORD": "lost"}) == 1
+    assert check.main([server.endpoint], {**secret, "BIREME_ETCD_PASSWORD": "lost"}) == 1
 
 
 def test_a_joining_member_gets_through_as_root(server: EtcdServer, secret: dict[str, str]) -> None:

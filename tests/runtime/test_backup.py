@@ -47,7 +47,7 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
         "listen-client-urls": f"http://127.0.0.1:{port}",
         "listen-peer-urls": f"http://127.0.0.1:{peer_port}",
     }
-    seat = member.Seat(
+    settings = member.Settings(
         "etcd-0",
         ordinal=0,
         base=base,
@@ -68,18 +68,18 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
         "--name=etcd-0",
     ]
     restore += [
-        f"--initial-cluster=etcd-0={seat.url(0, 'peer')}",
+        f"--initial-cluster=etcd-0={settings.url(0, 'peer')}",
         "--bump-revision=1000000",
         "--mark-compacted",
     ]
-    restore += [f"--initial-advertise-peer-urls={seat.url(0, 'peer')}"]
+    restore += [f"--initial-advertise-peer-urls={settings.url(0, 'peer')}"]
     subprocess.run(restore, check=True, capture_output=True)
-    assert member.prepare(seat) == "starts from the snapshot"
-    found = client_of(new_etcd(port=port, config=seat.config).start()).get("/ship")
+    assert member.prepare(settings) == "starts from the snapshot"
+    found = client_of(new_etcd(port=port, config=settings.config).start()).get("/ship")
     assert found is not None
     assert found.value == "bireme"
     assert found.mod_revision >= revision
-    assert member.prepare(seat) == "restarts"
+    assert member.prepare(settings) == "restarts"
 
 
 def it_is(hour: int, monkeypatch: pytest.MonkeyPatch) -> None:

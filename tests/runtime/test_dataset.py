@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from bireme_runtime.dataset import staging as dataset
-from bireme_runtime.sources.aws import Credentials, Wallet, sign
-from bireme_runtime.sources.source import S3Source, Web
+from bireme_runtime.sources.aws import Credentials, CredentialsProvider, sign
+from bireme_runtime.sources.source import ConnectionPool, S3Source
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.s3_servers import S3Server, s3_server
 
@@ -68,8 +68,9 @@ def run(step: str, env: Mapping[str, str], *args: str) -> tuple[int, str]:
     done = subprocess.run(
         command, env={"PYTHONPATH": str(RUNTIME), **env}, capture_output=True, text=True, check=False
     )
-    assert not done.stderr, done.stderr
-    return done.returncode, done.stdout
+    assert not done.stdout, done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
 
 
 def stage_and_publish(env: Mapping[str, str]) -> str:
@@ -105,7 +106,7 @@ def test_a_bucket_arrives_whole_with_a_manifest_and_a_second_install_copies_noth
     before = (target / dataset.MANIFEST).stat().st_mtime_ns
     assert "nothing to copy" in stage_and_publish(env)
     assert (target / dataset.MANIFEST).stat().st_mtime_ns == before
-    assert "is whole: 232 files" in run("verify", {}, str(target))[1]
+    assert "is complete: 232 files" in run("verify", {}, str(target))[1]
 
 
 def test_what_was_copied_before_a_kill_is_not_copied_again_and_nobody_sees_half(
@@ -116,7 +117,7 @@ def test_what_was_copied_before_a_kill_is_not_copied_again_and_nobody_sees_half(
     target = tmp_path / "data"
     env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet/"})}
     command = [sys.executable, "-m", "bireme_runtime.dataset", "stage"]
-    process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stderr=subprocess.DEVNULL)
     journal = tmp_path / ".data.staging/.bireme/journal-0.jsonl"
     deadline = time.monotonic() + 60
     while not (journal.exists() and journal.read_text().count("path") > 12):
@@ -127,7 +128,7 @@ def test_what_was_copied_before_a_kill_is_not_copied_again_and_nobody_sees_half(
     process.wait()
     assert not target.exists()
     log = stage_and_publish(env)
-    copied = int(log.partition("is complete, ")[2].split()[0])
+    copied = int(log.partition("is complete; ")[2].split()[0])
     assert 0 < copied < sum(map(len, files.values())) - 10 * 20_000
     assert read(target) == files
 
@@ -194,7 +195,7 @@ def test_a_published_dataset_is_copied_on_with_its_manifest_as_the_checksums(tmp
     (first / "a").unlink()
     code, said = run("copy", settings(third, {"url": f"file://{first}"}))
     assert code == 78
-    assert "lacks a, which its MANIFEST.jsonl has" in said
+    assert "lacks a, which its MANIFEST.jsonl lists" in said
     assert not third.exists()
 
 
@@ -243,15 +244,15 @@ def test_parts_that_no_object_was_made_of_do_not_stay(s3: S3Server, bucket: str,
     class Gone(Exception):
         pass
 
-    class Breaking(Web):
-        def ask(self, url: str, *rest: Any) -> Any:
+    class Breaking(ConnectionPool):
+        def request(self, url: str, *rest: Any) -> Any:
             if "partNumber=2" in url:
                 raise Gone
-            return super().ask(url, *rest)
+            return super().request(url, *rest)
 
     file = tmp_path / "large.tar"
     file.write_bytes(bytes(6 * MiB))
-    place = S3Source(bucket, "", s3.env, web=Breaking(), part_bytes=5 * MiB)
+    place = S3Source(bucket, "", s3.env, pool=Breaking(), part_bytes=5 * MiB)
     with pytest.raises(Gone):
         place.put(file.name, file)
     with urllib.request.urlopen(f"{s3.url}/{bucket}?uploads", timeout=30) as answer:
@@ -275,7 +276,7 @@ def test_a_manifest_of_somebody_else_is_named(tmp_path: Path, text: str) -> None
     (source / dataset.MANIFEST).write_text(text)
     code, said = run("stage", settings(tmp_path / "data", {"url": f"file://{source}"}))
     assert code == 78
-    assert "is none of charts/dataset, which needs the name for its own" in said
+    assert "is not a manifest of charts/dataset, which reserves this name" in said
 
 
 def test_more_shards_than_lines_are_refused(tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_more_shards_than_lines_are_refused(tmp_path: Path) -> None:
     )
     assert run("stage", env)[0] == 0
     code, said = run("publish", env)
-    assert (code, said) == (78, "few.txt has too few lines for 3 shards\n")
+    assert (code, said) == (78, "bireme dataset: few.txt has too few lines for 3 shards\n")
     assert not (tmp_path / "out/data").exists()
 
 
@@ -342,7 +343,7 @@ def test_a_dataset_that_is_there_is_replaced_only_when_told_to(tmp_path: Path) -
         (lambda folder: (folder / "a").write_bytes(b"tw0"), "a has another sha256 than in MANIFEST.jsonl"),
         (lambda folder: (folder / "a").unlink(), "a is missing"),
         (lambda folder: (folder / "a").write_bytes(b"long"), "a has 4 bytes instead of 3"),
-        (lambda folder: (folder / dataset.MANIFEST).unlink(), "is no dataset"),
+        (lambda folder: (folder / dataset.MANIFEST).unlink(), "is not a dataset"),
     ],
 )
 def test_verify_names_what_is_not_as_it_was(
@@ -413,10 +414,10 @@ def test_a_file_of_a_plain_web_server_arrives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [
-        ([{"url": "ftp://host/file"}], "ftp://host/file is none of"),
-        ([{"url": "file:///nowhere"}], "/nowhere is not there"),
+        ([{"url": "ftp://host/file"}], "ftp://host/file is neither"),
+        ([{"url": "file:///nowhere"}], "/nowhere does not exist"),
         ([{"url": "file:///etc/hostname"}, {"url": "file:///etc/hostname"}], "comes from two sources"),
-        ([{"url": "file:///etc/hostname", "path": "../up"}], "has no place below a folder"),
+        ([{"url": "file:///etc/hostname", "path": "../up"}], "is not a path below a folder"),
     ],
 )
 def test_sources_that_make_no_sense_are_named(
@@ -432,7 +433,7 @@ def test_a_bucket_without_objects_and_one_without_credentials_are_named(
 ) -> None:
     env = settings(tmp_path / "data", {"url": f"s3://{bucket}/nothing"})
     code, said = run("stage", {**s3.env, **env})
-    assert (code, said) == (78, f"s3://{bucket}/nothing has no objects\n")
+    assert (code, said) == (78, f"bireme dataset: s3://{bucket}/nothing has no objects\n")
     bare = {name: value for name, value in s3.env.items() if "KEY" not in name}
     code, said = run("stage", {**bare, **env})
     assert code == 77
@@ -453,7 +454,7 @@ def test_a_role_by_irsa_gives_keys_that_expire(s3: S3Server, tmp_path: Path) -> 
     env = {name: value for name, value in s3.env.items() if "KEY" not in name}
     env |= {"AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token")}
     env |= {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/dataset"}
-    keys = Wallet(env).credentials()
+    keys = CredentialsProvider(env).credentials()
     assert keys.key
     assert keys.token
     assert 0 < keys.expires - time.time() <= 12 * 3600
@@ -478,7 +479,9 @@ def test_pod_identity_gives_keys_for_its_token(tmp_path: Path) -> None:
 
     with web_server(Agent) as url:
         env = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials"}
-        wallet = Wallet({**env, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token")})
-        assert wallet.credentials() == wallet.credentials()
-    assert wallet.credentials().key == "A"
+        provider = CredentialsProvider(
+            {**env, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token")}
+        )
+        assert provider.credentials() == provider.credentials()
+    assert provider.credentials().key == "A"
     assert asked == ["secret-token"]

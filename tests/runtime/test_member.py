@@ -29,7 +29,7 @@ class Pods:
     def host(ordinal: int) -> str:
         return f"127.77.0.{ordinal + 1}"
 
-    def seat(self, ordinal: int, wait_seconds: float = 30) -> member.Seat:
+    def settings(self, ordinal: int, wait_seconds: float = 30) -> member.Settings:
         home = self.folder / str(ordinal)
         home.mkdir(parents=True, exist_ok=True)
         host = self.host(ordinal)
@@ -39,18 +39,22 @@ class Pods:
             "unsafe-no-fsync": True,
             "log-level": "error",
         }
-        return member.Seat(
+        return member.Settings(
             f"etcd-{ordinal}", ordinal, base, home / "data", home / "etcd.json", "test", self.host,
             wait_seconds=wait_seconds, resolves=self.addresses.__contains__,
         )  # fmt: skip
 
     def start(self, ordinal: int, wait_seconds: float = 30) -> str:
         """Run the init container, then etcd, of one pod."""
-        seat = self.seat(ordinal, wait_seconds)
+        settings = self.settings(ordinal, wait_seconds)
         self.addresses.add(self.host(ordinal))
-        how = member.prepare(seat, self.words.append)
+        how = member.prepare(settings, self.words.append)
         server = EtcdServer(
-            self.binary, self.folder / str(ordinal), self.port, config=seat.config, host=self.host(ordinal)
+            self.binary,
+            self.folder / str(ordinal),
+            self.port,
+            config=settings.config,
+            host=self.host(ordinal),
         )
         self.running[ordinal] = server.start(wait=False)
         return how
@@ -128,7 +132,7 @@ def test_one_member_grows_to_three_which_outlive_each_of_them_and_keep_the_data(
     pods.write("/first")
     # The pod of ordinal 1 is killed after it was registered and before etcd started.
     pods.addresses.add(pods.host(1))
-    assert member.prepare(pods.seat(1)) == "joins"
+    assert member.prepare(pods.settings(1)) == "joins"
     assert pods.start_together(2, 1) == ["joins", "joins"]
     assert (pods.names(), pods.kept()) == (THREE, ["/first"])
     for ordinal, lose_data, how in ((1, False, "restarts"), (0, True, "joins")):
@@ -143,14 +147,14 @@ def test_without_data_ordinal_0_never_makes_a_second_cluster_beside_silent_membe
     pods.addresses |= {pods.host(1), pods.host(2)}
     with pytest.raises(member.CannotJoin, match=r"waiting 1 s for 127.77.0.2, 127.77.0.3 to answer, .*data"):
         pods.start(0, wait_seconds=1)
-    assert not pods.seat(0).config.exists()
+    assert not pods.settings(0).config.exists()
     assert pods.words[0].startswith("waiting, 1 s at most, for 127.77.0.2, 127.77.0.3 to answer")
 
 
 def test_a_name_service_that_does_not_even_know_the_member_itself_is_waited_for(pods: Pods) -> None:
-    seat = pods.seat(0, wait_seconds=0.5)
+    settings = pods.settings(0, wait_seconds=0.5)
     with pytest.raises(member.CannotJoin, match=r"the name service \(127.77.0.1 does not resolve yet\)"):
-        member.prepare(seat)
+        member.prepare(settings)
 
 
 def test_a_member_that_finds_no_cluster_gives_up_with_a_sentence(pods: Pods) -> None:
@@ -174,21 +178,21 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def test_names_and_urls_follow_from_the_pods_name(environment: dict[str, str]) -> None:
-    seat = member.Seat.from_env({**environment, "BIREME_ETCD_ROOT_PASSWORD": "secret"})
-    assert seat.url(0, "client") == "https://imagenet-etcd-0.imagenet-etcd-peers.default.svc:2379"
-    assert seat.url(2, "peer") == "http://imagenet-etcd-2.imagenet-etcd-peers.default.svc:2380"
-    assert (seat.credentials.username, seat.wait_seconds) == ("root", 600)
-    assert "secret" not in repr(seat)
+    settings = member.Settings.from_env({**environment, "BIREME_ETCD_ROOT_PASSWORD": "secret"})
+    assert settings.url(0, "client") == "https://imagenet-etcd-0.imagenet-etcd-peers.default.svc:2379"
+    assert settings.url(2, "peer") == "http://imagenet-etcd-2.imagenet-etcd-peers.default.svc:2380"
+    assert (settings.credentials.username, settings.wait_seconds) == ("root", 600)
+    assert "secret" not in repr(settings)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"POD_NAME": ""}, "an environment variable is not what it should be"),
-        ({"BIREME_ETCD_BASE": "/no/such"}, "an environment variable is not what it should be"),
+        ({"POD_NAME": ""}, "an environment variable has a value that cannot be used"),
+        ({"BIREME_ETCD_BASE": "/no/such"}, "an environment variable has a value that cannot be used"),
     ],
 )
-def test_an_environment_that_makes_no_sense_is_named(
+def test_an_unusable_environment_is_reported(
     environment: dict[str, str], change: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert member.main({**environment, **change}) == 1

@@ -11,7 +11,8 @@ import pytest
 
 from bireme_runtime.mpi.ssh import greet, is_broken
 from bireme_runtime.mpi.world import World
-from bireme_runtime.process.exits import CONFIG, Stop
+from bireme_runtime.process.errors import Stop
+from bireme_runtime.process.exits import CONFIG
 from tests.runtime.etcd_servers import RUNTIME
 
 WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")

@@ -48,7 +48,7 @@ def world(number: int, *bases: str) -> Round:
 
 def test_the_first_round_waits_for_the_minimum() -> None:
     decision = rendezvous.decide(view(member("a", 0)), "a.1", 1, SETTINGS, 99)
-    assert decision == Wait("members: 1 are here and 2 is the minimum")
+    assert decision == Wait("members: there are 1, and 2 is the minimum")
 
 
 def test_newcomers_are_given_a_last_call_unless_all_are_here() -> None:
@@ -71,7 +71,7 @@ def test_only_one_member_proposes() -> None:
 def test_nobody_is_placed_anew_while_a_member_still_trains() -> None:
     here = view(member("a", 0, ready=2), member("b", 1), member("c", 2), round=world(1, "a", "b"))
     assert rendezvous.decide(here, "a.1", 2, SETTINGS, 9) == Wait(
-        "1 members of round 1 to stop, b.1 among them"
+        "1 members of round 1 to stop, among them b.1"
     )
 
 
@@ -242,7 +242,7 @@ def test_beyond_the_maximum_a_member_waits_as_a_spare_and_disturbs_nobody(make: 
 
 
 def test_fewer_than_the_minimum_wait_and_say_so_when_time_is_up(make: Make) -> None:
-    with pytest.raises(rendezvous.JoinTimeout, match="1 are here and 2 is the minimum"):
+    with pytest.raises(rendezvous.JoinTimeout, match="there are 1, and 2 is the minimum"):
         make(0, min_nodes=2, join_timeout=0.8).join()
 
 

@@ -44,7 +44,7 @@ def test_three_workers_train_to_the_end_and_a_late_one_finds_nothing_to_do(job: 
     run.check_steps(30)
     run.start("late")
     assert run.end("late") == 0
-    assert "the run has succeeded already" in run.words("late")
+    assert "the run has already succeeded" in run.words("late")
 
 
 @pytest.mark.parametrize("victim", NAMES)

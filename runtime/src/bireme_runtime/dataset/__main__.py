@@ -1,4 +1,7 @@
-"""The command of containers that handle datasets: `python3 -m bireme_runtime.dataset …` (see staging.py)."""
+"""The command `python3 -m bireme_runtime.dataset stage | publish | copy | verify` (see staging.py).
+
+`copy` is `stage` and then `publish`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from pathlib import Path
 
 from bireme_runtime.dataset.staging import (
     Corrupt,
-    Say,
     Settings,
     Unwritable,
     publish,
@@ -18,31 +20,33 @@ from bireme_runtime.dataset.staging import (
     upload,
     verify,
 )
+from bireme_runtime.process.errors import Unreachable
 from bireme_runtime.process.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE
+from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.sources.aws import CredentialsError
-from bireme_runtime.sources.source import ATTEMPTS, SourceError, Unreachable
+from bireme_runtime.sources.source import ATTEMPTS, SourceError
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
-    """Do what the first argument says; 75 asks for another attempt, 77 and 78 say that none would help."""
+    """Carry out the command; returns the exit code.
 
-    def say(words: str) -> None:
-        print(words, flush=True)
-
+    75 asks for another attempt; after 77 and 78 none helps.
+    """
+    say = log_of("dataset")
     verb = argv[0] if argv else ""
     if verb not in ("stage", "publish", "copy", "verify") or (verb == "verify") != (len(argv) > 1):
         say("usage: python3 -m bireme_runtime.dataset stage | publish | copy | verify FOLDER… [--quick]")
         return USAGE
     try:
         if verb == "verify":
-            for folder in (word for word in argv[1:] if word != "--quick"):
+            for folder in (each for each in argv[1:] if each != "--quick"):
                 say(verify(Path(folder), "--quick" in argv))
         if verb in ("stage", "copy"):
             stage(settings_from(env), env, say)
         if verb in ("publish", "copy"):
             _publish(settings_from(env), env, say)
     except Unreachable as error:
-        say(f"{error}: tried {ATTEMPTS} times; the next attempt goes on from here")
+        say(f"{error}: tried {ATTEMPTS} times; the next attempt continues from here")
         return TEMPORARY
     except CredentialsError as error:
         say(str(error))

@@ -1,10 +1,9 @@
-"""Put data onto a claim, all of it or nothing: `python3 -m bireme_runtime.dataset stage | publish | verify`.
+"""Copy a dataset onto a claim so that readers see all of it or nothing, and verify it.
 
-`stage` copies what the sources have into a hidden folder beside the target, in parallel and in parts, and
-keeps a journal there: a second attempt goes on where the first one ended. `publish` splits files into shards
-if asked to, writes the manifest, and gives the folder its name: readers see the whole dataset or none.
-`copy` does both. `verify` holds a dataset against its manifest. Settings are the JSON of BIREME_DATASET,
-which the charts make.
+`stage` copies all objects of the sources into a hidden folder beside the target, in parallel and in parts. It
+keeps a journal there, so that a second attempt continues where the first one ended. `publish` splits files
+into shards if the settings ask for that, writes the manifest and renames the folder to the target. `verify`
+compares a dataset with its manifest. The settings are the JSON in BIREME_DATASET, which the charts write.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.log import Say
 from bireme_runtime.sources.source import (
     ATTEMPTS,
     Body,
@@ -29,7 +30,6 @@ from bireme_runtime.sources.source import (
     S3Source,
     Source,
     SourceError,
-    Unreachable,
     open_source,
     pause,
     safe_path,
@@ -41,20 +41,18 @@ _STATE = ".bireme"
 _CHUNK = 1 << 20
 _PROGRESS_SECONDS = 10.0
 
-Say = Callable[[str], None]
+
+class Corrupt(BiremeError):
+    """Data does not have the size or the checksum that it should have."""
 
 
-class Corrupt(Exception):
-    """What arrived, or what is there, is not what it should be."""
-
-
-class Unwritable(Exception):
-    """The claim does not take it."""
+class Unwritable(BiremeError):
+    """A file on the claim cannot be written."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """`file` is split by lines into `count` files FILE-00000, FILE-00001, …"""
+    """`file` is to be split, between lines, into `count` files FILE-00000, FILE-00001, …"""
 
     file: str
     count: int
@@ -67,9 +65,10 @@ class Shards:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to stage where. `sources` are {url, path, sha256, sums}; `prepare` names what comes in between.
+    """What to stage and where. `sources` have the keys url, path, sha256 and sums.
 
-    `upload` is where in S3 the dataset goes as well.
+    `prepare` identifies the script that runs between `stage` and `publish`. `upload` is a URL in S3 to which
+    the dataset is uploaded as well.
     """
 
     target: Path
@@ -85,43 +84,43 @@ class Settings:
 
     @property
     def staging(self) -> Path:
-        """Where the dataset is put together: on the same file system, or it could not be moved."""
+        """The folder that becomes the target when it is renamed, so it is on the same file system."""
         return self.target.parent / f".{self.target.name}.staging"
 
     @property
     def state(self) -> Path:
-        """Journals and unfinished files."""
+        """The folder of journals and unfinished files."""
         return self.staging / _STATE
 
 
 def settings_from(env: Mapping[str, str]) -> Settings:
-    """The settings of a pod. Raises SourceError for what is not understood."""
+    """The settings of a pod. Raises SourceError if they cannot be read."""
     try:
-        said = json.loads(env["BIREME_DATASET"])
-        workers = int(said.get("workers", 1))
+        values = json.loads(env["BIREME_DATASET"])
+        workers = int(values.get("workers", 1))
         return Settings(
-            target=Path(said["target"]),
-            sources=tuple(said["sources"]),
-            shards=tuple(Shards(each["file"], int(each["count"])) for each in said.get("shards", ())),
-            prepare=said.get("prepare", ""),
-            parallel=int(said.get("parallel", 16)),
-            part_bytes=int(said.get("partMiB", 64)) << 20,
-            replace=bool(said.get("replace")),
-            upload=said.get("upload", ""),
+            target=Path(values["target"]),
+            sources=tuple(values["sources"]),
+            shards=tuple(Shards(each["file"], int(each["count"])) for each in values.get("shards", ())),
+            prepare=values.get("prepare", ""),
+            parallel=int(values.get("parallel", 16)),
+            part_bytes=int(values.get("partMiB", 64)) << 20,
+            replace=bool(values.get("replace")),
+            upload=values.get("upload", ""),
             workers=workers,
-            # Workers that train in an Indexed Job copy everything, each for itself.
+            # Without workers, each pod copies everything, also the pods of a training Indexed Job.
             index=int(env.get("JOB_COMPLETION_INDEX", "0")) if workers > 1 else 0,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise SourceError(f"BIREME_DATASET is not understood: {type(error).__name__} {error}") from error
+        raise SourceError(f"BIREME_DATASET cannot be read: {type(error).__name__} {error}") from error
 
 
-# --- what there is to copy ---
+# --- what is to be copied ---
 
 
 @dataclass(frozen=True)
 class Item:
-    """An object with its place below the target, where it comes from, and its digest if one was told."""
+    """An object, its path below the target, its source, and its digest if that is known."""
 
     path: str
     entry: Entry
@@ -130,58 +129,59 @@ class Item:
 
 
 def listed(settings: Settings, env: Mapping[str, str]) -> list[Item]:
-    """All objects of all sources by path. Raises SourceError for two with one path, and as sources do."""
+    """All objects of all sources by path. Raises SourceError if two have the same path, and as sources do."""
     found: dict[str, Item] = {}
-    for said in settings.sources:
-        for item in _of_source(said, env):
+    for source in settings.sources:
+        for item in _of_source(source, env):
             if item.path in found:
                 raise SourceError(f"{item.path} comes from two sources: give one of them a path of its own")
             found[item.path] = item
     return [found[path] for path in sorted(found)]
 
 
-def _of_source(said: Mapping[str, str], env: Mapping[str, str]) -> Iterator[Item]:
-    source = open_source(said["url"], env)
+def _of_source(wanted: Mapping[str, str], env: Mapping[str, str]) -> Iterator[Item]:
+    source = open_source(wanted["url"], env)
     entries = list(source.entries())
-    folder = f"{said['path'].strip('/')}/" if said.get("path") else ""
-    entries, known = _digests(source, entries, said)
-    told_by = said.get("sums") or MANIFEST
+    url, folder = wanted["url"], f"{wanted['path'].strip('/')}/" if wanted.get("path") else ""
+    entries, known = _digests(source, entries, wanted)
+    list_name = wanted.get("sums") or MANIFEST
     for entry in entries:
-        told = known.get(entry.path, "")
-        if known and not told and entry.path != told_by:
-            raise SourceError(f"{told_by} of {said['url']} has no line for {entry.path}")
-        if said.get("sha256") and len(entries) > 1:
-            raise SourceError(f"sha256 is of one file, and {said['url']} has {len(entries)}: use sums")
-        yield Item(safe_path(folder + entry.path), entry, source, told or said.get("sha256", ""))
+        digest = known.get(entry.path, "")
+        if known and not digest and entry.path != list_name:
+            raise SourceError(f"{list_name} of {url} has no line for {entry.path}")
+        if wanted.get("sha256") and len(entries) > 1:
+            raise SourceError(f"sha256 is of one file, and {url} has {len(entries)}: use sums")
+        yield Item(safe_path(folder + entry.path), entry, source, digest or wanted.get("sha256", ""))
 
 
 def _digests(
-    source: Source, entries: list[Entry], said: Mapping[str, str]
+    source: Source, entries: list[Entry], wanted: Mapping[str, str]
 ) -> tuple[list[Entry], Mapping[str, str]]:
-    """The entries that are data, and the digests that their sums or the manifest of a dataset tell."""
-    known = sums(_text(source, entries, said["sums"], said["url"])) if said.get("sums") else {}
+    """The entries that are data, and their digests from `sums` or from the source's own manifest."""
+    known = sums(_text(source, entries, wanted["sums"], wanted["url"])) if wanted.get("sums") else {}
     data = [entry for entry in entries if entry.path != MANIFEST]
     if len(data) == len(entries):
         return data, known
-    # A dataset that was published elsewhere: it gets a manifest anew.
-    _, rows = _read_manifest(_text(source, entries, MANIFEST, said["url"]), f"{MANIFEST} of {said['url']}")
+    # The source is a published dataset. The copy gets a manifest of its own.
+    url = wanted["url"]
+    _, rows = _read_manifest(_text(source, entries, MANIFEST, url), f"{MANIFEST} of {url}")
     missing = {row["path"] for row in rows} - {entry.path for entry in data}
     if missing:
-        raise Corrupt(f"{said['url']} lacks {min(missing)}, which its {MANIFEST} has")
+        raise Corrupt(f"{url} lacks {min(missing)}, which its {MANIFEST} lists")
     return data, {**{row["path"]: row["sha256"] for row in rows}, **known}
 
 
 def _text(source: Source, entries: Sequence[Entry], path: str, url: str) -> str:
     entry = next((each for each in entries if each.path == path), None)
     if entry is None:
-        raise SourceError(f"{url} has no {path}, which is to hold its checksums")
+        raise SourceError(f"{url} has no {path}, which should contain its checksums")
     content = bytearray()
     _fetch(source, entry, 0, entry.size, content.extend)
     return content.decode()
 
 
 def identity_of(settings: Settings, items: Iterable[Item]) -> str:
-    """A digest of all that decides what the dataset will be; the same again means nothing to do."""
+    """A digest of everything that determines the dataset. If it is unchanged, there is nothing to do."""
     digest = hashlib.sha256()
     digest.update(
         json.dumps([settings.prepare, [[each.file, each.count] for each in settings.shards]]).encode()
@@ -195,7 +195,7 @@ def identity_of(settings: Settings, items: Iterable[Item]) -> str:
 
 
 def _fetch(source: Source, entry: Entry, start: int, end: int, sink: Callable[[bytes], object]) -> str:
-    """Hand bytes `start` to `end` to `sink`, going on where an answer broke off; the MD5 that was told."""
+    """Read a range of bytes into `sink`, continuing after interruptions; returns the source's MD5, if any."""
     at, attempt = start, 0
     while True:
         try:
@@ -204,7 +204,9 @@ def _fetch(source: Source, entry: Entry, start: int, end: int, sink: Callable[[b
                     _write_to(sink, chunk)
                     at, attempt = at + len(chunk), 0
                 if at < end:
-                    raise Unreachable(f"{entry.key} broke off after {at - start} of {end - start} bytes")
+                    raise Unreachable(
+                        f"{entry.key}: the connection ended after {at - start} of {end - start} bytes"
+                    )
                 return body.md5
         except Unreachable:
             attempt += 1
@@ -230,7 +232,10 @@ def _chunks(body: Body, count: int) -> Iterator[bytes]:
 
 
 class Journal:
-    """What is done, a line of JSON each, on the claim. Reads those of all indexes, writes its own."""
+    """A log on the claim of what has been copied, a line of JSON each.
+
+    It reads the journals of all indexes and appends to its own.
+    """
 
     def __init__(self, folder: Path, index: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -244,26 +249,26 @@ class Journal:
 
     def _take(self, line: str) -> None:
         try:
-            said = json.loads(line)
+            record = json.loads(line)
         except ValueError:
-            return  # the line that a dying pod was writing
-        if "part" in said:
-            self.parts.setdefault((said["path"], said["version"]), set()).add(said["part"])
+            return  # a line that was not completed when a pod was killed
+        if "part" in record:
+            self.parts.setdefault((record["path"], record["version"]), set()).add(record["part"])
         else:
-            self.files[said["path"]] = said
+            self.files[record["path"]] = record
 
-    def add(self, **said: Any) -> None:
-        """One more thing is done, and on disk."""
-        line = json.dumps(said)
+    def add(self, **record: Any) -> None:
+        """Append a file or a part that has been written."""
+        line = json.dumps(record)
         with self._lock:
             self._take(line)
-            # A line of its own after one that was cut off.
+            # The first newline ends a line that was not completed.
             self._file.write(f"\n{line}\n")
             self._file.flush()
 
 
 class Copier:
-    """Copies items into the staging folder with a number of threads; the first error ends it."""
+    """Copies items into the staging folder, in threads. The first error ends all of them."""
 
     def __init__(self, settings: Settings, journal: Journal, say: Say) -> None:
         self._settings, self._journal, self._say = settings, journal, say
@@ -273,7 +278,7 @@ class Copier:
         self._open_parts: dict[str, int] = {}
 
     def run(self, items: Sequence[Item]) -> int:
-        """Copy what is not there yet; the number of bytes that were copied. Raises what a copy raises."""
+        """Copy what is missing; returns the number of bytes copied. Raises the first error of a thread."""
         (self._settings.state / "parts").mkdir(parents=True, exist_ok=True)
         total = sum(item.entry.size for item in items)
         tasks = self._tasks(items)
@@ -324,8 +329,8 @@ class Copier:
                 self._error = self._error or error
 
     def _is_here(self, item: Item) -> bool:
-        said = self._journal.files.get(item.path)
-        if said is None or said["version"] != item.entry.version or said["size"] != item.entry.size:
+        record = self._journal.files.get(item.path)
+        if record is None or (record["version"], record["size"]) != (item.entry.version, item.entry.size):
             return False
         file = self._settings.staging / item.path
         return file.is_file() and file.stat().st_size == item.entry.size
@@ -345,9 +350,9 @@ class Copier:
                 file.write(chunk)
                 self._count(len(chunk))
 
-            told = _fetch(item.source, item.entry, 0, item.entry.size, take)
-        if told and md5.hexdigest() != told:
-            raise Corrupt(f"{item.path} has MD5 {md5.hexdigest()}, its source says {told}")
+            expected = _fetch(item.source, item.entry, 0, item.entry.size, take)
+        if expected and md5.hexdigest() != expected:
+            raise Corrupt(f"{item.path} has MD5 {md5.hexdigest()}, its source says {expected}")
         self._finish(item, unfinished, sha256.hexdigest())
 
     def _in_parts(self, item: Item) -> Iterator[Callable[[], None]]:
@@ -406,7 +411,9 @@ class Copier:
 
 
 def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
-    """Copy this index's share; index 0 then waits for the others. False when there was nothing to do.
+    """Copy this index's share of the items; index 0 then waits for the other shares.
+
+    Returns False when the target has this dataset already.
 
     Raises SourceError, Unreachable, CredentialsError or Corrupt.
     """
@@ -417,16 +424,16 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
         say(f"{settings.target} has this dataset already: {published['files']} files, nothing to copy")
         return False
     if settings.target.exists() and not settings.replace:
-        what = "another dataset, or another version of it" if published else "files that no dataset put there"
+        what = "another dataset, or another version of it" if published else "files that are not of a dataset"
         raise SourceError(f"{settings.target} has {what}: choose another path, or set replace=true")
     journal = Journal(settings.state, settings.index)
     copied = Copier(settings, journal, say).run(items[settings.index :: settings.workers])
     share = {"identity": identity, "files": len(items), "bytes": sum(item.entry.size for item in items)}
     _write(settings.state / f"share-{settings.index}.json", json.dumps(share))
-    say(f"share {settings.index + 1} of {settings.workers} is complete, {copied} bytes were copied now")
+    say(f"share {settings.index + 1} of {settings.workers} is complete; {copied} bytes were copied now")
     if settings.index == 0:
         _wait_for_shares(settings, identity, say)
-        _remove_strangers(settings, items)
+        _remove_others(settings, items)
     return True
 
 
@@ -443,8 +450,8 @@ def _wait_for_shares(settings: Settings, identity: str, say: Say) -> None:
         time.sleep(1)
 
 
-def _remove_strangers(settings: Settings, items: Iterable[Item]) -> None:
-    """What an earlier attempt copied and the source has no longer is no part of the dataset."""
+def _remove_others(settings: Settings, items: Iterable[Item]) -> None:
+    """Delete files that an earlier attempt copied and that the sources no longer have."""
     wanted = {item.path for item in items}
     for path in [*_files(settings.staging), MANIFEST]:
         if path not in wanted:
@@ -465,7 +472,10 @@ def _share(settings: Settings, index: int) -> dict[str, Any] | None:
 
 
 def publish(settings: Settings, say: Say) -> bool:
-    """Give the staged dataset its manifest and its name; False where nothing is staged. Raises Corrupt."""
+    """Write the manifest and rename the staged folder to the target. Raises Corrupt.
+
+    Returns False where nothing is staged, or index is not 0.
+    """
     share = _share(settings, 0)
     if settings.index != 0 or share is None:
         return False
@@ -486,12 +496,12 @@ def publish(settings: Settings, say: Say) -> bool:
 
 
 def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Split what is to be split, and write the manifest; its header. What was split is still there."""
+    """Split files into shards and write the manifest; returns its header. Does not delete the split files."""
     staging = settings.staging
     known: Mapping[str, str] = {}
     if not settings.prepare:
         _check_complete(settings, share)
-        known = {path: said["sha256"] for path, said in Journal(settings.state, 0).files.items()}
+        known = {path: record["sha256"] for path, record in Journal(settings.state, 0).files.items()}
     records: dict[str, int] = {}
     for shards in settings.shards:
         records.update(split(staging, shards, say))
@@ -507,8 +517,8 @@ def _check_complete(settings: Settings, share: Mapping[str, Any]) -> None:
     sizes = [(staging / path).stat().st_size for path in _files(staging) if path not in shards]
     if (len(sizes), sum(sizes)) != (share["files"], share["bytes"]):
         raise Corrupt(
-            f"{len(sizes)} files of {sum(sizes)} bytes are staged, the sources have {share['files']} of "
-            f"{share['bytes']}: nothing is published, the next attempt copies what is missing"
+            f"{len(sizes)} files with {sum(sizes)} bytes are staged, the sources have {share['files']} with "
+            f"{share['bytes']}: nothing is published; the next attempt copies what is missing"
         )
 
 
@@ -518,9 +528,10 @@ def _row(folder: Path, path: str, sha256: str, records: Mapping[str, int]) -> di
 
 
 def split(folder: Path, shards: Shards, say: Say) -> dict[str, int]:
-    """Split a file by lines into shards of about as many bytes each; the lines of each.
+    """Split a file between lines into shards of about equal size; returns the number of lines of each.
 
-    The shards in order are the file, byte for byte. Raises Corrupt when there are fewer lines than shards.
+    Concatenated in order, the shards are the file, byte for byte. Raises Corrupt if there are fewer lines
+    than shards.
     """
     file = folder / safe_path(shards.file)
     if not file.is_file():
@@ -540,11 +551,11 @@ def split(folder: Path, shards: Shards, say: Say) -> dict[str, int]:
     return counts
 
 
-# --- into S3 ---
+# --- uploading ---
 
 
 def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
-    """Put the published dataset into S3, its manifest last; False when all of it is there.
+    """Upload the published dataset to S3, its manifest last; returns False when S3 already has all of it.
 
     Raises SourceError, Unreachable, CredentialsError or Corrupt.
     """
@@ -557,13 +568,13 @@ def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     def put(path: str, parallel: int = 1) -> int:
         file = folder / path
         size, entry = file.stat().st_size, there.get(path)
-        # Another tag, as KMS gives or who sends other parts, only costs that it is sent again.
+        # An object with another tag, because of KMS or of other part sizes, is sent again.
         if entry is not None and entry.size == size and entry.version == place.tag(file):
             return 0
         place.put(path, file, parallel)
         return 1
 
-    # Many files at a time, and those in parts one after another, many parts at a time.
+    # Small files are sent in parallel; large ones one after another, each with its parts in parallel.
     small = [row["path"] for row in rows if row["bytes"] <= place.part_bytes]
     with ThreadPoolExecutor(settings.parallel) as pool:
         sent = sum(pool.map(put, small))
@@ -589,7 +600,7 @@ def _write_manifest(folder: Path, rows: Sequence[Mapping[str, Any]], identity: s
 
 
 def read_header(folder: Path) -> dict[str, Any] | None:
-    """The first line of a manifest: files, bytes, sha256 of the other lines; None without a manifest."""
+    """The first line of a manifest: files, bytes, sha256 of the other lines. None if there is no manifest."""
     try:
         with (folder / MANIFEST).open(encoding="utf-8") as file:
             header: dict[str, Any] = json.loads(file.readline())
@@ -599,15 +610,15 @@ def read_header(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_manifest(text: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The header and the rows of a manifest. Raises Corrupt for one that was changed, or is another's."""
+    """The header and the rows of a manifest. Raises Corrupt if it was changed or has another format."""
     first, _, body = text.partition("\n")
     try:
         header = json.loads(first)
         is_whole = hashlib.sha256(body.encode()).hexdigest() == header["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f"{name} is none of charts/dataset, which needs the name for its own") from error
+        raise Corrupt(f"{name} is not a manifest of charts/dataset, which reserves this name") from error
     if not is_whole:
-        raise Corrupt(f"{name} is not as it was written")
+        raise Corrupt(f"{name} has been changed since it was written")
     return header, [json.loads(line) for line in body.splitlines()]
 
 
@@ -615,19 +626,21 @@ def _manifest_of(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except OSError as error:
-        raise Corrupt(f"{folder} is no dataset: it has no {MANIFEST}") from error
+        raise Corrupt(f"{folder} is not a dataset: it has no {MANIFEST}") from error
     return _read_manifest(text, str(folder / MANIFEST))
 
 
 def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
-    """Hold a dataset against its manifest, sizes only if `is_quick`; a sentence. Raises Corrupt."""
+    """Compare a dataset with its manifest, only sizes if `is_quick`; returns a sentence. Raises Corrupt."""
     header, rows = _manifest_of(folder)
     with ThreadPoolExecutor(parallel) as pool:
-        wrong = [why for why in pool.map(lambda row: _wrong(folder, row, is_quick), rows) if why]
+        wrong = [problem for problem in pool.map(lambda row: _wrong(folder, row, is_quick), rows) if problem]
     if wrong:
         raise Corrupt("; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""))
     checked = "sizes" if is_quick else "sha256"
-    return f"{folder} is whole: {header['files']} files, {header['bytes']} bytes, {checked} as in {MANIFEST}"
+    return (
+        f"{folder} is complete: {header['files']} files, {header['bytes']} bytes, {checked} as in {MANIFEST}"
+    )
 
 
 def _wrong(folder: Path, row: Mapping[str, Any], is_quick: bool) -> str:
@@ -645,7 +658,7 @@ def _wrong(folder: Path, row: Mapping[str, Any], is_quick: bool) -> str:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Paths of all files of a dataset, but for the manifest and the state of its making."""
+    """Paths of all files of a dataset, except the manifest and the folder with the journals."""
     for base, folders, names in os.walk(folder):
         if Path(base) == folder:
             folders[:] = [name for name in folders if name != _STATE]
@@ -654,7 +667,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _write(file: Path, text: str) -> None:
-    """All of it or nothing."""
+    """Replace the file in one step."""
     unfinished = file.with_name(f".{file.name}.new")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, file)

@@ -1,8 +1,8 @@
 """torchrun as the supervisor starts it: `python3 -m bireme_runtime.elastic.launch [OPTIONS] SCRIPT ARGS…`.
 
-It is torch's own `torch.distributed.run`, with the backend registered on releases that look for no entry
-points, a store that the build of torch has, an agent that stops its processes within seconds for a new round,
-and a report to the supervisor of how it ended.
+It runs torch's own `torch.distributed.run` with these changes: the backend is registered also on releases
+without entry points, the store uses a transport that the build of torch has, the agent stops its processes
+within seconds before a new round, and the supervisor gets a report of how the run ended.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from datetime import timedelta
 from typing import Any
 
 from bireme_runtime.elastic import torch_handler
+from bireme_runtime.process import environment
+from bireme_runtime.process.exits import as_shell
 
-# How a run of torchrun ended, as far as a supervisor cares.
+# Why a run of torchrun ended, as the supervisor distinguishes it.
 SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, AGENT = (
     "success", "script", "rendezvous", "config", "usage", "agent",
 )  # fmt: skip
@@ -34,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
         run.main(list(argv))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-        report(USAGE if code else SUCCESS, code, "torchrun does not understand its arguments")
+        report(USAGE if code else SUCCESS, code, "torchrun rejects its arguments")
         return code
     except Exception as error:
-        kind, code = classify(error)
-        report(kind, code, f"{type(error).__name__}: {error}".splitlines()[0])
-        if kind == AGENT:
+        cause, code = classify(error)
+        report(cause, code, f"{type(error).__name__}: {error}".splitlines()[0])
+        if cause == AGENT:
             traceback.print_exc()
         else:
             print(error, file=sys.stderr, flush=True)
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def classify(error: Exception) -> tuple[str, int]:
-    """Kind and exit code of an exception that ended torchrun."""
+    """The cause and the exit code for an exception that ended torchrun."""
     names = {each.__name__ for each in type(error).__mro__}
     if "ChildFailedError" in names:
         return SCRIPT, _exit_code(error)
@@ -61,16 +63,16 @@ def classify(error: Exception) -> tuple[str, int]:
 
 
 def _exit_code(error: Any) -> int:
-    """The exit code of the first process that failed; a signal's is 128 and its number, as in a shell."""
+    """The exit code of the first process that failed, as a shell reports it."""
     code = int(error.get_first_failure()[1].exitcode)
-    return code if 0 < code < 256 else 128 - code if -128 < code < 0 else 1
+    return as_shell(code) if -128 < code < 256 and code else 1
 
 
 def adapt_torch() -> None:
-    """Make up for what this release or build of torch lacks."""
+    """Adapt torch to the supervisor and to the rendezvous."""
     _register_backend()
     _announce_finished_processes()
-    _stop_processes_soon(float(os.environ.get("BIREME_STOP_SECONDS", "0.5")))
+    _stop_processes_soon(environment.seconds(os.environ, "BIREME_STOP_SECONDS", 0.5))
     if not _has_libuv():
         _do_without_libuv()
 
@@ -81,7 +83,7 @@ def _register_backend() -> None:
 
 
 def _announce_finished_processes() -> None:
-    """Let the rendezvous know when an agent waits at the exit barrier, where it looks at nothing any more."""
+    """Tell the rendezvous when an agent reaches the exit barrier, where it no longer reacts to changes."""
     agent = importlib.import_module("torch.distributed.elastic.agent.server.api").SimpleElasticAgent
     barrier = getattr(agent, "_exit_barrier", None)
     if barrier is None:
@@ -97,10 +99,10 @@ def _announce_finished_processes() -> None:
 
 
 def _stop_processes_soon(longest: float) -> None:
-    """Bound the time that processes have to end before a new round.
+    """Limit the time that processes have to end before a new round.
 
-    torch grants 30 seconds after TERM. Those that handle TERM, to save before their pod goes, use them up
-    when they hang in a collective with a member that is gone, and all others would wait for them.
+    torch waits 30 seconds after SIGTERM. A process that handles SIGTERM, in order to save, uses all of them
+    when it hangs in a collective operation with a lost member, and all other members would wait for it.
     """
     context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
     stock = context.close
@@ -113,7 +115,7 @@ def _stop_processes_soon(longest: float) -> None:
 
 def _has_libuv() -> bool:
     if not torch_handler.takes_use_libuv():
-        # Nothing in this release asks for it.
+        # This release has no libuv transport.
         return True
     if os.environ.get("USE_LIBUV") == "0":
         return False
@@ -133,7 +135,7 @@ def _has_libuv() -> bool:
 
 
 def _do_without_libuv() -> None:
-    """Some builds (Debian's) have no libuv, and parts of torch ask for it whatever USE_LIBUV says."""
+    """Use no libuv: some builds (Debian's) lack it, and parts of torch ignore USE_LIBUV."""
     os.environ["USE_LIBUV"] = "0"
     distributed = importlib.import_module("torch.distributed")
     c10d = importlib.import_module("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
@@ -149,13 +151,13 @@ def _do_without_libuv() -> None:
 
 def _report_to(descriptor: str) -> Callable[[str, int, str], None]:
     if not descriptor:
-        return lambda kind, code, error: None
+        return lambda cause, code, error: None
     fd = int(descriptor)
-    # The training processes must not hold the pipe.
+    # The training processes must not inherit the pipe.
     os.set_inheritable(fd, False)
 
-    def report(kind: str, code: int, error: str) -> None:
-        os.write(fd, json.dumps({"kind": kind, "code": code, "error": error[:500]}).encode())
+    def report(cause: str, code: int, error: str) -> None:
+        os.write(fd, json.dumps({"cause": cause, "code": code, "error": error[:500]}).encode())
 
     return report
 

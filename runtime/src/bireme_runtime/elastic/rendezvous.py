@@ -1,14 +1,14 @@
-"""Who takes part in a run, agreed through etcd. Knows nothing of torch (docs/adr/0005-etcd-rendezvous.md).
+"""The rendezvous: members agree on rounds through etcd. Independent of torch (docs/adr/0005).
 
 Keys under `<prefix><run id>/`:
 
-    members/<id>   under the member's lease: where it is, and from which round on it can be placed
+    members/<id>   under the member's lease: its address, and the first round in which it can be placed
     round          the number and the members, in rank order, of the latest round; compare-and-swap only
-    store          under the lease of rank 0: where the agents of this round exchange data
-    done           the run is over: {"outcome": "success"}
+    store          under the lease of rank 0: the address where the agents of this round exchange data
+    done           the run has ended: {"outcome": "success"}
 
-A member that trains in round n blocks round n+1 until it says that it is ready, or its lease is gone. So a
-member costs the others its own lease at most, and nobody is placed in two rounds at once.
+A member that trains in round n blocks round n+1 until it declares itself ready or its lease ends. So a lost
+member delays the others at most by the life of its lease, and no member is placed in two rounds at once.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import BiremeError, Unreachable
 
 DEFAULT_PREFIX = "/bireme/rendezvous/"
 SUCCESS, CLOSED = "success", "closed"
-# A watch that hears nothing for so long reads the keys again, in case its connection died without a word.
+# Seconds without an event after which the keys are read again, in case the watch's connection is dead.
 _WATCH_IDLE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
 
 log = logging.getLogger("bireme_runtime")
 
 
-class RunOver(Exception):
+class RunOver(BiremeError):
     """The run has ended; `outcome` is "success" or "closed"."""
 
     def __init__(self, outcome: str) -> None:
@@ -41,22 +42,18 @@ class RunOver(Exception):
         self.outcome = outcome
 
 
-class JoinTimeout(Exception):
-    """No round that includes this member came about in time; the message says what was missing."""
-
-
-class Unreachable(Exception):
-    """etcd did not answer for as long as the caller would wait."""
+class JoinTimeout(BiremeError):
+    """No round with this member was agreed in time; the message says what was missing."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How members of one run find each other. Times in seconds; all members need the same bounds.
+    """The settings of a rendezvous. Times are in seconds; all members need the same bounds.
 
-    The lease lives `keep_alive_interval` times `keep_alive_max_attempt`. It is the time after which a member
-    whose machine died is given up, and the pause that a live one may make without being taken for dead.
-    For `settle_timeout` newcomers leave a new round alone: its processes still import and load, and all that
-    would be to do again.
+    A lease lives for `keep_alive_interval` times `keep_alive_max_attempt`: a member whose machine died is
+    lost after that time, and a running one may be unresponsive for as long. For `settle_timeout` after a new
+    round, newcomers do not interrupt it, because its processes would have to import and load everything
+    again.
     """
 
     run_id: str
@@ -98,7 +95,7 @@ class Settings:
 
     @classmethod
     def from_config(cls, run_id: str, min_nodes: int, max_nodes: int, config: Mapping[str, Any]) -> Settings:
-        """Read the times, under torch's names, from a `rdzv_conf`; other keys in it are not looked at."""
+        """Read the times, under torch's names, from a `rdzv_conf`; its other keys are ignored."""
         changes: dict[str, Any] = {}
         for name in (
             "join_timeout", "last_call_timeout", "settle_timeout", "close_timeout", "read_timeout",
@@ -116,12 +113,12 @@ class Settings:
 
     @property
     def lease_ttl(self) -> int:
-        """Life of an unrenewed lease, in whole seconds."""
+        """The time to live of a lease, in whole seconds."""
         return round(self.keep_alive_interval * self.keep_alive_max_attempt)
 
     @property
     def root(self) -> str:
-        """Where the keys of the run start."""
+        """The prefix of the run's keys."""
         return f"{self.prefix}{self.run_id}/"
 
 
@@ -132,14 +129,14 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(f"{name}={value} is not a number of seconds (PET_RDZV_CONF)") from None
 
 
-# What etcd holds ----------------------------------------
+# What is in etcd ----------------------------------------
 
 
 @dataclass(frozen=True)
 class Member:
-    """One agent. `base` stays the same when it takes a new lease, `id` does not.
+    """One agent. With a new lease it gets a new `id`, but keeps its `base`.
 
-    `ready` is the first round that it can be placed in; `finished` says that its processes have ended well.
+    `ready` is the first round in which it can be placed. `finished` means that its processes have succeeded.
     `slot` orders newcomers (the completion index of the pod).
     """
 
@@ -157,13 +154,13 @@ class Member:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Position among newcomers."""
+        """The sort key among newcomers."""
         return (self.slot, self.id)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One agreed world: the members by rank. `bases` are their identities across leases."""
+    """One agreed world: the ids of the members, and their bases, by rank."""
 
     number: int
     members: tuple[str, ...]
@@ -173,7 +170,7 @@ class Round:
 
 @dataclass(frozen=True)
 class View:
-    """The keys of a run as of one revision."""
+    """The keys of a run at one revision."""
 
     revision: int = 0
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -187,20 +184,20 @@ class View:
         return self.round.number if self.round else 0
 
     def placed(self, member: Member) -> bool:
-        """Whether the member takes part in the latest round, rather than waiting for the next."""
+        """Whether the member trains in the latest round, rather than waiting for the next."""
         return (
             self.round is not None and member.id in self.round.members and member.ready <= self.round.number
         )
 
     def leavers(self) -> set[str]:
-        """Members of the latest round that are gone from it: without a lease, or ready for another round."""
+        """Members of the latest round that have left it: without a lease, or ready for another round."""
         if self.round is None:
             return set()
         here = {member.id for member in self.members.values() if self.placed(member)}
         return set(self.round.members) - here
 
     def arrivals(self) -> set[str]:
-        """Live members that are not in the latest round."""
+        """Members with a lease that are not in the latest round."""
         names = self.round.members if self.round else ()
         return {id for id, member in self.members.items() if id not in names and not member.finished}
 
@@ -233,14 +230,14 @@ def _round(record: Mapping[str, Any], revision: int) -> Round:
 
 
 def view_of(root: str, snapshot: etcd.Snapshot) -> View:
-    """The view that a reading of all keys under the root gives."""
+    """The view for all keys under the root."""
     view = View()
     for kv in snapshot.keys:
         view = view.changed(root, kv, deleted=False)
     return replace(view, revision=snapshot.revision)
 
 
-# What a waiting member does ----------------------------------------
+# Decisions of a waiting member ----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -252,14 +249,14 @@ class Joined:
 
 @dataclass(frozen=True)
 class Propose:
-    """It falls to the member to propose this round."""
+    """The member is the one that proposes this round."""
 
     round: Round
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do until the view changes or so many seconds pass."""
+    """There is nothing to do until the view changes or `seconds` have passed."""
 
     reason: str
     seconds: float | None = None
@@ -276,26 +273,26 @@ Decision = Union[Joined, Propose, Wait, Over]
 
 
 def decide(view: View, me: str, ready: int, settings: Settings, quiet_seconds: float) -> Decision:
-    """What member `me`, ready for round `ready`, does on this view.
+    """What the member with id `me`, ready for round `ready`, does for this view.
 
-    `quiet_seconds` is the time since somebody new was last seen to arrive.
+    `quiet_seconds` is the time since the last new member arrived.
     """
     if view.round and me in view.round.members and view.round.number >= ready:
         return Joined(view.round.members.index(me))
     if view.outcome:
         return Over(view.outcome)
     if me not in view.members:
-        return Wait("its own registration to show")
+        return Wait("its own registration to appear")
     members = [member for member in view.members.values() if not member.finished]
     placed = [member.id for member in members if view.placed(member)]
     if placed:
-        return Wait(f"{len(placed)} members of round {view.number} to stop, {placed[0]} among them")
+        return Wait(f"{len(placed)} members of round {view.number} to stop, among them {placed[0]}")
     if len(members) < settings.min_nodes:
-        return Wait(f"members: {len(members)} are here and {settings.min_nodes} is the minimum")
+        return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
     if me != min(members, key=lambda member: member.order).id:
         return Wait("another member to propose the round")
     if len(members) < settings.max_nodes and _newcomers(view, members):
-        # Who only loses members need not call for more: those that died still block by their leases.
+        # After a mere loss of members there is no last call: lost members still block with their leases.
         remaining = settings.last_call_timeout - quiet_seconds
         if remaining > 0:
             return Wait("the last call to end", remaining)
@@ -308,7 +305,7 @@ def _newcomers(view: View, members: list[Member]) -> bool:
 
 
 def _next_round(view: View, members: list[Member], most: int) -> Round:
-    """Survivors keep their order, newcomers follow by slot; those beyond the maximum wait as spares."""
+    """Members of the last round keep their order and newcomers follow by slot, up to the maximum."""
     known = view.round.bases if view.round else ()
     survivors = sorted((m for m in members if m.base in known), key=lambda m: known.index(m.base))
     newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
@@ -321,7 +318,7 @@ def _next_round(view: View, members: list[Member], most: int) -> Round:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a member says of itself: a name that no other process uses, its slot and its address."""
+    """What a member registers: a name that no other process has, its slot and its address."""
 
     base: str
     slot: int
@@ -339,16 +336,16 @@ class World:
 
 
 class Rendezvous:
-    """One member of a run, alive until `leave`. `join` may be called again and again, from one thread.
+    """One member of a run, until `leave`. `join` may be called repeatedly, from one thread.
 
-    Two threads of its own renew the lease and follow the keys. `client` may be shared.
+    Two threads of its own renew the lease and watch the keys. `client` may be shared.
     """
 
     def __init__(self, client: etcd.Client, settings: Settings, identity: Identity) -> None:
         self.settings = settings
         self.identity = identity
         self._client = client
-        # Renewals get a client that gives up on a silent endpoint while the lease still lives.
+        # The client for renewals has a timeout shorter than the lease.
         self._renewal_client = client.with_timeout(max(1.0, settings.lease_ttl / 4))
         self._changed = threading.Condition()
         self._view = View()
@@ -359,19 +356,19 @@ class Rendezvous:
         self._ended: set[str] = set()
         self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
-        self._seat: _Seat | None = None
-        self._seats_taken = 0
+        self._registration: _Registration | None = None
+        self._registrations = 0
         self._world: World | None = None
         self._entered = 0.0
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    # What the agent asks ----------------------------------------
+    # Called by the agent ----------------------------------------
 
     def join(self) -> World:
         """Wait for a round that includes this member.
 
-        Raises RunOver, JoinTimeout, Unreachable, and etcd.AuthError or etcd.Refused as etcd gives them.
+        Raises RunOver, JoinTimeout, Unreachable, and etcd.AuthError or etcd.Refused.
         """
         deadline = time.monotonic() + self.settings.join_timeout
         self._start_threads()
@@ -379,10 +376,10 @@ class Rendezvous:
         progress = _Progress()
         while True:
             with self._changed:
-                seat = self._seat
-                lost = seat is None or seat.lost
+                registration = self._registration
+                lost = registration is None or registration.lost
                 reading = self._view
-                decision = self._decide() if seat and not lost else Wait("a new lease")
+                decision = self._decide() if registration and not lost else Wait("a new lease")
                 if isinstance(decision, Joined):
                     return self._enter(decision)
                 if isinstance(decision, Wait) and not lost:
@@ -390,22 +387,25 @@ class Rendezvous:
                     continue
             if isinstance(decision, Over):
                 raise RunOver(decision.outcome)
-            if isinstance(decision, Propose) and seat is not None:
-                self._propose(decision.round, seat, reading, deadline)
+            if isinstance(decision, Propose) and registration is not None:
+                self._propose(decision.round, registration, reading, deadline)
             else:
                 self._get_ready(deadline)
 
     def waiting(self) -> int:
-        """How many members make a new round worth while: arrivals, and leavers of this one. 0 means train on.
+        """The number of members that are a reason for a new round: arrivals and leavers. 0 means: train on.
 
-        Arrivals count from the round's `settle_timeout` on, and at once when there are leavers.
-
-        When etcd cannot be reached the last known answer counts: that alone is no reason to stop training.
+        Arrivals count after the round's `settle_timeout`, or at once when there are leavers. While etcd
+        cannot be reached, the last known view counts: an outage alone does not stop the training.
         """
         with self._changed:
             if self._world is None:
                 return 0
-            if self._seat is None or self._seat.lost or self._view.number != self._world.number:
+            if (
+                self._registration is None
+                or self._registration.lost
+                or self._view.number != self._world.number
+            ):
                 return 1
             leavers = len(self._leavers())
             arrivals = len(self._view.arrivals())
@@ -415,34 +415,34 @@ class Rendezvous:
             return arrivals + leavers if leavers or not (full or ending or settling) else 0
 
     def broken(self, world: World) -> bool:
-        """Whether the round of this world has lost a member or is no longer the latest."""
+        """Whether this world's round has lost a member or is no longer the latest."""
         with self._changed:
-            lost = self._seat is None or self._seat.lost
+            lost = self._registration is None or self._registration.lost
             return lost or self._view.number != world.number or bool(self._leavers())
 
     def publish_store(self, world: World, address: str) -> bool:
-        """Say, as rank 0, where the members of the round exchange data. False when the round is over."""
-        seat = self._seat
-        if seat is None or seat.lost:
+        """Publish, as rank 0, the address of the round's store. Returns False when the round has ended."""
+        registration = self._registration
+        if registration is None or registration.lost:
             return False
         value = json.dumps({"round": world.number, "address": address})
         compare = [
             etcd.key_is_unchanged(self._key("round"), world.mod_revision),
-            etcd.key_is_same(seat.key, seat.create_revision),
+            etcd.key_is_same(registration.key, registration.create_revision),
         ]
         deadline = time.monotonic() + self.settings.join_timeout
         while True:
             try:
-                put = etcd.put_op(self._key("store"), value, seat.lease)
+                put = etcd.put_op(self._key("store"), value, registration.lease)
                 return self._client.txn(compare, [put]).succeeded
             except (etcd.Unavailable, etcd.Ambiguous) as error:
-                # Writing it twice does no harm, and the comparison keeps it from outliving its round.
+                # Writing it twice is harmless, and the comparison prevents a write after the round's end.
                 self._pause(deadline, error)
             except etcd.LeaseLost:
                 return False
 
     def store_of(self, world: World) -> str | None:
-        """Wait for what rank 0 published; None when the round broke before it did. Raises JoinTimeout."""
+        """Wait for the address from rank 0; None when the round broke before. Raises JoinTimeout."""
         deadline = time.monotonic() + self.settings.join_timeout
         while not self.broken(world):
             with self._changed:
@@ -454,49 +454,56 @@ class Rendezvous:
         return None
 
     def finished(self) -> None:
-        """Say that the processes of this member have ended well, so that nobody waits for it any more."""
-        seat = self._seat
-        if seat is None or seat.lost or self._world is None:
+        """Record that the processes of this member have succeeded, so that no other member waits for it."""
+        registration = self._registration
+        if registration is None or registration.lost or self._world is None:
             return
         try:
             self._write(
-                seat, replace(seat.member, finished=True), time.monotonic() + self.settings.close_timeout
+                registration,
+                replace(registration.member, finished=True),
+                time.monotonic() + self.settings.close_timeout,
             )
         except (etcd.EtcdError, Unreachable) as error:
-            log.warning("could not tell the others that this member has finished: %s", error)
+            log.warning("cannot record that this member has finished: %s", error)
 
     @property
     def outcome(self) -> str:
-        """How the run ended, as last seen; empty while it goes on."""
+        """How the run ended, as last read; empty while it continues."""
         with self._changed:
             return self._view.outcome
 
     def leave(self) -> None:
-        """Give up the lease, and with it the place among the members. Closes nothing for the others."""
+        """Revoke the lease, which ends the membership. It closes nothing for other members."""
         self._closing.set()
         with self._changed:
-            seat, self._seat, self._world = self._seat, None, None
+            registration, self._registration, self._world = self._registration, None, None
             if self._watch:
                 self._watch.close()
             self._changed.notify_all()
-        if seat and not seat.lost:
+        if registration and not registration.lost:
             try:
-                self._renewal_client.lease_revoke(seat.lease)
+                self._renewal_client.lease_revoke(registration.lease)
             except etcd.EtcdError as error:
-                log.warning("could not give up the lease, it will run out by itself: %s", error)
+                log.warning("cannot revoke the lease; it will expire: %s", error)
         for thread in self._threads:
             thread.join(self.settings.close_timeout)
         self._threads = []
 
-    # Getting a place ----------------------------------------
+    # Registering and proposing ----------------------------------------
 
     def _decide(self) -> Decision:
-        assert self._seat is not None
+        assert self._registration is not None
         quiet = time.monotonic() - self._last_arrival
-        return decide(self._view, self._seat.member.id, self._seat.member.ready, self.settings, quiet)
+        return decide(
+            self._view, self._registration.member.id, self._registration.member.ready, self.settings, quiet
+        )
 
     def _leavers(self) -> set[str]:
-        """Who went before its processes had ended: one that goes afterwards must not interrupt the others."""
+        """Leavers whose processes had not succeeded.
+
+        One that leaves after success must not interrupt the others.
+        """
         return self._view.leavers() - self._ended
 
     def _enter(self, joined: Joined) -> World:
@@ -510,69 +517,75 @@ class Rendezvous:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise JoinTimeout(f"after {self.settings.join_timeout:.0f} s still waiting for {decision.reason}")
-        progress.say(decision.reason)
+        progress.log(decision.reason)
         self._changed.wait(min(remaining, 10.0 if decision.seconds is None else decision.seconds + 0.001))
 
     def _get_ready(self, deadline: float) -> None:
-        """Have a seat whose key says that the member can be placed in the next round."""
+        """Register, or update the registration, as ready for the next round."""
         while True:
             try:
-                if self._seat is None or self._seat.lost:
-                    self._take_seat(deadline)
+                if self._registration is None or self._registration.lost:
+                    self._register(deadline)
                 else:
-                    self._write(self._seat, replace(self._seat.member, ready=self._view.number + 1), deadline)
+                    self._write(
+                        self._registration,
+                        replace(self._registration.member, ready=self._view.number + 1),
+                        deadline,
+                    )
                 return
             except etcd.LeaseLost:
-                self._lose_seat()
+                self._lose_registration()
 
-    def _take_seat(self, deadline: float) -> None:
-        # What was known may be of an etcd that has since come back empty: read anew before saying `ready`.
-        self._read_anew(deadline)
+    def _register(self, deadline: float) -> None:
+        # etcd may have been restored or emptied: read the current round before deriving `ready` from it.
+        self._read_again(deadline)
         lease = self._persist(lambda: self._client.lease_grant(self.settings.lease_ttl), deadline)
-        self._seats_taken += 1
-        id = f"{self.identity.base}.{self._seats_taken}"
+        self._registrations += 1
+        id = f"{self.identity.base}.{self._registrations}"
         member = Member(
             id, self.identity.base, self.identity.slot, self.identity.address, self._view.number + 1
         )
-        seat = _Seat(self._key(f"members/{id}"), lease, member)
-        self._write(seat, member, deadline)
+        registration = _Registration(self._key(f"members/{id}"), lease, member)
+        self._write(registration, member, deadline)
         with self._changed:
-            self._seat, self._world = seat, None
+            self._registration, self._world = registration, None
             self._changed.notify_all()
 
-    def _write(self, seat: _Seat, member: Member, deadline: float) -> None:
-        """Bring the member's key to this value. A late duplicate of an older write cannot undo it."""
+    def _write(self, registration: _Registration, member: Member, deadline: float) -> None:
+        """Write this value to the member's key. A delayed duplicate of an older write cannot overwrite it."""
         value = member.to_json()
         while True:
             try:
-                compare = [etcd.key_is_unchanged(seat.key, seat.mod_revision)]
-                outcome = self._client.txn(compare, [etcd.put_op(seat.key, value, seat.lease)])
+                compare = [etcd.key_is_unchanged(registration.key, registration.mod_revision)]
+                outcome = self._client.txn(
+                    compare, [etcd.put_op(registration.key, value, registration.lease)]
+                )
                 if outcome.succeeded:
-                    seat.wrote(member, outcome.revision)
+                    registration.wrote(member, outcome.revision)
                     return
-                kv = self._client.get(seat.key)
+                kv = self._client.get(registration.key)
             except etcd.Ambiguous as error:
                 self._pause(deadline, error)
-                kv = self._persist(lambda: self._client.get(seat.key), deadline)
+                kv = self._persist(lambda: self._client.get(registration.key), deadline)
             except etcd.Unavailable as error:
                 self._pause(deadline, error)
                 continue
-            if kv is None and seat.mod_revision:
+            if kv is None and registration.mod_revision:
                 raise etcd.LeaseLost("the member's key is gone")
             if kv is not None and kv.value == value:
-                seat.wrote(member, kv.mod_revision, kv.create_revision)
+                registration.wrote(member, kv.mod_revision, kv.create_revision)
                 return
-            seat.mod_revision = kv.mod_revision if kv else 0
+            registration.mod_revision = kv.mod_revision if kv else 0
 
-    def _propose(self, proposal: Round, seat: _Seat, view: View, deadline: float) -> None:
-        """Try to make the proposal the latest round; whether it became that, the view will show."""
+    def _propose(self, proposal: Round, registration: _Registration, view: View, deadline: float) -> None:
+        """Try to write the proposal as the latest round. The view will show whether that succeeded."""
         value = json.dumps(
             {"number": proposal.number, "members": list(proposal.members), "bases": list(proposal.bases)}
         )
         compare = [
             etcd.key_is_unchanged(self._key("round"), view.round.mod_revision if view.round else 0),
             etcd.key_is_same(self._key("done"), 0),
-            etcd.key_is_same(seat.key, seat.create_revision),
+            etcd.key_is_same(registration.key, registration.create_revision),
             etcd.none_newer(self._key("members/"), view.revision),
         ]
         try:
@@ -580,14 +593,14 @@ class Rendezvous:
         except (etcd.Unavailable, etcd.Ambiguous) as error:
             self._pause(deadline, error)
         with self._changed:
-            # Held or not, something newer than the view is on its way.
+            # In either case a newer view will follow.
             if self._view is view:
                 self._changed.wait(1.0)
 
-    def _lose_seat(self) -> None:
+    def _lose_registration(self) -> None:
         with self._changed:
-            if self._seat:
-                self._seat.lost = True
+            if self._registration:
+                self._registration.lost = True
             self._changed.notify_all()
 
     def _persist(self, request: Any, deadline: float) -> Any:
@@ -618,27 +631,28 @@ class Rendezvous:
 
     def _renew(self) -> None:
         while not self._closing.wait(self.settings.keep_alive_interval):
-            seat = self._seat
-            if seat is None or seat.lost:
+            registration = self._registration
+            if registration is None or registration.lost:
                 continue
             try:
-                self._renewal_client.lease_keepalive(seat.lease)
+                self._renewal_client.lease_keepalive(registration.lease)
             except etcd.LeaseLost:
                 log.warning(
-                    "the lease of %s is gone: the others go on without it until it joins again", seat.key
+                    "the lease of %s has ended: the others continue without it until it joins again",
+                    registration.key,
                 )
                 with self._changed:
-                    seat.lost = True
+                    registration.lost = True
                     self._changed.notify_all()
             except etcd.EtcdError as error:
-                log.info("could not renew the lease: %s", error)
+                log.info("cannot renew the lease: %s", error)
 
     def _follow(self) -> None:
         while not self._closing.is_set():
             try:
                 self._read_and_watch()
             except etcd.EtcdError as error:
-                log.info("reading the members again: %s", error)
+                log.info("reading all members again: %s", error)
                 self._trouble = str(error)
                 self._closing.wait(_RETRY_SECONDS)
 
@@ -672,13 +686,17 @@ class Rendezvous:
                 self._seen |= view.members.keys()
                 self._last_arrival = time.monotonic()
             self._ended |= {id for id, member in view.members.items() if member.finished}
-            seat = self._seat
-            if seat and seat.mod_revision <= view.revision and seat.member.id not in view.members:
-                seat.lost = True
+            registration = self._registration
+            if (
+                registration
+                and registration.mod_revision <= view.revision
+                and registration.member.id not in view.members
+            ):
+                registration.lost = True
             self._changed.notify_all()
 
-    def _read_anew(self, deadline: float) -> None:
-        """Have the view be one that was read after this call."""
+    def _read_again(self, deadline: float) -> None:
+        """Wait until the view has been read after the start of this call."""
         with self._changed:
             self._wanted_reading += 1
             wanted = self._wanted_reading
@@ -690,8 +708,8 @@ class Rendezvous:
                 self._changed.wait(0.5)
 
 
-class _Seat:
-    """The member's key and the lease that it lives by."""
+class _Registration:
+    """The member's key and its lease."""
 
     def __init__(self, key: str, lease: int, member: Member) -> None:
         self.key = key
@@ -708,46 +726,46 @@ class _Seat:
 
 
 class _Progress:
-    """Says what is waited for, at most every 30 seconds."""
+    """Logs what a member waits for, at most every 30 seconds."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + 10
 
-    def say(self, reason: str) -> None:
+    def log(self, reason: str) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + 30
             log.warning("rendezvous: waiting for %s", reason)
 
 
-# What others than the member ask ----------------------------------------
+# For processes that are no member ----------------------------------------
 
 
 def new_base(name: str) -> str:
-    """An identity that no other process has; `name` is for people who read the keys."""
+    """An identity that no other process has. `name` makes it readable."""
     return f"{name}-{secrets.token_hex(4)}"
 
 
 def outcome_of(client: etcd.Client, root: str) -> str:
-    """How the run ended, or an empty string while it goes on."""
+    """How the run ended, or an empty string while it continues."""
     kv = client.get(root + "done")
     return str(json.loads(kv.value).get("outcome", CLOSED)) if kv else ""
 
 
 def end_run(client: etcd.Client, root: str, outcome: str) -> None:
-    """Mark the run as over; the first mark stays. Raises etcd.EtcdError, after trying each endpoint again."""
+    """Mark the run as ended, unless it is marked already. Raises etcd.EtcdError after three attempts."""
     put = etcd.put_op(root + "done", json.dumps({"outcome": outcome}))
     for attempt in range(3):
         try:
             client.txn([etcd.key_is_same(root + "done", 0)], [put])
             return
         except (etcd.Ambiguous, etcd.Unavailable):
-            # The comparison makes a second mark harmless, whatever became of the first.
+            # The comparison makes a repetition harmless.
             if attempt == 2:
                 raise
             time.sleep(_RETRY_SECONDS)
 
 
 def leases_of(client: etcd.Client, root: str, base: str) -> tuple[int, ...]:
-    """The leases that a member holds, by its identity; normally one, or none."""
+    """The leases of the member with this base; normally one, or none."""
     keys = client.range(f"{root}members/{base}.").keys
     return tuple(sorted({kv.lease for kv in keys if kv.lease}))

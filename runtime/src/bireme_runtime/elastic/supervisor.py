@@ -1,8 +1,8 @@
 """The entry point of a worker: `python3 -m bireme_runtime.elastic.supervisor [--] SCRIPT ARGS…`.
 
-It starts torchrun, configured by PET_* variables, and stays: restarts it inside the container when the agent
-itself dies, passes on the script's own failure, gives the training processes the time to save on TERM, and
-takes the member out of the rendezvous at once when it goes.
+It starts torchrun, configured by PET_* variables, and supervises it: it restarts torchrun inside the
+container when torchrun's agent dies, returns the script's own failure, gives the training processes time to
+save on SIGTERM, and removes the member from the rendezvous at once when it ends (docs/runtime.md).
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ from typing import Any
 
 from bireme_runtime.elastic import launch, rendezvous, torch_handler
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import children
-from bireme_runtime.process.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE, Stop
+from bireme_runtime.process import children, environment
+from bireme_runtime.process.errors import SettingError, Stop
+from bireme_runtime.process.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE, as_shell
+from bireme_runtime.process.http import parse_address
+from bireme_runtime.process.log import log_of
 
 LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
 _ETCD_SECONDS = 2.0
 
+say = log_of("agent")
+
 
 @dataclass(frozen=True)
 class Options:
-    """What the environment says about the agent. Times in seconds."""
+    """The settings of the supervisor. Times are in seconds."""
 
     backend: str
     endpoint: str
@@ -47,7 +52,7 @@ class Options:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Options:
-        """Read PET_* and BIREME_* variables. Raises Stop with a sentence when one makes no sense."""
+        """Read PET_* and BIREME_* variables. Raises Stop when one cannot be used."""
         low, _, high = env.get("PET_NNODES", "1:1").partition(":")
         try:
             return cls(
@@ -58,15 +63,15 @@ class Options:
                 max_nodes=int(high or low),
                 conf=_parse_conf(env.get("PET_RDZV_CONF", "")),
                 index=env.get("JOB_COMPLETION_INDEX", ""),
-                restarts=int(env.get("BIREME_AGENT_RESTARTS", "20")),
-                wait_seconds=float(env.get("BIREME_WAIT_SECONDS", "600")),
-                grace_seconds=float(env.get("BIREME_GRACE_SECONDS", "20")),
-                stable_seconds=float(env.get("BIREME_STABLE_SECONDS", "300")),
+                restarts=environment.integer(env, "BIREME_AGENT_RESTARTS", 20),
+                wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
+                grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
+                stable_seconds=environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
             )
+        except SettingError as error:
+            raise Stop(CONFIG, str(error)) from None
         except ValueError as error:
-            raise Stop(
-                CONFIG, f"a PET_ or BIREME_ variable is not the number it should be: {error}"
-            ) from None
+            raise Stop(CONFIG, f"PET_NNODES or PET_RDZV_CONF cannot be used: {error}") from None
 
 
 def _parse_conf(text: str) -> dict[str, str]:
@@ -79,39 +84,42 @@ def _parse_conf(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class End:
-    """How one run of torchrun ended: a kind of `launch`, the exit code, and what it said about it."""
+    """How one run of torchrun ended: one of the causes in launch.py, the exit code, and a sentence."""
 
-    kind: str
+    cause: str
     code: int
-    words: str
+    reason: str
 
 
 class Backend:
-    """What the supervisor does for a rendezvous besides torchrun's own part: for most backends nothing."""
+    """What the supervisor does for a rendezvous backend, beside torchrun. For most backends nothing."""
 
     def wait(self) -> None:
-        """Wait until torchrun can start; raises Stop when that takes too long."""
+        """Wait until torchrun can start. Raises Stop when that takes too long."""
 
     def environment(self) -> dict[str, str]:
         """Variables for the next torchrun."""
         return {}
 
     def succeeded(self) -> bool:
-        """Whether the run is over, with success."""
+        """Whether the run has ended with success."""
         return False
 
     def mark_success(self) -> None:
-        """Let all know that the run is over, with success."""
+        """Record for all members that the run has ended with success."""
 
     def hold(self) -> None:
-        """Keep the place of a torchrun that is stopped while its processes save; called once a second."""
+        """Keep the membership of a torchrun that is stopped while its processes save.
+
+        Called once a second.
+        """
 
     def release(self) -> None:
-        """Give up the place of the latest torchrun, which is gone."""
+        """Remove the membership of the last torchrun, which has ended."""
 
 
 class EtcdBackend(Backend):
-    """The backend `bireme-etcd`: leases, and the mark of success, are in etcd."""
+    """The backend `bireme-etcd`, which keeps leases and the mark of success in etcd."""
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         try:
@@ -141,14 +149,14 @@ class EtcdBackend(Backend):
         try:
             return rendezvous.outcome_of(self._client, self._root) == rendezvous.SUCCESS
         except etcd.EtcdError as error:
-            say(f"could not ask etcd whether the run is over: {error}")
+            say(f"cannot read from etcd whether the run has ended: {error}")
             return False
 
     def mark_success(self) -> None:
         try:
             rendezvous.end_run(self._client, self._root, rendezvous.SUCCESS)
         except etcd.EtcdError as error:
-            say(f"could not mark the run as finished, so a worker that starts late trains again: {error}")
+            say(f"cannot mark the run as finished, so a worker that starts late trains again: {error}")
 
     def hold(self) -> None:
         with contextlib.suppress(etcd.EtcdError):
@@ -160,26 +168,26 @@ class EtcdBackend(Backend):
             for lease in self._leases():
                 self._client.lease_revoke(lease)
         except etcd.EtcdError as error:
-            say(f"could not give up the lease, it will run out by itself: {error}")
+            say(f"cannot revoke the lease; it will expire: {error}")
 
     def _leases(self) -> tuple[int, ...]:
         return rendezvous.leases_of(self._client, self._root, self._base) if self._base else ()
 
 
 class C10dBackend(Backend):
-    """torch's own `c10d`: a store on worker 0. What it lacks is docs/runtime.md's to say."""
+    """torch's own backend `c10d`, a store on worker 0. docs/runtime.md lists its limits."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         try:
-            (self._endpoint,) = etcd.parse_endpoints(options.endpoint)
+            self._endpoint = parse_address(options.endpoint)
         except ValueError:
-            words = f"PET_RDZV_ENDPOINT={options.endpoint!r} must be the host:port of worker 0 for c10d"
-            raise Stop(CONFIG, words) from None
+            rule = "must be the host:port of worker 0 for c10d"
+            raise Stop(CONFIG, f"PET_RDZV_ENDPOINT={options.endpoint!r} {rule}") from None
 
     def wait(self) -> None:
         deadline = time.monotonic() + self._options.wait_seconds
-        next_words = 0.0
+        next_log = 0.0
         while True:
             try:
                 socket.getaddrinfo(self._endpoint.host, self._endpoint.port)
@@ -188,10 +196,11 @@ class C10dBackend(Backend):
                 problem = error
             now = time.monotonic()
             if now >= deadline:
-                words = f"the name of worker 0, {self._endpoint.host}, did not come to resolve: {problem}"
-                raise Stop(TEMPORARY, words)
-            if now >= next_words:
-                next_words = now + 10
+                raise Stop(
+                    TEMPORARY, f"the name of worker 0, {self._endpoint.host}, does not resolve: {problem}"
+                )
+            if now >= next_log:
+                next_log = now + 10
                 say(f"waiting, {deadline - now:.0f} s at most, for the name {self._endpoint.host}: {problem}")
             time.sleep(0.5)
 
@@ -201,13 +210,13 @@ class C10dBackend(Backend):
             conf["is_host"] = "true" if self._options.index == "0" else "false"
         return {
             "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in conf.items()),
-            # Were it shared, a worker that joins late would wait for an address that comes only once.
+            # With a shared store, a worker that joins late would wait for an address that is sent only once.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
         }
 
 
 class Supervisor:
-    """Runs torchrun until the run succeeds, the script fails for good, or it is told to end."""
+    """Runs torchrun until the run succeeds, the script fails for good, or SIGTERM arrives."""
 
     def __init__(
         self, options: Options, backend: Backend, command: Sequence[str], env: Mapping[str, str]
@@ -218,15 +227,15 @@ class Supervisor:
         self._env = dict(env)
 
     def run(self) -> int:
-        """Supervise, and return the exit code of the worker."""
+        """Run and supervise torchrun; returns the exit code of the worker."""
         children.take_charge()
         try:
             return self._run()
         except children.Terminated as end:
-            # First the processes, then the place: nobody trains beside the next world.
+            # End the processes before the membership, so that none trains beside the next world.
             children.kill_descendants()
             self._backend.release()
-            return 128 + end.number
+            return as_shell(-end.number)
         except Stop as stop:
             say(str(stop))
             return stop.code
@@ -238,39 +247,39 @@ class Supervisor:
         while True:
             self._while_listening(self._backend.wait)
             if self._while_listening(self._backend.succeeded):
-                say("the run has succeeded already: nothing is left to do")
+                say("the run has already succeeded: there is nothing to do")
                 return 0
             started = time.monotonic()
             end = self._attempt()
-            if end.kind == launch.SUCCESS:
+            if end.cause == launch.SUCCESS:
                 self._backend.mark_success()
                 return 0
             children.kill_descendants()
             self._backend.release()
             if self._backend.succeeded():
-                say("the run has succeeded without this worker's last part")
+                say("the run has succeeded, although this worker's last processes failed")
                 return 0
             self._stop_unless_restarting_helps(end)
             restarts = 1 if time.monotonic() - started >= self._options.stable_seconds else restarts + 1
             if restarts > self._options.restarts:
-                raise Stop(TEMPORARY, f"the agent ended {restarts} times, the last time because {end.words}")
+                raise Stop(TEMPORARY, f"the agent ended {restarts} times; the last reason: {end.reason}")
             delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** (restarts - 1))
             say(
-                f"{end.words}; restarting the agent in {delay:.1f} s "
+                f"{end.reason}; restarting the agent in {delay:.1f} s "
                 f"({restarts} of {self._options.restarts} restarts)"
             )
             children.pause(delay)
 
     def _stop_unless_restarting_helps(self, end: End) -> None:
-        if end.kind == launch.SCRIPT:
-            raise Stop(end.code, f"the script failed for good, with code {end.code}: {end.words}")
-        if end.kind == launch.USAGE:
-            raise Stop(USAGE, f"torchrun refuses its arguments: {end.words}")
-        if end.kind == launch.CONFIG:
-            raise Stop(CONFIG, f"torchrun cannot start as configured: {end.words}")
+        if end.cause == launch.SCRIPT:
+            raise Stop(end.code, f"the script failed for good, with code {end.code}: {end.reason}")
+        if end.cause == launch.USAGE:
+            raise Stop(USAGE, f"torchrun refuses its arguments: {end.reason}")
+        if end.cause == launch.CONFIG:
+            raise Stop(CONFIG, f"torchrun cannot start as configured: {end.reason}")
 
     def _while_listening(self, action: Callable[[], Any]) -> Any:
-        """Do something that may take long, and raise Terminated meanwhile if a signal to end comes."""
+        """Call ``action`` in a thread; raises Terminated if SIGTERM or SIGINT arrives meanwhile."""
         outcome: list[Any] = []
         failure: list[BaseException] = []
 
@@ -309,25 +318,25 @@ class Supervisor:
             os.close(reading)
 
     def _let_save(self, agent: int) -> None:
-        """Pass TERM to the training processes, and give them the grace period.
+        """Send SIGTERM to the training processes and wait for them during the grace period.
 
-        The agent is stopped meanwhile: else it would restart those that end first and kill the rest.
+        The agent is stopped (SIGSTOP) meanwhile: it would restart the first that ends and kill the others.
         """
         children.send([agent], signal.SIGSTOP)
-        trainers = children.children(agent)
+        trainers = children.children_of(agent)
         children.send(trainers, signal.SIGTERM)
         grace = self._options.grace_seconds
-        say(f"told to end: {len(trainers)} training processes have {grace:.0f} s to save")
+        say(f"received SIGTERM: {len(trainers)} training processes have {grace:.0f} s to save")
         left: list[int] = []
         with _repeating(self._backend.hold, 1.0):
-            left = children.wait_for_end(trainers, grace, lambda: None)
+            left = children.wait_for_end(trainers, grace)
         if left:
             say(f"{len(left)} training processes did not end in time")
 
 
 @contextlib.contextmanager
 def _repeating(action: Callable[[], None], seconds: float) -> Any:
-    """Do something again and again, in a thread, while the block runs."""
+    """Call ``action`` repeatedly, in a thread, while the block runs."""
     over = threading.Event()
 
     def repeat() -> None:
@@ -355,15 +364,10 @@ def _read(descriptor: int) -> dict[str, Any]:
 
 def _end_of(code: int, report: Mapping[str, Any]) -> End:
     if report and code >= 0:
-        return End(report["kind"], int(report["code"]), report["error"])
+        return End(report["cause"], int(report["code"]), report["error"])
     if code < 0:
         return End(launch.AGENT, code, f"the agent was killed by {signal.Signals(-code).name}")
     return End(launch.SCRIPT if code else launch.SUCCESS, code, f"torchrun ended with code {code}")
-
-
-def say(sentence: str) -> None:
-    """Print one line for the pod's log."""
-    print(f"bireme agent {time.strftime('%H:%M:%S')}: {sentence}", file=sys.stderr, flush=True)
 
 
 def make_backend(options: Options, env: Mapping[str, str]) -> Backend:
@@ -374,7 +378,7 @@ def make_backend(options: Options, env: Mapping[str, str]) -> Backend:
 
 
 def check_script(arguments: Sequence[str]) -> None:
-    """Raise Stop when there is no script, or it is not there: torchrun would only retry that."""
+    """Raise Stop when the script is missing. torchrun would only retry."""
     if not arguments:
         raise Stop(
             USAGE, "no script is given; write: python3 -m bireme_runtime.elastic.supervisor -- SCRIPT ARGS…"
@@ -382,12 +386,12 @@ def check_script(arguments: Sequence[str]) -> None:
     script = arguments[0]
     if not script.startswith("-") and not os.path.isfile(script):
         raise Stop(
-            USAGE, f"the script {script} is not there; check the image, the mounts and the first argument"
+            USAGE, f"the script {script} does not exist; check the image, the mounts and the first argument"
         )
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Sequence[str] = LAUNCHER) -> int:
-    """Run one worker and return its exit code; `launcher` is the command that stands for torchrun."""
+    """Run one worker and return its exit code; `launcher` is the command that runs torchrun."""
     arguments = list(argv[1:] if argv[:1] == ["--"] else argv)
     try:
         check_script(arguments)

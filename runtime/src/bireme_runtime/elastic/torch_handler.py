@@ -1,7 +1,7 @@
-"""The torchrun rendezvous backend `bireme-etcd`: torch's interface over rendezvous.py. Torch 2.1 and newer.
+"""The torchrun rendezvous backend `bireme-etcd`: torch's interface to rendezvous.py, for torch 2.1 and newer.
 
-torchrun finds it by the entry point `torchrun.handlers` (torch 2.6 and newer), or `launch` registers it. It
-reads PET_RDZV_ENDPOINT (host:port[,host:port…]), PET_RDZV_CONF (torch's names, and `etcd_prefix`, `protocol`,
+torchrun finds it by the entry point `torchrun.handlers` (torch 2.6 and newer), or launch.py registers it. It
+reads PET_RDZV_ENDPOINT (host:port[,host:port…]), PET_RDZV_CONF (torch's names and `etcd_prefix`, `protocol`,
 `cacert`, `cert`, `key`), the BIREME_ETCD_* variables of docs/runtime.md, JOB_COMPLETION_INDEX and USE_LIBUV.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 
 from bireme_runtime.elastic import rendezvous
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import Unreachable
 
 BACKEND = "bireme-etcd"
 _NO_SLOT = 1 << 30
@@ -29,12 +30,12 @@ log = logging.getLogger("bireme_runtime")
 
 
 def torchrun_handler() -> Callable[[Any], Any]:
-    """What the entry point names: returns the function that makes a handler of RendezvousParameters."""
+    """The entry point: returns the function that makes a handler from RendezvousParameters."""
     return create_handler
 
 
 def create_handler(params: Any) -> Any:
-    """Make the handler of one agent. Raises ValueError with a sentence when a parameter makes no sense."""
+    """Make the handler of one agent. Raises ValueError when a parameter cannot be used."""
     settings = rendezvous.Settings.from_config(
         params.run_id, params.min_nodes, params.max_nodes, params.config
     )
@@ -47,10 +48,10 @@ def create_handler(params: Any) -> Any:
 
 
 def own_address(peer: etcd.Endpoint) -> str:
-    """The address of this host from which it reaches the peer; sends nothing."""
+    """The address of this host on the route to the peer; sends nothing."""
     try:
-        family, kind, _, _, target = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as sock:
+        family, sort, _, _, target = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, sort) as sock:
             sock.connect(target)
             return str(sock.getsockname()[0])
     except OSError:
@@ -59,11 +60,14 @@ def own_address(peer: etcd.Endpoint) -> str:
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033
 def _handler_class() -> Any:
-    """The handler's class, which needs torch for its base."""
+    """The handler's class, whose base class is in torch."""
     api = importlib.import_module("torch.distributed.elastic.rendezvous.api")
 
     class EtcdV3RendezvousHandler(api.RendezvousHandler):  # type: ignore[name-defined,misc]
-        """One agent's side of the rendezvous. A handler that goes takes its own lease with it and no more."""
+        """One agent's side of the rendezvous.
+
+        Its `shutdown` revokes its own lease and closes nothing for others.
+        """
 
         def __init__(self, member: rendezvous.Rendezvous, client: etcd.Client) -> None:
             self._member = member
@@ -75,7 +79,7 @@ def _handler_class() -> Any:
 
         @property
         def use_agent_store(self) -> bool:
-            # The training processes keep a store of their own, which ends with them and not with an agent.
+            # The training processes open their own store, which ends with them and not with an agent.
             return False
 
         def get_run_id(self) -> str:
@@ -88,7 +92,7 @@ def _handler_class() -> Any:
                 raise api.RendezvousClosedError(str(error)) from error
             except rendezvous.JoinTimeout as error:
                 raise api.RendezvousTimeoutError(str(error)) from error
-            except (rendezvous.Unreachable, etcd.EtcdError) as error:
+            except (Unreachable, etcd.EtcdError) as error:
                 raise api.RendezvousConnectionError(str(error)) from error
 
         def _next_world(self) -> Any:
@@ -96,7 +100,7 @@ def _handler_class() -> Any:
                 world = self._member.join()
                 opened = _open_store(self._member, world)
                 if opened is None:
-                    log.info("round %d broke before all its members had met", world.number)
+                    log.info("round %d lost a member before all had met", world.number)
                     continue
                 self._store, master_addr, master_port = opened
                 if not hasattr(api, "RendezvousInfo"):
@@ -114,7 +118,7 @@ def _handler_class() -> Any:
             rendezvous.end_run(self._client, self._member.settings.root, rendezvous.CLOSED)
 
         def processes_finished(self) -> None:
-            """The processes of this agent have all ended well (called by `bireme_runtime.elastic.launch`)."""
+            """All processes of this agent have succeeded. launch.py calls this."""
             self._member.finished()
 
         def shutdown(self) -> bool:
@@ -125,9 +129,9 @@ def _handler_class() -> Any:
 
 
 def _open_store(member: rendezvous.Rendezvous, world: rendezvous.World) -> tuple[Any, str, int] | None:
-    """Open the store of the round, and meet all its members there. None when the round broke meanwhile.
+    """Open the store of the round and wait there for all members. None when the round broke meanwhile.
 
-    Returns the store, and the address and port at which rank 0 of the training processes will open theirs.
+    Returns the store, and the address and port at which rank 0 of the training processes will open its own.
     """
     if world.rank == 0:
         host = member.identity.address
@@ -157,12 +161,12 @@ def _reach_store(member: rendezvous.Rendezvous, world: rendezvous.World, host: s
             if member.broken(world):
                 return None
             if time.monotonic() >= deadline:
-                words = f"the store of round {world.number} at {host}:{port} cannot be reached: {error}"
-                raise rendezvous.Unreachable(words) from error
+                where = f"the store of round {world.number} at {host}:{port}"
+                raise Unreachable(f"{where} cannot be reached: {error}") from error
 
 
 def _all_are_here(store: Any, member: rendezvous.Rendezvous, world: rendezvous.World) -> bool:
-    """Wait for all members of the round at its store, so that none blocks there for one that is gone."""
+    """Wait until all members have reached the store, so that none blocks there later for a lost one."""
     try:
         if store.add("bireme/here", 1) == world.size:
             store.set("bireme/all", "1")
@@ -175,15 +179,15 @@ def _all_are_here(store: Any, member: rendezvous.Rendezvous, world: rendezvous.W
             return True
         except (RuntimeError, OSError) as error:
             if time.monotonic() >= deadline:
-                words = f"not all {world.size} members of round {world.number} came to its store"
-                raise rendezvous.JoinTimeout(words) from error
-            # A store that lost its server fails at once, before the loss of rank 0 shows.
+                missing = f"not all {world.size} members of round {world.number} reached its store"
+                raise rendezvous.JoinTimeout(missing) from error
+            # Without its server a store fails at once, before the loss of rank 0 is known.
             time.sleep(0.05)
     return False
 
 
 def tcp_store(host: str, port: int, is_master: bool, timeout: timedelta) -> Any:
-    """A TCPStore with the transport that this build of torch has and USE_LIBUV allows."""
+    """A TCPStore, with a transport that this build of torch has and that USE_LIBUV allows."""
     make = importlib.import_module("torch.distributed").TCPStore
     arguments: dict[str, Any] = {"is_master": is_master, "timeout": timeout, "wait_for_workers": False}
     if os.environ.get("USE_LIBUV") == "0" and takes_use_libuv():
@@ -197,7 +201,7 @@ def tcp_store(host: str, port: int, is_master: bool, timeout: timedelta) -> Any:
 
 
 def takes_use_libuv() -> bool:
-    """Whether this torch's TCPStore knows the argument."""
+    """Whether TCPStore of this torch has the argument `use_libuv`."""
     store = importlib.import_module("torch.distributed").TCPStore
     return "use_libuv" in (store.__init__.__doc__ or "")
 

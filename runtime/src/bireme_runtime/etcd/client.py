@@ -1,8 +1,8 @@
 """A small client of etcd v3 through its HTTP/JSON gateway.
 
-What it insists on is the difference between a request that certainly was not carried out (`Unavailable`:
-ask again, anywhere) and one that may have been (`Ambiguous`: look before asking again). Reads, and writes
-that are the same when done twice, are repeated on the other endpoints by themselves.
+It distinguishes a request that was certainly not carried out (`Unavailable`: safe to repeat on any endpoint)
+from one that may have been (`Ambiguous`: read before repeating it). Reads, and writes that have the same
+effect when done twice, are repeated on the other endpoints automatically.
 """
 
 from __future__ import annotations
@@ -18,32 +18,39 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.http import BROKEN, Address, connect, parse_address, reason
+from bireme_runtime.process.log import Say
 
 DEFAULT_PORT = 2379
 
 # gRPC status codes, as the gateway reports them.
 _NOT_FOUND, _PERMISSION_DENIED, _EXHAUSTED, _UNAVAILABLE, _UNAUTHENTICATED = 5, 7, 8, 14, 16
-# A write that ends so may have reached the log all the same.
+# After these codes a write may nevertheless have reached etcd's log.
 _UNKNOWN_OUTCOME = {1, 2, 4, 13, 14}
 
 
-class EtcdError(Exception):
-    """etcd did not do what was asked; the subclasses say what is known about it."""
+class EtcdError(BiremeError):
+    """A request to etcd failed; the subclasses say what is known about its effect."""
 
 
 class Unavailable(EtcdError):
-    """No endpoint took the request. It was not carried out: asking again is safe."""
+    """No endpoint accepted the request. It was not carried out: repeating it is safe."""
 
 
 class Ambiguous(EtcdError):
-    """The answer to a write was lost. It may have been carried out, or still be: look before asking again."""
+    """The response to a write was lost.
+
+    It may have been carried out, now or later: read before repeating it.
+    """
 
 
 class Refused(EtcdError):
-    """etcd answered that it will not do this. `code` is the gRPC status code."""
+    """etcd rejected the request. `code` is the gRPC status code."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -55,16 +62,16 @@ class LeaseLost(Refused):
 
 
 class AuthError(Refused):
-    """The user or the password is wrong, or the user may not do this."""
+    """The user or the password is wrong, or the user lacks the permission."""
 
 
 class Compacted(EtcdError):
-    """The history from the revision that a watch asked for is gone: read the keys again."""
+    """etcd no longer has the revision from which a watch was to start: read the keys again."""
 
 
 @dataclass(frozen=True)
 class KeyValue:
-    """One key as of some revision. `lease` is 0 when the key has none."""
+    """One key at some revision. `lease` is 0 when the key has none."""
 
     key: str
     value: str
@@ -75,7 +82,7 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Keys and the revision of the whole store at which they were read."""
+    """Keys, and the revision of the store at which they were read."""
 
     revision: int
     keys: tuple[KeyValue, ...]
@@ -83,7 +90,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Event:
-    """A change of one key; `deleted` events carry the key and the revision of the deletion only."""
+    """A change of one key. A `deleted` event has only the key and the revision of the deletion."""
 
     kv: KeyValue
     deleted: bool
@@ -91,7 +98,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a transaction did: whether its comparisons held, and the store's revision after it."""
+    """The result of a transaction: whether its comparisons held, and the store's revision after it."""
 
     succeeded: bool
     revision: int
@@ -112,7 +119,7 @@ class ClusterMember:
 class Status:
     """State of the server at one endpoint. `leader` is 0 when it knows of none.
 
-    A user who may not ask for it gets the endpoints it may be at, and no version.
+    For a user who may not read the status, `endpoint` lists all endpoints and `version` is empty.
     """
 
     endpoint: str
@@ -131,13 +138,17 @@ class Endpoint:
     port: int
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{self.address}"
+
+    @property
+    def address(self) -> Address:
+        """Its host and port."""
+        return Address(self.host, self.port)
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """How to reach a protected etcd: files for TLS, a user and its password. All are optional."""
+    """How a client authenticates: files for TLS, a user and a password. All are optional."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -155,7 +166,7 @@ class Credentials:
 def parse_endpoints(text: str, scheme: str = "http") -> tuple[Endpoint, ...]:
     """Parse `host:port[,host:port…]`; a part may carry its own scheme, the port defaults to 2379.
 
-    Raises ValueError with a sentence when a part is no endpoint.
+    Raises ValueError for a part that is not an endpoint.
     """
     return tuple(_parse_endpoint(part.strip(), scheme) for part in text.split(",") if part.strip())
 
@@ -164,19 +175,18 @@ def _parse_endpoint(text: str, scheme: str) -> Endpoint:
     rest = text.rstrip("/")
     if "://" in rest:
         scheme, rest = rest.split("://", 1)
-    if rest.startswith("["):
-        host, _, port = rest[1:].partition("]")
-        port = port.lstrip(":")
-    else:
-        host, _, port = rest.partition(":")
-    well_formed = scheme in ("http", "https") and host and "/" not in rest and (not port or port.isdigit())
-    if not well_formed:
-        raise ValueError(f"{text!r} is not an etcd endpoint; write host:port or https://host:port")
-    return Endpoint(scheme, host, int(port or DEFAULT_PORT))
+    try:
+        if scheme not in ("http", "https"):
+            raise ValueError(scheme)
+        address = parse_address(rest, DEFAULT_PORT)
+    except ValueError:
+        sentence = f"{text!r} is not an etcd endpoint; write host:port or https://host:port"
+        raise ValueError(sentence) from None
+    return Endpoint(scheme, address.host, address.port)
 
 
 def prefix_end(prefix: str) -> bytes:
-    """The first key after all that start with the prefix."""
+    """The first key after all keys that start with the prefix."""
     raw = prefix.encode().rstrip(b"\xff")
     return raw[:-1] + bytes([raw[-1] + 1]) if raw else b"\0"
 
@@ -187,31 +197,31 @@ def key_is_unchanged(key: str, mod_revision: int) -> dict[str, Any]:
 
 
 def key_is_same(key: str, create_revision: int) -> dict[str, Any]:
-    """Comparison: the key was created at this revision and has lived since; 0 means that it is not there."""
+    """Comparison: the key was created at this revision and not deleted since; 0 means: it does not exist."""
     return {"key": _b64(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(create_revision)}
 
 
 def none_newer(prefix: str, revision: int) -> dict[str, Any]:
-    """Comparison: no key under the prefix was written after this revision (deletions do not count)."""
+    """Comparison: no key with the prefix was written after this revision. Deletions do not count."""
     keys = {"key": _b64(prefix), "range_end": _b64(prefix_end(prefix))}
     return {**keys, "target": "MOD", "result": "LESS", "mod_revision": str(revision + 1)}
 
 
 def put_op(key: str, value: str, lease: int = 0) -> dict[str, Any]:
-    """Operation of a transaction: write a key, under a lease when one is given."""
+    """Operation of a transaction: write a key, attached to a lease if one is given."""
     return {"request_put": {"key": _b64(key), "value": _b64(value), "lease": str(lease)}}
 
 
 def delete_op(key: str, end: str = "") -> dict[str, Any]:
-    """Operation of a transaction: delete one key, or all from it on and before `end`."""
+    """Operation of a transaction: delete one key, or all keys from it up to but not including `end`."""
     return {"request_delete_range": {"key": _b64(key), **({"range_end": _b64(end)} if end else {})}}
 
 
 class Client:
-    """One user's view of one etcd cluster. Safe to share between threads.
+    """A client of one etcd cluster, for one user. Threads may share it.
 
-    `timeout` bounds each request on each endpoint, in seconds. Every method may raise Unavailable, Refused
-    and AuthError, and the writes Ambiguous.
+    `timeout` is the limit for each request to each endpoint, in seconds. Every method may raise Unavailable,
+    Refused and AuthError; writes may also raise Ambiguous.
     """
 
     def __init__(
@@ -230,13 +240,13 @@ class Client:
         self._token = ""
 
     def with_timeout(self, seconds: float) -> Client:
-        """A client of the same cluster and user whose requests give up after so many seconds."""
+        """A client of the same cluster and user with another timeout, in seconds."""
         return Client(self.endpoints, self._credentials, seconds)
 
     # Keys ----------------------------------------
 
     def get(self, key: str) -> KeyValue | None:
-        """Read one key, or None."""
+        """Read one key; None if it does not exist."""
         kvs = self._range({"key": _b64(key)}).keys
         return kvs[0] if kvs else None
 
@@ -249,31 +259,43 @@ class Client:
         return Snapshot(_revision(answer), tuple(_key_value(kv) for kv in answer.get("kvs", ())))
 
     def span(self, first: str, end: str, keys_only: bool = False) -> Snapshot:
-        """Read the keys from `first` on and before `end`, in order; without their values if so wanted."""
+        """Read the keys from `first` up to but not including `end`, in order. Values may be left out."""
         return self._range({"key": _b64(first), "range_end": _b64(end), "keys_only": keys_only})
 
     def count(self, first: str, end: str) -> int:
-        """How many keys there are from `first` on and before `end`."""
+        """The number of keys from `first` up to but not including `end`."""
         body = {"key": _b64(first), "range_end": _b64(end), "count_only": True}
         return int(self.call("/v3/kv/range", body).get("count", 0))
 
     def delete_span(self, first: str, end: str) -> None:
-        """Delete the keys from `first` on and before `end`; repeated by itself: for keys nobody writes."""
+        """Delete the keys from `first` up to but not including `end`.
+
+        It is repeated automatically, so nobody else may write these keys.
+        """
         self.call("/v3/kv/deleterange", {"key": _b64(first), "range_end": _b64(end)})
 
     def put(self, key: str, value: str, lease: int = 0) -> int:
-        """Write a key whatever it holds; returns the revision. Repeated by itself: for sole writers."""
+        """Write a key unconditionally; returns the revision.
+
+        It is repeated automatically, so nobody else may write this key.
+        """
         body = {"key": _b64(key), "value": _b64(value), "lease": str(lease)}
         return _revision(self.call("/v3/kv/put", body))
 
     def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]]) -> Outcome:
-        """Do `success`, atomically, if all comparisons hold. Never repeated: may raise Ambiguous."""
+        """Carry out `success` atomically if all comparisons hold.
+
+        It is never repeated: may raise Ambiguous.
+        """
         body = {"compare": list(compare), "success": list(success)}
         answer = self.call("/v3/kv/txn", body, repeatable=False)
         return Outcome(bool(answer.get("succeeded")), _revision(answer))
 
     def watch(self, prefix: str, revision: int, idle_timeout: float | None = None) -> Watch:
-        """Watch all keys under the prefix from a revision on; `idle_timeout` seconds of silence end it."""
+        """Watch all keys with the prefix, from a revision on.
+
+        It ends after `idle_timeout` seconds without events.
+        """
         keys = {"key": _b64(prefix), "range_end": _b64(prefix_end(prefix))}
         request = {"create_request": {**keys, "start_revision": str(revision)}}
         return Watch(self._stream("/v3/watch", request, idle_timeout))
@@ -281,7 +303,10 @@ class Client:
     # Leases ----------------------------------------
 
     def lease_grant(self, ttl: int) -> int:
-        """Make a lease of `ttl` seconds and return its id; the id is ours, so repeating makes only one."""
+        """Make a lease of `ttl` seconds and return its id.
+
+        The client chooses the id, so a repetition is harmless.
+        """
         lease = secrets.randbits(62) + 1
         try:
             self.call("/v3/lease/grant", {"TTL": str(ttl), "ID": str(lease)})
@@ -291,7 +316,7 @@ class Client:
         return lease
 
     def lease_keepalive(self, lease: int) -> int:
-        """Renew a lease and return its time to live in seconds. Raises LeaseLost."""
+        """Renew a lease and return its time to live, in seconds. Raises LeaseLost."""
         answer = self.call("/v3/lease/keepalive", {"ID": str(lease)})
         ttl = int(answer.get("result", answer).get("TTL", 0))
         if ttl <= 0:
@@ -299,7 +324,7 @@ class Client:
         return ttl
 
     def lease_revoke(self, lease: int) -> None:
-        """End a lease and delete its keys. A lease that is gone already is fine."""
+        """End a lease and delete its keys. A lease that no longer exists is no error."""
         try:
             self.call("/v3/lease/revoke", {"ID": str(lease)})
         except LeaseLost:
@@ -317,15 +342,15 @@ class Client:
         )  # fmt: skip
 
     def members(self, by_majority: bool = True) -> tuple[ClusterMember, ...]:
-        """The members of the cluster, as a majority knows them, or as the one that answers does."""
+        """The members of the cluster: those that a majority agrees on, or those that one server knows."""
         return _members(self.call("/v3/cluster/member/list", {"linearizable": by_majority}))
 
     def member_add(self, peer_url: str) -> tuple[ClusterMember, ...]:
-        """Register one more voting member and return all. Never repeated: may raise Ambiguous."""
+        """Register one more voting member and return all. It is never repeated: may raise Ambiguous."""
         return _members(self.call("/v3/cluster/member/add", {"peerURLs": [peer_url]}, repeatable=False))
 
     def member_remove(self, member: int) -> None:
-        """Remove a member; one that is not there is fine."""
+        """Remove a member. A member that does not exist is no error."""
         try:
             self.call("/v3/cluster/member/remove", {"ID": str(member)})
         except Refused as refused:
@@ -333,9 +358,9 @@ class Client:
                 raise
 
     def snapshot(self) -> Iterator[bytes]:
-        """The database of the first server that answers, in pieces, and after it its SHA-256 (32 bytes).
+        """The database of the first server that answers, in pieces; the last 32 bytes are its SHA-256.
 
-        Whoever reads it must check that: a server that goes away may end it early.
+        The caller must compare the checksum: a server that stops may end the stream early.
         """
         stream, remaining = self._stream("/v3/maintenance/snapshot", {}, self._timeout), 1
         try:
@@ -352,7 +377,7 @@ class Client:
     # Users ----------------------------------------
 
     def auth(self, action: str, body: Mapping[str, Any], exists_is_fine: bool = False) -> dict[str, Any]:
-        """One call of the authentication API, e.g. `auth("user/add", {"name": …})`."""
+        """Call the authentication API, e.g. `auth("user/add", {"name": …})`."""
         try:
             return self.call(f"/v3/auth/{action}", dict(body))
         except Refused as refused:
@@ -363,10 +388,10 @@ class Client:
     # Requests ----------------------------------------
 
     def call(self, path: str, body: dict[str, Any], repeatable: bool = True) -> dict[str, Any]:
-        """POST one request of the gateway and return the answer, after failing over between the endpoints.
+        """POST a request to the gateway, on one endpoint after another, and return the response.
 
-        A `repeatable` one goes to the next endpoint whenever no answer came; another only while it surely was
-        not carried out, and it ends in Ambiguous when that is not known.
+        A `repeatable` request goes to the next endpoint whenever no response came. Any other goes there only
+        if it was certainly not carried out, and raises Ambiguous if that is not known.
         """
         return self._call(path, body, repeatable)[1]
 
@@ -389,7 +414,7 @@ class Client:
         raise Unavailable("; ".join(failures))
 
     def _ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask one endpoint, logging in first, or again, when it wants that."""
+        """Send a request to one endpoint; log in, or log in again, if it demands that."""
         token = self._token
         try:
             return self._exchange(endpoint, path, body, token)
@@ -415,8 +440,8 @@ class Client:
                 connection.request("POST", path, json.dumps(body), _headers(token))
                 response = connection.getresponse()
                 raw = response.read()
-            except (OSError, http.client.HTTPException) as error:
-                raise Ambiguous(f"{endpoint} did not answer ({_reason(error)})") from error
+            except BROKEN as error:
+                raise Ambiguous(f"{endpoint} did not answer ({reason(error)})") from error
             answer = _decode(endpoint, response.status, raw)
         except BaseException:
             connection.close()
@@ -428,35 +453,25 @@ class Client:
         return answer
 
     def _connect(self, endpoint: Endpoint) -> http.client.HTTPConnection:
-        """An idle connection to the endpoint that is still good, or a new one. Raises Unavailable."""
+        """An idle connection to the endpoint that is still open, or a new one. Raises Unavailable."""
         with self._lock:
             mine = [pair for pair in self._idle if pair[0] == endpoint]
             if mine:
                 self._idle.remove(mine[-1])
         if mine:
             connection = mine[-1][1]
-            # A server that has closed it shows as readable: using it would only make the outcome unknown.
+            # A connection that the server has closed is readable. A request on it would end in Ambiguous.
             if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
                 return connection
             connection.close()
         return self._new_connection(endpoint)
 
     def _new_connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:
-        connection = self._connection(endpoint)
+        tls = self._context if endpoint.scheme == "https" else None
         try:
-            connection.connect()
-            if connection.sock is not None:
-                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connect(endpoint.address, self._timeout, tls)
         except OSError as error:
-            connection.close()
-            raise Unavailable(f"{endpoint} cannot be reached ({_reason(error)})") from error
-        return connection
-
-    def _connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:
-        host, port, timeout = endpoint.host, endpoint.port, self._timeout
-        if endpoint.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
-        return http.client.HTTPConnection(host, port, timeout=timeout)
+            raise Unavailable(f"{endpoint} cannot be reached ({reason(error)})") from error
 
     def _keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
         with self._lock:
@@ -502,21 +517,21 @@ class Client:
             if response.status != 200:
                 _decode(endpoint, response.status, response.read())
             sock.settimeout(idle_timeout)
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             connection.close()
-            raise Unavailable(f"{endpoint} did not answer ({_reason(error)})") from error
+            raise Unavailable(f"{endpoint} did not answer ({reason(error)})") from error
         except EtcdError as error:
             connection.close()
             if isinstance(error, AuthError) and _wants_login(error):
                 with self._lock:
                     self._token = ""
-                raise Unavailable(f"{endpoint} wants a new login") from error
+                raise Unavailable(f"{endpoint} demands a new login") from error
             raise
         return _Stream(endpoint, sock, response)
 
 
 class _Stream:
-    """The lines of an answer that does not end, until closed from any thread."""
+    """The lines of a response that does not end by itself. Any thread may close it."""
 
     def __init__(self, endpoint: Endpoint, sock: socket.socket, response: http.client.HTTPResponse) -> None:
         self.endpoint = endpoint
@@ -529,25 +544,25 @@ class _Stream:
             for line in iter(self._response.readline, b""):
                 if line.strip():
                     yield _decode(self.endpoint, 200, line)
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+        except (*BROKEN, ValueError, AttributeError) as error:
             if not self.closed:
-                raise Unavailable(f"{self.endpoint} ended the watch ({_reason(error)})") from error
+                raise Unavailable(f"{self.endpoint} ended the watch ({reason(error)})") from error
         if not self.closed:
             raise Unavailable(f"{self.endpoint} ended the watch")
 
     def close(self) -> None:
         self.closed = True
-        # Wakes a thread that is reading; closing the descriptor alone would not.
+        # This wakes a thread that is reading. Closing the descriptor alone would not.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
 
 class Watch:
-    """Iterate over batches of events, each with its revision; to resume, watch from the last one plus one.
+    """An iterator of batches of events, each with its revision. To resume, watch from the last revision + 1.
 
-    Ends when closed (from any thread); raises Unavailable when the connection ends, Compacted when the
-    history is gone. The first batch is empty: it says that the watch stands.
+    It ends when closed, from any thread. It raises Unavailable when the connection ends and Compacted when
+    etcd no longer has the revision. The first batch is empty: the watch has been established.
     """
 
     def __init__(self, stream: _Stream) -> None:
@@ -561,22 +576,22 @@ class Watch:
                 reason = result.get("cancel_reason") or "its history was compacted"
                 if int(result.get("compact_revision", 0)):
                     raise Compacted(f"the watch cannot resume: {reason}")
-                # A token that ran out shows here: a new watch logs in again.
+                # The login token may have expired; a new watch logs in again.
                 raise Unavailable(f"{self._stream.endpoint} cancelled the watch: {reason}")
             yield _revision(result), tuple(_event(event) for event in result.get("events", ()))
 
     def close(self) -> None:
-        """End the watch; a thread that is iterating over it returns."""
+        """End the watch and the iteration over it."""
         self._stream.close()
 
 
 def client_from(
     endpoints: str, env: Mapping[str, str], timeout: float = 5.0, conf: Mapping[str, Any] | None = None
 ) -> Client:
-    """A client of these endpoints (`host:port[,host:port…]`) with the user and files of the environment.
+    """A client of these endpoints (`host:port[,host:port…]`) with the credentials in the environment.
 
-    `conf` may name other files, and the scheme, under torch's names: cacert, cert, key, protocol. Raises
-    ValueError with a sentence.
+    `conf` may override the TLS files and the scheme, under torch's names: cacert, cert, key, protocol. Raises
+    ValueError.
     """
     conf = conf or {}
     known = Credentials.from_env(env)
@@ -586,13 +601,13 @@ def client_from(
     return Client(parse_endpoints(endpoints, scheme), credentials, timeout)
 
 
-def wait_until_up(client: Client, seconds: float, say: Callable[[str], None]) -> Status:
-    """Wait, at most so many seconds, until an endpoint serves reads; `say` prints the progress.
+def wait_until_up(client: Client, seconds: float, say: Say) -> Status:
+    """Wait at most `seconds` until an endpoint serves reads; `say` logs the progress.
 
-    Raises Unavailable with a sentence, or AuthError when it still refuses the user at the end.
+    Raises Unavailable, or AuthError when etcd still refuses the user at the end.
     """
     deadline = time.monotonic() + seconds
-    last_words: float | None = None
+    logged: float | None = None
     while True:
         try:
             return _probe(client)
@@ -604,26 +619,26 @@ def wait_until_up(client: Client, seconds: float, say: Callable[[str], None]) ->
                 advice = "check the Secret with its name and password"
                 raise AuthError(f"etcd refuses the user: {problem}; {advice}", problem.code)
             raise Unavailable(f"etcd did not answer within {seconds:.0f} s: {problem}")
-        if last_words is None or now - last_words >= 10:
-            last_words = now
+        if logged is None or now - logged >= 10:
+            logged = now
             say(f"waiting for etcd, {deadline - now:.0f} s at most: {problem}")
         time.sleep(min(0.3, max(0.0, deadline - now)))
 
 
 def _probe(client: Client) -> Status:
-    """The status of a server that can serve a read; what the user may see of it does not matter."""
+    """The status of a server that serves reads, even if the user may read neither status nor keys."""
     status = Status(", ".join(map(str, client.endpoints)), "", 0, 0, 0)
-    with _fine_if_denied():
-        # With users, etcd 3.6 shows its state to root alone.
+    with _denial_is_fine():
+        # When etcd 3.6 asks for users, only root may read its status.
         status = client.status()
-    with _fine_if_denied():
+    with _denial_is_fine():
         client.get("/")
     return status
 
 
 @contextlib.contextmanager
-def _fine_if_denied() -> Iterator[None]:
-    """A server that knows its users well enough to refuse one answers."""
+def _denial_is_fine() -> Iterator[None]:
+    """A server that denies permission does answer."""
     try:
         yield
     except AuthError as error:
@@ -634,7 +649,7 @@ def _fine_if_denied() -> Iterator[None]:
 def _tls(credentials: Credentials) -> ssl.SSLContext:
     for path in (credentials.cacert, credentials.cert, credentials.key):
         if path and not os.path.isfile(path):
-            raise ValueError(f"the TLS file {path} is not there")
+            raise ValueError(f"the TLS file {path} does not exist")
     context = ssl.create_default_context(cafile=credentials.cacert or None)
     if credentials.cert:
         context.load_cert_chain(credentials.cert, credentials.key or None)
@@ -642,7 +657,7 @@ def _tls(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _headers(token: str) -> dict[str, str]:
-    # By Accept etcd knows a request of its gateway; else the user is whoever the server's certificate names.
+    # Without Accept, etcd takes the user from the client certificate rather than from the token.
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     return {**headers, "Authorization": token} if token else headers
 
@@ -652,10 +667,12 @@ def _decode(endpoint: Endpoint, status: int, raw: bytes) -> dict[str, Any]:
         answer = json.loads(raw)
     except ValueError:
         if raw.startswith(b"CommonName of client"):
-            words = "where it asks for users, etcd takes client certificates only without a CommonName"
-            raise AuthError(f"{words}: make one without", _PERMISSION_DENIED) from None
+            rule = "an etcd that asks for users accepts only client certificates without a CommonName"
+            raise AuthError(f"{rule}: make one without", _PERMISSION_DENIED) from None
         text = raw[:100].decode(errors="replace").strip()
-        raise Ambiguous(f"{endpoint} answered with HTTP {status}, which is not etcd's: {text}") from None
+        raise Ambiguous(
+            f"{endpoint} answered with HTTP {status} and no JSON, as etcd would: {text}"
+        ) from None
     error = answer.get("error") if isinstance(answer, dict) else {"message": "no JSON object"}
     if status == 200 and not error:
         return dict(answer)
@@ -672,7 +689,7 @@ def _error(endpoint: Endpoint, code: int, message: str) -> EtcdError:
         return AuthError(text, code)
     if code == _EXHAUSTED or text == "no leader":
         return Unavailable(f"{endpoint}: {text}")
-    # A failure of the membership rules is an answer although it comes as "unavailable".
+    # etcd also reports a violated membership rule as "unavailable"; it is a refusal.
     if code == _UNAVAILABLE and ("unhealthy cluster" in text or "not enough started" in text):
         return Refused(text, code)
     if code in _UNKNOWN_OUTCOME:
@@ -694,12 +711,6 @@ def _wants_login(refused: Refused) -> bool:
 
 def _auth_is_off(refused: Refused) -> bool:
     return "authentication is not enabled" in str(refused)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, socket.timeout):
-        return "timed out"
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 def _b64(text: str | bytes) -> str:

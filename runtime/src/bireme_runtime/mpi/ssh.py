@@ -1,6 +1,6 @@
-"""ssh between the pods of one MPI job: one key for all, which is the user's and the host's.
+"""ssh between the pods of one MPI job. All pods share one key, which is both the user's and the host's.
 
-Who holds the release's key is a pod of the release: it may log in, and is known when somebody logs in to it.
+So a pod may log in to another if both have the release's key, and each can verify the other.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.process import children
-from bireme_runtime.process.exits import CONFIG, Stop
+from bireme_runtime.process import children, environment
+from bireme_runtime.process.errors import Stop
+from bireme_runtime.process.exits import CONFIG
 
 PORT = 2222
 _SERVER = """\
@@ -54,20 +55,20 @@ Host *
   ServerAliveCountMax 4
   LogLevel ERROR
 """
-# A machine that is lost says nothing: it is noticed after half a minute.
+# A lost machine closes no connection; these options detect the loss within half a minute.
 _KEEPALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 10,
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
 }
-# What belongs to one process or login, not to the pod.
+# Variables of one process or login, not of the pod.
 _NOT_FOR_SESSIONS = frozenset({"_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "USER"})
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """The files of ssh in ``folder``, and the sshd to be or that is there."""
+    """The files of ssh in ``folder``, the port of sshd and the path of its program."""
 
     folder: Path
     port: int
@@ -75,34 +76,34 @@ class Ssh:
 
     @classmethod
     def prepare(cls, env: Mapping[str, str]) -> Ssh:
-        """Write key and configuration for this pod. Raises Stop when something they need is missing."""
+        """Write the key and the configuration of this pod. Raises Stop when something is missing."""
         folder = Path(env.get("BIREME_MPI_FOLDER", "/bireme/mpi"))
-        port = int(env.get("BIREME_MPI_PORT", PORT))
+        port = environment.integer(env, "BIREME_MPI_PORT", PORT)
         user = _user()
         server = _program("sshd", "openssh-server")
         _program("ssh", "openssh-client")
         _copy_key(Path(env.get("BIREME_MPI_KEY", "/bireme/ssh/id_rsa")), folder)
-        said = {"folder": folder, "port": port, "user": user, "level": env.get("BIREME_SSHD_LOG", "FATAL")}
-        _write(folder / "sshd_config", _SERVER.format(**said))
-        _write(folder / "ssh_config", _CLIENT.format(**said))
+        values = {"folder": folder, "port": port, "user": user, "level": env.get("BIREME_SSHD_LOG", "FATAL")}
+        _write(folder / "sshd_config", _SERVER.format(**values))
+        _write(folder / "ssh_config", _CLIENT.format(**values))
         _write(folder / "session", _session(env))
         return cls(folder, port, server)
 
     @property
     def client_options(self) -> tuple[str, ...]:
-        """Arguments by which ssh, started by whatever MPI, finds its key and the others' port."""
+        """Arguments with which ssh, started by any MPI, finds its key and the other pods' port."""
         return ("-F", str(self.folder / "ssh_config"))
 
     def serve(self) -> int:
         """Start sshd and return its process id."""
         if os.geteuid() == 0:
-            # Packages make it when they start the service, which nobody does in a container.
+            # A package's service script would make it, and no such script runs in a container.
             Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
         return children.start([self.server, "-D", "-e", "-f", str(self.folder / "sshd_config")], os.environ)
 
 
 def greet(host: str, port: int, seconds: float = 2.0) -> socket.socket | None:
-    """A connection to the sshd that answers there, or None. It breaks when that pod goes."""
+    """A connection to the sshd at the address, or None. It breaks when that pod ends."""
     connection = None
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
@@ -118,7 +119,7 @@ def greet(host: str, port: int, seconds: float = 2.0) -> socket.socket | None:
 
 
 def is_broken(connection: socket.socket) -> bool:
-    """Whether the other end is gone. What it says, sshd's greeting, is passed over."""
+    """Whether the other end has closed the connection. Its greeting is discarded."""
     connection.setblocking(False)
     try:
         return any(not connection.recv(1024) for _ in range(2))
@@ -135,21 +136,21 @@ def _user() -> str:
     except KeyError:
         raise Stop(
             CONFIG,
-            f"the image has no user with id {uid}, and ssh logs in to users: set "
-            "podSecurityContext.runAsUser to one that it has, or add one to the image (useradd)",
+            f"the image has no user with id {uid}, which ssh needs: set podSecurityContext.runAsUser to one "
+            "that it has, or add one to the image (useradd)",
         ) from None
     if entry.pw_shell and not os.access(entry.pw_shell, os.X_OK):
         raise Stop(CONFIG, f"user {entry.pw_name} has the shell {entry.pw_shell}, which the image lacks")
     if Path(entry.pw_shell).name in ("nologin", "false"):
         raise Stop(
             CONFIG,
-            f"user {entry.pw_name} has the shell {entry.pw_shell}: ssh cannot log in to it; give it another",
+            f"user {entry.pw_name} has the shell {entry.pw_shell}: ssh cannot log in; choose another shell",
         )
     return entry.pw_name
 
 
 def _program(name: str, package: str) -> str:
-    """Where it is. sshd insists on being started by its full path."""
+    """The path of a program. sshd must be started by its full path."""
     found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
     if not found:
         raise Stop(CONFIG, f"the image has no {name}: install {package} in it")
@@ -157,7 +158,7 @@ def _program(name: str, package: str) -> str:
 
 
 def _copy_key(source: Path, folder: Path) -> None:
-    """The mounted key, in a file that only this user reads, as ssh wants it; its public half from itself."""
+    """Copy the mounted key to a file that only this user can read, and derive the public key."""
     try:
         private = source.read_text()
     except OSError as error:
@@ -172,14 +173,14 @@ def _copy_key(source: Path, folder: Path) -> None:
         ["ssh-keygen", "-y", "-P", "", "-f", str(key)], capture_output=True, text=True, check=False
     )
     if made.returncode:
-        raise Stop(CONFIG, f"{source} is not a private key that ssh reads: {made.stderr.strip()}")
+        raise Stop(CONFIG, f"{source} is not a private key that ssh can read: {made.stderr.strip()}")
     public = " ".join(made.stdout.split()[:2])
     _write(folder / "authorized_keys", f"{public}\n")
     _write(folder / "known_hosts", f"bireme {public}\n")
 
 
 def _session(env: Mapping[str, str]) -> str:
-    """The command of every login: what was asked for, in this pod's environment, which sshd would drop."""
+    """The script of every login: it runs the command with this pod's environment, which sshd would drop."""
     kept = {
         name: value for name, value in env.items() if name not in _NOT_FOR_SESSIONS and name.isidentifier()
     }

@@ -1,4 +1,4 @@
-"""The world of an MPI job: its hosts and slots, as each implementation of MPI wants to be told."""
+"""The world of an MPI job: its hosts and slots, in the form that each implementation of MPI reads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.process.exits import CONFIG, Stop
+from bireme_runtime.process.errors import Stop
+from bireme_runtime.process.exits import CONFIG
 
-# What each rank of the probe says: its host and the size of its world.
+# Each rank of the probe prints its host and the size of its world.
 PROBE = ("sh", "-c", 'echo "bireme-rank $(uname -n) ${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-0}}"')
 _ANSWER = re.compile(r"bireme-rank (\S+) (\d+)")
 _HYDRA = ("Intel", "MPICH")
@@ -34,7 +35,7 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> World:
-        """The world that the chart describes. Raises Stop when it does not."""
+        """Read the world from the chart's variables. Raises Stop when one cannot be used."""
         try:
             pattern, workers = env["BIREME_MPI_HOSTS"], int(env["BIREME_MPI_WORKERS"])
             slots = int(env["BIREME_MPI_SLOTS"])
@@ -51,16 +52,16 @@ class World:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The hosts as they call themselves."""
+        """The short names of the hosts, as `uname -n` prints them."""
         return tuple(host.partition(".")[0] for host in self.hosts)
 
     def hostfile(self) -> str:
-        """The host file's text."""
+        """The content of the host file."""
         form = "{}:{}" if self.implementation in _HYDRA else "{} slots={}"
         return "".join(f"{form.format(host, self.slots)}\n" for host in self.hosts)
 
     def mpirun(self, program: Sequence[str], env: Mapping[str, str]) -> list[str]:
-        """The command line that runs ``program`` on all ranks. Raises Stop when there is no mpirun."""
+        """The command line that runs ``program`` on all ranks. Raises Stop if there is no mpirun."""
         binary = shutil.which("mpirun", path=env.get("PATH"))
         if not binary:
             raise Stop(CONFIG, "the image has no mpirun on its PATH: install MPI in it, or set env.PATH")
@@ -70,11 +71,11 @@ class World:
     def environment(
         self, ssh_options: Sequence[str], folder: Path, env: Mapping[str, str], interface: str = ""
     ) -> dict[str, str]:
-        """What mpirun reads, whoever calls it, for every implementation; writes the host file in ``folder``.
+        """The variables that mpirun of each implementation reads; writes the host file in ``folder``.
 
-        Open MPI 5 looks only at the PRTE names and 4 only at the others (mpi-operator issue 842). Workers
-        reach the launcher of Intel MPI by its address on ``interface``: its short name means nothing to them.
-        The user's own settings in ``env`` win over `_preferred`.
+        Open MPI 5 reads only the PRTE names and Open MPI 4 only the OMPI names (mpi-operator issue 842).
+        Workers of Intel MPI reach the launcher by its address on ``interface``, because its short name does
+        not resolve. The user's own settings in ``env`` override `_preferred`.
         """
         hostfile, ssh = folder / "hostfile", " ".join(ssh_options)
         hostfile.write_text(self.hostfile())
@@ -88,7 +89,7 @@ class World:
             "PRTE_MCA_plm_ssh_args": ssh,
             "HYDRA_HOST_FILE": hostfile,
             "HYDRA_LAUNCHER": "ssh",
-            # MPICH 4 reads the one and 3 the other.
+            # MPICH 4 reads the first and MPICH 3 the second.
             "HYDRA_LAUNCHER_EXTRA_ARGS": ssh,
             "HYDRA_LAUNCH_EXTRA_ARGS": ssh,
             "I_MPI_HYDRA_HOST_FILE": hostfile,
@@ -100,7 +101,7 @@ class World:
         return {name: str(value) for name, value in {**preferred, **fixed}.items()}
 
     def judge(self, output: str) -> None:
-        """Raise Stop unless the ``output`` of PROBE shows every slot of every host in one world."""
+        """Raise Stop unless the ``output`` of PROBE contains every slot of every host, in one world."""
         answers = _ANSWER.findall(output)
         found = Counter(host.partition(".")[0] for host, _ in answers)
         sizes = {int(size) for _, size in answers}
@@ -117,7 +118,7 @@ class World:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has this IPv4 address, or nothing."""
+    """The network interface that has this IPv4 address, or an empty string."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
@@ -128,20 +129,21 @@ def interface_of(address: str) -> str:
 
 
 def _preferred(interface: str) -> dict[str, str]:
-    """Settings that suit containers, of Open MPI 4 (OMPI) and 5 (PRTE) and of MPICH (MPIR)."""
+    """Settings for containers, of Open MPI 4 (OMPI), Open MPI 5 (PRTE) and MPICH (MPIR)."""
     wanted = {
-        # A container's cores are not the node's, and data loaders want them all.
+        # Do not bind ranks to cores: a container may use only some of the node's, and data loaders use all of
+        # them.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "PRTE_MCA_hwloc_default_binding_policy": "none",
-        # Neighbouring ranks on one host.
+        # Fill one host after another with ranks.
         "OMPI_MCA_rmaps_base_mapping_policy": "slot",
         "PRTE_MCA_rmaps_default_mapping_policy": "slot",
-        # MPICH reads its neighbours' memory without asking whether it may, and fails where pods may not.
+        # Without this, MPICH reads the memory of other processes and fails where pods may not.
         "MPIR_CVAR_CH4_CMA_ENABLE": "0",
     }
     if interface:
         wanted["I_MPI_HYDRA_IFACE"] = interface
-    # A host that is lost says nothing: notice within half a minute, not after eight.
+    # Detect a lost host within half a minute rather than after eight minutes.
     for name, value in {"time": "10", "intvl": "5", "probes": "4"}.items():
         wanted[f"OMPI_MCA_oob_tcp_keepalive_{name}"] = value
         wanted[f"PRTE_MCA_oob_tcp_keepalive_{name}"] = value

@@ -1,4 +1,4 @@
-"""What a Paddle training script asks about its job (docs/paddle.md).
+"""The job as a Paddle training script sees it (docs/paddle.md).
 
 job = Job()
 for shard in job.shards(names, passes=3):
@@ -31,14 +31,14 @@ Saver = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard in hand: its name, and the pass it belongs to, from 0."""
+    """A shard to train: its name and the number of its pass, from 0."""
 
     name: str
     pass_number: int
 
 
 class Job:
-    """This trainer's place in the job. ``index`` 0 is the first trainer, which saves."""
+    """The job of this trainer. The trainer with ``index`` 0 saves."""
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         self.index = int(env["PADDLE_TRAINER_ID"])
@@ -53,9 +53,9 @@ class Job:
         self._pass, self._step, self._steps = self._first_pass, 0, 0
 
     def shards(self, names: Sequence[str], passes: int, save: Saver | None = None) -> Iterator[Shard]:
-        """The shards that this trainer is to train, until all ``passes`` over all ``names`` are done.
+        """The shards that this trainer trains, until all ``passes`` over all ``names`` are done.
 
-        ``save`` is called by the first trainer when it comes to the end of a pass.
+        The first trainer calls ``save`` at the end of each pass.
         """
         found = self._dispatched(names, passes) if self._is_dynamic else self._assigned(names, passes)
         for shard in found:
@@ -66,19 +66,19 @@ class Job:
             self._end_pass(passes, save)
 
     def step(self, save: Saver | None = None) -> None:
-        """A step is done: wait for the others (mode sync), take what they did, save if it is time."""
+        """End a step: wait for the other trainers (mode sync), pull their updates, save if that is due."""
         self._step += 1
         self._steps += 1
         if self.is_sync:
             self._servers.flush()
             self._wait(self._pass, self._step)
-        self._servers.take()
+        self._servers.pull()
         if save and self.index == 0 and self._save_steps and self._steps % self._save_steps == 0:
             self._save(save, f"steps-{self._attempt}-{self._steps}", self._pass)
 
     @cached_property
-    def _servers(self) -> _Servers:
-        return _Servers()
+    def _servers(self) -> _ServerConnection:
+        return _ServerConnection()
 
     def _assigned(self, names: Sequence[str], passes: int) -> Iterator[Shard]:
         first = max(self._first_pass, self._run.progress(self.index)[0])
@@ -101,11 +101,11 @@ class Job:
 
     def _wait(self, number: int, step: int) -> None:
         while self._run.reach(self._attempt, self.index, number, step, seconds=5):
-            # Not for this attempt any more: the supervisor is about to end this process.
+            # The attempt may have ended; then the supervisor is about to end this process.
             time.sleep(0.01)
 
     def _end_pass(self, following: int, save: Saver | None) -> None:
-        self._servers.take()
+        self._servers.pull()
         ended = following - 1
         self._pass, self._step = following, 0
         if save and self.index == 0:
@@ -117,7 +117,7 @@ class Job:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         save(str(folder))
-        # As Paddle's own trainers left it: what the parameters belong to, by name, beside them.
+        # As Paddle's own trainers do, keep the script and its name beside the parameters.
         script = Path(sys.argv[0])
         with contextlib.suppress(OSError):
             shutil.copy(script, folder)
@@ -128,8 +128,8 @@ class Job:
             shutil.rmtree(before.folder, ignore_errors=True)
 
 
-class _Servers:
-    """Paddle's connection to the pservers. Paddle 3.0 itself never takes dense parameters back."""
+class _ServerConnection:
+    """Paddle's connection to the pservers. Paddle 3.0 itself never pulls dense parameters during training."""
 
     def __init__(self) -> None:
         self._runtime: Any = importlib.import_module("paddle.distributed.fleet").fleet._runtime_handle
@@ -137,9 +137,9 @@ class _Servers:
         self._dense = public.get_the_one_recv_context(self._runtime.context, split_dense_table=False)
 
     def flush(self) -> None:
-        """Wait until the servers have what this trainer sent."""
+        """Wait until the servers have received this trainer's updates."""
         self._runtime._worker.client_flush()
 
-    def take(self) -> None:
-        """Take the dense parameters as they are now."""
+    def pull(self) -> None:
+        """Pull the current dense parameters."""
         self._runtime._pull_all_dense(self._runtime.scopes, self._runtime._send_ctx, self._dense)

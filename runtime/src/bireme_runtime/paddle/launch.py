@@ -1,9 +1,9 @@
 """A Paddle script as the supervisor starts it: `python3 -m bireme_runtime.paddle.launch SCRIPT ARGS…`.
 
-It runs the script in this process, with the parameter-server runtime of Paddle 3.0 adapted. There, trainers
-take the parameters before the first one has put them on the servers, and train on zeros; and a first trainer
-that is started again would put its initial ones over what was trained. Here they wait, and the first one
-restores the last save when there is one.
+It runs the script in this process with an adapted parameter-server runtime of Paddle 3.0. In the original,
+trainers pull the parameters before the first trainer has pushed them to the servers, and so train on zeros;
+and a restarted first trainer overwrites trained parameters with initial ones. With the adaptation, trainers
+wait for the first one, and it restores the last save if there is one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
     except BaseException as error:
         code = _exit_code(error)
         if code:
-            # Paddle crashes in the teardown of a connection that was not closed, and the code would be lost.
+            # Paddle crashes at exit when a connection was not closed, and the exit code would be lost.
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -53,7 +53,7 @@ def _run(argv: Sequence[str]) -> None:
 
 
 def _exit_code(error: BaseException) -> int:
-    """The code that Python would end with; it prints what Python would print."""
+    """The exit code with which Python would end; prints what Python would print."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
@@ -64,7 +64,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 class _Adapter(importlib.abc.MetaPathFinder):
-    """Adapts Paddle's module when the script imports it, if it does."""
+    """Adapts Paddle's module when the script imports it."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != _RUNTIME:
@@ -84,30 +84,30 @@ class _Adapter(importlib.abc.MetaPathFinder):
 
 
 def adapt_paddle(module: Any) -> None:
-    """Put the barrier and the restoring into the runtime's initialisation of trainers."""
+    """Make trainers wait for the initial parameters, and the first trainer restore the last save."""
     runtime = module.TheOnePSRuntime
-    put, take = runtime._init_all_params, runtime._pull_all_dense
+    push, pull = runtime._init_all_params, runtime._pull_all_dense
     attempt = int(os.environ["BIREME_PADDLE_ATTEMPT"])
     run = client_of_script(os.environ)
 
-    def put_once(self: Any, *args: Any) -> Any:
+    def push_once(self: Any, *args: Any) -> Any:
         if run.is_initialised(attempt):
             return []
-        done = put(self, *args)
+        done = push(self, *args)
         restore = os.environ.get("BIREME_PADDLE_RESTORE")
         if restore:
             self._worker.load_model(restore, 0)
         run.mark_initialised(attempt)
         return done
 
-    def take_when_there(self: Any, *args: Any) -> Any:
+    def pull_when_initialised(self: Any, *args: Any) -> Any:
         while not run.is_initialised(attempt, seconds=5):
             pass
-        runtime._pull_all_dense = take
-        return take(self, *args)
+        runtime._pull_all_dense = pull
+        return pull(self, *args)
 
-    runtime._init_all_params = put_once
-    runtime._pull_all_dense = take_when_there
+    runtime._init_all_params = push_once
+    runtime._pull_all_dense = pull_when_initialised
 
 
 if __name__ == "__main__":

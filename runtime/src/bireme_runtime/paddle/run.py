@@ -1,8 +1,8 @@
-"""One run of a Paddle job, as pserver 0 keeps it: who is there, which attempt counts, how far trainers are.
+"""The state of a Paddle job's run, kept by pserver 0: participants, current attempt, trainers' progress.
 
-A pserver's part of the parameters dies with it, and trainers then hang for good. So every supervisor reports
-here once a second, and the loss of a pserver begins a new *attempt*: all scripts start again, from the last
-save. The budget of attempts and the last save lie on the claim, so pserver 0 itself may be lost too.
+When a pserver is lost, its part of the parameters is lost and all trainers hang. So every supervisor reports
+here twice a second, and the loss of a pserver starts a new *attempt*, in which all scripts start again from
+the last save. The number of restarts and the last save are on the claim, so pserver 0 itself may be lost too.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPConnection, HTTPException
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from bireme_runtime.process import environment, http
+from bireme_runtime.process.errors import Unreachable
+
 SERVER, TRAINER = "server", "trainer"
 RUNNING, DONE, FAILED = "running", "done", "failed"
-# What a participant says of its script.
+# The states of a participant's script.
 WAITING, STARTING, SERVING, TRAINING, BROKEN, FINISHED = (
     "waiting", "starting", "serving", "training", "broken", "finished",
 )  # fmt: skip
 _LONGEST_POLL_SECONDS = 5.0
 
 
-class Unreachable(Exception):
-    """Pserver 0 does not answer."""
-
-
 @dataclass(frozen=True)
 class Report:
-    """What a supervisor says once a second. ``boot`` names the life of its pod's container."""
+    """What a supervisor reports periodically. ``boot`` identifies the start of its container."""
 
     role: str
     index: int
@@ -47,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True)
 class View:
-    """What a supervisor is told. ``servers`` is empty until all of them are there."""
+    """The response to a report. ``servers`` is empty until all pservers have reported."""
 
     attempt: int
     outcome: str
@@ -63,14 +61,14 @@ class View:
 
 @dataclass(frozen=True)
 class Save:
-    """The last save: its folder, and how many passes are complete in it."""
+    """The last save: its folder, and the number of passes that it contains completely."""
 
     folder: str
     passes: int
 
 
 def last_save(output: Path) -> Save | None:
-    """What ``output/last-save`` points to, if it carries its done mark."""
+    """The save to which ``output/last-save`` points, if it is complete."""
     try:
         folder = output / (output / "last-save").read_text().strip()
         return Save(str(folder), int(json.loads((folder / "done").read_text())["passes"]))
@@ -79,7 +77,7 @@ def last_save(output: Path) -> Save | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there completely, or not at all."""
+    """Write a file in one step: it exists completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text)
@@ -94,7 +92,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Rules:
-    """The bounds of a run. Times in seconds."""
+    """The settings of a run. Times are in seconds."""
 
     servers: int
     trainers: int
@@ -105,7 +103,7 @@ class Rules:
 
 @dataclass
 class Run:
-    """The run itself. All methods may be called from any thread."""
+    """The run itself. Threads may share it."""
 
     rules: Rules
     output: Path
@@ -125,11 +123,11 @@ class Run:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def begin(self) -> None:
-        """Take up the run where the claim says that it stands."""
+        """Start the run, or continue the one whose state is on the claim."""
         with self._changed:
-            self._take_up()
+            self._begin()
 
-    def _take_up(self) -> None:
+    def _begin(self) -> None:
         self.trainers = self.rules.trainers
         kept: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -143,44 +141,44 @@ class Run:
         if kept.get("run") == self.run_id:
             self.restarts = int(kept["restarts"])
             self.base_pass = int(kept["base_pass"])
-            self._restart("pserver 0 came back without its parameters")
+            self._restart("pserver 0 restarted without its parameters")
         else:
             self._start()
 
-    def report(self, said: Report) -> View:
-        """Note a report and answer it."""
+    def report(self, report: Report) -> View:
+        """Record a report; returns the response."""
         with self._changed:
-            key = (said.role, said.index)
+            key = (report.role, report.index)
             before = self._seen.get(key)
-            self._seen[key] = _Seen(said, time.monotonic())
-            if said.revision > self._revision:
-                self._revision, self.trainers = said.revision, said.trainers
-            if said.role == SERVER and self.outcome == RUNNING:
-                self._judge_server(said, before.report if before else None)
-            self._look()
+            self._seen[key] = _Seen(report, time.monotonic())
+            if report.revision > self._revision:
+                self._revision, self.trainers = report.revision, report.trainers
+            if report.role == SERVER and self.outcome == RUNNING:
+                self._check_server(report, before.report if before else None)
+            self._update()
             return self._view()
 
     def look(self) -> View:
-        """See who has gone silent; called once a second."""
+        """Check for participants that no longer report."""
         with self._changed:
-            self._look()
+            self._update()
             return self._view()
 
     def mark_initialised(self, attempt: int) -> None:
-        """The first trainer has put the parameters on the servers."""
+        """Record that the first trainer has pushed the parameters to the servers."""
         with self._changed:
             if attempt == self.attempt:
                 self.initialised = True
                 self._changed.notify_all()
 
     def is_initialised(self, attempt: int, seconds: float) -> bool:
-        """Wait for it, for so long at most."""
+        """Wait at most ``seconds`` until the parameters are on the servers; returns whether they are."""
         with self._changed:
             self._changed.wait_for(lambda: self.initialised or attempt != self.attempt, seconds)
             return self.initialised and attempt == self.attempt
 
     def size(self, number: int) -> int:
-        """Of how many trainers pass ``number`` is; as many as there are when the first of them begins it."""
+        """The number of trainers of pass ``number``, fixed when the first trainer starts the pass."""
         with self._changed:
             return self._sizes.setdefault(number, self.trainers)
 
@@ -190,7 +188,7 @@ class Run:
             return self._progress.get(index, (self._first_pass(), 0))
 
     def reach(self, attempt: int, index: int, here: tuple[int, int], seconds: float) -> list[int]:
-        """Note that a trainer is at (pass, step), and wait for the others; returns those still behind."""
+        """Record that a trainer is at (pass, step) and wait for the others; returns those still behind."""
         with self._changed:
             if attempt != self.attempt:
                 return [index]
@@ -199,33 +197,33 @@ class Run:
             self._changed.wait_for(lambda: not self._behind(here) or attempt != self.attempt, seconds)
             return self._behind(here) if attempt == self.attempt else [index]
 
-    def everybody_knows(self) -> bool:
-        """Whether all who were there lately have come again since the run ended."""
+    def all_know_the_end(self) -> bool:
+        """Whether all recent participants have reported since the run ended."""
         with self._changed:
-            lately = time.monotonic() - self.rules.lost_seconds
-            return all(seen.report.state == WAITING for seen in self._seen.values() if seen.at > lately)
+            since = time.monotonic() - self.rules.lost_seconds
+            return all(seen.report.state == WAITING for seen in self._seen.values() if seen.at > since)
 
     def _behind(self, here: tuple[int, int]) -> list[int]:
-        # A pass that began with fewer trainers is theirs; one that scaling took away is not waited for.
+        # Trainers that joined after the start of the pass, or that scaling removed, are not waited for.
         size = min(self._sizes.get(here[0] if here[1] else here[0] - 1, self.trainers), self.trainers)
         start = (self._first_pass(), 0)
         return [index for index in range(size) if self._progress.get(index, start) < here]
 
-    def _judge_server(self, said: Report, before: Report | None) -> None:
+    def _check_server(self, report: Report, before: Report | None) -> None:
         ours = before is not None and before.attempt == self.attempt and before.state in (STARTING, SERVING)
-        if ours and before is not None and before.boot != said.boot:
-            self._restart(f"pserver {said.index} came back without its parameters")
-        elif said.attempt == self.attempt and said.state == BROKEN:
-            self._restart(f"the process of pserver {said.index} ended")
+        if ours and before is not None and before.boot != report.boot:
+            self._restart(f"pserver {report.index} restarted without its parameters")
+        elif report.attempt == self.attempt and report.state == BROKEN:
+            self._restart(f"the process of pserver {report.index} ended")
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self.outcome != RUNNING:
             return
         now = time.monotonic()
         for (role, index), seen in self._seen.items():
             is_silent = now - seen.at > self.rules.lost_seconds
             if role == SERVER and index and is_silent and seen.report.attempt == self.attempt:
-                self._restart(f"pserver {index} is silent for {self.rules.lost_seconds:g} s")
+                self._restart(f"pserver {index} has not reported for {self.rules.lost_seconds:g} s")
                 return
         if self._all_finished(now):
             self.outcome = DONE
@@ -245,7 +243,7 @@ class Run:
     def _restart(self, reason: str) -> None:
         if self.restarts >= self.rules.max_restarts:
             self.outcome = FAILED
-            self.reason = f"{reason}, and the {self.rules.max_restarts} restarts are used up"
+            self.reason = f"{reason}, and all {self.rules.max_restarts} restarts are used up"
             self._changed.notify_all()
             return
         self.restarts += 1
@@ -290,111 +288,82 @@ class Run:
 
 
 def serve(run: Run, port: int) -> ThreadingHTTPServer:
-    """Answer the other supervisors and the scripts, in a thread of its own."""
+    """Serve the other supervisors and the scripts, in threads."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        # Answers are small, and each is waited for.
-        disable_nagle_algorithm = True
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        return 200, json.dumps(_answer(run, path, json.loads(body))).encode()
 
-        def do_POST(self) -> None:
-            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            content = json.dumps(_answer(run, self.path, said)).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: the log is the script's."""
-
-    server = ThreadingHTTPServer(("", port), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    return http.serve(answer, "", port)
 
 
-def _answer(run: Run, path: str, said: Mapping[str, Any]) -> Any:
-    wait = min(float(said.get("seconds", 0)), _LONGEST_POLL_SECONDS)
+def _answer(run: Run, path: str, body: Mapping[str, Any]) -> Any:
+    wait = min(float(body.get("seconds", 0)), _LONGEST_POLL_SECONDS)
     if path == "/report":
-        return asdict(run.report(Report(**said)))
+        return asdict(run.report(Report(**body)))
     if path == "/initialised":
-        if said["mark"]:
-            run.mark_initialised(said["attempt"])
-        return run.is_initialised(said["attempt"], wait)
+        if body["mark"]:
+            run.mark_initialised(body["attempt"])
+        return run.is_initialised(body["attempt"], wait)
     if path == "/size":
-        return run.size(said["pass"])
+        return run.size(body["pass"])
     if path == "/progress":
-        return run.progress(said["index"])
-    here = (int(said["pass"]), int(said["step"]))
-    return run.reach(said["attempt"], said["index"], here, wait)
+        return run.progress(body["index"])
+    here = (int(body["pass"]), int(body["step"]))
+    return run.reach(body["attempt"], body["index"], here, wait)
 
 
 def client_of_script(env: Mapping[str, str]) -> Client:
-    """A script is ended by its supervisor when pserver 0 is gone for good; until then it is patient."""
-    patience = float(env.get("BIREME_WAIT_SECONDS", "600"))
-    return Client(env["BIREME_PADDLE_COORDINATOR"], patience=patience)
+    """The client of a script. It retries for long: if pserver 0 is lost, the supervisor ends the script."""
+    retry_seconds = environment.seconds(env, "BIREME_WAIT_SECONDS", 600)
+    return Client(env["BIREME_PADDLE_COORDINATOR"], retry_seconds=retry_seconds)
 
 
 class Client:
-    """Talks to pserver 0, on one connection. Not for several threads.
+    """A client of pserver 0, on one connection. For one thread.
 
-    What is not answered is asked again for ``patience`` seconds; all questions may be asked twice.
+    Requests without a response are repeated for ``retry_seconds``; all of them may be repeated.
     """
 
-    def __init__(self, endpoint: str, seconds: float = 3.0, patience: float = 0.0) -> None:
-        host, _, port = endpoint.rpartition(":")
-        self._host, self._port, self._seconds, self._patience = host, int(port), seconds, patience
-        self._connection: HTTPConnection | None = None
+    def __init__(self, endpoint: str, seconds: float = 3.0, retry_seconds: float = 0.0) -> None:
+        self._seconds, self._retry_seconds = seconds, retry_seconds
+        self._connection = http.Connection(http.parse_address(endpoint), seconds)
 
-    def report(self, said: Report) -> View:
-        """Report and be told. Raises Unreachable."""
-        view = self._ask("/report", asdict(said))
+    def report(self, report: Report) -> View:
+        """Send a report; returns the response. Raises Unreachable."""
+        view = self._ask("/report", asdict(report))
         return View(**{**view, "servers": tuple(view["servers"])})
 
     def mark_initialised(self, attempt: int) -> None:
-        """The parameters are on the servers."""
+        """Record that the parameters are on the servers."""
         self._ask("/initialised", {"attempt": attempt, "mark": True})
 
     def is_initialised(self, attempt: int, seconds: float = 0.0) -> bool:
-        """Whether they are; waits for it a while."""
+        """Whether the parameters are on the servers; waits for that at most ``seconds``."""
         return bool(self._ask("/initialised", {"attempt": attempt, "mark": False, "seconds": seconds}))
 
     def size(self, number: int) -> int:
-        """Of how many trainers a pass is."""
+        """The number of trainers of a pass."""
         return int(self._ask("/size", {"pass": number}))
 
     def progress(self, index: int) -> tuple[int, int]:
-        """How far a trainer has come before."""
+        """The furthest (pass, step) that a trainer has reached."""
         number, step = self._ask("/progress", {"index": index})
         return int(number), int(step)
 
     def reach(self, attempt: int, index: int, number: int, step: int, seconds: float = 0.0) -> list[int]:
-        """Say how far this trainer is; returns those that are behind, after waiting a while for them."""
-        said = {"attempt": attempt, "index": index, "pass": number, "step": step, "seconds": seconds}
-        return [int(each) for each in self._ask("/reach", said)]
+        """Record this trainer's progress; returns the trainers behind it, after at most ``seconds``."""
+        body = {"attempt": attempt, "index": index, "pass": number, "step": step, "seconds": seconds}
+        return [int(each) for each in self._ask("/reach", body)]
 
-    def _ask(self, path: str, said: Mapping[str, Any]) -> Any:
-        deadline = time.monotonic() + self._patience
+    def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+        deadline = time.monotonic() + self._retry_seconds
         while True:
             try:
-                return self._ask_once(path, said)
-            except Unreachable:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.2)
-
-    def _ask_once(self, path: str, said: Mapping[str, Any]) -> Any:
-        try:
-            timeout = self._seconds + float(said.get("seconds", 0))
-            if self._connection is None:
-                self._connection = HTTPConnection(self._host, self._port, timeout=timeout)
-            elif self._connection.sock is not None:
-                self._connection.sock.settimeout(timeout)
-            self._connection.request("POST", path, json.dumps(said))
-            return json.loads(self._connection.getresponse().read())
-        except (OSError, HTTPException, ValueError) as error:
-            if self._connection is not None:
+                timeout = self._seconds + float(body.get("seconds", 0))
+                reply = self._connection.ask("POST", path, json.dumps(body).encode(), timeout=timeout)
+                return json.loads(reply.body)
+            except (Unreachable, ValueError) as error:
                 self._connection.close()
-            self._connection = None
-            raise Unreachable(f"{self._host}:{self._port}: {error or type(error).__name__}") from error
+                if time.monotonic() > deadline:
+                    raise Unreachable(str(error)) from error
+            time.sleep(0.2)

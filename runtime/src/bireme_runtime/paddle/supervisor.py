@@ -1,9 +1,9 @@
 """The entry point of a Paddle role: `python3 -m bireme_runtime.paddle.supervisor ROLE -- SCRIPT ARGS…`.
 
-ROLE is server, trainer or collective. It starts the script when everybody that the role needs is there, with
-Paddle's variables set, and stays: a script that fails is started again, a lost pserver makes all roles begin
-again from the last save (run.py), and pservers, which never stop by themselves, are ended when the
-trainers are done (docs/paddle.md).
+ROLE is server, trainer or collective. The supervisor starts the script, with Paddle's variables, once all
+participants that the role needs are running. It restarts a script that fails, restarts all roles from the
+last save when a pserver is lost (run.py), and ends pservers, which never end by themselves, when the trainers
+are done (docs/paddle.md).
 """
 
 from __future__ import annotations
@@ -38,23 +38,31 @@ from bireme_runtime.paddle.run import (
     Report,
     Rules,
     Run,
-    Unreachable,
     View,
 )
-from bireme_runtime.process import children
-from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, Stop
+from bireme_runtime.process import children, environment
+from bireme_runtime.process.errors import SettingError, Stop, Unreachable
+from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
+from bireme_runtime.process.log import log_of
 
 COLLECTIVE = "collective"
 _USAGE = "usage: python3 -m bireme_runtime.paddle.supervisor server|trainer|collective -- SCRIPT ARGS…"
 _LAUNCHER = (sys.executable, "-m", "bireme_runtime.paddle.launch")
-_OF_ONE_PROCESS = {"PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", "PADDLE_PORT"}
+_VARIABLES_OF_ONE_PROCESS = {
+    "PADDLE_TRAINER_ENDPOINTS",
+    "PADDLE_TRAINERS_NUM",
+    "PADDLE_TRAINER_ID",
+    "PADDLE_PORT",
+}
 _TICK_SECONDS = 0.5
 _RESTART_SECONDS = 2.0
+
+say = log_of("paddle")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the environment says about this pod. Times in seconds."""
+    """The settings of this pod. Times are in seconds."""
 
     role: str
     index: int
@@ -73,39 +81,37 @@ class Options:
 
     @classmethod
     def from_env(cls, role: str, env: Mapping[str, str]) -> Options:
-        """Read the chart's variables. Raises Stop with a sentence when one is missing or makes no sense."""
+        """Read the chart's variables. Raises Stop when one is missing or cannot be used."""
         try:
-            index = int(env["JOB_COMPLETION_INDEX"])
+            index = environment.integer(env, "JOB_COMPLETION_INDEX")
             return cls(
                 role=role,
                 index=index,
-                address=env["POD_IP"],
-                port=int(env["PADDLE_PORT"]),
-                coordinator=env["BIREME_PADDLE_COORDINATOR"],
-                output=Path(env["BIREME_PADDLE_OUTPUT"]),
+                address=environment.required(env, "POD_IP"),
+                port=environment.integer(env, "PADDLE_PORT"),
+                coordinator=environment.required(env, "BIREME_PADDLE_COORDINATOR"),
+                output=Path(environment.required(env, "BIREME_PADDLE_OUTPUT")),
                 node=index,
-                settings=Path(env["BIREME_PADDLE_SETTINGS"]),
+                settings=Path(environment.required(env, "BIREME_PADDLE_SETTINGS")),
                 rules=Rules(
-                    servers=int(env.get("BIREME_PADDLE_PSERVERS", "0")),
-                    trainers=int(env["PADDLE_TRAINERS_NUM"]),
+                    servers=environment.integer(env, "BIREME_PADDLE_PSERVERS", 0),
+                    trainers=environment.integer(env, "PADDLE_TRAINERS_NUM"),
                     dynamic=bool(env.get("BIREME_DISPATCHER")),
-                    max_restarts=int(env.get("BIREME_MAX_RESTARTS", "10")),
-                    lost_seconds=float(env.get("BIREME_LOST_SECONDS", "8")),
+                    max_restarts=environment.integer(env, "BIREME_MAX_RESTARTS", 10),
+                    lost_seconds=environment.seconds(env, "BIREME_LOST_SECONDS", 8),
                 ),
                 run_id=env.get("BIREME_RUN_ID", ""),
                 wait_for=Path(env["BIREME_PADDLE_WAIT_FOR"]) if env.get("BIREME_PADDLE_WAIT_FOR") else None,
-                wait_seconds=float(env.get("BIREME_WAIT_SECONDS", "600")),
-                grace_seconds=float(env.get("BIREME_GRACE_SECONDS", "20")),
-                script_restarts=int(env.get("BIREME_SCRIPT_RESTARTS", "10")),
+                wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
+                grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
+                script_restarts=environment.integer(env, "BIREME_SCRIPT_RESTARTS", 10),
             )
-        except KeyError as error:
-            raise Stop(CONFIG, f"{error.args[0]} is not set; the chart sets it") from None
-        except ValueError as error:
-            raise Stop(CONFIG, f"a variable of the chart is not the number it should be: {error}") from None
+        except SettingError as error:
+            raise Stop(CONFIG, str(error)) from None
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
-    """Run the role until its end; returns the exit code."""
+    """Run the role until it ends; returns the exit code."""
     roles: dict[str, type[Role | Collective]] = {SERVER: Server, TRAINER: Trainer, COLLECTIVE: Collective}
     role, command = (argv[0] if argv else ""), list(argv[1:])
     if command[:1] == ["--"]:
@@ -120,18 +126,13 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         say(str(stop))
         return stop.code
     except children.Terminated as terminated:
-        return 128 + terminated.number
+        return as_shell(-terminated.number)
     finally:
         children.kill_descendants()
 
 
-def say(sentence: str) -> None:
-    """A line of the supervisor's own in the log."""
-    print(f"bireme: {sentence}", flush=True)
-
-
 class Script:
-    """The role's script: what it prints goes to the pod's log and to a file of the output."""
+    """The role's script. Its output goes to the pod's log and to a file in the output folder."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -154,7 +155,7 @@ class Script:
         self._copier.start()
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for its end; its exit code, or None while it runs. Raises Terminated."""
+        """Wait for the script to end; returns its exit code, or None while it runs. Raises Terminated."""
         children.wait(seconds, self._ended)
         if not self.runs or self._pid not in self._ended:
             return None
@@ -163,15 +164,15 @@ class Script:
         return code
 
     def kill(self) -> None:
-        """End it at once, and whatever it started."""
+        """Kill the script and its descendants."""
         children.kill_descendants()
         self._over()
 
     def terminate(self, seconds: float) -> None:
-        """Let it save: TERM, and KILL after a while."""
+        """Send SIGTERM, so that the script can save, and SIGKILL after ``seconds``."""
         if self.runs:
             children.send([self._pid], signal.SIGTERM)
-            children.wait_for_end([self._pid], seconds, lambda: None)
+            children.wait_for_end([self._pid], seconds)
         self.kill()
 
     def _over(self) -> None:
@@ -194,7 +195,7 @@ def _copy(reader: int, log: Path) -> None:
 
 
 class Role(ABC):
-    """What pservers and trainers have in common: report, and follow the attempt that counts."""
+    """Common to pservers and trainers: report, and follow the current attempt."""
 
     log_name = ""
 
@@ -215,7 +216,7 @@ class Role(ABC):
         try:
             while True:
                 if self._is_over():
-                    say("this job is done: output/done is there")
+                    say("this job is done: output/done exists")
                     return 0
                 view = self._report()
                 if view and view.outcome != runs.RUNNING:
@@ -235,9 +236,12 @@ class Role(ABC):
         return False
 
     def _is_over(self) -> bool:
-        """Whether the claim says so, to one who was not told: pserver 0 may have gone meanwhile."""
-        told = self.attempt or self._keeps_the_run()
-        return not told and (self.options.output / "done").exists()
+        """Whether the claim shows that the job is done.
+
+        Pserver 0 may have ended before it could report that.
+        """
+        participates = self.attempt or self._keeps_the_run()
+        return not participates and (self.options.output / "done").exists()
 
     def _report(self) -> View | None:
         view = self._tell(self.state)
@@ -247,8 +251,8 @@ class Role(ABC):
             return view
         silent = now - self._answered
         if silent > self.options.rules.lost_seconds and self.attempt:
-            say("pserver 0 is gone with its part of the parameters; waiting for a new attempt")
-            self._forget()
+            say("lost pserver 0 with its part of the parameters; waiting for a new attempt")
+            self._reset()
         if silent > self.options.wait_seconds:
             raise Stop(TEMPORARY, f"pserver 0 at {self.options.coordinator} did not answer in {silent:.0f} s")
         return None
@@ -257,16 +261,16 @@ class Role(ABC):
         options = self.options
         address = f"{options.address}:{options.port}"
         revision, trainers = self._settings()
-        said = Report(
+        report = Report(
             options.role, options.index, self._boot, address, self.attempt, state, trainers, revision
         )
         try:
-            return self._client.report(said)
+            return self._client.report(report)
         except Unreachable:
             return None
 
     def _settings(self) -> tuple[int, int]:
-        """The release's revision and its number of trainers, which an upgrade changes while we run."""
+        """The release's revision and number of trainers, which an upgrade may change at any time."""
         try:
             read = [
                 (self.options.settings / name).read_text()
@@ -276,14 +280,14 @@ class Role(ABC):
         except (OSError, ValueError):
             return 0, self.options.rules.trainers
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.script.kill()
         self.attempt, self.state = 0, WAITING
 
     def _follow(self, view: View) -> None:
         if self.attempt and view.attempt != self.attempt:
             say(view.reason)
-            self._forget()
+            self._reset()
         if not self.attempt and self._is_ready(view):
             self.attempt = view.attempt
             self._start(view)
@@ -294,11 +298,11 @@ class Role(ABC):
 
     @abstractmethod
     def _start(self, view: View) -> None:
-        """Start it."""
+        """Start the script."""
 
     @abstractmethod
     def _ended(self, code: int) -> None:
-        """Go on after the script ended with this code."""
+        """Continue after the script ended with this code."""
 
     def _end(self, view: View) -> int:
         self.script.kill()
@@ -310,8 +314,8 @@ class Role(ABC):
         return 0
 
     def start_script(self, view: View, role: str) -> None:
-        """Start the script with the variables that Paddle reads, current and classic."""
-        # A trainer that scaling has just added knows that it is there before the list does.
+        """Start the script with the variables that current and old versions of Paddle read."""
+        # A trainer that scaling has just added may not yet be counted in the view.
         trainers = max(view.trainers, self.options.index + 1 if self.options.role == TRAINER else 1)
         endpoints = [f"trainer-{index}:{self.options.port}" for index in range(trainers)]
         self.script.start(
@@ -337,7 +341,7 @@ class Role(ABC):
 
 
 class Server(Role):
-    """A parameter server; number 0 keeps the run, too."""
+    """A parameter server; pserver 0 also keeps the state of the run."""
 
     log_name = "server.log"
     _run: Run | None = None
@@ -350,14 +354,14 @@ class Server(Role):
             self._run.begin()
             port = int(options.coordinator.rpartition(":")[2])
             server = runs.serve(self._run, port)
-            # The own name may take half a minute to be known.
+            # The pod's own host name may take half a minute to resolve.
             self._client = Client(f"127.0.0.1:{port}")
             try:
                 return super().run()
             except children.Terminated:
-                # A collocated pserver is asked to go as soon as its own trainer has heard of the end.
+                # A collocated pserver receives SIGTERM as soon as its own trainer knows of the end.
                 if self._run.outcome != runs.RUNNING:
-                    self._linger(self._run)
+                    self._wait_for_others(self._run)
                 raise
             finally:
                 server.shutdown()
@@ -388,13 +392,13 @@ class Server(Role):
         self.state = WAITING
         if self._run:
             self._tell(WAITING)
-            self._linger(self._run)
+            self._wait_for_others(self._run)
         return super()._end(view)
 
-    def _linger(self, run: Run) -> None:
-        """Let the others hear of the end before nobody answers any more."""
+    def _wait_for_others(self, run: Run) -> None:
+        """Keep answering until all other participants know that the run has ended."""
         deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
-        while time.monotonic() < deadline and not run.everybody_knows():
+        while time.monotonic() < deadline and not run.all_know_the_end():
             with contextlib.suppress(children.Terminated):
                 children.pause(0.1)
 
@@ -431,9 +435,9 @@ class Trainer(Role):
         self.start_script(view, "TRAINER")
         self.state = TRAINING
 
-    def _forget(self) -> None:
-        super()._forget()
-        # Else a pserver that falls again and again would have the first shards given up.
+    def _reset(self) -> None:
+        super()._reset()
+        # Without this, repeated losses of a pserver would count as failures of the first shards.
         dispatcher.give_back(self.note, self.env)
         self._since = time.monotonic()
 
@@ -442,17 +446,17 @@ class Trainer(Role):
             self.state = FINISHED
             return
         self._failures += 1
-        # What it had in hand may well be why.
+        # The shard that the script had may be the cause, so that failure does count.
         self.note.unlink(missing_ok=True)
         if code == CONFIG or self._failures > self.options.script_restarts:
-            raise Stop(code if 0 < code < 256 else 128 - code, f"the script ended with {code}")
+            raise Stop(as_shell(code), f"the script ended with {code}")
         say(f"the script ended with {code}: restart {self._failures} of {self.options.script_restarts}")
         self._not_before = time.monotonic() + _RESTART_SECONDS
-        self._forget()
+        self._reset()
 
 
 class Collective:
-    """A worker without parameter servers: paddle.distributed.launch, with what it cannot find out."""
+    """A worker without parameter servers, which paddle.distributed.launch starts."""
 
     def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._options, self._command, self._env = options, list(command), dict(env)
@@ -461,7 +465,7 @@ class Collective:
     def run(self) -> int:
         done = self._options.output / "done"
         if done.exists():
-            say("this job is done already: output/done is there")
+            say("this job is done: output/done exists")
             return 0
         try:
             code = self._train()
@@ -470,18 +474,18 @@ class Collective:
             raise
         if code == 0 and self._options.index == 0:
             runs.write_whole(done, "{}")
-        return code if code >= 0 else 128 - code
+        return as_shell(code)
 
     def _train(self) -> int:
-        # The launcher starts its store only where the master's address is the node's own, digit by digit.
+        # The launcher starts its store only where the master's address is literally the node's own.
         host, _, port = self._options.coordinator.rpartition(":")
         master = self._options.address if self._options.index == 0 else self._resolve(host)
         launch = [sys.executable, "-m", "paddle.distributed.launch", "--master", f"{master}:{port}"]
         launch += ["--nnodes", str(self._options.rules.trainers), "--rank", str(self._options.index)]
         launch += ["--nproc_per_node", self._env.get("BIREME_PADDLE_PROCESSES", "1"), "--log_dir", "/tmp/log"]
         launch += ["--host", self._options.address]
-        # The launcher believes these more than its arguments, and tells its processes its own.
-        env = {name: value for name, value in self._env.items() if name not in _OF_ONE_PROCESS}
+        # These variables would override the launcher's arguments.
+        env = {name: value for name, value in self._env.items() if name not in _VARIABLES_OF_ONE_PROCESS}
         self._script.start([*launch, *self._command], env)
         while (code := self._script.wait(1.0)) is None:
             pass

@@ -1,1 +1,4 @@
-"""What every process of the runtime needs: exit codes, child processes. Knows no room beside it."""
+"""What every part of the runtime needs: errors, exit codes, the log, the environment, HTTP, child processes.
+
+Imports nothing from the other folders.
+"""

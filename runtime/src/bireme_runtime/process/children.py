@@ -1,4 +1,7 @@
-"""Child processes of a supervisor that may be PID 1 of a container. Linux only where it looks at /proc."""
+"""Child processes of a supervisor, which may be process 1 of a container.
+
+Functions that read /proc need Linux.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-_ENDINGS = (signal.SIGTERM, signal.SIGINT)
-_WATCHED = {*_ENDINGS, signal.SIGCHLD}
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_WATCHED = {*_END_SIGNALS, signal.SIGCHLD}
 
 
 class Terminated(Exception):
-    """This process was told to end, by the signal `number`."""
+    """This process received SIGTERM or SIGINT, whose number is `number`."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
+        super().__init__(f"received {signal.Signals(number).name}")
         self.number = number
 
 
@@ -32,7 +35,10 @@ class _Process:
 
 
 def take_charge() -> None:
-    """Receive signals only when asking for them, and inherit orphans among the descendants as PID 1 does."""
+    """Deliver signals only to `wait`, and adopt orphaned descendants as process 1 does.
+
+    Call it once, first.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     if os.getpid() != 1:
         with contextlib.suppress(OSError, AttributeError):
@@ -40,7 +46,10 @@ def take_charge() -> None:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], output: int | None = None) -> int:
-    """Start a program with signals as usual, and return its process id; ``output`` gets what it prints."""
+    """Start a program with default signal handling and return its process id.
+
+    ``output`` is a file descriptor for what it prints; by default it prints to this process's output.
+    """
     moves = [] if output is None else [(os.POSIX_SPAWN_DUP2, output, each) for each in (1, 2)]
     return os.posix_spawnp(
         command[0], list(command), dict(env), file_actions=moves, setsigmask=[], setsigdef=list(_WATCHED)
@@ -48,9 +57,9 @@ def start(command: Sequence[str], env: Mapping[str, str], output: int | None = N
 
 
 def wait(seconds: float, ended: dict[int, int]) -> None:
-    """Wait until a child ends or the time is over; note ended children as {pid: wait status} and bury them.
+    """Wait until a child ends or the time is over; reap ended children into ``ended`` {pid: wait status}.
 
-    Raises Terminated when a signal to end came.
+    Raises Terminated when SIGTERM or SIGINT arrives.
     """
     info = signal.sigtimedwait(_WATCHED, max(0.0, seconds))
     with contextlib.suppress(ChildProcessError):
@@ -59,35 +68,35 @@ def wait(seconds: float, ended: dict[int, int]) -> None:
             if not pid:
                 break
             ended[pid] = status
-    if info and info.si_signo in _ENDINGS:
+    if info and info.si_signo in _END_SIGNALS:
         raise Terminated(info.si_signo)
 
 
 def pause(seconds: float) -> None:
-    """Sleep, but raise Terminated as soon as a signal to end comes."""
+    """Sleep; raises Terminated as soon as SIGTERM or SIGINT arrives."""
     deadline = time.monotonic() + seconds
     while (remaining := deadline - time.monotonic()) > 0:
         wait(remaining, {})
 
 
 def exit_code(status: int) -> int:
-    """The exit code in a wait status; minus the number for a signal."""
+    """The exit code in a wait status; minus the number of the signal that killed the process."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def children(parent: int) -> tuple[int, ...]:
-    """The living children of a process."""
+def children_of(parent: int) -> tuple[int, ...]:
+    """The running children of a process."""
     return tuple(each.pid for each in _processes() if each.parent == parent and each.state != "Z")
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    """Those of the processes that run; one that ended but is not yet buried does not."""
+    """The processes among ``pids`` that still run; one that ended but is not yet reaped does not."""
     running = {each.pid for each in _processes() if each.state != "Z"}
     return [pid for pid in pids if pid in running]
 
 
 def environment(pid: int) -> bytes:
-    """The environment that a process was started with, as /proc has it; nothing when it is gone."""
+    """The environment with which a process was started, as in /proc; empty when the process is gone."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -95,7 +104,7 @@ def environment(pid: int) -> bytes:
 
 
 def kill_descendants(seconds: float = 5.0) -> None:
-    """KILL all processes that descend from this one, and bury them."""
+    """Send SIGKILL to all descendants of this process and reap them."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         left = descendants(os.getpid())
@@ -111,34 +120,33 @@ def kill_descendants(seconds: float = 5.0) -> None:
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:
-    """Send a signal to each of the processes that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def wait_for_end(pids: Sequence[int], seconds: float, each_look: Callable[[], None]) -> list[int]:
-    """Wait for processes to end, for so many seconds at most, and return those that have not."""
+def wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:
+    """Wait at most ``seconds`` for processes to end; returns those that still run."""
     deadline = time.monotonic() + seconds
     while True:
         left = alive(pids)
         if not left or time.monotonic() >= deadline:
             return left
-        each_look()
-        # A second signal to end changes nothing: the time to save is granted already.
+        # A second signal changes nothing: the processes already have their time to save.
         with contextlib.suppress(Terminated):
             wait(0.05, {})
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The living processes that descend from this one."""
+    """The running descendants of a process."""
     processes = [each for each in _processes() if each.state != "Z"]
     found: list[int] = []
     parents = {ancestor}
     while parents:
-        born = [each.pid for each in processes if each.parent in parents and each.pid not in found]
-        found += born
-        parents = set(born)
+        found_now = [each.pid for each in processes if each.parent in parents and each.pid not in found]
+        found += found_now
+        parents = set(found_now)
     return found
 
 
@@ -148,7 +156,7 @@ def _processes() -> list[_Process]:
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError):
-            # The name, in parentheses, may hold anything.
+            # The second field, the name in parentheses, may contain spaces and parentheses.
             fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             found.append(_Process(int(entry.name), int(fields[1]), fields[0]))
     return found

@@ -1,13 +1,10 @@
-"""How what runs in a pod ends: the exit codes that charts act on (sysexits.h), and the sentence with one."""
+"""The exit codes of the runtime. 64 and above are those of sysexits.h, which the charts' Jobs act on."""
 
 from __future__ import annotations
 
-USAGE, GIVEN_UP, TEMPORARY, NO_PERMISSION, CONFIG = 64, 70, 75, 77, 78
+FAILED, USAGE, GIVEN_UP, TEMPORARY, NO_PERMISSION, CONFIG = 1, 64, 70, 75, 77, 78
 
 
-class Stop(Exception):
-    """End with this exit code and sentence."""
-
-    def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
+def as_shell(code: int) -> int:
+    """The exit code that a shell reports: ``-N``, for a process killed by signal N, becomes 128 + N."""
+    return code if code >= 0 else 128 - code

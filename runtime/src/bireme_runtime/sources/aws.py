@@ -1,4 +1,4 @@
-"""What dataset_sources needs of AWS: credentials as pods are given them, and signed requests to S3.
+"""Credentials of AWS, as pods are given them, and signatures of requests to S3.
 
 Signatures are AWS's version 4 (docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html).
 """
@@ -17,18 +17,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bireme_runtime.process.errors import BiremeError
+
 EMPTY = hashlib.sha256(b"").hexdigest()
 _REFRESH_SECONDS = 300
 _TIMEOUT_SECONDS = 30
 
 
-class CredentialsError(Exception):
-    """There are no credentials, or whoever gives them refuses."""
+class CredentialsError(BiremeError):
+    """There are no credentials, or their provider refuses them."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Keys of AWS. `expires` is a Unix time, infinity for keys that last."""
+    """Keys of AWS. `expires` is a Unix time, or infinity for keys that do not expire."""
 
     key: str
     secret: str
@@ -36,22 +38,22 @@ class Credentials:
     expires: float = float("inf")
 
 
-class Wallet:
-    """Credentials from the environment, as the AWS SDKs look for them in pods, renewed before they expire.
+class CredentialsProvider:
+    """Finds credentials in a pod's environment as the AWS SDKs do, and renews them before they expire.
 
-    Keys of a Secret (AWS_ACCESS_KEY_ID), a role by IRSA (AWS_WEB_IDENTITY_TOKEN_FILE), or by EKS Pod Identity
-    (AWS_CONTAINER_CREDENTIALS_FULL_URI), in this order.
+    It tries, in this order: keys of a Secret (AWS_ACCESS_KEY_ID), a role by IRSA
+    (AWS_WEB_IDENTITY_TOKEN_FILE), a role by EKS Pod Identity (AWS_CONTAINER_CREDENTIALS_FULL_URI).
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
-        self._kept: Credentials | None = None
+        self._current: Credentials | None = None
 
     def credentials(self) -> Credentials:
-        """Those that are good for the next minutes. Raises CredentialsError."""
-        if self._kept is None or self._kept.expires - time.time() < _REFRESH_SECONDS:
-            self._kept = self._find()
-        return self._kept
+        """Credentials that are valid for some minutes at least. Raises CredentialsError."""
+        if self._current is None or self._current.expires - time.time() < _REFRESH_SECONDS:
+            self._current = self._find()
+        return self._current
 
     def _find(self) -> Credentials:
         env = self._env
@@ -100,7 +102,7 @@ class Wallet:
 
 
 def domain(region: str) -> str:
-    """The domain of AWS's services in the partition of `region`."""
+    """The domain of AWS services in the partition of `region`."""
     return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
 
 
@@ -115,9 +117,9 @@ def sign(
     method: str = "GET",
     payload: str = EMPTY,
 ) -> dict[str, str]:
-    """`headers` and those that sign a request for this path (quoted) and query (quoted and sorted) of S3.
+    """The headers of a signed request to S3: `headers`, and those that carry the signature.
 
-    `payload` is the sha256 of what is sent.
+    `path` is quoted, `query` is quoted and sorted, and `payload` is the sha256 of the body.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     signed = {**headers, "host": host, "x-amz-date": stamp, "x-amz-content-sha256": payload}
@@ -132,11 +134,12 @@ def sign(
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{request}".encode()
     signature = hmac.new(key, text, hashlib.sha256).hexdigest()
-    said = f"Credential={given.key}/{scope}, SignedHeaders={names}, Signature={signature}"
-    return {**signed, "authorization": f"AWS4-HMAC-SHA256 {said}"}
+    parts = f"Credential={given.key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    return {**signed, "authorization": f"AWS4-HMAC-SHA256 {parts}"}
 
 
 def _ask(request: urllib.request.Request) -> bytes:
+    # urllib, because it uses the proxies of the environment, and STS may be behind one.
     place = urllib.parse.urlsplit(request.full_url).netloc
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:

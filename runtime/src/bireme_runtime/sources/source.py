@@ -1,6 +1,7 @@
-"""Where data comes from: S3, web servers and folders, each as a list of objects that are read in ranges.
+"""Sources of data: S3, web servers and folders. Each has a list of objects, which are read in ranges of
+bytes.
 
-S3 takes files as well.
+Files can also be uploaded to S3.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.http import BROKEN, Address, connect, reason
 from bireme_runtime.sources import aws
-from bireme_runtime.sources.aws import Wallet
+from bireme_runtime.sources.aws import CredentialsProvider
 
 _TIMEOUT_SECONDS = 60
 _REDIRECTS = 5
 _CHUNK = 1 << 20
 ATTEMPTS = 8
-# What S3 takes as one part of an object: at most so many of them, of at most 5 GiB each
+# S3's limit on the parts of an upload; a part has 5 GiB at most
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html).
 _MOST_PARTS = 10_000
 _PART_BYTES = 64 << 20
@@ -40,17 +43,13 @@ _ENCRYPTION = "x-amz-server-side-encryption"
 _Answer = TypeVar("_Answer")
 
 
-class SourceError(Exception):
-    """The source is not as described; asking again does not help."""
-
-
-class Unreachable(Exception):
-    """The source did not answer, or broke off: asking again may help."""
+class SourceError(BiremeError):
+    """The source is not as the settings describe it. Another attempt would fail too."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One object: its `path` below the source, its size in bytes, and what changes when its content does."""
+    """One object: its path below the source, its size in bytes, a version that changes with its content."""
 
     path: str
     size: int
@@ -60,20 +59,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class Body:
-    """Bytes to read, so many at a time, b"" at the end. `md5` is of the whole object, "" if nobody says."""
+    """A stream: `read(N)` returns up to N bytes, b"" at the end.
+
+    `md5` is of the whole object, "" if not known.
+    """
 
     read: Callable[[int], bytes]
     md5: str = ""
 
 
 class Source(Protocol):
-    """A place that has objects."""
+    """A list of objects that can be read."""
 
     def entries(self) -> Iterator[Entry]:
         """All objects. Raises SourceError, Unreachable or CredentialsError."""
 
     def read(self, entry: Entry, start: int, end: int) -> AbstractContextManager[Body]:
-        """Bytes `start` up to `end` of an object. Raises as `entries` does."""
+        """The bytes from `start` up to but not including `end`. Raises as `entries` does."""
 
 
 def open_source(url: str, env: Mapping[str, str]) -> Source:
@@ -85,19 +87,19 @@ def open_source(url: str, env: Mapping[str, str]) -> Source:
         return HttpSource(url)
     if parts.scheme == "file":
         return FolderSource(Path(urllib.parse.unquote(parts.path)))
-    raise SourceError(f"{url} is none of s3://BUCKET/PREFIX, https://HOST/FILE and a claim")
+    raise SourceError(f"{url} is neither s3://BUCKET/PREFIX nor https://HOST/FILE nor a claim")
 
 
 def safe_path(path: str) -> str:
-    """`path` if it stays below the folder it is put into. Raises SourceError."""
+    """The path, unless it would leave the folder into which it is copied. Raises SourceError."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or parts[0].startswith(".bireme"):
-        raise SourceError(f"the source has an object named {path!r}, which has no place below a folder")
+        raise SourceError(f"the source has an object named {path!r}, which is not a path below a folder")
     return str(PurePosixPath(path))
 
 
 class FolderSource:
-    """A folder, or one file, of another claim."""
+    """A folder of another claim, or one file there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -107,7 +109,7 @@ class FolderSource:
             yield self._entry(self._folder, self._folder.name)
             return
         if not self._folder.is_dir():
-            raise SourceError(f"{self._folder} is not there: look at path of the source")
+            raise SourceError(f"{self._folder} does not exist: check the path of the source")
         for base, folders, files in os.walk(self._folder):
             folders.sort()
             for name in sorted(files):
@@ -128,71 +130,72 @@ class FolderSource:
             raise Unreachable(f"{entry.key} cannot be read: {error}") from error
 
 
-class Web:
-    """Requests over connections that are kept, one for each thread and host."""
+class ConnectionPool:
+    """Sends requests on connections that are kept open, one for each thread and host."""
 
     def __init__(self) -> None:
-        self._kept = threading.local()
+        self._open = threading.local()
         self._tls = ssl.create_default_context()
 
     @contextlib.contextmanager
-    def ask(
+    def request(
         self,
         url: str,
         headers: Mapping[str, str],
         method: str = "GET",
         content: Iterable[bytes] | bytes | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer, whatever its status. Raises Unreachable, also for what breaks off in the body."""
+        """The response, of any status.
+
+        Raises Unreachable, also when the connection breaks while the body is read.
+        """
         parts = urllib.parse.urlsplit(url)
         place = (parts.scheme, parts.netloc)
-        connection = self._connection(place)
         try:
+            connection = self._connection(place)
             connection.request(
                 method, urllib.parse.urlunsplit(("", "", *parts[2:4], "")), content, dict(headers)
             )
             answer = connection.getresponse()
             yield answer
-            # What is left unread would be taken for the next answer.
+            # Unread bytes would be taken for the next response.
             if not answer.isclosed():
                 self._drop(place)
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             self._drop(place)
-            raise Unreachable(f"{parts.netloc}: {error or type(error).__name__}") from error
+            raise Unreachable(f"{parts.netloc}: {reason(error)}") from error
         except BaseException:
             self._drop(place)
             raise
 
     def _connection(self, place: tuple[str, str]) -> http.client.HTTPConnection:
-        kept: dict[tuple[str, str], http.client.HTTPConnection] = self._kept.__dict__.setdefault("all", {})
-        if place not in kept:
-            scheme, host = place
-            kept[place] = (
-                http.client.HTTPSConnection(host, timeout=_TIMEOUT_SECONDS, context=self._tls)
-                if scheme == "https"
-                else http.client.HTTPConnection(host, timeout=_TIMEOUT_SECONDS)
-            )
-        return kept[place]
+        opened: dict[tuple[str, str], http.client.HTTPConnection] = self._open.__dict__.setdefault("all", {})
+        if place not in opened:
+            scheme, netloc = place
+            parts = urllib.parse.urlsplit(f"//{netloc}")
+            address = Address(parts.hostname or "", parts.port or (443 if scheme == "https" else 80))
+            opened[place] = connect(address, _TIMEOUT_SECONDS, self._tls if scheme == "https" else None)
+        return opened[place]
 
     def _drop(self, place: tuple[str, str]) -> None:
-        connection = self._kept.__dict__.get("all", {}).pop(place, None)
+        connection = self._open.__dict__.get("all", {}).pop(place, None)
         if connection is not None:
             connection.close()
 
 
 def check_status(answer: http.client.HTTPResponse, what: str, wanted: tuple[int, ...]) -> None:
-    """Raise Unreachable for an answer that may change, SourceError for one that will not."""
+    """Raise Unreachable if a later attempt may have another status, else SourceError."""
     if answer.status in wanted:
         return
-    why = answer.read(2048).decode(errors="replace").strip()
-    sentence = f"{what}: HTTP {answer.status} {answer.reason} {' '.join(why.split())[:300]}".strip()
+    text = answer.read(2048).decode(errors="replace").strip()
+    sentence = f"{what}: HTTP {answer.status} {answer.reason} {' '.join(text.split())[:300]}".strip()
     if answer.status >= 500 or answer.status in (408, 429):
         raise Unreachable(sentence)
     raise SourceError(sentence)
 
 
-def again(act: Callable[[], _Answer]) -> _Answer:
-    """What `act` returns, tried for as long as that may help. Raises Unreachable."""
+def retry(act: Callable[[], _Answer]) -> _Answer:
+    """The result of `act`, which is tried up to ATTEMPTS times while it raises Unreachable."""
     for attempt in range(1, ATTEMPTS):
         try:
             return act()
@@ -202,7 +205,7 @@ def again(act: Callable[[], _Answer]) -> _Answer:
 
 
 def pause(attempt: int) -> None:
-    """Wait after a failure, longer after each."""
+    """Wait after a failed attempt, longer after each."""
     time.sleep(min(0.25 * 2**attempt, 15))
 
 
@@ -220,7 +223,7 @@ class Part:
         return cls(file, 0, file.stat().st_size)
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes, some at a time. Raises OSError."""
+        """The bytes, in chunks. Raises OSError."""
         with self.file.open("rb") as content:
             content.seek(self.start)
             left = self.size
@@ -240,12 +243,12 @@ class HttpSource:
     """One file of a web server."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._web = url, Web()
+        self._url, self._pool = url, ConnectionPool()
 
     def entries(self) -> Iterator[Entry]:
         url = self._url
         for _ in range(_REDIRECTS):
-            with self._web.ask(url, {}, "HEAD") as answer:
+            with self._pool.request(url, {}, "HEAD") as answer:
                 answer.read()
                 if answer.status in (301, 302, 303, 307, 308):
                     url = urllib.parse.urljoin(url, answer.headers.get("Location", ""))
@@ -253,7 +256,7 @@ class HttpSource:
                 check_status(answer, self._url, (200,))
                 size = answer.headers.get("Content-Length")
                 if size is None:
-                    raise SourceError(f"{self._url} does not say how large it is, so it cannot be checked")
+                    raise SourceError(f"{self._url} has no Content-Length, so its size cannot be checked")
                 version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
                 name = urllib.parse.unquote(urllib.parse.urlsplit(self._url).path.rpartition("/")[2])
                 yield Entry(safe_path(name), int(size), version, url)
@@ -264,7 +267,7 @@ class HttpSource:
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
         if start >= end:
             raise Unreachable(f"{self._url} has no bytes to read")
-        with self._web.ask(entry.key, {"range": f"bytes={start}-{end - 1}"}) as answer:
+        with self._pool.request(entry.key, {"range": f"bytes={start}-{end - 1}"}) as answer:
             whole = start == 0 and end == entry.size
             check_status(answer, self._url, (206, 200) if whole else (206,))
             yield Body(answer.read)
@@ -277,20 +280,21 @@ class S3Source:
     bucket: str
     prefix: str
     env: Mapping[str, str]
-    web: Web = field(default_factory=Web)
+    pool: ConnectionPool = field(default_factory=ConnectionPool)
     part_bytes: int = _PART_BYTES
 
     def __post_init__(self) -> None:
         self._region = self.env.get("AWS_REGION") or "us-east-1"
         endpoint = self.env.get("AWS_ENDPOINT_URL_S3") or ""
-        # Names with dots do not fit S3's certificates, and other servers know no hosts of buckets.
+        # S3's certificates do not match bucket names with dots, and other servers have no host for each
+        # bucket.
         by_path = bool(endpoint) or "." in self.bucket
         base = endpoint.rstrip("/") or f"https://s3.{self._region}.{aws.domain(self._region)}"
         scheme, _, host = base.partition("://")
         self._base = base if by_path else f"{scheme}://{self.bucket}.{host}"
         self._folder = f"/{self.bucket}" if by_path else ""
         anonymous = self.env.get("BIREME_S3_ANONYMOUS") == "true"
-        self._wallet = None if anonymous else Wallet(self.env)
+        self._provider = None if anonymous else CredentialsProvider(self.env)
 
     def entries(self) -> Iterator[Entry]:
         found = self.listed()
@@ -299,11 +303,11 @@ class S3Source:
         return iter(found)
 
     def listed(self) -> list[Entry]:
-        """Like `entries`, but there may be none."""
+        """All objects; unlike `entries`, the list may be empty."""
         return list(self._entries())
 
     def _entries(self) -> Iterator[Entry]:
-        # What a prefix ends in is a folder's name in full: train/ is not train-2/.
+        # A prefix names a whole folder: train does not include train-2/.
         folder = self.prefix if not self.prefix or self.prefix.endswith("/") else f"{self.prefix}/"
         for key, size, tag in self._keys(self.prefix):
             if key.endswith("/"):
@@ -317,33 +321,33 @@ class S3Source:
             yield Entry(safe_path(path), size, tag, key)
 
     def put(self, path: str, file: Path, parallel: int = 4) -> None:
-        """Make a file an object below the prefix; a large one goes in parts. Raises as `entries` does."""
+        """Upload a file below the prefix, a large one in parts. Raises as `entries` does."""
         key = "/".join(filter(None, (self.prefix.rstrip("/"), path)))
         parts = self._parts(file)
         if len(parts) == 1:
-            again(lambda: self._send(key, {}, parts[0]))
+            retry(lambda: self._send(key, {}, parts[0]))
             return
-        upload = self._said(key, {"uploads": ""}, b"", "UploadId")
+        upload = self._element(key, {"uploads": ""}, b"", "UploadId")
         try:
-            # Its end waits for the parts on their way: such a part may outlive the upload that is given up.
+            # Leaving the pool waits for parts in transit: one could arrive after the upload has been aborted.
             with ThreadPoolExecutor(parallel) as pool:
                 queries = [{"partNumber": str(n), "uploadId": upload} for n, _ in enumerate(parts, start=1)]
-                tags = list(pool.map(lambda *sent: again(lambda: self._send(key, *sent)), queries, parts))
+                tags = list(pool.map(lambda *sent: retry(lambda: self._send(key, *sent)), queries, parts))
             rows = (
                 f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>"
                 for number, tag in enumerate(tags, start=1)
             )
             body = f"<CompleteMultipartUpload>{''.join(rows)}</CompleteMultipartUpload>".encode()
-            # S3 may say OK at once, and an error only in the body.
-            self._said(key, {"uploadId": upload}, body, "ETag")
+            # S3 may send status 200 at once and report an error in the body.
+            self._element(key, {"uploadId": upload}, body, "ETag")
         except BaseException:
-            # Parts that no object is made of are paid for until somebody removes them.
+            # S3 charges for parts that belong to no object until they are deleted.
             with contextlib.suppress(Unreachable, SourceError):
                 self.delete(key, {"uploadId": upload})
             raise
 
     def tag(self, file: Path) -> str:
-        """The `version` of the object that `put` makes of a file, unless KMS encrypts it."""
+        """The `version` that an object made by `put` from this file has, unless KMS encrypts it."""
         digests = [part.digest("md5") for part in self._parts(file)]
         if len(digests) == 1:
             return digests[0]
@@ -356,15 +360,15 @@ class S3Source:
         return [Part(file, start, min(step, size - start)) for start in range(0, size or 1, step)]
 
     def _send(self, key: str, query: Mapping[str, str], part: Part) -> str:
-        """Put a part, or the whole file, and return its tag in quotes."""
+        """Upload a part, or the whole file, and return its tag in quotes."""
         headers, digest = {"content-length": str(part.size)}, part.digest("sha256")
         with self._ask(key, query, headers, "PUT", digest, part.chunks()) as answer:
             check_status(answer, f"s3://{self.bucket}/{key}", (200,))
             answer.read()
             return answer.headers.get("ETag", "")
 
-    def _said(self, key: str, query: Mapping[str, str], body: bytes, name: str) -> str:
-        """The text of the element called `name` in what S3 answers. Raises as `entries` does."""
+    def _element(self, key: str, query: Mapping[str, str], body: bytes, name: str) -> str:
+        """The text of the element called `name` in S3's response. Raises as `entries` does."""
         headers, digest = {"content-length": str(len(body))}, hashlib.sha256(body).hexdigest()
         what = f"s3://{self.bucket}/{key}"
 
@@ -377,10 +381,10 @@ class S3Source:
                     return each.text or ""
             raise Unreachable(f"{what}: {text[:300].decode(errors='replace')}")
 
-        return again(ask)
+        return retry(ask)
 
     def delete(self, key: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Remove an object. Raises as `entries` does."""
+        """Delete an object. Raises as `entries` does."""
         with self._ask(key, query, {}, "DELETE") as answer:
             check_status(answer, f"s3://{self.bucket}/{key}", (200, 204))
             answer.read()
@@ -394,8 +398,8 @@ class S3Source:
                 tree = ElementTree.fromstring(answer.read())
             space = tree.tag.partition("}")[0] + "}" if tree.tag.startswith("{") else ""
             for each in tree.findall(f"{space}Contents"):
-                said = {child.tag.removeprefix(space): child.text or "" for child in each}
-                yield said["Key"], int(said["Size"]), said.get("ETag", "").strip('"')
+                fields = {child.tag.removeprefix(space): child.text or "" for child in each}
+                yield fields["Key"], int(fields["Size"]), fields.get("ETag", "").strip('"')
             more = tree.findtext(f"{space}NextContinuationToken") or ""
             if not more:
                 return
@@ -403,11 +407,11 @@ class S3Source:
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
         headers = {"range": f"bytes={start}-{end - 1}"} if end > start else {}
-        # An object that was written anew meanwhile is another one.
+        # An object that was overwritten in the meantime is another version.
         headers["if-match"] = f'"{entry.version}"'
         with self._ask(entry.key, {}, headers) as answer:
             check_status(answer, f"s3://{self.bucket}/{entry.key}", (200, 206))
-            # A tag is the MD5 unless the object was put together of parts or encrypted with a key of KMS.
+            # The tag is the MD5, unless the object was uploaded in parts or is encrypted with a key of KMS.
             is_md5 = len(entry.version) == 32 and "kms" not in answer.headers.get(_ENCRYPTION, "")
             yield Body(answer.read, entry.version if is_md5 else "")
 
@@ -425,16 +429,16 @@ class S3Source:
             f"{name}={urllib.parse.quote(value, safe='-_.~')}" for name, value in sorted(query.items())
         )
         url = f"{self._base}{path}" + (f"?{text}" if text else "")
-        if self._wallet is not None:
+        if self._provider is not None:
             host = urllib.parse.urlsplit(url).netloc
-            given = self._wallet.credentials()
+            given = self._provider.credentials()
             now = time.time()
             headers = aws.sign(host, path, text, headers, given, self._region, now, method, digest)
-        return self.web.ask(url, headers, method, content)
+        return self.pool.request(url, headers, method, content)
 
 
 def sums(text: str) -> dict[str, str]:
-    """The digest of each path in what sha256sum wrote. Raises SourceError."""
+    """The digest of each path in the output of sha256sum. Raises SourceError."""
     found: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         digest, _, path = line.partition(" ")

@@ -1,22 +1,26 @@
 """Snapshots of etcd in S3: `python3 -m bireme_runtime.etcd.s3.backup save FOLDER` or `… fetch FOLDER FILE`.
 
-Both read BIREME_BACKUP_URL (s3://BUCKET/PREFIX), and what sources/source.py reads of S3. `save` makes a
-snapshot as etcd/server/backup.py does, puts it below the prefix, where the newest BIREME_BACKUP_KEEP (7)
-stay, and needs FOLDER only meanwhile. `fetch` brings FILE from there, the newest snapshot for latest.db.
+Both read BIREME_BACKUP_URL (s3://BUCKET/PREFIX) and the variables that sources/source.py reads for S3. `save`
+writes a snapshot into FOLDER as etcd/server/backup.py does, uploads it below the prefix and deletes all but
+the newest BIREME_BACKUP_KEEP (7) there. `fetch` downloads FILE from there; for latest.db, the newest
+snapshot.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import backup
+from bireme_runtime.process import environment
+from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.process.log import Say
 from bireme_runtime.sources.aws import CredentialsError
-from bireme_runtime.sources.source import Entry, S3Source, SourceError, Unreachable, open_source
+from bireme_runtime.sources.source import Entry, S3Source, SourceError, open_source
 
 _USAGE = "usage: python3 -m bireme_runtime.etcd.s3.backup save FOLDER | fetch FOLDER FILE"
 _CHUNK = 1 << 20
@@ -33,19 +37,19 @@ class Store:
         self._source = source
 
     def snapshots(self) -> list[Entry]:
-        """Those that are there, the newest last. Raises as S3Source does."""
+        """The snapshots, the newest last. Raises as S3Source does."""
         found = self._source.listed()
         return sorted((each for each in found if fnmatch(each.path, "etcd-*.db")), key=lambda each: each.path)
 
     def add(self, snapshot: Path, keep: int) -> str:
-        """Put a snapshot there, remove all but the newest `keep`, and say where it is."""
+        """Upload a snapshot, delete all but the newest `keep`, and return the snapshot's URL."""
         self._source.put(snapshot.name, snapshot)
         for old in self.snapshots()[:-keep]:
             self._source.delete(old.key)
         return f"{self._url}/{snapshot.name}"
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """The bytes of a snapshot, of the newest one for latest.db. Raises SourceError without such a one."""
+        """The bytes of a snapshot; for latest.db, of the newest. Raises SourceError if there is none."""
         found = self.snapshots()
         wanted = found[-1:] if name == backup.LATEST else [each for each in found if each.path == name]
         if not wanted:
@@ -55,14 +59,14 @@ class Store:
             yield from iter(lambda: body.read(_CHUNK), b"")
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Do what the arguments say. Raises what backup.run and S3Source raise."""
+def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
+    """Carry out the command. Raises what backup.run and S3Source raise."""
     store, folder = Store(env), Path(argv[1])
     if argv[0] == "save":
         client = etcd.client_from(env.get("BIREME_ETCD_ENDPOINTS", ""), env)
-        etcd.wait_until_up(client, float(env.get("BIREME_WAIT_SECONDS", "600")), say)
+        etcd.wait_until_up(client, environment.seconds(env, "BIREME_WAIT_SECONDS", 600), say)
         snapshot = backup.save(client, folder, keep=1)
-        place = store.add(snapshot, int(env.get("BIREME_BACKUP_KEEP", "7")))
+        place = store.add(snapshot, environment.integer(env, "BIREME_BACKUP_KEEP", 7))
         say(f"{place}: {snapshot.stat().st_size} bytes")
     else:
         part = folder / f".{argv[2]}.part"
@@ -72,9 +76,9 @@ def run(argv: Sequence[str], env: Mapping[str, str], say: Callable[[str], None])
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
-    """Save or fetch; the exit code is 1, after a sentence, if that failed, and 64 for other words."""
+    """Save or fetch; returns the exit code."""
 
-    def act(say: Callable[[str], None]) -> None:
+    def act(say: Say) -> None:
         try:
             run(argv, env, say)
         except (SourceError, Unreachable, CredentialsError) as error:

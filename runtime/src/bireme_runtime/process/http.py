@@ -1,0 +1,171 @@
+"""HTTP between the processes of a job: addresses, connections and a small server."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
+from typing import Any
+
+from bireme_runtime.process.errors import Unreachable
+
+BROKEN = (OSError, http.client.HTTPException)
+"""What http.client raises when a connection cannot be made or breaks."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port. The host of an IPv6 address has no brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, default_port: int = 0) -> Address:
+    """Parse `HOST:PORT` or `[IPV6]:PORT`; the port may be missing when there is a default.
+
+    Raises ValueError.
+    """
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        port = port.lstrip(":")
+    else:
+        host, _, port = text.partition(":")
+    if not host or "/" in text or not (port.isdigit() or (default_port and not port)):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return Address(host, int(port or default_port))
+
+
+def reason(error: BaseException) -> str:
+    """A few words for an exception of a connection."""
+    if isinstance(error, socket.timeout):
+        return "timed out"
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def connect(
+    address: Address, timeout: float, tls: ssl.SSLContext | None = None
+) -> http.client.HTTPConnection:
+    """A new connection that sends small requests without delay; with TLS when there is a context.
+
+    Raises OSError.
+    """
+    host, port = address.host, address.port
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=timeout, context=tls)
+        if tls
+        else http.client.HTTPConnection(host, port, timeout=timeout)
+    )
+    try:
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A complete response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Connection:
+    """A connection to one server that is kept between requests. For one thread at a time."""
+
+    def __init__(self, address: Address, timeout: float, tls: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._tls = tls
+        self._connection: http.client.HTTPConnection | None = None
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Send a request and read the whole response. Raises Unreachable; the next request connects again."""
+        try:
+            if self._connection is None:
+                self._connection = connect(self.address, timeout or self._timeout, self._tls)
+            elif self._connection.sock is not None:
+                self._connection.sock.settimeout(timeout or self._timeout)
+            self._connection.request(method, path, body, dict(headers))
+            response = self._connection.getresponse()
+            return Reply(response.status, dict(response.headers.items()), response.read())
+        except BROKEN as error:
+            self.close()
+            raise Unreachable(f"{self.address}: {reason(error)}") from error
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+def fetch(
+    url: str,
+    timeout: float,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str] = _NO_HEADERS,
+) -> Reply:
+    """One request on a connection of its own. Raises Unreachable."""
+    parts = urllib.parse.urlsplit(url)
+    secure = parts.scheme == "https"
+    address = Address(parts.hostname or "", parts.port or (443 if secure else 80))
+    connection = Connection(address, timeout, ssl.create_default_context() if secure else None)
+    try:
+        return connection.ask(
+            method, urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, "")), body, headers
+        )
+    finally:
+        connection.close()
+
+
+Answerer = Callable[[str, bytes], "tuple[int, bytes]"]
+
+
+def serve(answer: Answerer, host: str, port: int) -> ThreadingHTTPServer:
+    """Serve GET and POST in threads until `shutdown`: ``answer`` maps path and body to status and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        # Responses are small, and a client waits for each.
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            received = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, body = answer(self.path, received)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are not logged."""
+
+    server = ThreadingHTTPServer((host, port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    return server
