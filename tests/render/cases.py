@@ -12,7 +12,7 @@ from bireme.pytest_plugin import Request
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 INSTANCES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yaml"))
-# Which chart runs a workload; a test sees to it that no file is left out.
+# The chart of each workload; a test checks that no workload is missing.
 WORKLOADS = {
     "imagenet-efa": "torch-elastic",
     "imagenet-fsx": "torch-elastic",
@@ -26,7 +26,7 @@ WORKLOADS = {
     "paddle-tutorial": "paddle",
     "paddle-word2vec": "paddle",
 }
-# Workloads for which a few types say all: those with EFA and without, and those the source trains on.
+# Workloads that are rendered for a few types only: with EFA, without it, and as published.
 SOME = {
     "maskrcnn-tensorpack": ("p3.16xlarge", "p3dn.24xlarge"),
     "maskrcnn-optimized": ("p3.16xlarge", "p3dn.24xlarge"),
@@ -34,9 +34,9 @@ SOME = {
     "paddle-tutorial": (None, "p3.8xlarge"),
     "paddle-word2vec": (None, "p3.8xlarge"),
 }
-# Charts that a workload shows on every type.
+# Charts with a workload that is rendered for every type.
 SHOWN_BY_A_WORKLOAD = {"mpi-training", "paddle"}
-# Charts whose objects are of no instance type.
+# Charts that do not depend on the instance type.
 WITHOUT_INSTANCE = {"dataset", "efs", "fsx"}
 HELMS = ("helm", "helm3")
 KUBERNETES = ("1.34.4", "1.36.3")
@@ -44,7 +44,7 @@ KUBERNETES = ("1.34.4", "1.36.3")
 
 @dataclass(frozen=True)
 class Case:
-    """One set of values for one chart: a ci values file, or an instance type with or without a workload."""
+    """One set of values for a chart: a ci values file, or an instance type with or without a workload."""
 
     chart: str
     instance: str | None = None
@@ -92,7 +92,7 @@ def request(case: Case, request_for: Request, helm: str = "helm") -> RenderReque
 
 
 class Matrix:
-    """Every case rendered by both Helms, all at once, when the first is asked for."""
+    """Every case rendered by both Helms, in parallel."""
 
     def __init__(self, renderer: Renderer, request_for: Request) -> None:
         keys = [(case, helm) for case in CASES for helm in HELMS]

@@ -1,4 +1,4 @@
-"""What every case of the matrix renders, kept in golden/: the diff of a commit shows what it changes there.
+"""Golden files: what every case of the matrix renders, so that the diff of a commit shows what it changes.
 
 golden/<chart>/<ci file>.yaml holds the objects of a ci values file. A workload that is rendered for several
 instance types has golden/<chart>/<workload>.yaml with the objects for one type, and
@@ -28,7 +28,7 @@ from tests.render.cases import CASES, REFUSALS, ROOT, Case, request
 FOLDER = Path(__file__).parent / "golden"
 IMMUTABLE = "bireme.dev/immutable"
 BASE_INSTANCES = ("p4d.24xlarge", "p3.8xlarge", "p3dn.24xlarge")
-"""The type whose objects are kept whole: the first of these for which the workload renders."""
+"""Instance types whose objects are stored completely: the first one for which the workload renders."""
 RUNTIME = "RUNTIME"
 ABSENT = "(absent)"
 NO_INSTANCE = "none"
@@ -37,24 +37,24 @@ Object = dict[str, Any]
 
 
 class Golden:
-    """The golden files, and what is rendered at present."""
+    """Golden files, and what the charts render now."""
 
     def __init__(self, renderer: Renderer, request_for: Request) -> None:
         self._renderer = renderer
         self._request_for = request_for
 
     def kept(self, case: Case) -> Any:
-        """What the golden files say of ``case``: objects, or how they differ from those of its base."""
+        """The objects of ``case`` in its golden file, or their differences from those of the base case."""
         content = yaml.load(_file(case).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
         return content if base(case) == case else content[case.instance or NO_INSTANCE]
 
     def rendered(self, case: Case) -> Any:
-        """The same of what ``case`` renders at present."""
+        """The same for what the chart renders now."""
         objects = self._objects(case)
         return objects if base(case) == case else differences(self._objects(base(case)), objects)
 
     def write(self, cases: Iterable[Case]) -> None:
-        """Rewrite the golden files of ``cases``; they are all of a chart's."""
+        """Write the golden files of ``cases``, which must be all cases of their charts."""
         contents: dict[Path, Any] = {}
         for case in cases:
             if base(case) == case:
@@ -76,7 +76,7 @@ def rendering_cases() -> list[Case]:
 
 
 def base(case: Case) -> Case:
-    """The case whose objects are kept whole; the others of its workload are kept as differences from it."""
+    """The case of the same workload whose objects are stored completely; others store the differences."""
     types = [each for each in BASE_INSTANCES if Case(case.chart, each, case.workload) in rendering_cases()]
     return Case(case.chart, types[0], case.workload) if types and not case.ci else case
 
@@ -103,7 +103,7 @@ def _holds_runtime(item: Manifest) -> bool:
 
 
 def normalised(item: Manifest) -> Object:
-    """``item`` without what a new version of the runtime changes; of a CRD's schema only a digest."""
+    """``item`` without the parts that a new runtime changes, and with a digest in place of a CRD's schema."""
     content: Object = _without_runtime(item.thaw())
     annotations = content["metadata"].get("annotations", {})
     if IMMUTABLE in annotations:
@@ -126,7 +126,7 @@ def _without_runtime(content: Any) -> Any:
 
 
 def _digests(digests: Mapping[str, str], content: Object) -> dict[str, str]:
-    """``digests`` less those of parts with a volume of the runtime: volumes, and an MPIJob's launcher."""
+    """``digests`` without those of parts that contain a volume of the runtime."""
     has_runtime = RUNTIME in json.dumps(content["spec"])
     parts = {"volumes", "launcher"} if has_runtime else set()
     return {part: RUNTIME if part in parts else digest for part, digest in digests.items()}
@@ -136,7 +136,7 @@ def _digests(digests: Mapping[str, str], content: Object) -> dict[str, str]:
 
 
 def differences(old: Mapping[str, Object], new: Mapping[str, Object]) -> dict[str, Any]:
-    """What distinguishes ``new`` from ``old``, by the path of the field."""
+    """The fields in which ``new`` differs from ``old``: their values in ``new`` by path."""
     before, after = dict(_fields(old, "")), dict(_fields(new, ""))
     paths = sorted(before.keys() | after.keys())
     return {
@@ -145,7 +145,7 @@ def differences(old: Mapping[str, Object], new: Mapping[str, Object]) -> dict[st
 
 
 def _fields(content: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every scalar below ``content`` by its path. Items of a list go by their names where all have one."""
+    """Every scalar below ``content`` with its path. List items have their name as index, if all have one."""
     if isinstance(content, dict) and content:
         for key, value in content.items():
             yield from _fields(value, f"{path}.{key}" if path else key)
@@ -181,7 +181,7 @@ def _yaml(content: Any) -> str:
 
 
 def main() -> None:
-    """Write every golden file, and remove those of cases that are gone."""
+    """Write every golden file, and delete those without a case."""
     paths = Paths.discover()
     Golden(Renderer(Toolbox(paths), paths), Request(paths, ROOT)).write(rendering_cases())
     for file in set(FOLDER.glob("*/*.yaml")) - files():

@@ -1,4 +1,4 @@
-"""What one dataset release renders to, and what it refuses."""
+"""The objects of a dataset release, and the values that the chart refuses."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ def env(rendered: Render) -> dict[str, Any]:
     }
 
 
-def test_the_steps_are_told_the_same(render: Callable[..., Render]) -> None:
+def test_all_steps_have_the_same_settings(render: Callable[..., Render]) -> None:
     rendered = render("dataset", values=S3)
     assert container(pod(rendered), "stage")["env"] == container(pod(rendered), "publish")["env"]
-    said = json.loads(env(rendered)["BIREME_DATASET"])
-    assert said["target"] == "/claim/datasets/imagenet"
-    assert said["sources"] == [{"url": "s3://imagenet/ILSVRC"}]
+    settings = json.loads(env(rendered)["BIREME_DATASET"])
+    assert settings["target"] == "/claim/datasets/imagenet"
+    assert settings["sources"] == [{"url": "s3://imagenet/ILSVRC"}]
 
 
-def test_many_pods_copy_a_share_each(render: Callable[..., Render]) -> None:
+def test_each_of_several_pods_copies_a_share(render: Callable[..., Render]) -> None:
     rendered = render("dataset", values=S3 | {"workers": 8})
     spec = the(rendered, "Job")["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 8, 8)
     assert json.loads(env(rendered)["BIREME_DATASET"])["workers"] == 8
 
 
-def test_another_claim_is_a_source_that_is_only_read(render: Callable[..., Render]) -> None:
+def test_a_claim_as_source_is_mounted_read_only(render: Callable[..., Render]) -> None:
     rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
-    said = json.loads(env(rendered)["BIREME_DATASET"])["sources"]
-    assert said[1] == {"url": "file:///sources/1", "path": "vocabulary"}
+    sources = json.loads(env(rendered)["BIREME_DATASET"])["sources"]
+    assert sources[1] == {"url": "file:///sources/1", "path": "vocabulary"}
     mounts = {each["mountPath"]: each for each in container(pod(rendered), "stage")["volumeMounts"]}
     assert mounts["/sources/1"]["readOnly"] is True
     assert mounts["/sources/1"]["subPath"] == "vocabulary"
 
 
-def test_keys_come_from_a_secret_and_never_from_values(render: Callable[..., Render]) -> None:
+def test_credentials_come_from_a_secret_only(render: Callable[..., Render]) -> None:
     rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
     assert env(rendered)["AWS_SECRET_ACCESS_KEY"]["secretKeyRef"]["name"] == "s3-keys"
     assert "AWS_ACCESS_KEY_ID" not in env(render("dataset", values=S3))
 
 
-def test_codes_that_no_attempt_can_help_end_the_job(render: Callable[..., Render]) -> None:
+def test_exit_codes_that_no_retry_helps_fail_the_job(render: Callable[..., Render]) -> None:
     rules = the(render("dataset", values=S3), "Job")["spec"]["podFailurePolicy"]["rules"]
     codes = {rule["onExitCodes"]["containerName"]: list(rule["onExitCodes"]["values"]) for rule in rules[1:]}
     assert codes == {"stage": [64, 77, 78], "publish": [64, 77, 78]}
 
 
-def test_only_the_code_it_runs_is_in_its_config_map(render: Callable[..., Render]) -> None:
+def test_the_config_map_holds_only_the_code_of_the_dataset_component(render: Callable[..., Render]) -> None:
     keys = set(the(render("dataset", values=S3), "ConfigMap")["data"])
     assert {key.split("__")[1] for key in keys} == {"", "process", "sources", "dataset"}
     others = next(item for item in render("torch-elastic").manifests if "-runtime-worker-" in item.name)[
@@ -76,21 +76,23 @@ def test_only_the_code_it_runs_is_in_its_config_map(render: Callable[..., Render
     assert not [key for key in others if "__dataset__" in key or "__sources__" in key]
 
 
-def test_coco_goes_into_a_bucket_when_one_is_named(render: Callable[..., Render]) -> None:
+def test_coco_is_copied_to_a_bucket_if_one_is_named(render: Callable[..., Render]) -> None:
     rendered = render("dataset", workload="coco-2017", sets=["upload=s3://mine/coco-2017"])
     assert json.loads(env(rendered)["BIREME_DATASET"])["upload"] == "s3://mine/coco-2017"
     assert "upload" not in json.loads(env(render("dataset", workload="coco-2017"))["BIREME_DATASET"])
 
 
-def test_a_shell_comes_when_asked_for(render: Callable[..., Render]) -> None:
+def test_a_shell_pod_is_rendered_only_on_request(render: Callable[..., Render]) -> None:
     assert "Deployment" not in {item.kind for item in render("dataset", values=S3).manifests}
     shell = the(render("dataset", values=S3 | {"shell": {"enabled": True}}), "Deployment")
     (container,) = shell["spec"]["template"]["spec"]["containers"]
     assert list(container["command"]) == ["sleep", "infinity"]
 
 
-def test_imagenets_pictures_go_into_folders_by_class(render: Callable[..., Render], tmp_path: Path) -> None:
-    """The script of the workload, run as the pod runs it, but for the place of the folder."""
+def test_validation_images_of_imagenet_are_sorted_by_class(
+    render: Callable[..., Render], tmp_path: Path
+) -> None:
+    """The script of the workload, run as in the pod, but in another folder."""
     rendered = render("dataset", workload="imagenet", sets=["sources[0].url=s3://mine/ILSVRC"])
     staging = "/claim/ILSVRC/Data/.CLS-LOC.staging"
     (script,) = container(pod(rendered), "prepare")["args"]

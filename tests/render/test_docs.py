@@ -1,4 +1,4 @@
-"""What is generated is up to date, and ct lint passes with the project's settings."""
+"""Generated files are up to date, and ct lint passes with the project's settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHARTS = [file.parent.name for file in sorted(ROOT.glob("charts/*/README.md.gotm
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_the_readme_of_a_chart_is_what_helm_docs_makes(
+def test_the_readme_of_a_chart_is_what_helm_docs_writes(
     bireme_paths: Paths, toolbox: Toolbox, chart: str
 ) -> None:
     assert (ROOT / "charts" / chart / "README.md").read_text() == generate.chart_readme(
@@ -32,7 +32,7 @@ def test_the_readme_of_a_chart_is_what_helm_docs_makes(
 
 @pytest.mark.parametrize("chart", CHARTS)
 def test_the_install_commands_of_a_readme_render(toolbox: Toolbox, chart: str) -> None:
-    """As they stand, but for values that only the reader knows: those are in the command."""
+    """Helm renders each command as it is in the README."""
     text = (ROOT / "charts" / chart / "README.md").read_text()
     commands = re.findall(rf"^helm install (\S+ charts/{chart}(?: .*)?)$", text, re.MULTILINE)
     assert commands
@@ -47,11 +47,11 @@ def test_the_install_commands_of_a_readme_render(toolbox: Toolbox, chart: str) -
         assert done.returncode == 0, done.stderr
 
 
-def test_the_picture_of_the_readme_is_the_plan(bireme_paths: Paths, toolbox: Toolbox) -> None:
+def test_the_picture_in_the_readme_shows_the_plan(bireme_paths: Paths, toolbox: Toolbox) -> None:
     assert (ROOT / "docs/plan.svg").read_text() == generate.readme_picture(bireme_paths, toolbox), "make docs"
 
 
-def test_every_chart_that_can_be_installed_has_a_readme(charts: list[Path]) -> None:
+def test_every_installable_chart_has_a_readme(charts: list[Path]) -> None:
     assert [chart.name for chart in charts] == CHARTS
 
 
@@ -72,7 +72,7 @@ def test_linting_leaves_no_packaged_dependencies_behind() -> None:
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
 @pytest.mark.parametrize("chart", CHARTS)
-def test_a_packaged_chart_holds_its_dependencies_and_renders_alike(
+def test_a_packaged_chart_contains_its_dependencies_and_renders_the_same(
     render: Callable[..., object], toolbox: Toolbox, tmp_path: Path, chart: str, helm: str
 ) -> None:
     binary = toolbox.path(helm)
@@ -80,7 +80,7 @@ def test_a_packaged_chart_holds_its_dependencies_and_renders_alike(
         [binary, "package", ROOT / "charts" / chart, "-d", tmp_path], check=True, capture_output=True
     )
     (archive,) = tmp_path.glob("*.tgz")
-    # Not all charts have something to make without values.
+    # Some charts render nothing without values.
     values = min((ROOT / "charts" / chart / "ci").glob("*-values.yaml"))
     texts = [
         subprocess.run(

@@ -1,4 +1,4 @@
-"""What one efa-device-plugin release renders to: its nodes, its image, its rights."""
+"""The objects of an efa-device-plugin release: nodes, image, permissions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def pod(rendered: Render) -> Mapping[str, Any]:
     return spec
 
 
-def test_the_lists_of_instance_types_follow_from_the_table(bireme_paths: Paths) -> None:
+def test_the_lists_of_instance_types_are_generated_from_values(bireme_paths: Paths) -> None:
     written = (bireme_paths.charts / generate.INSTANCE_TYPES).read_text()
     assert written == generate.instance_types(bireme_paths), "make instances"
 
 
-def test_it_is_planned_for_the_types_with_efa(
+def test_it_runs_on_nodes_of_types_with_efa(
     plan: Callable[..., Plan], instances: Mapping[str, Instance]
 ) -> None:
     (plugin,) = plan(CHART, sets=OREGON).workloads
@@ -44,15 +44,15 @@ def test_it_is_planned_for_the_types_with_efa(
     assert not {"p3.8xlarge", "g5.xlarge"} & set(plugin.instance_types or ())
 
 
-def test_people_see_on_which_nodes_it_will_be(plan: Callable[..., Plan]) -> None:
+def test_the_plan_names_the_nodes_on_which_it_runs(plan: Callable[..., Plan]) -> None:
     console = Console(width=400)
     with console.capture() as captured:
         console.print(plan_view(plan(CHART, sets=OREGON, release="efa")))
     assert "DaemonSet/efa: a plugin pod on each node of g4dn.12xlarge, g4dn.8xlarge," in captured.get()
 
 
-def test_types_and_auto_mode_are_told_apart_in_one_term(render: Callable[..., Render]) -> None:
-    """Terms are alternatives: in two of them one would undo the other."""
+def test_types_and_auto_mode_are_expressions_of_one_term(render: Callable[..., Render]) -> None:
+    """Several terms would be alternatives, so that nodes of Auto Mode would match the other one."""
     rendered = render(CHART, sets=[*OREGON, "instanceTypes={p9.48xlarge}"])
     required = pod(rendered)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (term,) = required["nodeSelectorTerms"]
@@ -71,7 +71,7 @@ def test_types_and_auto_mode_are_told_apart_in_one_term(render: Callable[..., Re
         ("cn-north-1", "918309763551.dkr.ecr.cn-north-1.amazonaws.com.cn"),
     ],
 )
-def test_the_image_is_that_of_the_region_and_its_partition(
+def test_the_image_is_from_the_registry_of_the_region(
     render: Callable[..., Render], region: str, registry: str
 ) -> None:
     (plugin,) = pod(render(CHART, sets=[f"region={region}"]))["containers"]
@@ -79,12 +79,12 @@ def test_the_image_is_that_of_the_region_and_its_partition(
 
 
 @pytest.mark.parametrize("key", ["image.registry", "global.imageRegistry"])
-def test_a_copy_of_the_image_needs_no_region(render: Callable[..., Render], key: str) -> None:
+def test_an_image_from_another_registry_needs_no_region(render: Callable[..., Render], key: str) -> None:
     (plugin,) = pod(render(CHART, sets=[f"{key}=registry.example.com"]))["containers"]
     assert plugin["image"].startswith("registry.example.com/eks/")
 
 
-def test_it_has_no_more_rights_than_root_has_without_capabilities(render: Callable[..., Render]) -> None:
+def test_it_runs_as_root_without_capabilities(render: Callable[..., Render]) -> None:
     (plugin,) = pod(render(CHART, sets=OREGON))["containers"]
     context = plugin["securityContext"]
     assert "privileged" not in context
@@ -94,7 +94,7 @@ def test_it_has_no_more_rights_than_root_has_without_capabilities(render: Callab
     assert folders == {"/var/lib/kubelet/device-plugins", "/dev/infiniband"}
 
 
-def test_only_neurons_topology_needs_a_privileged_container(render: Callable[..., Render]) -> None:
+def test_only_neuron_topology_makes_the_container_privileged(render: Callable[..., Render]) -> None:
     rendered = render(CHART, sets=[*OREGON, "neuronTopology=true"])
     (plugin,) = pod(rendered)["containers"]
     assert plugin["securityContext"]["privileged"] is True

@@ -1,4 +1,4 @@
-"""What one efs release renders to, and what it refuses."""
+"""The objects of an efs release, and the values that the chart refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def volume(rendered: Render) -> Manifest:
     return only
 
 
-def test_the_sources_volume_of_100_gi_is_claimed_for_50(render: Callable[..., Render]) -> None:
+def test_the_efs_workload_claims_50_gi_of_a_100_gi_volume(render: Callable[..., Render]) -> None:
     rendered = render("efs", workload="efs-volume", sets=[f"volumes.efsvol.server={SERVER}"])
     spec = volume(rendered)["spec"]
     assert dict(spec["nfs"]) == {"server": SERVER, "path": "/"}
@@ -45,9 +45,9 @@ def test_a_volume_and_its_claim_name_each_other(render: Callable[..., Render]) -
     assert claim["storageClassName"] == spec["storageClassName"] == ""
 
 
-def test_nfs_mounts_as_efs_recommends_unless_told_otherwise(render: Callable[..., Render]) -> None:
-    said = volume(render("efs", values={"volumes": {"data": NFS}}))["spec"]["mountOptions"]
-    assert {"nfsvers=4.1", "hard", "noresvport", "rsize=1048576", "wsize=1048576"} <= set(said)
+def test_nfs_has_the_mount_options_that_efs_recommends_by_default(render: Callable[..., Render]) -> None:
+    options = volume(render("efs", values={"volumes": {"data": NFS}}))["spec"]["mountOptions"]
+    assert {"nfsvers=4.1", "hard", "noresvport", "rsize=1048576", "wsize=1048576"} <= set(options)
     own = NFS | {"mountOptions": ["nfsvers=4.0"]}
     assert list(volume(render("efs", values={"volumes": {"data": own}}))["spec"]["mountOptions"]) == [
         "nfsvers=4.0"
@@ -62,14 +62,14 @@ def test_nfs_mounts_as_efs_recommends_unless_told_otherwise(render: Callable[...
         ({"accessPointId": "fsap-0123456789abcdef0"}, "fs-0123456789abcdef0::fsap-0123456789abcdef0"),
     ],
 )
-def test_the_driver_is_told_file_system_folder_and_access_point(
+def test_the_volume_handle_has_file_system_folder_and_access_point(
     render: Callable[..., Render], more: dict[str, Any], handle: str
 ) -> None:
     source = volume(render("efs", values={"volumes": {"data": CSI | more}}))["spec"]["csi"]
     assert (source["driver"], source["volumeHandle"]) == ("efs.csi.aws.com", handle)
 
 
-def test_a_dynamic_volume_has_a_class_of_its_own_that_retains(render: Callable[..., Render]) -> None:
+def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: Callable[..., Render]) -> None:
     given = {"volumes": {"data": DYNAMIC | {"uid": 1000, "gid": 1000}}}
     rendered = render("efs", values=given, release="files", namespace="team")
     storage_class = objects(rendered, "StorageClass")["team.files.data"]
@@ -82,7 +82,7 @@ def test_a_dynamic_volume_has_a_class_of_its_own_that_retains(render: Callable[.
 
 
 @pytest.mark.parametrize("given", [NFS, DYNAMIC])
-def test_all_of_a_kept_volume_is_kept_and_nothing_else(
+def test_keep_applies_to_all_objects_of_one_volume_only(
     render: Callable[..., Render], given: dict[str, Any]
 ) -> None:
     rendered = render("efs", values={"volumes": {"kept": given | {"keep": True}, "gone": given}})

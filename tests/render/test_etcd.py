@@ -1,4 +1,4 @@
-"""What one etcd release renders to."""
+"""The objects of an etcd release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stateful_set(rendered: Render) -> Mapping[str, Any]:
     return spec
 
 
-def test_one_member_has_no_disruption_budget_and_three_lose_one_at_a_time(
+def test_a_disruption_budget_lets_drains_evict_one_of_three_members(
     render: Callable[..., Render],
 ) -> None:
     assert "PodDisruptionBudget" not in {item.kind for item in render("etcd").manifests}
@@ -25,14 +25,14 @@ def test_one_member_has_no_disruption_budget_and_three_lose_one_at_a_time(
     assert budget["spec"]["maxUnavailable"] == 1
 
 
-def test_growing_does_not_change_the_pods_of_the_members_that_are_there(
+def test_more_replicas_do_not_change_the_pods_of_existing_members(
     render: Callable[..., Render],
 ) -> None:
     one, three = (stateful_set(render("etcd", sets=[f"replicas={n}"])) for n in (1, 3))
     assert one["template"] == three["template"]
 
 
-def test_probes_ask_the_health_port_and_liveness_never_asks_for_a_quorum(
+def test_probes_use_the_health_port_and_liveness_needs_no_quorum(
     render: Callable[..., Render],
 ) -> None:
     spec = stateful_set(render("etcd"))
@@ -43,7 +43,7 @@ def test_probes_ask_the_health_port_and_liveness_never_asks_for_a_quorum(
 
 
 @pytest.mark.parametrize(("enabled", "claims"), [("true", 1), ("false", 0)])
-def test_data_lies_on_claims_or_in_the_pod(render: Callable[..., Render], enabled: str, claims: int) -> None:
+def test_data_is_on_claims_or_in_the_pod(render: Callable[..., Render], enabled: str, claims: int) -> None:
     spec = stateful_set(render("etcd", sets=[f"persistence.enabled={enabled}"]))
     assert len(spec.get("volumeClaimTemplates", ())) == claims
     volumes = [volume["name"] for volume in spec["template"]["spec"]["volumes"]]
@@ -57,19 +57,21 @@ def test_data_lies_on_claims_or_in_the_pod(render: Callable[..., Render], enable
         ("soft", "preferredDuringSchedulingIgnoredDuringExecution"),
     ],
 )
-def test_members_keep_apart(render: Callable[..., Render], mode: str, key: str) -> None:
+def test_anti_affinity_keeps_members_on_different_nodes(
+    render: Callable[..., Render], mode: str, key: str
+) -> None:
     spec = stateful_set(render("etcd", sets=["replicas=3", f"antiAffinity={mode}"]))
     assert key in spec["template"]["spec"]["affinity"]["podAntiAffinity"]
 
 
-def test_the_shared_configuration_is_etcds_own_format_with_whole_numbers(
+def test_the_configuration_file_has_whole_numbers(
     render: Callable[..., Render],
 ) -> None:
     config = next(item for item in render("etcd").manifests if "etcd.json" in item.get("data", {}))
     assert json.loads(config["data"]["etcd.json"])["quota-backend-bytes"] == 2 * 1024**3
 
 
-def test_users_are_made_by_a_hook_after_install_and_upgrade(render: Callable[..., Render]) -> None:
+def test_a_hook_creates_users_after_install_and_upgrade(render: Callable[..., Render]) -> None:
     rendered = render("etcd", sets=["auth.enabled=true", "auth.existingSecret=users"])
     job = next(item for item in rendered.manifests if item.kind == "Job")
     assert job.annotations["helm.sh/hook"] == "post-install,post-upgrade"
@@ -82,7 +84,7 @@ def manifest(rendered: Render, kind: str, name: str) -> Mapping[str, Any]:
     return next(item for item in rendered.manifests if (item.kind, item.name) == (kind, name))
 
 
-def test_with_tls_members_listen_to_nobody_without_a_certificate(render: Callable[..., Render]) -> None:
+def test_with_tls_members_refuse_clients_without_a_certificate(render: Callable[..., Render]) -> None:
     rendered = render("etcd", files=[SECURED], release="safe")
     config = json.loads(manifest(rendered, "ConfigMap", "safe")["data"]["etcd.json"])
     assert config["listen-client-urls"].startswith("https:")
@@ -91,7 +93,7 @@ def test_with_tls_members_listen_to_nobody_without_a_certificate(render: Callabl
     assert config["peer-transport-security"]["client-cert-auth"] is True
 
 
-def test_a_server_certificate_alone_lets_clients_in_without_one_and_keeps_its_key_from_them(
+def test_with_a_server_certificate_only_clients_need_none(
     render: Callable[..., Render],
 ) -> None:
     rendered = render("etcd", sets=["tls.serverSecret=server"], release="safe")
@@ -101,7 +103,7 @@ def test_a_server_certificate_alone_lets_clients_in_without_one_and_keeps_its_ke
     assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
 
 
-def test_certificates_carry_the_names_of_as_many_members_as_there_can_be(
+def test_certificates_have_the_names_of_the_most_members_possible(
     render: Callable[..., Render],
 ) -> None:
     rendered = render("etcd", files=["charts/etcd/ci/cert-manager-values.yaml"], release="safe")
@@ -114,7 +116,7 @@ def test_certificates_carry_the_names_of_as_many_members_as_there_can_be(
         assert "client auth" in certificates[f"safe-{use}-tls"]["usages"]
 
 
-def test_a_job_with_its_own_etcd_shows_itself_as_that_etcd_wants(render: Callable[..., Render]) -> None:
+def test_a_job_uses_the_tls_settings_of_its_own_etcd(render: Callable[..., Render]) -> None:
     tls = ["etcd.tls.serverSecret=server", "etcd.tls.clientSecret=client"]
     rendered = render("torch-elastic", sets=tls, release="job")
     for pod in (
@@ -128,7 +130,7 @@ def test_a_job_with_its_own_etcd_shows_itself_as_that_etcd_wants(render: Callabl
         assert secrets == {"client"}
 
 
-def test_endpoints_of_ones_own_are_asked_over_tls_with_their_authority(render: Callable[..., Render]) -> None:
+def test_a_job_uses_tls_with_external_endpoints(render: Callable[..., Render]) -> None:
     own = ["etcd.enabled=false", "rendezvous.endpoints={etcd.training.svc:2379}"]
     rendered = render("torch-elastic", sets=[*own, "rendezvous.tls.existingSecret=ca"], release="job")
     pod = manifest(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
@@ -137,7 +139,7 @@ def test_endpoints_of_ones_own_are_asked_over_tls_with_their_authority(render: C
     assert "BIREME_ETCD_CERT" not in env
 
 
-def test_snapshots_and_defragmentation_are_asked_for_by_root(render: Callable[..., Render]) -> None:
+def test_snapshots_and_defragmentation_run_as_the_root_user_of_etcd(render: Callable[..., Render]) -> None:
     rendered = render("etcd", files=[SECURED], release="safe")
     for name in ("safe-backup", "safe-defragmentation"):
         pod = manifest(rendered, "CronJob", name)["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -146,7 +148,7 @@ def test_snapshots_and_defragmentation_are_asked_for_by_root(render: Callable[..
         assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"] == "root-password"
 
 
-def test_snapshots_go_to_s3_and_come_back_from_there(render: Callable[..., Render]) -> None:
+def test_snapshots_are_saved_to_s3_and_restored_from_it(render: Callable[..., Render]) -> None:
     restore = ["restore.enabled=true", "restore.url=s3://snapshots/etcd", "s3.existingSecret=keys"]
     rendered = render("etcd", files=["charts/etcd/ci/s3-values.yaml"], sets=restore, release="safe")
     job = manifest(rendered, "CronJob", "safe-backup")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -170,7 +172,7 @@ def test_snapshots_go_to_s3_and_come_back_from_there(render: Callable[..., Rende
 
 
 @pytest.mark.parametrize("key", ["backup", "restore"])
-def test_snapshots_have_one_place(render: Callable[..., Render], key: str) -> None:
+def test_snapshots_have_either_a_claim_or_a_url(render: Callable[..., Render], key: str) -> None:
     sets = [f"{key}.enabled=true", f"{key}.url=s3://snapshots/etcd"]
     with pytest.raises(RenderError, match=rf"{key}\.url: the claim beside it would stay unused"):
         render("etcd", sets=[*sets, f"{key}.claimName=snapshots"])

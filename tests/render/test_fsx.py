@@ -1,4 +1,4 @@
-"""What one fsx release renders to, and what it refuses."""
+"""The objects of an fsx release, and the values that the chart refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_imagenet_workloads_mount_its_claim(render: Callable[..., Render]) -
     assert claim.name in {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in volumes}
 
 
-def test_a_file_system_that_is_there_is_mounted_by_its_own_names(render: Callable[..., Render]) -> None:
+def test_a_static_volume_has_the_names_of_its_file_system(render: Callable[..., Render]) -> None:
     rendered = render("fsx", values=STATIC, release="fsx", namespace="team")
     spec = the(rendered, "PersistentVolume")["spec"]
     assert spec["csi"]["volumeHandle"] == "fs-0123456789abcdef0"
@@ -52,7 +52,7 @@ def test_a_file_system_that_is_there_is_mounted_by_its_own_names(render: Callabl
     assert spec["persistentVolumeReclaimPolicy"] == "Retain"
 
 
-def test_a_new_file_system_is_made_by_a_class_of_the_claims_own(render: Callable[..., Render]) -> None:
+def test_a_dynamic_claim_has_its_own_storage_class(render: Callable[..., Render]) -> None:
     rendered = render("fsx", values=dynamic(), release="fsx", namespace="team")
     storage_class = the(rendered, "StorageClass")
     assert the(rendered, "PersistentVolumeClaim")["spec"]["storageClassName"] == storage_class.name
@@ -71,22 +71,29 @@ def test_a_new_file_system_is_made_by_a_class_of_the_claims_own(render: Callable
 
 
 def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> None:
-    said = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
-    assert (said["s3ImportPath"], said["s3ExportPath"]) == ("s3://imagenet/ILSVRC", "s3://imagenet/export")
-    assert said["autoImportPolicy"] == "NEW_CHANGED"
-    assert not {"perUnitStorageThroughput", "automaticBackupRetentionDays"} & set(said)
+    parameters = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
+    assert (parameters["s3ImportPath"], parameters["s3ExportPath"]) == (
+        "s3://imagenet/ILSVRC",
+        "s3://imagenet/export",
+    )
+    assert parameters["autoImportPolicy"] == "NEW_CHANGED"
+    assert not {"perUnitStorageThroughput", "automaticBackupRetentionDays"} & set(parameters)
 
 
-def test_a_file_system_over_efa_says_what_the_driver_needs_for_it(render: Callable[..., Render]) -> None:
-    said = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["parameters"]
-    assert (said["efaEnabled"], said["metadataConfigurationMode"], said["metadataIops"]) == (
+def test_a_file_system_over_efa_has_the_parameters_for_it(render: Callable[..., Render]) -> None:
+    parameters = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["parameters"]
+    assert (
+        parameters["efaEnabled"],
+        parameters["metadataConfigurationMode"],
+        parameters["metadataIops"],
+    ) == (
         "true",
         "USER_PROVISIONED",
         "6000",
     )
 
 
-def test_the_first_pods_of_a_waiting_claim_land_in_its_zone(render: Callable[..., Render]) -> None:
+def test_the_first_pod_of_a_claim_that_waits_for_it_runs_in_its_zone(render: Callable[..., Render]) -> None:
     (term,) = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["allowedTopologies"]
     (expression,) = term["matchLabelExpressions"]
     assert (expression["key"], list(expression["values"])) == ("topology.kubernetes.io/zone", ["us-west-2b"])

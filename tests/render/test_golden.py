@@ -1,4 +1,4 @@
-"""Every case renders what its golden file says. When a change is meant: `make golden`, and read its diff."""
+"""Every case renders what its golden file contains. After an intended change run `make golden`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def golden(renderer: Renderer, request_for: Request) -> Golden:
 
 
 @pytest.mark.parametrize("case", rendering_cases(), ids=str)
-def test_a_case_renders_what_its_golden_file_says(golden: Golden, case: Case) -> None:
+def test_a_case_renders_the_objects_of_its_golden_file(golden: Golden, case: Case) -> None:
     kept, found = golden.kept(case), golden.rendered(case)
     changed = "\n".join(f"{path}: {value}" for path, value in differences(kept, found).items())
-    assert found == kept, f"changed (make golden && git diff tests/render shows it, too):\n{changed}"
+    assert found == kept, f"make golden, and read the diff of tests/render/golden. Changed fields:\n{changed}"
 
 
 def test_every_golden_file_belongs_to_a_case() -> None:

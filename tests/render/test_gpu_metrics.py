@@ -1,4 +1,4 @@
-"""What one gpu-metrics release renders to, with either agent."""
+"""The objects of a gpu-metrics release with either agent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def configuration(rendered: Render) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
-def test_it_is_planned_for_the_types_with_nvidia_gpus(
+def test_it_runs_on_nodes_of_types_with_nvidia_gpus(
     plan: Callable[..., Plan], instances: Mapping[str, Instance], sets: list[str]
 ) -> None:
     (agent,) = plan(CHART, sets=sets).workloads
@@ -45,13 +45,13 @@ def test_it_is_planned_for_the_types_with_nvidia_gpus(
 
 
 @pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
-def test_it_sees_the_gpus_and_takes_none(render: Callable[..., Render], sets: list[str]) -> None:
+def test_it_sees_all_gpus_and_requests_none(render: Callable[..., Render], sets: list[str]) -> None:
     (agent,) = pod(render(CHART, sets=sets))["containers"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in [dict(each) for each in agent["env"]]
     assert not [name for side in agent["resources"].values() for name in side if "nvidia" in name]
 
 
-def test_the_agents_configuration_is_that_of_the_source(render: Callable[..., Render]) -> None:
+def test_the_configuration_of_the_cloudwatch_agent(render: Callable[..., Render]) -> None:
     """The agent's JSON schema accepts this document (aws/amazon-cloudwatch-agent, schema.json at ab55b8d)."""
     rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
     assert configuration(rendered) == {
@@ -85,7 +85,7 @@ def test_the_agents_configuration_is_that_of_the_source(render: Callable[..., Re
     }
 
 
-def test_without_container_insights_it_touches_neither_the_node_nor_the_api(
+def test_without_container_insights_it_needs_no_host_path_and_no_api(
     render: Callable[..., Render],
 ) -> None:
     rendered = render(CHART, sets=CLOUDWATCH)
@@ -95,7 +95,7 @@ def test_without_container_insights_it_touches_neither_the_node_nor_the_api(
     assert not {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} & kinds(rendered)
 
 
-def test_container_insights_may_read_and_nothing_else(render: Callable[..., Render]) -> None:
+def test_container_insights_has_only_read_permissions(render: Callable[..., Render]) -> None:
     rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
     verbs = {verb for rule in the(rendered, "ClusterRole")["rules"] for verb in rule["verbs"]}
     assert verbs == {"get", "list", "watch"}
@@ -106,7 +106,7 @@ def test_container_insights_may_read_and_nothing_else(render: Callable[..., Rend
     assert {mount["name"] for mount in agent["volumeMounts"] if mount["readOnly"]} >= hosts
 
 
-def test_a_role_of_its_own_is_an_annotation_of_its_service_account(render: Callable[..., Render]) -> None:
+def test_an_iam_role_is_an_annotation_of_the_service_account(render: Callable[..., Render]) -> None:
     rendered = render(CHART, files=["charts/gpu-metrics/ci/cloudwatch-values.yaml"])
     account = the(rendered, "ServiceAccount")
     assert "eks.amazonaws.com/role-arn" in account.annotations
@@ -123,14 +123,14 @@ def test_a_change_of_the_configuration_replaces_the_pods(render: Callable[..., R
     assert annotations[0] != annotations[1]
 
 
-def test_each_agent_brings_what_is_its_own_and_nothing_of_the_other(render: Callable[..., Render]) -> None:
+def test_each_agent_renders_only_its_own_objects(render: Callable[..., Render]) -> None:
     cloudwatch, dcgm = (render(CHART, sets=sets) for sets in (CLOUDWATCH, DCGM))
     assert kinds(cloudwatch) == {"ServiceAccount", "ConfigMap", "DaemonSet", "Pod"}
     assert kinds(dcgm) == {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", "Pod"}
     assert the(cloudwatch, "DaemonSet").name != the(dcgm, "DaemonSet").name, "a selector cannot change"
 
 
-def test_a_service_monitor_comes_when_asked_for_and_finds_the_service(render: Callable[..., Render]) -> None:
+def test_a_service_monitor_on_request_selects_the_service(render: Callable[..., Render]) -> None:
     assert "ServiceMonitor" not in kinds(render(CHART, sets=DCGM))
     rendered = render(CHART, sets=[*DCGM, "dcgm.serviceMonitor.enabled=true"])
     wanted = dict(the(rendered, "ServiceMonitor")["spec"]["selector"]["matchLabels"])
@@ -139,7 +139,7 @@ def test_a_service_monitor_comes_when_asked_for_and_finds_the_service(render: Ca
     assert [port["name"] for port in service["spec"]["ports"]] == ["metrics"]
 
 
-def test_only_the_profiler_costs_a_capability(render: Callable[..., Render]) -> None:
+def test_only_profiling_needs_a_capability(render: Callable[..., Render]) -> None:
     for profiling, added in (("false", []), ("true", ["SYS_ADMIN"])):
         rendered = render(CHART, sets=[*DCGM, f"dcgm.profiling={profiling}"])
         (exporter,) = pod(rendered)["containers"]
@@ -148,7 +148,7 @@ def test_only_the_profiler_costs_a_capability(render: Callable[..., Render]) -> 
         assert ("DCGM_FI_PROF_" in counters) == bool(added)
 
 
-def test_every_counter_is_a_field_a_kind_and_a_help(render: Callable[..., Render]) -> None:
+def test_every_counter_has_a_field_a_type_and_a_help_text(render: Callable[..., Render]) -> None:
     rendered = render(CHART, files=["charts/gpu-metrics/ci/dcgm-values.yaml"])
     lines = the(rendered, "ConfigMap", "-dcgm")["data"]["counters.csv"].splitlines()
     assert len(lines) > 15

@@ -33,9 +33,7 @@ def rendered(matrix: Matrix, case: Case, helm: str) -> Render:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSALS], ids=str)
-def test_renders_alike_under_both_helms_with_unique_keys_and_names_that_fit(
-    matrix: Matrix, case: Case
-) -> None:
+def test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix: Matrix, case: Case) -> None:
     new, old = (rendered(matrix, case, helm) for helm in HELMS)
     assert by_identity(new) == by_identity(old)
     assert object_problems(new.manifests) == []
@@ -55,14 +53,14 @@ def test_every_workload_file_is_in_the_matrix() -> None:
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_all_of_it_is_valid_kubernetes(matrix: Matrix, toolbox: Toolbox, version: str) -> None:
+def test_everything_rendered_is_valid_kubernetes(matrix: Matrix, toolbox: Toolbox, version: str) -> None:
     manifests = {
         str(case): rendered(matrix, case, "helm").manifests for case in CASES if case not in REFUSALS
     }
     assert kubeconform(manifests, version, toolbox) == {}
 
 
-def test_a_misspelled_field_would_not_pass_as_kubernetes(toolbox: Toolbox) -> None:
+def test_a_misspelled_field_is_not_valid_kubernetes(toolbox: Toolbox) -> None:
     service = Manifest(
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"prots": []}}
     )
@@ -79,7 +77,7 @@ def test_renders_the_same_bytes_twice(
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
-def test_every_object_says_its_namespace_chart_and_release(matrix: Matrix, case: Case) -> None:
+def test_every_object_has_its_namespace_and_the_release_labels(matrix: Matrix, case: Case) -> None:
     for item in rendered(matrix, case, "helm").manifests:
         if item.name.endswith("-extra"):
             continue  # the user's own object, passed through as it is

@@ -1,4 +1,4 @@
-"""What one mpi-training release renders to."""
+"""The objects of an mpi-training release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
 
 
 def pods(rendered: Render) -> dict[str, Mapping[str, Any]]:
-    """The pod templates by role; an Indexed Job has one for all."""
+    """The pod templates by role; an Indexed Job has one template."""
     kinds = {item.kind for item in rendered.manifests if not item.is_hook}
     if "MPIJob" not in kinds:
         return {"worker": the(rendered, "Job")["spec"]["template"]}
@@ -39,7 +39,7 @@ def environment(rendered: Render, role: str = "worker") -> dict[str, str]:
     ("instance", "accelerators", "efa"),
     [("p3.16xlarge", 8, 0), ("p3dn.24xlarge", 8, 1), ("p4d.24xlarge", 8, 4)],
 )
-def test_maskrcnn_takes_whole_nodes_with_all_their_efa(
+def test_maskrcnn_uses_whole_nodes_with_all_efa_interfaces(
     plan: Callable[..., Plan], orchestrator: str, instance: str, accelerators: int, efa: int
 ) -> None:
     sets = [f"orchestrator={orchestrator}", "workers=4", "np=32"]
@@ -53,7 +53,7 @@ def test_maskrcnn_takes_whole_nodes_with_all_their_efa(
 
 
 @BOTH
-def test_every_pod_is_told_the_same_world(render: Callable[..., Render], orchestrator: str) -> None:
+def test_every_pod_has_the_same_world(render: Callable[..., Render], orchestrator: str) -> None:
     sets = [f"orchestrator={orchestrator}", "workers=3", "mpirunArgs={--report-bindings}"]
     rendered = render("mpi-training", sets=sets, release="train", **P4D)
     hosts = {"Job": "train-r1-{}.train", "MPIJob": "train-r1-worker-{}.train-r1"}[orchestrator]
@@ -64,7 +64,7 @@ def test_every_pod_is_told_the_same_world(render: Callable[..., Render], orchest
         assert json.loads(told["BIREME_MPI_ARGUMENTS"]) == ["--report-bindings"]
 
 
-def test_the_first_index_launches_and_its_end_is_the_jobs(render: Callable[..., Render]) -> None:
+def test_index_0_launches_and_ends_the_job(render: Callable[..., Render]) -> None:
     rendered = render("mpi-training", sets=["workers=3", "backoffLimit=2"])
     spec = the(rendered, "Job").thaw()["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
@@ -75,7 +75,7 @@ def test_the_first_index_launches_and_its_end_is_the_jobs(render: Callable[..., 
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
 
 
-def test_an_mpi_job_waits_for_its_workers_and_removes_them_at_the_end(render: Callable[..., Render]) -> None:
+def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Callable[..., Render]) -> None:
     sets = ["orchestrator=MPIJob", "activeDeadlineSeconds=60", "ttlSecondsAfterFinished=5", "backoffLimit=1"]
     rendered = render("mpi-training", sets=[*sets, "suspend=true"], **P4D)
     spec = the(rendered, "MPIJob").thaw()["spec"]
@@ -103,7 +103,7 @@ def test_a_kueue_queue_and_suspension(render: Callable[..., Render], orchestrato
     assert "suspend" not in policy
 
 
-def test_root_gets_what_sshd_needs_for_it_and_nothing_else(render: Callable[..., Render]) -> None:
+def test_root_has_only_the_capabilities_that_sshd_needs(render: Callable[..., Render]) -> None:
     rendered = render("mpi-training", files=["values/mpi-as-root.yaml"])
     capabilities = container(rendered)["securityContext"]["capabilities"]
     assert pods(rendered)["worker"]["spec"]["securityContext"]["runAsUser"] == 0
@@ -114,11 +114,11 @@ def test_root_gets_what_sshd_needs_for_it_and_nothing_else(render: Callable[...,
 
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
-def test_without_a_cluster_no_key_is_made(render: Callable[..., Render], helm: str) -> None:
+def test_without_a_cluster_no_ssh_key_is_generated(render: Callable[..., Render], helm: str) -> None:
     assert "data" not in the(render("mpi-training", helm=helm), "Secret")
 
 
-def test_a_key_of_the_users_own_is_taken_as_it_is(render: Callable[..., Render]) -> None:
+def test_an_existing_secret_with_an_ssh_key_is_mounted(render: Callable[..., Render]) -> None:
     rendered = render("mpi-training", sets=["ssh.existingSecret=mine"])
     assert not [item for item in rendered.manifests if item.kind == "Secret"]
     volumes = {volume["name"]: volume for volume in pods(rendered)["worker"]["spec"]["volumes"]}
@@ -138,7 +138,9 @@ def test_a_key_of_the_users_own_is_taken_as_it_is(render: Callable[..., Render])
         (["command={sh,run.sh}", "args={8}"], "-m bireme_runtime.mpi.supervisor --as-is --", "sh run.sh 8"),
     ],
 )
-def test_what_the_ranks_run(render: Callable[..., Render], sets: list[str], command: str, args: str) -> None:
+def test_the_program_and_arguments_of_the_ranks(
+    render: Callable[..., Render], sets: list[str], command: str, args: str
+) -> None:
     rendered = render("mpi-training", sets=sets)
     assert " ".join(container(rendered)["command"]) == f"python3 {command}"
     assert " ".join(container(rendered)["args"]) == args
@@ -149,10 +151,10 @@ def test_what_the_ranks_run(render: Callable[..., Render], sets: list[str], comm
 def test_a_change_of_the_run_changes_the_immutable_digests(
     render: Callable[..., Render], orchestrator: str, sets: list[str]
 ) -> None:
-    kind = [f"orchestrator={orchestrator}"]
+    job = [f"orchestrator={orchestrator}"]
     before, after = (
-        the(render("mpi-training", sets=kind + said), orchestrator).annotations["bireme.dev/immutable"]
-        for said in ([], sets)
+        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme.dev/immutable"]
+        for change in ([], sets)
     )
     assert before != after
 
@@ -161,22 +163,22 @@ def test_a_change_of_the_run_changes_the_immutable_digests(
 def test_suspend_ttl_deadline_and_backoff_change_in_place(
     render: Callable[..., Render], orchestrator: str
 ) -> None:
-    kind = [f"orchestrator={orchestrator}"]
+    job = [f"orchestrator={orchestrator}"]
     in_place = ["suspend=true", "ttlSecondsAfterFinished=1", "activeDeadlineSeconds=1", "backoffLimit=0"]
     before, after = (
-        the(render("mpi-training", sets=kind + said), orchestrator).annotations["bireme.dev/immutable"]
-        for said in ([], in_place)
+        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme.dev/immutable"]
+        for change in ([], in_place)
     )
     assert before == after
 
 
-def test_a_search_path_of_the_users_own_comes_behind_the_entry_points(render: Callable[..., Render]) -> None:
+def test_a_python_path_of_the_values_is_appended(render: Callable[..., Render]) -> None:
     rendered = render("mpi-training", sets=["env.PYTHONPATH=/app"])
     assert environment(rendered)["PYTHONPATH"] == "/bireme/runtime:/app"
 
 
 @pytest.mark.parametrize("workload", ["maskrcnn-tensorpack", "maskrcnn-optimized"])
-def test_the_tensorflow_models_run_in_an_image_of_the_users(
+def test_the_tensorflow_workloads_need_an_image_of_the_user(
     render: Callable[..., Render], workload: str
 ) -> None:
     sets = ["image.repository=team/model", "image.tag=v1"]
@@ -187,7 +189,7 @@ def test_the_tensorflow_models_run_in_an_image_of_the_users(
 
 
 @pytest.mark.parametrize(("sets", "efa"), [([], "4"), (["efa=1"], "1"), (["efa=0"], None)])
-def test_nccl_tests_measure_as_many_efa_interfaces_as_asked(
+def test_nccl_tests_use_the_given_number_of_efa_interfaces(
     render: Callable[..., Render], sets: list[str], efa: str | None
 ) -> None:
     rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
@@ -236,13 +238,13 @@ REFUSED: list[tuple[str, dict[str, Any], list[str], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("said", "sets", "sentence"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+    ("options", "sets", "sentence"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
 def test_mpi_training_refuses(
-    render: Callable[..., Render], said: dict[str, Any], sets: list[str], sentence: str
+    render: Callable[..., Render], options: dict[str, Any], sets: list[str], sentence: str
 ) -> None:
     with pytest.raises(RenderError) as refusal:
-        render("mpi-training", sets=sets, **said)
+        render("mpi-training", sets=sets, **options)
     assert sentence in str(refusal.value)
 
 

@@ -1,4 +1,4 @@
-"""What the operator's chart renders to, and that its kind is the one of the pinned operator."""
+"""The objects of an mpijob release, and the origin of its CustomResourceDefinition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rights(rendered: Render, kind: str, name: str) -> set[tuple[str, str]]:
     }
 
 
-def test_the_kind_is_generated_from_the_types_of_the_pinned_operator(
+def test_the_crd_is_generated_from_the_types_of_the_pinned_operator(
     bireme_paths: Paths, toolbox: Toolbox
 ) -> None:
     assert (ROOT / generate.MPI_JOB_CRD).read_text() == generate.mpi_job_crd(bireme_paths, toolbox), (
@@ -48,14 +48,14 @@ def test_the_kind_is_generated_from_the_types_of_the_pinned_operator(
     )
 
 
-def test_chart_image_and_tool_are_of_one_release(render: RenderFixture, toolbox: Toolbox) -> None:
+def test_chart_image_and_tool_have_the_same_version(render: RenderFixture, toolbox: Toolbox) -> None:
     version = toolbox.pin("mpi-operator").version
     (container,) = operator(render("mpijob"))["containers"]
     assert container["image"] == f"docker.io/mpioperator/mpi-operator:{version}"
     assert kinds(render("mpijob"), "Deployment")[0].labels["app.kubernetes.io/version"] == version
 
 
-def test_the_kind_is_kept_unless_told_otherwise_and_left_out_on_request(render: RenderFixture) -> None:
+def test_the_crd_is_kept_by_default_and_left_out_on_request(render: RenderFixture) -> None:
     (crd,) = kinds(render("mpijob"), "CustomResourceDefinition")
     assert crd.annotations[KEEP] == "keep"
     assert [version["name"] for version in crd["spec"]["versions"]] == ["v2beta1"]
@@ -86,7 +86,7 @@ def test_values_become_arguments(render: RenderFixture) -> None:
     assert [port["name"] for port in container["ports"]] == ["health"]
 
 
-def test_rights_for_one_namespace_reach_beyond_it_only_for_priority_classes(render: RenderFixture) -> None:
+def test_with_one_namespace_only_priority_classes_are_read_elsewhere(render: RenderFixture) -> None:
     rendered = render("mpijob", sets=["watchNamespace=team"], namespace="ops", release="mpi")
     assert rights(rendered, "ClusterRole", "ops:mpi") == {
         ("priorityclasses", "list"),
@@ -106,7 +106,7 @@ def test_rights_for_one_namespace_reach_beyond_it_only_for_priority_classes(rend
     }
 
 
-def test_pod_groups_are_the_operators_only_with_a_gang_scheduler(render: RenderFixture) -> None:
+def test_only_a_gang_scheduler_adds_permissions_for_pod_groups(render: RenderFixture) -> None:
     def groups(*sets: str) -> set[str]:
         role = next(
             item
@@ -120,21 +120,21 @@ def test_pod_groups_are_the_operators_only_with_a_gang_scheduler(render: RenderF
     assert groups("gangScheduler=scheduler-plugins-scheduler") == {"scheduling.x-k8s.io"}
 
 
-def test_people_who_may_edit_a_namespace_may_edit_its_jobs_unless_that_is_off(render: RenderFixture) -> None:
+def test_editors_of_a_namespace_can_edit_its_mpi_jobs_by_default(render: RenderFixture) -> None:
     names = {role.name for role in kinds(render("mpijob", release="m"), "ClusterRole")}
     assert names == {"default:m", "default:m-edit", "default:m-view"}
     left = kinds(render("mpijob", sets=["rbac.aggregate=false"], release="m"), "ClusterRole")
     assert [role.name for role in left] == ["default:m"]
 
 
-def test_one_operator_has_no_disruption_budget_and_several_lose_one_at_a_time(render: RenderFixture) -> None:
+def test_a_disruption_budget_lets_drains_evict_one_of_several_replicas(render: RenderFixture) -> None:
     assert kinds(render("mpijob", sets=["replicas=1"]), "PodDisruptionBudget") == []
     (budget,) = kinds(render("mpijob"), "PodDisruptionBudget")
     assert budget["spec"]["maxUnavailable"] == 1
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Pod"])
-def test_its_pods_are_restricted(render: RenderFixture, kind: str) -> None:
+def test_its_pods_pass_the_restricted_pod_security_standard(render: RenderFixture, kind: str) -> None:
     rendered = render("mpijob")
     pod = operator(rendered) if kind == "Deployment" else kinds(rendered, "Pod")[0]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -144,7 +144,7 @@ def test_its_pods_are_restricted(render: RenderFixture, kind: str) -> None:
     assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"]
 
 
-def test_users_own_spread_replaces_the_charts(render: RenderFixture) -> None:
+def test_spread_constraints_of_the_values_replace_the_default(render: RenderFixture) -> None:
     own = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
     (default,) = operator(render("mpijob"))["topologySpreadConstraints"]
     assert default["topologyKey"] == "kubernetes.io/hostname"

@@ -1,4 +1,4 @@
-"""What one paddle release renders to."""
+"""The objects of a paddle release."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def container(rendered: Render, job: str, name: str) -> Mapping[str, Any]:
 
 
 def environment(rendered: Render, job: str, name: str) -> dict[str, str]:
-    said = {each["name"]: each["value"] for each in container(rendered, job, name)["env"] if "value" in each}
+    own = {each["name"]: each["value"] for each in container(rendered, job, name)["env"] if "value" in each}
     settings = next(each for each in rendered.manifests if each.name.endswith("-settings"))
-    return {**settings["data"], **said}
+    return {**settings["data"], **own}
 
 
-def test_the_tutorials_pods_are_a_pserver_and_a_trainer_each(render: Callable[..., Render]) -> None:
+def test_each_pod_of_the_tutorial_is_a_pserver_and_a_trainer(render: Callable[..., Render]) -> None:
     rendered = render("paddle", **TUTORIAL)
     job = the(rendered, "Job", "tutorial-r1")
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
     ports = [each["containerPort"] for each in container(rendered, "tutorial-r1", "pserver")["ports"]]
     assert ports == [7164, 7165, 7166, 7167, 7163]
     assert names(rendered, "Job") == {"tutorial-r1", "tutorial-data-r1"}
-    said = environment(rendered, "tutorial-r1", "trainer")
+    variables = environment(rendered, "tutorial-r1", "trainer")
     hosts = [f"tutorial-r1-{index}.tutorial.team.svc" for index in range(3)]
-    assert said["PADDLE_PSERVERS_IP_PORT_LIST"] == ",".join(f"{host}:7164" for host in hosts)
-    assert said["PADDLE_INIT_PSERVERS"] == ",".join(hosts)
+    assert variables["PADDLE_PSERVERS_IP_PORT_LIST"] == ",".join(f"{host}:7164" for host in hosts)
+    assert variables["PADDLE_INIT_PSERVERS"] == ",".join(hosts)
     classic = {
         "JOB_NAME": "paddle-cluster-job",
         "JOB_PATH": "/home/jobpath",
@@ -54,22 +54,22 @@ def test_the_tutorials_pods_are_a_pserver_and_a_trainer_each(render: Callable[..
         "CONF_PADDLE_GRADIENT_NUM": "3",
         "TRAINER_COUNT": "3",
     }
-    assert {name: said[name] for name in classic} == classic
-    assert said["TRAINING_ROLE"] == "TRAINER"
+    assert {name: variables[name] for name in classic} == classic
+    assert variables["TRAINING_ROLE"] == "TRAINER"
     assert environment(rendered, "tutorial-r1", "pserver")["TRAINING_ROLE"] == "PSERVER"
 
 
 def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: Callable[..., Render]) -> None:
     rendered = render("paddle", **TUTORIAL)
-    said = environment(rendered, "tutorial-data-r1", "data")
-    assert (said["SPLIT_COUNT"], said["OUT_DIR"]) == ("3", "/home/jobpath/paddle-cluster-job/data")
+    variables = environment(rendered, "tutorial-data-r1", "data")
+    assert (variables["SPLIT_COUNT"], variables["OUT_DIR"]) == ("3", "/home/jobpath/paddle-cluster-job/data")
     (volume,) = the(rendered, "Job", "tutorial-data-r1")["spec"]["template"]["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == "efsvol"
     waited_for = environment(rendered, "tutorial-r1", "trainer")["BIREME_PADDLE_WAIT_FOR"]
-    assert waited_for == said["OUT_DIR"] + "/train.list"
+    assert waited_for == variables["OUT_DIR"] + "/train.list"
 
 
-def test_a_collocated_pserver_starts_again_by_itself_and_never_keeps_a_pod_whose_trainer_is_gone(
+def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(
     render: Callable[..., Render],
 ) -> None:
     pod = the(render("paddle", **TUTORIAL), "Job", "tutorial-r1")["spec"]["template"]["spec"]
@@ -78,7 +78,7 @@ def test_a_collocated_pserver_starts_again_by_itself_and_never_keeps_a_pod_whose
     assert [each["name"] for each in pod["containers"]] == ["trainer"]
 
 
-def test_host_ports_are_taken_only_on_request(render: Callable[..., Render]) -> None:
+def test_host_ports_are_used_only_on_request(render: Callable[..., Render]) -> None:
     def taken(sets: list[str]) -> list[int]:
         ports = container(render("paddle", **TUTORIAL, sets=sets), "tutorial-r1", "pserver")["ports"]
         return [each["hostPort"] for each in ports if "hostPort" in each]
@@ -87,7 +87,7 @@ def test_host_ports_are_taken_only_on_request(render: Callable[..., Render]) -> 
     assert taken(["pservers.hostPorts=true"]) == [7164, 7165, 7166, 7167]
 
 
-def test_pod_templates_do_not_know_how_many_trainers_there_are(render: Callable[..., Render]) -> None:
+def test_pod_templates_do_not_depend_on_the_number_of_trainers(render: Callable[..., Render]) -> None:
     few, many = (render("paddle", sets=[f"workers={count}"], release="job") for count in (3, 6))
     for job in ("job-r1", "job-ps-r1"):
         one, other = (the(each, "Job", job).thaw() for each in (few, many))
@@ -96,7 +96,7 @@ def test_pod_templates_do_not_know_how_many_trainers_there_are(render: Callable[
     assert environment(many, "job-r1", "trainer")["PADDLE_TRAINERS_NUM"] == "6"
 
 
-def test_roles_have_their_own_resources_claims_and_nodes(render: Callable[..., Render]) -> None:
+def test_each_role_has_its_own_resources_claims_and_nodes(render: Callable[..., Render]) -> None:
     values = {
         "pservers": {"resources": {"limits": {"memory": "3Gi"}}, "nodeSelector": {"pool": "ps"}},
         "resources": {"limits": {"memory": "5Gi"}},
@@ -115,7 +115,9 @@ def test_roles_have_their_own_resources_claims_and_nodes(render: Callable[..., R
         assert mounts == mounted
 
 
-def test_a_collocated_pserver_takes_its_part_of_the_trainers_node(render: Callable[..., Render]) -> None:
+def test_resources_of_a_collocated_pserver_are_subtracted_from_the_trainer(
+    render: Callable[..., Render],
+) -> None:
     def asked(topology: str) -> Mapping[str, str]:
         sets = [f"topology={topology}", "pservers.resources.requests.cpu=1500m"]
         rendered = render("paddle", instance="p3.8xlarge", sets=sets, release="job")
@@ -127,7 +129,7 @@ def test_a_collocated_pserver_takes_its_part_of_the_trainers_node(render: Callab
     assert int(separate["memory"][:-2]) - int(collocated["memory"][:-2]) == 2048
 
 
-def test_trainers_have_accelerators_when_they_use_them(render: Callable[..., Render]) -> None:
+def test_trainers_have_accelerators_if_they_use_them(render: Callable[..., Render]) -> None:
     def limits(sets: list[str]) -> Mapping[str, str]:
         rendered = render("paddle", instance="p3.8xlarge", sets=sets, release="job")
         found: Mapping[str, str] = container(rendered, "job-r1", "trainer")["resources"]["limits"]
@@ -140,21 +142,21 @@ def test_trainers_have_accelerators_when_they_use_them(render: Callable[..., Ren
 def test_a_collective_job_has_no_pservers(render: Callable[..., Render]) -> None:
     rendered = render("paddle", sets=["mode=collective"], release="job", namespace="team")
     assert names(rendered, "Job") == {"job-r1"}
-    said = environment(rendered, "job-r1", "trainer")
-    assert said["PADDLE_DISTRI_BACKEND"] == "gloo"
-    assert said["BIREME_PADDLE_COORDINATOR"] == "job-r1-0.job.team.svc:7163"
+    variables = environment(rendered, "job-r1", "trainer")
+    assert variables["PADDLE_DISTRI_BACKEND"] == "gloo"
+    assert variables["BIREME_PADDLE_COORDINATOR"] == "job-r1-0.job.team.svc:7163"
 
 
-def test_dynamic_dispatch_brings_two_replicas_and_an_etcd_on_a_claim(render: Callable[..., Render]) -> None:
+def test_dynamic_dispatch_adds_two_dispatchers_and_an_etcd_on_a_claim(render: Callable[..., Render]) -> None:
     files = ["charts/paddle/ci/dynamic-values.yaml"]
     rendered = render("paddle", files=files, release="job", namespace="team")
     assert the(rendered, "Deployment", "job-dispatcher")["spec"]["replicas"] == 2
-    said = environment(rendered, "job-r1", "trainer")
-    assert said["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
+    variables = environment(rendered, "job-r1", "trainer")
+    assert variables["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
     assert the(rendered, "StatefulSet", "job-etcd")["spec"]["volumeClaimTemplates"]
 
 
-def test_the_jobs_claim_stays_when_asked(render: Callable[..., Render]) -> None:
+def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> None:
     kept = the(render("paddle", release="job"), "PersistentVolumeClaim", "job-job")
     assert kept.annotations["helm.sh/resource-policy"] == "keep"
     sets = ["jobClaim.keep=false"]
@@ -188,7 +190,7 @@ def test_the_jobs_claim_stays_when_asked(render: Callable[..., Render]) -> None:
         (["env.JOB_PATH=/data"], "env: JOB_PATH is the chart's own"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_sentence(
+def test_values_that_contradict_each_other_are_refused(
     render: Callable[..., Render], sets: list[str], sentence: str
 ) -> None:
     with pytest.raises(RenderError) as refused:
@@ -196,7 +198,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     assert sentence in str(refused.value)
 
 
-def test_the_command_of_the_page_for_script_authors_renders(render: Callable[..., Render]) -> None:
+def test_the_command_in_the_guide_for_script_authors_renders(render: Callable[..., Render]) -> None:
     page = (ROOT / "docs/paddle.md").read_text()
     (command,) = re.findall(r"^helm install (\S+) charts/paddle -f values/workloads/(\S+)\.yaml$", page, re.M)
     rendered = render("paddle", release=command[0], workload=command[1])

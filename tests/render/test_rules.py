@@ -1,4 +1,4 @@
-"""Values that contradict themselves or the instance type are refused with a sentence that names the key."""
+"""Values that contradict each other or the instance type are refused with a sentence that names the key."""
 
 from __future__ import annotations
 
@@ -189,13 +189,13 @@ ETCD: list[tuple[str, list[str], str]] = [
 
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
 @pytest.mark.parametrize(
-    ("said", "sets", "sentence"), [case[1:] for case in TORCH], ids=[case[0] for case in TORCH]
+    ("options", "sets", "sentence"), [case[1:] for case in TORCH], ids=[case[0] for case in TORCH]
 )
 def test_torch_elastic_refuses(
-    render: Callable[..., Render], said: dict[str, Any], sets: list[str], sentence: str, helm: str
+    render: Callable[..., Render], options: dict[str, Any], sets: list[str], sentence: str, helm: str
 ) -> None:
     with pytest.raises(RenderError) as refusal:
-        render("torch-elastic", sets=sets, helm=helm, **said)
+        render("torch-elastic", sets=sets, helm=helm, **options)
     assert sentence in str(refusal.value)
 
 
@@ -207,7 +207,7 @@ def test_etcd_refuses(render: Callable[..., Render], sets: list[str], sentence: 
     assert sentence in str(refusal.value)
 
 
-def test_all_broken_rules_are_said_at_once(render: Callable[..., Render]) -> None:
+def test_all_broken_rules_are_reported_together(render: Callable[..., Render]) -> None:
     with pytest.raises(RenderError) as refusal:
         render("torch-elastic", instance="p4d.24xlarge", sets=["accelerators=9", "efa=5", "minWorkers=2"])
     assert len(str(refusal.value).splitlines()) >= 3

@@ -1,4 +1,4 @@
-"""Data before a training: verified on its claim, or copied to the nodes' own NVMe; and when not."""
+"""Init containers that verify datasets on claims, or copy them to the NVMe of the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ELSEWHERE = [{"claimName": "runs", "mountPath": "/runs"}]
 ALSO_MOUNTED = [*ELSEWHERE, {"claimName": "fsx-pvc", "mountPath": "/fsx"}]
 
 
-# The charts whose workers can have data before they train, and what makes each of their shapes.
+# The charts whose workers can verify and stage data, with the values for each form of job.
 TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch-elastic": ("torch-elastic", {}),
     "mpi": ("mpi-training", {"image": {"tag": "1"}}),
@@ -28,7 +28,7 @@ EACH_TRAINING = pytest.mark.parametrize(("chart", "own"), TRAININGS.values(), id
 
 
 def job(rendered: Render) -> Mapping[str, Any]:
-    """The spec of the Job of those who train."""
+    """The spec of the Job that trains."""
     (found,) = [
         item["spec"]
         for item in rendered.manifests
@@ -52,13 +52,13 @@ def mounts(container: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 @EACH_TRAINING
-def test_a_worker_copies_to_its_node_before_it_trains(
+def test_a_worker_copies_data_to_its_node_before_training(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "staging": STAGING}))
     copier, trainer = container(spec, "staging"), container(spec, "trainer")
-    (said,) = [json.loads(each["value"]) for each in copier["env"] if each["name"] == "BIREME_DATASET"]
-    assert said == {"target": "/staging/data", "sources": [{"url": "file:///source"}]}
+    (settings,) = [json.loads(each["value"]) for each in copier["env"] if each["name"] == "BIREME_DATASET"]
+    assert settings == {"target": "/staging/data", "sources": [{"url": "file:///source"}]}
     assert mounts(copier)["/source"]["subPath"] == "datasets/imagenet"
     assert mounts(copier)["/source"]["readOnly"] is True
     copy = mounts(trainer)["/staged"]
@@ -72,7 +72,7 @@ def test_a_worker_copies_to_its_node_before_it_trains(
 
 
 @EACH_TRAINING
-def test_a_claim_that_is_mounted_anyway_is_one_volume(
+def test_a_staged_claim_that_is_also_mounted_has_one_volume(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "staging": STAGING, "claims": ALSO_MOUNTED}
@@ -83,7 +83,7 @@ def test_a_claim_that_is_mounted_anyway_is_one_volume(
 
 
 @EACH_TRAINING
-def test_a_job_that_stages_nothing_carries_nothing_of_it(
+def test_a_job_without_staging_has_no_part_of_it(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "claims": ELSEWHERE}))
@@ -94,7 +94,7 @@ def test_a_job_that_stages_nothing_carries_nothing_of_it(
 
 
 @EACH_TRAINING
-def test_a_worker_verifies_datasets_before_it_trains(
+def test_a_worker_verifies_datasets_before_training(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "verify": {"paths": ["/runs/coco", "/fsx"]}, "claims": ALSO_MOUNTED}
@@ -109,7 +109,7 @@ def test_a_worker_verifies_datasets_before_it_trains(
 
 
 @EACH_TRAINING
-def test_what_is_wrong_with_the_data_ends_the_job_at_once(
+def test_wrong_data_fails_the_job_without_retries(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "staging": STAGING, "verify": {"paths": ["/fsx"]}, "claims": ALSO_MOUNTED}
@@ -135,7 +135,7 @@ def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Callab
     assert "staging" not in {volume["name"] for volume in launcher["volumes"]}
 
 
-def test_a_collocated_pserver_is_there_while_its_trainer_stages(render: Callable[..., Render]) -> None:
+def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[..., Render]) -> None:
     values = {"topology": "collocated", "staging": STAGING}
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]

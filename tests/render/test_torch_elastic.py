@@ -1,4 +1,4 @@
-"""What one torch-elastic release renders to."""
+"""The objects of a torch-elastic release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def environment(rendered: Render) -> dict[str, str]:
     return {item["name"]: item["value"] for item in trainer(rendered)["env"] if "value" in item}
 
 
-def test_imagenet_efa_takes_whole_p4d_nodes(render: Callable[..., Render]) -> None:
+def test_imagenet_efa_uses_whole_p4d_nodes(render: Callable[..., Render]) -> None:
     rendered = render("torch-elastic", instance="p4d.24xlarge", workload="imagenet-efa", release="imagenet")
     assert dict(trainer(rendered)["resources"]["limits"]) == {
         "nvidia.com/gpu": "8",
@@ -43,13 +43,13 @@ def test_imagenet_efa_takes_whole_p4d_nodes(render: Callable[..., Render]) -> No
     assert environment(rendered)["PET_NPROC_PER_NODE"] == "8"
 
 
-def test_imagenet_fsx_takes_whole_p3_nodes_without_efa(plan: Callable[..., Plan]) -> None:
+def test_imagenet_fsx_uses_whole_p3_nodes_without_efa(plan: Callable[..., Plan]) -> None:
     totals = plan("torch-elastic", instance="p3.8xlarge", workload="imagenet-fsx").totals
     assert (totals.accelerators, totals.efa, dict(totals.nodes)) == (16, 0, {"p3.8xlarge": 4})
 
 
 @pytest.mark.parametrize("sets", [[], ["hugePages=5120Mi"], ["hugePages=1024Mi"]])
-def test_huge_pages_of_efa_nodes_are_no_memory_for_workers(
+def test_huge_pages_of_efa_nodes_are_subtracted_from_the_memory(
     render: Callable[..., Render], sets: list[str]
 ) -> None:
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
@@ -69,19 +69,19 @@ def test_huge_pages_of_efa_nodes_are_no_memory_for_workers(
         ("p4d.24xlarge", ["accelerators=0"], 0, 0),
     ],
 )
-def test_accelerators_and_efa_follow_the_instance_type_or_the_user(
+def test_accelerators_and_efa_follow_from_the_type_or_the_values(
     plan: Callable[..., Plan], instance: str, sets: list[str], accelerators: int, efa: int
 ) -> None:
     totals = plan("torch-elastic", instance=instance, sets=sets).totals
     assert (totals.accelerators, totals.efa) == (accelerators, efa)
 
 
-def test_two_half_node_workers_share_one_node(plan: Callable[..., Plan]) -> None:
+def test_two_workers_with_half_the_accelerators_share_a_node(plan: Callable[..., Plan]) -> None:
     totals = plan("torch-elastic", instance="p4d.24xlarge", sets=["accelerators=4", "workers=2"]).totals
     assert dict(totals.nodes) == {"p4d.24xlarge": 1}
 
 
-def test_the_pod_template_does_not_change_with_the_number_of_workers(render: Callable[..., Render]) -> None:
+def test_the_pod_template_does_not_depend_on_the_number_of_workers(render: Callable[..., Render]) -> None:
     few, many = (render("torch-elastic", instance="p4d.24xlarge", sets=[f"workers={n}"]) for n in (1, 100))
     few_spec, many_spec = (the(rendered, "Job").thaw()["spec"] for rendered in (few, many))
     assert (many_spec.pop("completions"), many_spec.pop("parallelism")) == (100, 100)
@@ -91,7 +91,7 @@ def test_the_pod_template_does_not_change_with_the_number_of_workers(render: Cal
     assert the(few, "Job").annotations[key] == the(many, "Job").annotations[key]
 
 
-def test_nothing_in_the_pods_of_a_job_names_the_chart_version(render: Callable[..., Render]) -> None:
+def test_the_pods_of_a_job_do_not_contain_the_chart_version(render: Callable[..., Render]) -> None:
     template = the(render("torch-elastic"), "Job").thaw()["spec"]["template"]
     assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(template["metadata"]["labels"])
 
@@ -112,8 +112,8 @@ def test_a_change_of_the_template_changes_the_immutable_digests(
 ) -> None:
     key = "bireme.dev/immutable"
     before, after = (
-        the(render("torch-elastic", instance="p4d.24xlarge", sets=said), "Job").annotations[key]
-        for said in ([], sets)
+        the(render("torch-elastic", instance="p4d.24xlarge", sets=change), "Job").annotations[key]
+        for change in ([], sets)
     )
     assert before != after
 
@@ -144,33 +144,33 @@ def test_without_script_and_args_the_allreduce_check_runs(render: Callable[..., 
     assert "all_reduce" in scripts[0]["data"]["train.py"]
 
 
-def test_c10d_meets_at_worker_0_and_needs_no_etcd(render: Callable[..., Render]) -> None:
+def test_with_c10d_workers_meet_at_worker_0_without_etcd(render: Callable[..., Render]) -> None:
     sets = ["rendezvous.backend=c10d", "etcd.enabled=false"]
     rendered = render("torch-elastic", sets=sets, release="imagenet", namespace="team")
     assert environment(rendered)["PET_RDZV_ENDPOINT"] == "imagenet-r1-0.imagenet.team.svc:29400"
     assert not [item for item in rendered.manifests if item.kind == "StatefulSet"]
 
 
-def test_the_agents_meet_at_the_releases_etcd_whatever_its_name(render: Callable[..., Render]) -> None:
+def test_agents_meet_at_the_releases_etcd_under_any_name(render: Callable[..., Render]) -> None:
     rendered = render("torch-elastic", sets=["etcd.fullnameOverride=meeting-point"], namespace="team")
     assert environment(rendered)["PET_RDZV_ENDPOINT"] == "meeting-point.team.svc:2379"
     assert the(rendered, "Service", "meeting-point")
 
 
-def test_users_of_etcd_come_from_the_secret(render: Callable[..., Render]) -> None:
+def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -> None:
     sets = ["etcd.auth.enabled=true", "etcd.auth.existingSecret=etcd-users"]
     env = {item["name"]: item for item in trainer(render("torch-elastic", sets=sets))["env"]}
     assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "etcd-users"
 
 
-def test_what_the_user_sets_wins_over_what_the_instance_says(render: Callable[..., Render]) -> None:
+def test_values_win_over_settings_of_the_instance_type(render: Callable[..., Render]) -> None:
     sets = ["env.NCCL_SOCKET_IFNAME=eth0", "resources.limits.memory=64Gi", "shm.size=8Gi"]
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
     assert environment(rendered)["NCCL_SOCKET_IFNAME"] == "eth0"
     assert trainer(rendered)["resources"]["limits"]["memory"] == "64Gi"
 
 
-def test_one_registry_replaces_all(render: Callable[..., Render]) -> None:
+def test_a_global_registry_replaces_every_registry(render: Callable[..., Render]) -> None:
     rendered = render("torch-elastic", sets=["global.imageRegistry=registry.example.com"])
     images = {
         container["image"]
