@@ -25,7 +25,7 @@ _MUTABLE_OF_CLAIM = frozenset({"resources", "volumeAttributesClassName"})
 class Change:
     """What happens to one object: ``parts`` change in it; ``before`` and ``after`` count its pods.
 
-    ``is_workload`` if it makes pods: people read about these also when nothing changes.
+    An object that makes pods ``is_workload``: people read about it also when nothing changes.
     """
 
     object: str
@@ -120,7 +120,7 @@ def _come_and_go(gone: list[Manifest], come: list[Manifest]) -> Iterator[Change]
 
 
 def run_number(manifest: Manifest) -> int | None:
-    """The number of the run that a job's name ends in (3 for imagenet-r3); None for what is no such job."""
+    """The run in which a job's name ends (3 for imagenet-r3); None for other names and objects."""
     found = _run(manifest)
     return int(found["run"]) if found else None
 

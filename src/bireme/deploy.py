@@ -27,9 +27,9 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was planned, what is there, and how they differ.
+    """The plan, the live pods, and how they differ.
 
-    ``notes`` are the chart's; ``shards`` what the job's dispatcher says, if it has one.
+    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher.
     """
 
     plan: Plan
@@ -51,7 +51,7 @@ class Outcome:
 class Deployer:
     """Deploys charts to one cluster and compares what is there with the plan.
 
-    ``console`` shows progress; None is silent. What is asked for is a RenderRequest: chart, values, release,
+    ``console`` shows progress; None is silent. A RenderRequest names what to deploy: chart, values, release,
     namespace, and which Helm.
     """
 
@@ -81,8 +81,8 @@ class Deployer:
     def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
         """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
 
-        ``timeout`` in seconds bounds the wait, and the stop of an old run before it. ``replace_run`` stops a
-        run whose Job would have to change in a way Kubernetes refuses, and trains on in the next run.
+        ``timeout`` in seconds limits the wait, and the stop of an old run before it. ``replace_run`` stops a
+        run whose job Kubernetes cannot change in place, and continues in the next run.
         Raises BiremeError for what the chart or the cluster refuses; nothing is changed then.
         """
         wanted = self._renderer.merged(wanted)
@@ -124,7 +124,7 @@ class Deployer:
         return changes(live, self._renderer.render(replace(wanted, is_upgrade=True)).manifests)
 
     def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
-        """``wanted`` with the run after the live one, which is stopped, when there is one that must go."""
+        """``wanted``, or its next run if the live one cannot change in place; that one is then stopped."""
         if self._releases.current(wanted.release, wanted.namespace) is None:
             return wanted
         live = self._releases.manifests(wanted.release, wanted.namespace)

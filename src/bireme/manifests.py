@@ -73,7 +73,7 @@ class Manifest(Mapping[str, Any]):
 
     @property
     def namespace(self) -> str | None:
-        """metadata.namespace, None when the object does not say."""
+        """metadata.namespace, None when the object has none."""
         found = self.metadata.get("namespace")
         return str(found) if found else None
 
@@ -89,7 +89,7 @@ class Manifest(Mapping[str, Any]):
 
     @property
     def is_hook(self) -> bool:
-        """Whether Helm runs it at a moment of its own (a test, an install hook) instead of keeping it."""
+        """Whether it is a hook or a test, which Helm runs at certain moments instead of keeping it."""
         return HOOK_ANNOTATION in self.annotations
 
     @property

@@ -45,7 +45,7 @@ Category = Literal[
     "updating",
 ]
 
-# What does not go away by waiting. A node that comes back ends "unreachable", but most do not come back.
+# Differences that do not go away by waiting. An unreachable node may come back, but most do not.
 _PERMANENT: frozenset[Category] = frozenset(
     ("extra", "resources", "node-selector", "hostname", "pending", "unreachable", "job-failed")
 )
@@ -106,7 +106,7 @@ class ObservedPod:
 
 @dataclass(frozen=True)
 class Difference:
-    """One way in which what is there is not what was planned; ``pod`` is "" where it is no single one."""
+    """One difference between the cluster and the plan; ``pod`` is "" where it is not about a single pod."""
 
     category: Category
     workload: str
@@ -241,7 +241,7 @@ def _uncounted(workload: WorkloadPlan, there: Iterable[ObservedPod]) -> Iterator
 
 
 def _of_state(workload: WorkloadPlan, state: ObservedWorkload) -> Iterator[Difference]:
-    """What the workload's own status adds."""
+    """The differences that the workload's own status tells."""
     who = f"{workload.kind} {workload.name}"
     if state.state == "Failed":
         why = shorten(state.message) or "it does not say why"
@@ -289,7 +289,7 @@ def _pod_differences(
 
 
 def _condition(pod: ObservedPod) -> Iterator[tuple[Category, str]]:
-    """Why a pod is not in order: at most one, the one that explains the others."""
+    """Why a pod is not in order: at most one reason, the one that explains the others."""
     if pod.node_state == "unreachable":
         yield "unreachable", _unreachable(pod)
     elif pod.node_state == "gone":
@@ -575,7 +575,7 @@ class _Progress:
         self._progress.stop()
 
     def show(self, pods: Iterable[ObservedPod]) -> None:
-        """Show where the pods are now."""
+        """Show how many pods are ready now."""
         counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         for pod in pods:
             is_done = (pod.ready and not pod.terminating) or pod.phase == "Succeeded"

@@ -23,7 +23,7 @@ _SHOWN_NODES = 16
 _SHOWN_PODS = 3
 _SHOWN_ASIDE = 8
 
-# One fill per workload, dark enough under white digits on a light page and on a dark one.
+# One fill per workload, dark enough for white digits on light and dark pages.
 _FILLS = ("#2f6db5", "#b3541e", "#3d7f45", "#8250a8", "#9a6b00", "#b0396b")
 _STYLE = """
     text { font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f }
@@ -39,7 +39,7 @@ _STYLE = """
 
 @dataclass(frozen=True)
 class _Block:
-    """A piece of the picture: its lines of SVG, drawn from its own top, and its height in pixels."""
+    """A piece of the picture: its lines of SVG, with y from its own top, and its height in pixels."""
 
     lines: tuple[str, ...]
     height: int
@@ -183,7 +183,7 @@ def _short(text: str) -> str:
 
 
 def _world_ranks(pod: PodPlan) -> list[str]:
-    """A label for each accelerator of ``pod``: its world rank, nothing where processes do not match."""
+    """The world rank on each accelerator of ``pod``; "" where it has not one process per accelerator."""
     if pod.rank is None or pod.processes != pod.accelerators:
         return [""] * pod.accelerators
     return [str(pod.rank * pod.processes + local) for local in range(pod.processes)]

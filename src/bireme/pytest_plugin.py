@@ -152,7 +152,7 @@ def _cluster_type(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with pytest-helm-charts' cluster get ours first, so that there is a kubeconfig to read."""
+    """Tests that use pytest-helm-charts' cluster start ours first, which writes the kubeconfig they read."""
     for item in items:
         names = getattr(item, "fixturenames", [])
         if "kube_config" in names and _cluster_type(item.config) != "existing":
@@ -266,7 +266,7 @@ class InstalledRelease:
         return Releases(self.cluster, self._toolbox).current(self.name, self.namespace) is not None
 
     def pods(self) -> tuple[ObservedPod, ...]:
-        """The pods that are there."""
+        """The live pods."""
         return observe.observe(self.cluster, self.name, self.namespace)
 
     def differences(self) -> tuple[Difference, ...]:

@@ -79,7 +79,7 @@ class Releases:
         create_namespace: bool = False,
         force_conflicts: bool = False,
     ) -> str:
-        """Install a chart, or upgrade the release that is there; the chart's notes.
+        """Install a chart, or upgrade its release; returns the chart's notes.
 
         ``values`` are all the user's values: none of the last revision's are kept.
         Does not wait for pods; ``timeout`` in seconds is for Helm's own requests and hooks.

@@ -32,7 +32,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node the plan needs: its type, its number of accelerators, and the pods packed onto it."""
+    """One node that the plan needs: its type, its number of accelerators, and its pods."""
 
     type: str
     accelerators: int
@@ -98,7 +98,7 @@ def _pod_json(pod: PodPlan) -> dict[str, Any]:
 def expand(
     release: str, namespace: str, manifests: Iterable[Manifest], instances: Mapping[str, Instance]
 ) -> Plan:
-    """The plan of a rendered release. Hooks and helm tests are left out: they are not there to stay.
+    """The plan of a rendered release. Hooks and helm tests are left out, because they do not stay.
 
     ``instances`` say how many pods fit a node; a type that is not among them is missing from
     ``totals.nodes``, and `fit` names it. Raises BiremeError for a quantity or a count that is not one.
@@ -126,7 +126,7 @@ Demand = Mapping[str, Fraction]
 
 
 class _Node:
-    """A node being filled. Huge pages come out of its memory: it sets aside what its pods ask for."""
+    """A node that is being filled. The huge pages that its pods ask for are taken from its memory."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -148,7 +148,7 @@ def _demand(pod: PodPlan) -> Demand:
     demand = {name: quantity(amount) for name, amount in pod.resources.items()}
     demand["memory"] = demand.get("memory", Fraction()) + demand.pop(HUGE_PAGES, Fraction())
     demand["pods"] = Fraction(1)
-    # Devices first: they say best why a pod does not fit.
+    # Devices first: a lack of devices explains best why a pod does not fit.
     order = {name: place for place, name in enumerate((*ACCELERATORS, EFA))}
     return dict(sorted(demand.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
 
@@ -187,7 +187,7 @@ def _needed(pods: Sequence[PodPlan], instances: Mapping[str, Instance]) -> Itera
     """The nodes for the pods that are bound to known instance types, by type.
 
     Pods that may run on several types fill nodes that others need, then nodes of the first type that holds
-    them. A pod too large for its types has a node to itself; `fit` says so.
+    them. A pod that is too large for its types has a node to itself; `fit` reports it.
     """
     by_types: dict[tuple[str, ...], list[PodPlan]] = defaultdict(list)
     for pod in pods:
@@ -215,8 +215,8 @@ def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance])
     """Why the plan cannot run whole on ``nodes`` (instance type → number), as sentences; empty when it can.
 
     Pods that are bound to instance types go there; the others take what is left on the nodes that they may
-    run on. Taints and pod affinities are not looked at, and huge pages are taken as set aside on the nodes
-    whose pods ask for them.
+    run on. Taints and pod affinities are ignored. Nodes are assumed to set
+    aside the huge pages that their pods ask for.
     """
     unknown = sorted(set(nodes) - set(instances))
     if unknown:

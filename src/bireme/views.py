@@ -25,7 +25,6 @@ _SHOWN_PODS = 12
 def plan_view(plan: Plan) -> RenderableType:
     """The plan: a line for each workload and its pods, then the totals. Long workloads are shortened."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    # A pod with a lasting host name has its own name for it.
     for column in ("pod and host name", "role", "rank", "world"):
         table.add_column(column, no_wrap=True)
     table.add_column("resources", min_width=len("hugepages-2Mi=5120Mi"))
@@ -60,7 +59,7 @@ def lint_view(charts: int, findings: Sequence[Finding]) -> RenderableType:
 
 
 def pods_view(pods: Iterable[ObservedPod]) -> RenderableType:
-    """The pods that are there."""
+    """The live pods."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("pod", "role", "phase", "ready", "node", "why"):
         table.add_column(column, overflow="fold")
@@ -98,7 +97,7 @@ def _figure(gigabytes: float | None) -> str:
 
 
 def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
-    """Every pinned tool: pin, where it was found, its own version."""
+    """Every pinned tool: its pin, where it was found, and the version it prints."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("tool", "pin", "found", "version"):
         table.add_column(column, no_wrap=True)
@@ -165,7 +164,7 @@ def _resources(resources: Mapping[str, str]) -> str:
 
 
 def outcome_view(outcome: Outcome) -> RenderableType:
-    """The pods that are there, and the verdict: as planned, or every difference."""
+    """The live pods, then that all is as planned, or every difference."""
     if outcome.differences:
         verdict: RenderableType = differences_view(outcome.differences)
     else:

@@ -42,7 +42,7 @@ def duplicates(manifest: Manifest) -> list[str]:
     if manifest.kind == "Service" and isinstance(spec, Mapping):
         found += _repeated(manifest, "service", spec, {"ports": ("port", "protocol")})
         found += _same_names(manifest, spec.get("ports") or ())
-    if manifest.kind == "StatefulSet" and isinstance(spec, Mapping):
+    if isinstance(spec, Mapping) and "volumeClaimTemplates" in spec:
         claims = [claim.get("metadata") or {} for claim in spec.get("volumeClaimTemplates") or ()]
         found += _repeated(
             manifest, "spec", {"volumeClaimTemplates": claims}, {"volumeClaimTemplates": ("name",)}
