@@ -243,6 +243,26 @@ def test_a_chart_that_describes_no_key_need_not_describe_any(make_chart: MakeCha
     assert file_findings(make_chart("web", VALUES.replace("# --", "#"), schema=SCHEMA), paths) == []
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#/definitions/a"}}, "definitions": {"a": {"properties": {"b": {}}}}},
+        {"allOf": [{"properties": {"a": {}}}]},
+        {"properties": {"kind": {}}, "if": {}, "then": {"properties": {"a": {}}}},
+        {"properties": {"kind": {}}, "patternProperties": {"^[ab]$": {}}},
+        {"required": ["a"]},
+    ],
+    ids=["definitions", "allOf", "then", "patternProperties", "open"],
+)
+def test_properties_of_any_kind_count(schema: dict[str, Any], make_chart: MakeChart, paths: Paths) -> None:
+    chart = make_chart(
+        "web",
+        {"a": {"b": 1}, **({"kind": 1} if "kind" in schema.get("properties", {}) else {})},
+        schema=schema,
+    )
+    assert file_findings(chart, paths) == []
+
+
 def test_a_schema_that_is_not_json_is_found(make_chart: MakeChart, paths: Paths) -> None:
     chart = make_chart("web", VALUES)
     (chart / schemas.BUNDLE).write_text("{")

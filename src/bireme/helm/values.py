@@ -33,8 +33,11 @@ schemas: {{ include "schemas" . }}
 
 @dataclass(frozen=True)
 class Settings:
-    """The --set arguments of a command line. Helm applies them to the values files, kind after kind:
-    ``jsons``, ``sets``, ``strings``, ``files``; within one kind the later wins."""
+    """The arguments of --set, --set-string, --set-json and --set-file.
+
+    Whatever their order on the command line, Helm applies ``jsons`` first, then ``sets``, ``strings`` and
+    ``files``; of one option the later argument wins.
+    """
 
     sets: Sequence[str] = ()
     strings: Sequence[str] = ()
@@ -43,17 +46,17 @@ class Settings:
 
     def flags(self) -> list[str]:
         """Helm's arguments for them; none when nothing is set."""
-        options = {"json": self.jsons, "": self.sets, "string": self.strings, "file": self.files}
         return [
-            f"--set-{kind}={text}" if kind else f"--set={text}"
-            for kind, texts in options.items()
-            for text in texts
+            *(f"--set-json={text}" for text in self.jsons),
+            *(f"--set={text}" for text in self.sets),
+            *(f"--set-string={text}" for text in self.strings),
+            *(f"--set-file={text}" for text in self.files),
         ]
 
 
 @dataclass(frozen=True)
 class ChartValues:
-    """What the templates of a chart see as .Values, its schema, and its enabled dependencies likewise."""
+    """What the templates of a chart see as .Values, its schema, and the same of its enabled dependencies."""
 
     name: str
     values: Mapping[str, Any]
@@ -62,7 +65,7 @@ class ChartValues:
 
     @classmethod
     def printed(cls, values: Mapping[str, Any], schemas: Mapping[str, Any]) -> ChartValues:
-        """From a document that a chart of `printing_copy` printed. Raises BiremeError for a broken schema."""
+        """From what a chart of `printing_copy` printed. Raises BiremeError for a schema that is not JSON."""
         name, text = schemas["name"], schemas["schema"]
         try:
             schema = json.loads(text) if text else None

@@ -32,9 +32,10 @@ def _charts(path: Path) -> list[Path]:
     if (path / "Chart.yaml").is_file():
         return [path]
     charts = [file.parent for file in sorted(path.glob("*/Chart.yaml"))]
+    if not path.exists():
+        raise BiremeError(f"{path} does not exist: check the path")
     if not charts:
-        what = "is neither a chart nor a folder of charts: it has no Chart.yaml"
-        raise BiremeError(f"{path} {what if path.is_dir() else 'does not exist: check the path'}")
+        raise BiremeError(f"{path} is neither a chart nor a folder of charts: it has no Chart.yaml")
     return charts
 
 

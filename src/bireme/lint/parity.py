@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from bireme.schemas import BUNDLE, KeyPath, resolved, written
 _VALUES = "values.yaml"
 # Keys that Helm itself reads or adds: a schema may list them, values.yaml need not.
 _OF_HELM = ("enabled", "global")
+_COMBINING = ("allOf", "anyOf", "oneOf")
 
 
 def parity(
@@ -36,19 +38,22 @@ class _Parity:
 
     def of_keys(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[tuple[str, str]]:
         """Keys of values.yaml that lack a property or a description."""
-        properties = resolved(self.root, schema).get("properties", {})
+        properties = self._properties(schema)
+        if not properties:
+            return  # an open mapping: its keys are those of Kubernetes, or the user's
+        patterns = resolved(self.root, schema).get("patternProperties", {})
         for key, value in values.items():
             here = (*path, key)
             name = written(here)
             if key not in properties:
-                yield BUNDLE, f"it has no property `{name}`, a key of values.yaml: add it, or remove the key"
+                if not any(_matches(pattern, key) for pattern in patterns):
+                    advice = "add it, or remove the key"
+                    yield BUNDLE, f"it has no property `{name}`, a key of values.yaml: {advice}"
                 continue
             below = properties[key]
             if self.descriptions and here not in self.descriptions and not self._has_own(value, below):
                 yield _VALUES, f"`{name}` has no description: write a `# --` comment above it"
-            # A mapping without properties is open: its keys are those of Kubernetes, or the user's.
-            is_open = not resolved(self.root, below).get("properties")
-            if isinstance(value, dict) and key not in self.dependencies and not is_open:
+            if isinstance(value, dict) and key not in self.dependencies:
                 yield from self.of_keys(value, below, here)
 
     def of_properties(
@@ -64,11 +69,26 @@ class _Parity:
             elif isinstance(values[key], dict) and values[key] and key not in self.dependencies:
                 yield from self.of_properties(values[key], below, here)
 
+    def _properties(self, schema: Any) -> Mapping[str, Any]:
+        """The properties of ``schema`` and of the schemas that it combines."""
+        whole = resolved(self.root, schema)
+        combined = [each for keyword in _COMBINING for each in whole.get(keyword, [])]
+        combined += [whole[keyword] for keyword in ("then", "else") if keyword in whole]
+        found = {key: below for each in combined for key, below in self._properties(each).items()}
+        return {**found, **whole.get("properties", {})}
+
     def _has_own(self, value: Any, schema: Any) -> bool:
         """Whether the keys below have descriptions of their own, or are checked for them one by one."""
         if isinstance(value, dict) and value:
             return True
-        properties = resolved(self.root, schema).get("properties", {})
+        properties = self._properties(schema)
         return bool(properties) and all(
             "description" in resolved(self.root, each) for each in properties.values()
         )
+
+
+def _matches(pattern: str, key: str) -> bool:
+    try:
+        return bool(re.search(pattern, key))
+    except re.error:
+        return True  # `foreign_patterns` reports it

@@ -13,7 +13,7 @@ import jsonschema
 
 from bireme.errors import BiremeError
 from bireme.helm import ChartValues, Renderer, RenderRequest
-from bireme.schemas.bundle import BUNDLE, DEFS, KeyPath
+from bireme.schemas.bundle import BUNDLE, KeyPath
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,15 @@ def _description(chart: ChartValues, path: Iterable[str | int]) -> str:
 
 
 def resolved(root: Mapping[str, Any] | None, schema: Any) -> Mapping[str, Any]:
-    """``schema`` with what it refers to in the document ``root``."""
+    """``schema`` with what it refers to in the document ``root``, {} for anything but a mapping."""
     if not isinstance(schema, dict):
         return {}
-    if "$ref" in schema and root is not None:
-        name = str(schema["$ref"]).removeprefix(DEFS)
-        return {**root.get("$defs", {}).get(name, {}), **schema}
-    return schema
+    found: Any = {}
+    if str(schema.get("$ref", "")).startswith("#/"):
+        found = root
+        for name in schema["$ref"].removeprefix("#/").split("/"):
+            found = found.get(name) if isinstance(found, Mapping) else None
+    return {**found, **schema} if isinstance(found, Mapping) else schema
 
 
 def _choice(error: Error) -> str:
