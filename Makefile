@@ -45,11 +45,20 @@ test: lint tools ## Lint, types, charts, unit, render and embedded tests
 	$(PYTEST) $(PARALLEL) tests/embedded tests/runtime tests/unit tests/render
 
 KIND_NODES := p5.4xlarge=3
+KIND_IMAGES := etcd python torch mpi-4 mpi-5 mpi-operator paddle nfs moto
+# Two workers share one cluster: its tests wait more than they compute. KIND_WORKERS=0 runs one test at a time.
+KIND_WORKERS ?= 2
 TOPOLOGY_TESTS := $(patsubst %,tests/embedded/test_%.py,torch_elastic mpi_training mpijob paddle)
 
+.PHONY: kind-images
+kind-images: setup ## Build the node image and the images that the core of the kind tier needs
+	$(BIN)/python hack/images/build.py node
+	$(BIN)/python hack/images/build.py image $(KIND_IMAGES)
+
 .PHONY: test-kind
-test-kind: setup ## The core of the kind tier: real containers, real training (needs a container engine: hack/engine/start)
-	$(PYTEST) --cluster-type kind --bireme-nodes $(KIND_NODES) -m "not whole" tests/kind
+test-kind: kind-images ## The core of the kind tier: real containers, real training (needs a container engine: hack/engine/start)
+	$(PYTEST) -v -n $(KIND_WORKERS) --dist loadgroup --bireme-share-cluster \
+		--cluster-type kind --bireme-nodes $(KIND_NODES) -m "not whole" tests/kind
 
 .PHONY: test-kind-full
 test-kind-full: setup ## The whole kind tier (two hours), the training scripts in chroots, and the topology tests on fake nodes inside a kind cluster

@@ -2,6 +2,7 @@
 
     python hack/images/build.py rootfs torch-2.6    # prints the folder, usable as a chroot
     python hack/images/build.py image torch         # prints the tag; needs a container engine
+    python hack/images/build.py node                # the same for the nodes of kind clusters
 
 Recipes are in recipes.toml. All that is made is kept, and made again only when its recipe changes.
 """
@@ -23,6 +24,8 @@ import click
 from rich.console import Console
 from rootfs import RECIPES, Rootfs, ensure_rootfs, load_rootfs
 
+from bireme.clusters.kind.engine import Engine
+from bireme.clusters.kind.node_image import NodeImages
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.progress import step
@@ -55,6 +58,14 @@ def image(names: tuple[str, ...]) -> None:
         if name not in recipes:
             raise BiremeError(f"no image {name}: hack/images/recipes.toml has {', '.join(recipes)}")
         print(make_image(recipes[name]))
+
+
+@main.command()
+def node() -> None:
+    """Get or make the node image of kind clusters and print its tag."""
+    toolbox = Toolbox(PATHS, CONSOLE)
+    images = NodeImages(PATHS, toolbox, Engine(), CONSOLE)
+    print(images.ensure(toolbox.pin("kube-apiserver").version))
 
 
 def make_image(recipe: dict[str, Any]) -> str:

@@ -21,9 +21,7 @@ from rich.console import Console
 
 from bireme import observe
 from bireme.changes import Changes
-from bireme.clusters import Cluster, provider
-from bireme.clusters.existing import ExistingProvider
-from bireme.clusters.nodes import parse_nodes
+from bireme.clusters import Cluster
 from bireme.clusters.waiting import until
 from bireme.deploy import Deployer
 from bireme.errors import BiremeError
@@ -34,6 +32,13 @@ from bireme.labels import HOOK_ANNOTATION, RELEASE_LABEL
 from bireme.observe import Difference, ObservedPod
 from bireme.paths import Paths
 from bireme.release import Releases
+from bireme.session_cluster import (
+    SharedCluster,
+    cluster_type,
+    session_cluster,
+    shares_cluster,
+    shown_progress,
+)
 from bireme.tools import Toolbox
 from bireme.topology import Plan, expand
 from bireme.workloads import KINDS
@@ -52,13 +57,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "bireme_nodes", "nodes of the test cluster by type, e.g. p4d.24xlarge=3", default="p4d.24xlarge=3"
     )
     meaning = "overrides the ini option bireme_nodes; on kind, these are containers (else kwok plays them)"
-    parser.getgroup("bireme").addoption("--bireme-nodes", help=meaning)
+    group = parser.getgroup("bireme")
+    group.addoption("--bireme-nodes", help=meaning)
+    meaning = "with -n: all workers use one cluster, and their tests must not get in each other's way"
+    group.addoption("--bireme-share-cluster", action="store_true", help=meaning)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The markers of the tiers."""
+    """The markers of the tiers, and the cluster that workers share."""
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if shares_cluster(config):
+        config.pluginmanager.register(SharedCluster(), "bireme-shared-cluster")
 
 
 @pytest.fixture(scope="session")
@@ -147,15 +157,11 @@ def plan(render: Callable[..., Render], instances: Mapping[str, Instance]) -> Ca
     return _plan
 
 
-def _cluster_type(config: pytest.Config) -> str:
-    return config.getoption("cluster_type") or os.environ.get("ATS_CLUSTER_TYPE") or "embedded"
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that use pytest-helm-charts' cluster start ours first, which writes the kubeconfig they read."""
     for item in items:
         names = getattr(item, "fixturenames", [])
-        if "kube_config" in names and _cluster_type(item.config) != "existing":
+        if "kube_config" in names and cluster_type(item.config) != "existing":
             names.insert(0, "cluster")
 
 
@@ -169,47 +175,16 @@ def show_progress(pytestconfig: pytest.Config) -> ShowProgress:
     For fixtures that take minutes: pytest keeps what they print until a test fails.
     """
 
-    @contextlib.contextmanager
-    def shown() -> Iterator[Console]:
-        manager = pytestconfig.pluginmanager
-        capture, reporter = manager.getplugin("capturemanager"), manager.getplugin("terminalreporter")
-        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-            if reporter:
-                reporter.ensure_newline()
-            yield Console(stderr=True, force_terminal=False)
-
-    return shown
+    return lambda: shown_progress(pytestconfig)
 
 
 @pytest.fixture(scope="session")
 def cluster(
-    pytestconfig: pytest.Config,
-    bireme_paths: Paths,
-    toolbox: Toolbox,
-    instances: Mapping[str, Instance],
-    show_progress: ShowProgress,
+    pytestconfig: pytest.Config, bireme_paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
 ) -> Iterator[Cluster]:
     """The cluster of --cluster-type: embedded (default) or kind, for the session only; or existing."""
-    cluster_type = _cluster_type(pytestconfig)
-    if cluster_type == "existing":
-        given = pytestconfig.getoption("kubeconfig")
-        yield ExistingProvider(Path(given) if given else None).get()
-        return
-    real = pytestconfig.getoption("bireme_nodes")
-    nodes = parse_nodes(real or pytestconfig.getini("bireme_nodes"), instances)
-    version = pytestconfig.getoption("cluster_version") or os.environ.get("ATS_CLUSTER_VERSION")
-    options: dict[str, Any] = {"kubernetes": version} if version else {}
-    if cluster_type == "kind" and not real:
-        nodes, options["fake"] = {}, nodes
-    name = f"pytest-{uuid.uuid4().hex[:8]}"
-    with show_progress() as console:
-        clusters = provider(cluster_type, bireme_paths, toolbox, console)
-        made = clusters.up(name, nodes, **options)
-    pytestconfig.option.kubeconfig = str(made.kubeconfig)
-    try:
-        yield made
-    finally:
-        clusters.down(name)
+    with session_cluster(pytestconfig, bireme_paths, toolbox, instances) as cluster:
+        yield cluster
 
 
 class InstalledRelease:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import uuid
@@ -21,11 +22,17 @@ from bireme.tools import Toolbox
 from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until
 from tests.kind.training import CHECKPOINT_EVERY, KIND, Training
 
+# Their workers take the accelerators of the cluster's nodes, so they run one after another.
+ACCELERATED = {"test_mpi_training", "test_nccl", "test_nfs", "test_torch_elastic", "test_torch_etcd"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests, and group them for `--dist loadgroup`: modules of one group share a worker."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.kind)
+            module = item.path.stem
+            item.add_marker(pytest.mark.xdist_group("accelerated" if module in ACCELERATED else module))
 
 
 @pytest.fixture(scope="session")
@@ -41,17 +48,33 @@ def test_namespace(test_namespace: str, cluster: KindCluster) -> str:
 
 
 @pytest.fixture(scope="session")
-def load(cluster: KindCluster, bireme_paths: Paths, show_progress: ShowProgress) -> Callable[..., None]:
+def build(bireme_paths: Paths, show_progress: ShowProgress) -> Callable[..., list[str]]:
+    """``build("image", "torch")``: what hack/images/build.py makes, here the tag of the image."""
+
+    def _build(what: str, *names: str) -> list[str]:
+        command = [sys.executable, str(bireme_paths.hack / "images" / "build.py"), what, *names]
+        with show_progress():
+            made = subprocess.run(
+                command, cwd=bireme_paths.root, stdout=subprocess.PIPE, text=True, check=True
+            )
+        return made.stdout.split()
+
+    return _build
+
+
+@pytest.fixture(scope="session")
+def load(
+    cluster: KindCluster, build: Callable[..., list[str]], show_progress: ShowProgress
+) -> Callable[..., None]:
     """``load("torch")``: the image of hack/images/recipes.toml is on every node."""
 
     def _load(*names: str) -> None:
-        build = [sys.executable, str(bireme_paths.hack / "images" / "build.py"), "image", *names]
-        with show_progress() as console:
-            built = subprocess.run(
-                build, cwd=bireme_paths.root, stdout=subprocess.PIPE, text=True, check=True
-            )
-            with step(console, f"loading {', '.join(names)} onto the nodes"):
-                cluster.load_image(*built.stdout.split())
+        # Workers that share the cluster need the same images: the second one finds them loaded.
+        with (cluster.kubeconfig.parent / "load.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            images = build("image", *names)
+            with show_progress() as console, step(console, f"loading {', '.join(names)} onto the nodes"):
+                cluster.load_image(*images)
 
     return _load
 

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,15 +54,13 @@ def docker(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def image(bireme_paths: Paths) -> Callable[[str], str]:
+def image(build: Callable[..., list[str]]) -> Callable[[str], str]:
     """``image("mpi-mpich")``: its tag, once it is there."""
-    program = bireme_paths.hack / "images" / "build.py"
 
     @functools.cache
     def _image(mpi: str) -> str:
-        build = [sys.executable, str(program), "image", mpi]
-        made = subprocess.run(build, cwd=bireme_paths.root, stdout=subprocess.PIPE, text=True, check=True)
-        return made.stdout.strip()
+        (tag,) = build("image", mpi)
+        return tag
 
     return _image
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, until
 from tests.kind.training import Training
@@ -20,11 +17,9 @@ FILES = Path(__file__).with_name("nfs")
 PYTHON = {"registry": "", "repository": "bireme/python", "tag": "3.13"}
 
 
-def give_nodes_a_client(cluster: KindCluster, paths: Paths) -> None:
-    """Where the kernel has no NFS, put the mount.nfs of the image `nfs` onto the nodes."""
-    build = [sys.executable, str(paths.hack / "images" / "build.py"), "rootfs", "nfs"]
-    built = subprocess.run(build, cwd=paths.root, stdout=subprocess.PIPE, text=True, check=True)
-    client = Path(built.stdout.strip()) / "usr/local/sbin/mount.nfs"
+def give_nodes_a_client(cluster: KindCluster, root: Path) -> None:
+    """Where the kernel has no NFS, put the mount.nfs of a root file system onto the nodes."""
+    client = root / "usr/local/sbin/mount.nfs"
     for node in cluster.containers():
         if "nfs4" not in cluster.on_node(node, "cat", "/proc/filesystems"):
             cluster.engine("cp", str(client), f"{node}:/usr/sbin/mount.nfs")
@@ -32,11 +27,12 @@ def give_nodes_a_client(cluster: KindCluster, paths: Paths) -> None:
 
 @pytest.fixture(scope="module")
 def nfs_server(
-    cluster: KindCluster, shell: Shell, load: Callable[..., None], bireme_paths: Paths
+    cluster: KindCluster, shell: Shell, load: Callable[..., None], build: Callable[..., list[str]]
 ) -> Iterator[str]:
     """The address of an NFS server in the cluster, in a namespace that lets it be privileged."""
     load("nfs", "python")
-    give_nodes_a_client(cluster, bireme_paths)
+    (root,) = build("rootfs", "nfs")
+    give_nodes_a_client(cluster, Path(root))
     shell.kubectl("create", "namespace", SERVER)
     shell.kubectl("apply", "-n", SERVER, "-f", str(FILES / "server.yaml"))
     shell.kubectl("wait", "-n", SERVER, "--for=condition=Ready", f"pod/{SERVER}", "--timeout=120s")
