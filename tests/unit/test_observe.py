@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from bireme.clusters.api import ApiError
 from bireme.observe import (
     Difference,
     NodeState,
     ObservedPod,
     compare,
+    observe,
     observed_pod,
     shorten,
 )
@@ -343,3 +346,54 @@ def test_pods_of_a_daemon_set_are_not_counted_but_each_must_be_ready() -> None:
     itself = ObservedWorkload("DaemonSet", "plugin", "Updating", message)
     (updating,) = compare(plan, [plugin(0)], [itself])
     assert updating.sentence == "DaemonSet plugin is not on all its nodes yet: 1 of 2 have its newest pods"
+
+
+class Answers:
+    """An API server that knows the given lists by plural, and refuses or lacks the other kinds."""
+
+    def __init__(self, lists: Mapping[str, list[dict[str, Any]]], missing: int = 404) -> None:
+        self.lists, self.missing, self.asked = lists, missing, Counter[str]()
+
+    def get(self, path: str, **_: str) -> dict[str, Any]:
+        plural = path.rpartition("/")[2]
+        self.asked[plural] += 1
+        if plural not in self.lists:
+            raise ApiError(self.missing, f"no {plural}")
+        return {"items": self.lists[plural], "metadata": {"resourceVersion": "1"}}
+
+
+@dataclass(frozen=True)
+class AnsweringCluster:
+    api: Any
+    provider: str = "existing"
+
+
+BUILT_IN: dict[str, list[dict[str, Any]]] = {
+    plural: [] for plural in ("pods", "nodes", "jobs", "statefulsets", "deployments", "daemonsets")
+}
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_kinds_that_a_cluster_lacks_have_no_objects(status: int) -> None:
+    api = Answers(BUILT_IN, status)
+    assert observe(AnsweringCluster(api), "imagenet", "default") == ()  # type: ignore[arg-type]
+    assert set(api.asked) > {"jobs", "mpijobs", "jobsets", "pytorchjobs"}
+
+
+def test_a_kind_of_kubernetes_that_may_not_be_read_is_an_error() -> None:
+    lists = {plural: items for plural, items in BUILT_IN.items() if plural != "statefulsets"}
+    with pytest.raises(ApiError, match="no statefulsets"):
+        observe(AnsweringCluster(Answers(lists, 403)), "imagenet", "default")  # type: ignore[arg-type]
+
+
+def test_pods_of_hooks_are_left_out() -> None:
+    def pod(name: str, owner: str, **annotations: str) -> dict[str, Any]:
+        owners = [{"kind": "Job", "name": owner, "controller": True}]
+        meta = {"name": name, "resourceVersion": "1", "ownerReferences": owners, "annotations": annotations}
+        return {"metadata": meta, "spec": {"containers": []}, "status": {}}
+
+    hook = {"metadata": {"name": "restore", "annotations": {"helm.sh/hook": "pre-install"}}}
+    pods = [pod("restore-x", "restore"), pod("test-x", "test", **{"helm.sh/hook": "test"}), pod("a-x", "a")]
+    api = Answers({**BUILT_IN, "pods": pods, "jobs": [hook, {"metadata": {"name": "a"}}]})
+    found = observe(AnsweringCluster(api), "imagenet", "default")  # type: ignore[arg-type]
+    assert [each.name for each in found] == ["a-x"]

@@ -1,0 +1,96 @@
+"""The registry of workload kinds, and the rule that only their own files name them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.changes import changes
+from bireme.instances import Instance
+from bireme.manifests import Manifest
+from bireme.workloads import KINDS, kind_of, plan_of, trace
+
+PACKAGE = Path(__file__).parents[2] / "src" / "bireme"
+
+
+def an_object(kind: str, spec: Mapping[str, Any]) -> Manifest:
+    about = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": {"name": "a"}}
+    return Manifest({**about, "spec": spec})
+
+
+def strings(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*PACKAGE.glob("*.py"), *PACKAGE.glob("lint/*.py")],
+    ids=lambda file: str(file.relative_to(PACKAGE)),
+)
+def test_no_module_outside_of_workloads_names_a_kind(file: Path) -> None:
+    assert not set(strings(file)) & KINDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Pod", "/api/v1/namespaces/team/pods"),
+        ("StatefulSet", "/apis/apps/v1/namespaces/team/statefulsets"),
+        ("MPIJob", "/apis/kubeflow.org/v2beta1/namespaces/team/mpijobs"),
+    ],
+)
+def test_the_api_path_of_a_kind(kind: str, path: str) -> None:
+    assert KINDS[kind].path("team") == path
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"MPIJob", "PyTorchJob"}))
+def test_an_object_without_a_spec_can_be_planned(kind: str, instances: Mapping[str, Instance]) -> None:
+    plan = plan_of(an_object(kind, {}), instances)
+    assert plan is not None
+    assert (plan.kind, plan.name) == (kind, "a")
+
+
+def test_objects_that_make_no_pods_have_no_kind() -> None:
+    assert kind_of(Manifest({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}})) is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "controller", "owner"),
+    [
+        ({}, None, ("Pod", "a-0", "a-0")),
+        ({}, ("StatefulSet", "a"), ("StatefulSet", "a", "a-0")),
+        ({"pod-template-hash": "6c5d"}, ("ReplicaSet", "a-6c5d"), ("Deployment", "a", None)),
+        ({}, ("ReplicaSet", "a"), ("ReplicaSet", "a", None)),
+        ({"training.kubeflow.org/job-name": "a"}, ("Job", "a-launcher"), ("MPIJob", "a", "a-0")),
+        ({"training.kubeflow.org/job-name": "a"}, ("Job", "other"), ("Job", "other", None)),
+        ({}, ("RayCluster", "a"), ("RayCluster", "a", None)),
+    ],
+)
+def test_a_live_pod_is_traced_to_its_workload(
+    labels: Mapping[str, str], controller: tuple[str, str] | None, owner: tuple[str, str, str | None]
+) -> None:
+    owners = [{"kind": controller[0], "name": controller[1], "controller": True}] if controller else []
+    pod = {"metadata": {"name": "a-0", "labels": labels, "ownerReferences": owners}, "spec": {}}
+    assert trace(pod) == owner
+
+
+def test_a_replica_set_keeps_its_pods_when_its_template_changes() -> None:
+    before, after = (
+        an_object("ReplicaSet", {"replicas": 2, "template": {"spec": {"hostname": name}}}) for name in "xy"
+    )
+    assert changes([before], [after]).sentences() == ["ReplicaSet/a: update in place (pods made from now on)"]
+
+
+def test_a_bare_pod_changes_little_in_place() -> None:
+    def sentences(**spec: Any) -> list[str]:
+        return changes([an_object("Pod", {"hostname": "a"})], [an_object("Pod", spec)]).sentences()
+
+    assert sentences(hostname="a", tolerations=[{}]) == ["Pod/a: update in place (tolerations)"]
+    [refused] = sentences(hostname="b")
+    assert refused.startswith("Pod/a: refused: hostname changes")
