@@ -100,7 +100,7 @@ def test_the_test_mounts_every_claim(render: Callable[..., Render]) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("nothing to make", {}, "volumes: none is given"),
+    ("no volumes", {}, "volumes: none is given"),
     ("nfs without a server", {"data": {"type": "nfs"}}, "volumes.data.server: type nfs needs"),
     ("csi without a file system", {"data": {"type": "csi"}}, "volumes.data.fileSystemId: type csi needs"),
     (
@@ -116,14 +116,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "a key of another type",
         {"data": NFS | {"fileSystemId": "fs-0123456789abcdef0"}},
-        "volumes.data.fileSystemId: a volume of type nfs has no use for it",
+        "volumes.data.fileSystemId: a volume of type nfs does not use it",
     ),
     ("a placeholder", {"data": CSI | {"fileSystemId": "<fs-id>"}}, "fileSystemId"),
     ("Recycle", {"data": NFS | {"reclaimPolicy": "Recycle"}}, "reclaimPolicy"),
     (
-        "deleting what nobody made",
+        "deleting a file system that exists",
         {"data": NFS | {"reclaimPolicy": "Delete"}},
-        "volumes.data.reclaimPolicy: nobody deletes a file system",
+        "volumes.data.reclaimPolicy: Kubernetes deletes only file systems that it created",
     ),
     (
         "a volume smaller than its claim",
@@ -134,7 +134,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "IAM without TLS",
         {"data": CSI | {"iam": True, "encryptInTransit": False}},
-        "volumes.data.iam: EFS takes IAM identities over TLS only",
+        "volumes.data.iam: EFS supports IAM only with TLS",
     ),
     (
         "one folder twice",
@@ -144,7 +144,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "an owner for a class that is there",
         {"data": {"type": "dynamic", "storageClassName": "efs-sc", "uid": 1, "gid": 1}},
-        "volumes.data.storageClassName: the class efs-sc decides",
+        "volumes.data.storageClassName: the class efs-sc determines",
     ),
     ("a misspelled key", {"data": NFS | {"sever": "x"}}, "sever"),
 ]
