@@ -1,4 +1,22 @@
 {{/*
+The metadata of a pod template.
+Arguments: root (values podLabels, podAnnotations), component, config (text, optional: a change of it replaces the pods).
+*/}}
+{{- define "common.podMetadata" -}}
+{{- $v := (required "common.podMetadata needs root" .root).Values -}}
+labels:
+  {{- include "common.selectorLabels" . | nindent 2 }}
+  {{- with $v.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $config := ternary (dict "bireme.dev/config" (.config | default "" | sha256sum | trunc 16)) dict (hasKey . "config") }}
+{{- with merge $config $v.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
 A scalar as text. Helm reads numbers as floats; this prints whole ones without an exponent.
 Arguments: value.
 */}}

@@ -13,15 +13,7 @@ for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's 
 {{- $v := $root.Values }}
 {{- $first := compact (list (.initContainers | default "") (include "common.verify.container" (dict "root" $root)) (include "common.staging.container" (dict "root" $root))) -}}
 metadata:
-  labels:
-    {{- include "common.selectorLabels" (dict "root" $root "component" .component) | nindent 4 }}
-    {{- with $v.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  {{- with $v.podAnnotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "common.podMetadata" (dict "root" $root "component" .component) | nindent 2 }}
 spec:
   {{- with .subdomain }}
   restartPolicy: Never

@@ -59,7 +59,7 @@ cd {{ $staging | squote }}
 {{/*
 The fields of the Job's spec that do not change in place.
 */}}
-{{- define "dataset.run" -}}
+{{- define "dataset.jobSpec" -}}
 completionMode: Indexed
 completions: {{ int64 .Values.workers }}
 parallelism: {{ int64 .Values.workers }}
@@ -77,15 +77,7 @@ podFailurePolicy:
     {{- end }}
 template:
   metadata:
-    labels:
-      {{- include "common.selectorLabels" (dict "root" . "component" "copier") | nindent 6 }}
-      {{- with .Values.podLabels }}
-      {{- toYaml . | nindent 6 }}
-      {{- end }}
-    {{- with .Values.podAnnotations }}
-    annotations:
-      {{- toYaml . | nindent 6 }}
-    {{- end }}
+    {{- include "common.podMetadata" (dict "root" . "component" "copier") | nindent 4 }}
   spec:
     restartPolicy: Never
     automountServiceAccountToken: false
@@ -143,5 +135,5 @@ template:
 {{- end }}
 
 {{- define "dataset.immutableParts" -}}
-{{- include "common.immutable.jobParts" (dict "spec" (include "dataset.run" . | fromYaml)) }}
+{{- include "common.immutable.jobParts" (dict "spec" (include "dataset.jobSpec" . | fromYaml)) }}
 {{- end }}

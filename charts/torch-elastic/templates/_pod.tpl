@@ -1,5 +1,5 @@
 {{/*
-The pods: {metadata, spec}.
+The template of a pod: {metadata, spec}.
 */}}
 {{- define "torch-elastic.pod" -}}
 {{- $worker := include "common.worker" (dict "root" .) | fromJson }}

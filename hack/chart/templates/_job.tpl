@@ -1,5 +1,5 @@
 {{/*
-The part of the Job's spec that Kubernetes does not change in place. job.yaml has the rest.
+The fields of the Job's spec that do not change in place. job.yaml has the others.
 */}}
 {{- define "NAME.jobSpec" -}}
 completionMode: Indexed

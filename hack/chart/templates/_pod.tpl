@@ -3,7 +3,7 @@
 {{- end }}
 
 {{/*
-What the framework reads, as a list of EnvVar.
+The variables that the framework reads, as a list of EnvVar.
 Arguments: root.
 */}}
 {{- define "NAME.env" -}}
@@ -18,7 +18,7 @@ Arguments: root.
 {{- end }}
 
 {{/*
-The pods: {metadata, spec}.
+The template of a pod: {metadata, spec}.
 */}}
 {{- define "NAME.pod" -}}
 {{- $worker := include "common.worker" (dict "root" .) | fromJson }}
