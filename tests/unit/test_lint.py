@@ -434,7 +434,7 @@ def mpi_job(name: str, **replicas: Any) -> Manifest:
         ),
     ],
 )
-def test_list_items_that_server_side_apply_cannot_tell_apart_are_named(
+def test_list_items_that_server_side_apply_cannot_tell_apart_are_found(
     spec: dict[str, Any], pair: str
 ) -> None:
     [sentence] = problems(Manifest(pod(**spec)))
@@ -459,7 +459,7 @@ def test_duplicates_are_found_in_pod_templates_services_and_claims() -> None:
     ]
 
 
-def test_both_roles_of_an_mpi_job_are_looked_at() -> None:
+def test_both_roles_of_an_mpi_job_are_checked() -> None:
     twice = {"spec": {"containers": [{"name": "c", "env": [{"name": "A"}, {"name": "A"}]}]}}
     once = {"metadata": {"labels": {"app": "a b"}}, "spec": {"containers": [{"name": "c"}]}}
     found = mpi_job("m", Launcher={"template": once}, Worker={"template": twice})
@@ -490,7 +490,7 @@ def test_one_port_under_two_protocols_is_no_duplicate() -> None:
     ],
     ids=repr,
 )
-def test_names_that_kubernetes_and_its_controllers_can_live_with_pass(fine: Manifest) -> None:
+def test_names_that_kubernetes_and_its_controllers_accept_pass(fine: Manifest) -> None:
     assert problems(fine) == []
 
 
@@ -513,13 +513,13 @@ def test_names_that_kubernetes_and_its_controllers_can_live_with_pass(fine: Mani
     ],
     ids=lambda case: repr(case)[:30],
 )
-def test_names_and_labels_that_do_not_fit_are_named(bad: Manifest, expected: str) -> None:
+def test_names_and_labels_that_kubernetes_refuses_are_found(bad: Manifest, expected: str) -> None:
     [sentence] = problems(bad)
     assert sentence.startswith(f"{bad.identity}: ")
     assert expected in sentence
 
 
-def test_kubernetes_own_schemas_judge_many_renders_in_one_go(toolbox: Toolbox) -> None:
+def test_the_schemas_of_kubernetes_are_applied_to_many_renders_at_once(toolbox: Toolbox) -> None:
     good = Manifest(pod(containers=[{"name": "c", "image": "i"}]))
     bad = Manifest(pod(containers=[{"name": "c", "image": 5}], restartpolicy="Never"))
     other = Manifest({"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "m"}})

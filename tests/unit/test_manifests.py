@@ -54,10 +54,10 @@ def test_dates_stay_strings_as_in_kubernetes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("# Source: a.yaml\n- 1\n", "a.yaml holds a list"), ("a: [", "not valid YAML")]
+    ("text", "sentence"), [("# Source: a.yaml\n- 1\n", "a.yaml holds a list"), ("a: [", "not valid YAML")]
 )
-def test_a_document_that_is_not_an_object_is_refused(text: str, said: str) -> None:
-    with pytest.raises(BiremeError, match=said):
+def test_a_document_that_is_not_an_object_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(BiremeError, match=sentence):
         parse(text)
 
 

@@ -25,7 +25,7 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def test_given_a_folder_deep_in_a_clone_when_discovered_then_the_clone_is_the_root(checkout: Path) -> None:
+def test_in_a_folder_of_a_clone_the_clone_is_the_root(checkout: Path) -> None:
     deep = checkout / "charts" / "common"
 
     found = Paths.discover({"HOME": "/home/someone"}, start=deep)
@@ -35,7 +35,7 @@ def test_given_a_folder_deep_in_a_clone_when_discovered_then_the_clone_is_the_ro
     assert (found.schemas, found.hack) == (checkout / "schemas", checkout / "hack")
 
 
-def test_given_no_clone_around_the_start_when_discovered_then_the_packages_own_is_taken(
+def test_outside_a_clone_the_clone_of_the_package_is_the_root(
     tmp_path: Path,
 ) -> None:
     found = Paths.discover({"HOME": "/home/someone"}, start=tmp_path)
@@ -43,7 +43,7 @@ def test_given_no_clone_around_the_start_when_discovered_then_the_packages_own_i
     assert (found.root / "src" / "bireme" / "paths.py").is_file()
 
 
-def test_given_no_clone_at_all_when_discovered_then_the_error_says_where_to_run(
+def test_the_error_without_any_clone_says_where_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths_module, "__file__", str(tmp_path / "site-packages" / "paths.py"))
@@ -99,7 +99,7 @@ def test_the_installed_wheel_without_a_clone_has_the_instances_and_the_pins(
     ],
     ids=["home", "xdg", "own variables win"],
 )
-def test_the_environment_says_where_cache_and_state_are(
+def test_environment_variables_move_the_cache_and_the_state(
     checkout: Path, environ: dict[str, str], cache: str, state: str
 ) -> None:
     found = Paths.discover(environ, start=checkout)

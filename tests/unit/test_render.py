@@ -1,4 +1,4 @@
-"""Rendering through the real Helm: cached by content, frozen, with errors in the chart's own words."""
+"""Rendering through the real Helm: cached by content, frozen, with the sentences of the chart as errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_part_of_a_request_reaches_the_templates(helm: str, chart: Path, r
     assert (config.is_hook, hook.is_hook) == (False, True)
 
 
-def test_what_is_in_the_callers_environment_changes_nothing(
+def test_the_environment_of_the_caller_changes_nothing(
     chart: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HELM_NAMESPACE", "other")
@@ -99,7 +99,7 @@ def test_what_is_in_the_callers_environment_changes_nothing(
     assert renderer.render(RenderRequest(chart)).manifests[0].namespace == "default"
 
 
-def test_the_same_content_is_rendered_once_even_by_another_process_later(
+def test_the_same_content_is_rendered_once_also_by_later_processes(
     chart: Path, counting: CountingToolbox, own_paths: Paths
 ) -> None:
     first = Renderer(counting, own_paths)
@@ -132,7 +132,7 @@ def test_a_chart_that_renders_nothing_is_cached_too(
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_whatever_the_output_depends_on_is_part_of_the_key(
+def test_all_that_the_output_depends_on_is_part_of_the_cache_key(
     changed: dict[str, object], chart: Path, counting: CountingToolbox, own_paths: Paths
 ) -> None:
     renderer = Renderer(counting, own_paths)
@@ -141,7 +141,7 @@ def test_whatever_the_output_depends_on_is_part_of_the_key(
     assert counting.runs == 2
 
 
-def test_a_change_in_a_linked_dependency_renders_anew(
+def test_a_change_in_a_linked_dependency_is_rendered_again(
     make_chart: MakeChart, counting: CountingToolbox, own_paths: Paths
 ) -> None:
     library = make_chart("lib", templates={"_name.tpl": '{{ define "lib.text" }}one{{ end }}'})
@@ -167,7 +167,7 @@ def test_a_truncated_cache_file_is_rendered_again(
     assert counting.runs == 2
 
 
-def test_many_renderers_at_once_leave_one_whole_result(
+def test_concurrent_renderers_leave_one_complete_result(
     chart: Path, toolbox: Toolbox, own_paths: Paths
 ) -> None:
     def render(_: int) -> int:
@@ -180,7 +180,7 @@ def test_many_renderers_at_once_leave_one_whole_result(
     assert json.loads(files[0].read_text())["manifests"]
 
 
-def test_render_many_keeps_the_order_renders_equals_once_and_returns_refusals(
+def test_render_many_keeps_the_order_and_renders_equal_requests_once(
     make_chart: MakeChart, counting: CountingToolbox, own_paths: Paths
 ) -> None:
     chart = make_chart(
@@ -204,7 +204,7 @@ def test_a_result_cannot_be_changed(chart: Path, renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize("helm", HELMS)
-def test_a_chart_that_refuses_its_values_says_so_in_its_own_sentences_twice(
+def test_a_refusal_is_the_sentence_of_the_chart_also_from_the_cache(
     helm: str, make_chart: MakeChart, renderer: Renderer
 ) -> None:
     rule = (
@@ -219,7 +219,7 @@ def test_a_chart_that_refuses_its_values_says_so_in_its_own_sentences_twice(
 
 
 @pytest.mark.parametrize("helm", HELMS)
-def test_a_schema_that_refuses_values_is_told_by_chart_and_key(
+def test_a_refusal_by_a_schema_names_the_chart_and_the_key(
     helm: str, make_chart: MakeChart, renderer: Renderer
 ) -> None:
     schema = {"properties": {"shm": {"properties": {"size": {"type": "string"}}}}}
@@ -230,7 +230,7 @@ def test_a_schema_that_refuses_values_is_told_by_chart_and_key(
 
 
 @pytest.mark.parametrize("helm", HELMS)
-def test_helms_line_about_links_is_no_error_and_no_part_of_one(
+def test_the_note_of_helm_about_links_is_not_part_of_an_error(
     helm: str, make_chart: MakeChart, renderer: Renderer
 ) -> None:
     library = make_chart("lib")
@@ -242,7 +242,7 @@ def test_helms_line_about_links_is_no_error_and_no_part_of_one(
     assert "symbolic link" in raised.value.raw
 
 
-def test_a_link_and_a_package_of_one_dependency_are_refused_together(
+def test_a_dependency_as_a_link_and_as_a_package_is_refused(
     make_chart: MakeChart, renderer: Renderer
 ) -> None:
     chart = make_chart("web")
@@ -254,16 +254,14 @@ def test_a_link_and_a_package_of_one_dependency_are_refused_together(
         renderer.render(RenderRequest(chart))
 
 
-def test_a_package_of_another_dependency_with_a_longer_name_is_not_confused(make_chart: MakeChart) -> None:
+def test_a_package_whose_name_only_begins_alike_is_accepted(make_chart: MakeChart) -> None:
     chart = make_chart("web")
     make_chart("common", within=chart)
     (chart / "charts" / "common-extra-0.1.0.tgz").touch()
     assert len(tree_digest(chart)) == 64
 
 
-def test_a_link_that_leads_back_to_its_own_chart_is_refused(
-    make_chart: MakeChart, renderer: Renderer
-) -> None:
+def test_a_link_to_its_own_chart_is_refused(make_chart: MakeChart, renderer: Renderer) -> None:
     chart = make_chart("web")
     (chart / "charts").mkdir()
     (chart / "charts" / "web").symlink_to(chart)
@@ -271,14 +269,12 @@ def test_a_link_that_leads_back_to_its_own_chart_is_refused(
         renderer.render(RenderRequest(chart))
 
 
-def test_a_folder_that_is_no_chart_is_named(tmp_path: Path, renderer: Renderer) -> None:
+def test_the_error_for_a_folder_that_is_no_chart_names_it(tmp_path: Path, renderer: Renderer) -> None:
     with pytest.raises(BiremeError, match=r"is not a chart: it has no Chart\.yaml"):
         renderer.render(RenderRequest(tmp_path))
 
 
-def test_a_helm_that_was_killed_is_not_remembered_as_a_refusal(
-    chart: Path, own_paths: Paths, tmp_path: Path
-) -> None:
+def test_a_killed_helm_is_not_cached_as_a_refusal(chart: Path, own_paths: Paths, tmp_path: Path) -> None:
     class Killed(Toolbox):
         def path(self, name: str, version: str | None = None) -> Path:
             script = tmp_path / "helm"
@@ -292,7 +288,7 @@ def test_a_helm_that_was_killed_is_not_remembered_as_a_refusal(
     assert not list(own_paths.cache.rglob("*.json"))
 
 
-def test_nothing_of_a_renderer_stays_behind_but_its_cache(
+def test_a_renderer_leaves_nothing_but_its_cache(
     chart: Path, toolbox: Toolbox, own_paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "temporary"

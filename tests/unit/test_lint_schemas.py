@@ -66,8 +66,8 @@ def verdict(toolbox: Toolbox, version: str, folder: Path, manifest: dict[str, An
     file.write_text(json.dumps(manifest))
     location = schema_location(kubernetes_schemas(toolbox, version))
     command = [str(toolbox.path("kubeconform")), "-schema-location", location, "-output", "json", str(file)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    resources = json.loads(said.stdout)["resources"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    resources = json.loads(done.stdout)["resources"]
     return " ".join(resource["msg"] for resource in resources)
 
 
@@ -80,7 +80,7 @@ def test_a_valid_manifest_passes(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_misspelled_field_fails_by_name(toolbox: Toolbox, tmp_path: Path, version: str) -> None:
+def test_the_error_for_a_misspelled_field_names_it(toolbox: Toolbox, tmp_path: Path, version: str) -> None:
     manifest = deployment()
     manifest["spec"]["template"]["spec"]["containers"][0]["imagePullpolicy"] = "Always"
 
@@ -91,7 +91,7 @@ def test_a_misspelled_field_fails_by_name(toolbox: Toolbox, tmp_path: Path, vers
     ("key", "value"),
     [("memory", "5120MiB"), ("cpu", "four"), ("cpu", None)],
 )
-def test_what_is_no_quantity_fails(toolbox: Toolbox, tmp_path: Path, key: str, value: str | None) -> None:
+def test_an_invalid_quantity_fails(toolbox: Toolbox, tmp_path: Path, key: str, value: str | None) -> None:
     manifest = indexed_job()
     manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][key] = value
 
@@ -105,7 +105,7 @@ def test_a_missing_required_field_fails(toolbox: Toolbox, tmp_path: Path) -> Non
     assert "selector" in verdict(toolbox, "1.36.3", tmp_path, manifest)
 
 
-def test_keys_of_list_maps_are_kept_for_who_checks_them(toolbox: Toolbox) -> None:
+def test_the_keys_of_list_maps_are_kept(toolbox: Toolbox) -> None:
     pod = json.loads((kubernetes_schemas(toolbox) / "pod-v1.json").read_text())
 
     volumes = pod["definitions"]["io.k8s.api.core.v1.PodSpec"]["properties"]["volumes"]
