@@ -1,4 +1,4 @@
-"""What the shard dispatcher carries: steps per second, what one costs as shards grow, how soon they are back.
+"""The shard dispatcher: steps per second, the time of one by number of shards, and of giving a shard again.
 
 A real etcd that syncs to the disk, two replicas of the dispatcher, and trainers that train nothing: each step
 is one request that acknowledges a shard and takes the next one. All of them share this machine's cores.
@@ -56,7 +56,7 @@ for shard in Dispatcher().shards():
 
 @dataclass
 class DurableEtcd(EtcdServer):
-    """etcd as the chart runs it: every commit is on the disk before it is answered."""
+    """etcd as the chart runs it: each commit is on the disk before the answer."""
 
     def _command(self) -> list[str]:
         return [word for word in super()._command() if word != "--unsafe-no-fsync"] + [
@@ -65,7 +65,7 @@ class DurableEtcd(EtcdServer):
 
 
 class Trainer:
-    """A trainer on a connection of its own, without the library's thread for the lease."""
+    """A trainer with its own connection, without the library's thread for the lease."""
 
     def __init__(self, port: int, dataset: str) -> None:
         self._port = port
@@ -82,7 +82,7 @@ class Trainer:
             started = time.perf_counter()
             answer = await self._post("next", {"trainer": self._trainer, "done": self._done, "wait": 5})
             if "shard" not in answer:
-                # etcd was too slow for once, on a busy machine: the same is said again.
+                # etcd was too slow once, on a busy machine: the request is repeated.
                 print(answer, file=sys.stderr)
                 continue
             self.latencies.append(time.perf_counter() - started)
@@ -152,7 +152,7 @@ def _desk(server: EtcdServer, prefix: str) -> Iterator[Desk]:
 
 
 def growth(server: EtcdServer, rounds: int, shards: int, steps: int = 200) -> list[dict[str, Any]]:
-    """Milliseconds of one step, of a takeover with half of the pass done, and of the old master's step."""
+    """Milliseconds of a step, of a takeover with half of the pass done, and of a step of the old master."""
     rows = []
     client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=60)
     for size in (each for each in SIZES if each <= shards):
@@ -193,7 +193,7 @@ def _name(number: int) -> str:
 
 
 def _mark_half(client: etcd.Client, prefix: str, size: int) -> None:
-    """What half a pass leaves behind, without doing it."""
+    """Write the state after half a pass, without doing it."""
     keys, value = Keys(prefix, "set"), json.dumps({"trainer": "t.0123456789abcdef", "token": 123456789})
     for first in range(1000, size // 2, 120):
         marks = range(first, min(first + 120, size // 2))
@@ -201,7 +201,7 @@ def _mark_half(client: etcd.Client, prefix: str, size: int) -> None:
 
 
 def _steps(desk: Desk, count: int) -> float:
-    """Seconds of the median step of one trainer: a shard acknowledged, and the next one taken."""
+    """Seconds of the median step of one trainer: it acknowledges a shard and gets the next one."""
     seconds: list[float] = []
     done: tuple[InHand, ...] = ()
     for _ in range(count):
@@ -215,7 +215,7 @@ def _steps(desk: Desk, count: int) -> float:
 
 
 def _take_over(server: EtcdServer, prefix: str) -> None:
-    """Read everything as a new leader does, and hand a shard out."""
+    """Read all state as a new leader does, and give out a shard."""
     with _desk(server, prefix) as desk:
         lease = desk._client.lease_grant(60)
         desk.handle([Request("join", "set", "n", lease=lease)])
@@ -246,7 +246,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def recovery(server: EtcdServer, rounds: int) -> Spread:
-    """Seconds from a trainer's KILL to its shard in another one's hand, with the default lease."""
+    """Seconds from a trainer's SIGKILL until another trainer has its shard, with the default lease."""
     replicas = Dispatchers(server.endpoint, "/bench/deaths/", leader_seconds=10).start()
     try:
         return _recovery(replicas, rounds)

@@ -1,4 +1,4 @@
-"""How the benchmarks say what they found."""
+"""What the benchmarks share to print their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, lowest and highest of some measurements."""
+    """Median, minimum and maximum of some measurements."""
 
     median: float
     lowest: float
@@ -27,7 +27,7 @@ class Spread:
 
 
 def machine() -> str:
-    """What ran them, and the load average of the last minutes, which was mostly theirs on a quiet machine."""
+    """The machine that ran them and its load average, which on a quiet machine is mostly theirs."""
     loads = ", ".join(f"{each:.0f}" for each in os.getloadavg())
     system = f"{platform.machine()}, {platform.system()} {platform.release()}"
     return f"{os.cpu_count()} cores, {system}, load average {loads}"

@@ -1,9 +1,9 @@
-"""How long a training job stands still when it loses a worker: `bireme-etcd` beside torchrun's own backends.
+"""How long a training job stops when it loses a worker: `bireme-etcd` and torchrun's own backends.
 
-Three workers train on a kind cluster, each time in a fresh Job; a pod is deleted, or its agent gets SIGKILL.
-Bireme's jobs train one after another; those of stock, which then mostly wait, side by side.
-Measured are the seconds until the new world is agreed (its processes start), and until its first step, by the
-clocks in the workers' own logs; the part that starts Python and imports torch stands beside.
+Three workers train on a kind cluster, each time in a new Job; a pod is deleted, or its agent gets SIGKILL.
+Bireme's jobs train one after another; those of stock torchrun, which mostly wait, run at the same time.
+Measured are the seconds until the new world is agreed (its processes start) and until its first step, by the
+workers' logs; the time to start Python and import torch is given separately.
 
 Stock is torchrun as a user would start it, as the first process of the container: the chart's pods, Job and
 PET_* variables without Bireme's entry point, launcher and backend. All get the same bounds, last call and
@@ -52,12 +52,12 @@ from tests.kind.training import ANYWHERE, KIND, Training
 CONSOLE = Console(stderr=True)
 NAMESPACE, CLAIM = "default", "checkpoints"
 LIMIT_SECONDS = 300
-"""Until a job trains at first."""
+"""Limit until a job trains for the first time."""
 PATIENCE_SECONDS = 120
-"""After a loss. A job that does not train again by then counts with so many seconds, and is reported."""
+"""Limit after a loss. A job that does not train again by then counts with this time, and is reported."""
 IMAGES = ("etcd", "etcd-3.5", "python", "torch")
 STEPS = ("--steps=100000", "--step-seconds=0.1")
-# The client of torchrun's etcd backends, which torch does not bring along; the others are what it imports.
+# The client that torchrun's etcd backends import but torch does not contain, and its dependencies.
 ETCD_CLIENT = ("python-etcd==0.4.5", "dnspython==2.7.0", "urllib3==2.3.0")
 OURS = "bireme-etcd"
 DELETE, KILL_AGENT, KILL_ALL = "pod deleted", "agent SIGKILLed", "all processes SIGKILLed"
@@ -79,7 +79,7 @@ BIREME = (
     Loss(OURS, KILL_AGENT, "bireme_runtime.elastic.launch"),
     Loss(OURS, KILL_ALL, "bireme_runtime.elastic.supervisor"),
 )
-# Stock torchrun is the first process of its container: all others go with it.
+# Stock torchrun is the first process of its container: when it ends, all others are killed.
 STOCK = (
     Loss("c10d", DELETE, ""),
     Loss("etcd-v2", DELETE, ""),
@@ -90,7 +90,7 @@ STOCK = (
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds from the loss to the new world and to its first step; of those, for Python and torch."""
+    """Seconds from the loss to the new world and its first step, and those for starting Python and torch."""
 
     world: float
     step: float
@@ -100,14 +100,14 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Stage:
-    """One cluster with both etcds, and the jobs that come and go on it."""
+    """One cluster with both etcds, and the jobs that run on it."""
 
     cluster: KindCluster
     paths: Paths
     toolbox: Toolbox
 
     def prepare(self) -> None:
-        """Images, the claim, what stock torchrun needs on it, and the etcds."""
+        """Load the images, make the claim with the files of stock torchrun, and start the etcds."""
         build = [sys.executable, str(self.paths.hack / "images" / "build.py"), "image", *IMAGES]
         built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True)
         self.cluster.load_image(*built.stdout.split())
@@ -121,17 +121,17 @@ class Stage:
             self._release().install("etcd", name, NAMESPACE, values=etcd, sets=sets, timeout=180)
 
     def one_by_one(self, losses: Sequence[Loss]) -> list[Recovery]:
-        """Fresh jobs that lose their last worker, one after another."""
+        """New jobs that lose their last worker, one after another."""
         return [recovery for loss in losses for recovery in self.at_once([loss])]
 
     def at_once(self, losses: Sequence[Loss]) -> list[Recovery]:
-        """Fresh jobs that lose their last worker, all at the same time."""
+        """New jobs that lose their last worker, all at the same time."""
         with self._jobs(losses) as jobs:
             lost = [self._lose(job, loss) for job, loss in zip(jobs, losses, strict=True)]
             return [self._recovery(job, moment) for job, moment in zip(jobs, lost, strict=True)]
 
     def _recovery(self, training: Training, lost_at: float) -> Recovery:
-        """From the first world that was agreed to the first one that made a step: mostly the same."""
+        """The worlds from the first agreed one to the first one that made a step; usually only one."""
         try:
             worlds = wait_for_world(training, lost_at, PATIENCE_SECONDS)
         except pytest.fail.Exception:
@@ -149,7 +149,7 @@ class Stage:
 
     @contextmanager
     def _jobs(self, losses: Sequence[Loss]) -> Iterator[list[Training]]:
-        """A job for each, once all of them train with all their workers."""
+        """One job for each; waits until all of them train with all workers."""
         with ExitStack() as stack:
             jobs = [stack.enter_context(self._job(loss.backend)) for loss in losses]
             for training in jobs:
@@ -161,7 +161,7 @@ class Stage:
         name = f"run-{uuid.uuid4().hex[:6]}"
         values = {
             "workers": 3,
-            # Jobs side by side have more workers than the nodes have accelerators.
+            # The jobs together have more workers than the nodes have accelerators.
             **ANYWHERE,
             "minWorkers": 2,
             "maxWorkers": 3,
@@ -169,11 +169,13 @@ class Stage:
             "claims": [{"claimName": CLAIM, "mountPath": stock_torchrun.CLAIM_PATH}],
             **_backend_values(backend),
         }
-        said: dict[str, Any] = {"instance": NODE_TYPE, "files": [KIND], "values": values, "timeout": 180}
+        installed: dict[str, Any] = {"instance": NODE_TYPE, "files": [KIND], "values": values, "timeout": 180}
         job = self._release()
         try:
-            job.install("torch-elastic", name, NAMESPACE, **said)
-            with Training(job, Shell(self.cluster, self.toolbox), said, "digits.py").followed() as training:
+            job.install("torch-elastic", name, NAMESPACE, **installed)
+            with Training(
+                job, Shell(self.cluster, self.toolbox), installed, "digits.py"
+            ).followed() as training:
                 yield training
         finally:
             if job.exists():
@@ -196,7 +198,7 @@ def _tag(images: str) -> str:
 
 
 def _backend_values(backend: str) -> dict[str, Any]:
-    """Values of torch-elastic for one side; what they share is in `_job`."""
+    """Values of torch-elastic for one backend; `_job` has the shared ones."""
     rendezvous: dict[str, Any] = {"conf": {"last_call_timeout": 1}}
     if backend == OURS:
         endpoints = [f"etcd.{NAMESPACE}.svc:2379"]
@@ -208,7 +210,7 @@ def _backend_values(backend: str) -> dict[str, Any]:
 
 
 def _measure_all(stage: Stage, repeats: int) -> tuple[dict[Loss, list[Recovery]], list[float]]:
-    """All losses, ``repeats`` times over, so that what else runs falls on all alike; and the load average."""
+    """All losses, ``repeats`` times in turn, so that other load affects all of them; and the load average."""
     found: dict[Loss, list[Recovery]] = {loss: [] for loss in (*BIREME, *STOCK)}
     loads: list[float] = []
     with Progress(console=CONSOLE) as progress:
@@ -229,7 +231,7 @@ def _measure_all(stage: Stage, repeats: int) -> tuple[dict[Loss, list[Recovery]]
 
 
 def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) -> dict[str, Any]:
-    """Medians and spread of each loss, and how many times longer stock takes than `bireme-etcd`."""
+    """Median and spread of each loss, and the ratio of stock torchrun to `bireme-etcd`."""
     rows: list[dict[str, Any]] = []
     for loss, each in found.items():
         row: dict[str, Any] = {"backend": loss.backend, "event": loss.event, "repeats": len(each)}

@@ -1,4 +1,4 @@
-"""The render harness beside what pytest suites of charts usually do, on the same cases in the same run.
+"""The render harness and the usual way of pytest suites for charts, on the same cases in one run.
 
 Usual: for every case a values file, a ``helm template`` process and ``yaml.safe_load_all``, in turn.
 Harness: `bireme.helm.Renderer.render_many`, cold (an empty cache), warm from disk (as a new test run is),
@@ -46,7 +46,7 @@ def cases(paths: Paths) -> list[RenderRequest]:
 
 
 def usual(helm: Path, requests: Sequence[RenderRequest]) -> Counts:
-    """Objects per case, None where the chart refuses, by a process per case."""
+    """The number of objects per case (None where the chart refuses it), with one process per case."""
     counts: Counts = []
     for request in requests:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as values:
@@ -59,13 +59,13 @@ def usual(helm: Path, requests: Sequence[RenderRequest]) -> Counts:
 
 
 def harness(renderer: Renderer, requests: Sequence[RenderRequest]) -> Counts:
-    """Objects per case, None where the chart refuses, by the harness."""
+    """The number of objects per case (None where the chart refuses it), by the harness."""
     results = renderer.render_many(requests)
     return [None if isinstance(result, RenderError) else len(result.manifests) for result in results]
 
 
 def timed(work: Callable[[], Counts], expected: Counts) -> float:
-    """Seconds that ``work`` takes; ends the program when it does not render what is expected."""
+    """The seconds that ``work`` takes; exits when it does not render what is expected."""
     start = time.perf_counter()
     counts = work()
     seconds = time.perf_counter() - start
@@ -75,7 +75,7 @@ def timed(work: Callable[[], Counts], expected: Counts) -> float:
 
 
 def measure(paths: Paths, repeats: int) -> dict[str, list[float]]:
-    """Seconds per side and repeat, each repeat with an empty cache of its own."""
+    """Seconds by method and repeat; each repeat starts with an empty cache."""
     toolbox = Toolbox(paths)
     helm, requests = toolbox.path("helm"), cases(paths)
     expected = usual(helm, requests)
@@ -92,7 +92,7 @@ def measure(paths: Paths, repeats: int) -> dict[str, list[float]]:
 
 
 def report(seconds: Mapping[str, Sequence[float]], number: int) -> dict[str, Any]:
-    """Medians, and how many times faster than the usual way: median, least and most over the repeats."""
+    """Medians, and the ratio to the usual way: median, minimum and maximum of the repeats."""
     ratios = {
         name: [usual / own for usual, own in zip(seconds["usual"], seconds[name], strict=True)]
         for name in AIMS
@@ -115,7 +115,7 @@ def report(seconds: Mapping[str, Sequence[float]], number: int) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure and print; exits with 1 when a median misses its aim."""
+    """Measure and print; exits with 1 when a median misses its target."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON")

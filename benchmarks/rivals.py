@@ -1,8 +1,8 @@
-"""Controllers of other projects that make the same pods, built only for benchmarks/startup.py.
+"""Controllers of other projects that make the same pods; only benchmarks/startup.py builds them.
 
-Each is pinned by a go.mod in benchmarks/pins and runs as the cluster's administrator, by its own defaults but
-for what it needs to run beside a control plane without containers: no leader election, and webhooks that
-nobody calls. What their webhooks would fill in, the jobs here say themselves.
+Each is pinned by a go.mod in benchmarks/pins and runs as the cluster's administrator with its own defaults,
+except that it has no leader election and its webhooks are not called, because it runs outside the cluster.
+The jobs here set the fields that the webhooks would set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rival:
-    """A controller: its pin and Go tool, the kinds it serves, and how it is started and told of a job.
+    """A controller: its pin and Go tool, its Kubernetes kinds, and how it is started and given a job.
 
     ``crds`` are paths in its module; ``setup`` makes what it needs on the cluster and in a folder, and gives
     its arguments; ``job`` makes a job of a name and a Job's spec, and what it refers to; ``port`` is where it
@@ -52,7 +52,7 @@ class Rival:
 
     @contextlib.contextmanager
     def running(self, cluster: EmbeddedCluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
-        """The controller beside ``cluster`` meanwhile, and its helper; their files are in ``folder``."""
+        """Run the controller, and its helper, beside ``cluster``; their files are in ``folder``."""
         helping = self.helper.running(cluster, toolbox, folder) if self.helper else contextlib.nullcontext()
         own = folder / self.pin
         own.mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ class Rival:
             yield
 
     def program(self, toolbox: Toolbox) -> str:
-        """Where the controller is, which is built if it is not. Raises BiremeError."""
+        """The path of the controller, which is built if it is missing. Raises BiremeError."""
         return self._go(toolbox, "tool", "-n", self.tool)
 
     @contextlib.contextmanager
@@ -77,8 +77,8 @@ class Rival:
         try:
             until(lambda: self._is_ready(process), _READY_SECONDS, f"{self.name} to be ready ({log})")
             if process.poll() is not None:
-                said = log.read_text(errors="replace").strip().splitlines()[-10:]
-                raise BiremeError("\n  ".join([f"{self.name} ended with {process.returncode}:", *said]))
+                lines = log.read_text(errors="replace").strip().splitlines()[-10:]
+                raise BiremeError("\n  ".join([f"{self.name} ended with {process.returncode}:", *lines]))
             yield
         finally:
             process.terminate()
@@ -105,11 +105,11 @@ class Rival:
 
 
 def _apply(cluster: EmbeddedCluster, toolbox: Toolbox, crd: Path) -> None:
-    """Install a kind, and wait until the API server serves it."""
+    """Install a CustomResourceDefinition, and wait until the API server serves it."""
     kubectl = [str(toolbox.path("kubectl")), "--kubeconfig", str(cluster.kubeconfig)]
     subprocess.run([*kubectl, "apply", "--server-side", "-f", str(crd)], check=True, capture_output=True)
     wait = [*kubectl, "wait", "--for=condition=Established", "--timeout=60s", "-f", str(crd)]
-    # Again and again, because kubectl gives up on a kind that has no conditions yet.
+    # Retried, because kubectl fails while the CustomResourceDefinition has no conditions.
     until(lambda: subprocess.run(wait, capture_output=True).returncode == 0, 120, f"the kind of {crd.name}")
 
 
@@ -147,7 +147,7 @@ def _jobset_spec(replicated: Manifest) -> Manifest:
 
 
 def _certificates(cluster: EmbeddedCluster, folder: Path) -> Path:
-    """A folder with some certificate and key: nobody calls the webhooks that want them."""
+    """A folder with any certificate and key: the webhooks need them to start, but are not called."""
     folder.mkdir(parents=True, exist_ok=True)
     (certificate,) = cluster.kubeconfig.parent.rglob("pki/admin.crt")
     shutil.copyfile(certificate, folder / "tls.crt")
@@ -155,7 +155,7 @@ def _certificates(cluster: EmbeddedCluster, folder: Path) -> Path:
     return folder
 
 
-# Where the next two, in their own containers, have the certificate of their webhooks.
+# The path of the webhook certificates in the containers of the next two controllers.
 _MOUNTED = Path("/tmp/k8s-webhook-server/serving-certs")
 
 
@@ -164,7 +164,7 @@ _MOUNTED = Path("/tmp/k8s-webhook-server/serving-certs")
 
 def _training_operator_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
     _certificates(cluster, _MOUNTED)
-    # It insists on both, to put a certificate of its own into them.
+    # It requires both, because it writes its own certificate into them.
     webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
     secrets = "/api/v1/namespaces/default/secrets"
     for path, name in (
@@ -189,7 +189,7 @@ def _pytorch_job(name: str, job: Mapping[str, Any]) -> list[Manifest]:
 
 
 def _with_container_called(name: str, template: Mapping[str, Any]) -> Manifest:
-    """The pod template; these controllers know their container by its name."""
+    """The pod template; these controllers find their container by its name."""
     first, *others = template["spec"]["containers"]
     return {**template, "spec": {**template["spec"], "containers": [{**first, "name": name}, *others]}}
 
@@ -205,7 +205,7 @@ def _trainer_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
         "kind": "Configuration",
         "leaderElection": {"leaderElect": False},
         "certManagement": {"enable": False},
-        # JobSet has 9443 and 8081.
+        # JobSet uses 9443 and 8081.
         "webhook": {"port": 9444},
         "health": {"healthProbeBindAddress": ":8082"},
         "metrics": {"bindAddress": "0"},
@@ -216,7 +216,7 @@ def _trainer_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
 
 def _train_job(name: str, job: Mapping[str, Any]) -> list[Manifest]:
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    # What JobSet has names of its own for, and policies that name the container.
+    # JobSet has other names for these, and policies that name the container.
     spec = {"template": _with_container_called("node", job["template"])}
     replicated = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": spec}}
     version, metadata = "trainer.kubeflow.org/v1alpha1", {"name": name}

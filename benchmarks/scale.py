@@ -1,9 +1,9 @@
-"""How long 1,000 whole-node workers take from `bireme install` to all Running, beside plain `kubectl create`.
+"""The time from `bireme install` of 1,000 whole-node workers until all run, compared with `kubectl create`.
 
-Both make the same Job, from the same rendered manifests, on the same embedded control plane with 1,000 fake
-p4d.24xlarge nodes, in turn; the ratio of each pair is what counts. `bireme install` renders, plans, installs
-by Helm, watches the pods arrive and compares all of them with the plan; kubectl creates, and waits until the
-Job's status says that as many are ready.
+Both create the same Job, from the same rendered manifests, on the same embedded control plane with 1,000 fake
+p4d.24xlarge nodes, in turn; the result is the ratio of each pair. `bireme install` renders, plans, installs
+with Helm, watches the pods and compares all of them with the plan; kubectl creates the Job, and waits until
+its status has as many ready pods.
 
     python benchmarks/scale.py [--workers 1000] [--pairs 3] [-o json]
 """
@@ -38,7 +38,7 @@ TYPE = "p4d.24xlarge"
 
 @dataclass(frozen=True)
 class Stage:
-    """One cluster and the two ways to put the same Job on it."""
+    """One cluster, and two ways to create the same Job on it."""
 
     cluster: EmbeddedCluster
     paths: Paths
@@ -46,7 +46,7 @@ class Stage:
     workers: int
 
     def bireme(self) -> None:
-        """`bireme install`, and its comparison with the plan."""
+        """`bireme install`, which compares the pods with the plan."""
         self._bireme("install", *self._chart("ours"), "-o", "json", "--timeout", str(LIMIT_SECONDS))
 
     def remove_bireme(self) -> None:
@@ -60,13 +60,13 @@ class Stage:
         self._kubectl("wait", "job/plain-r1", ready, f"--timeout={LIMIT_SECONDS}s")
 
     def remove_kubectl(self) -> None:
-        """Delete the same, and wait until the pods are gone."""
+        """Delete the Job, and wait until the pods are gone."""
         self._kubectl(
             "delete", "-f", str(self._rendered), "--cascade=foreground", f"--timeout={LIMIT_SECONDS}s"
         )
 
     def render(self) -> None:
-        """Write the manifests that kubectl creates, without the hooks that Helm keeps for itself.
+        """Write the manifests for kubectl, without Helm's hooks.
 
         Not part of what is measured.
         """
@@ -111,7 +111,7 @@ def _timed(what: str, act: Callable[[], None]) -> float:
 
 
 def _measure(stage: Stage, pairs: int) -> list[tuple[float, float]]:
-    """Seconds of Bireme and of kubectl, pair by pair; who goes first alternates."""
+    """Seconds of Bireme and of kubectl in pairs; the order alternates."""
     results = []
     for number in range(pairs):
         turns = [

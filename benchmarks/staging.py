@@ -1,7 +1,7 @@
-"""How fast charts/dataset stages data from S3, beside `aws s3 sync` on the same data from the same server.
+"""How fast charts/dataset copies data from S3, compared with `aws s3 sync` from the same server.
 
-The server is moto on this machine, so it shares the cores with who copies. Both copy into a fresh folder with
-their own defaults, by turns; charts/dataset checks and publishes too. The ratio is sync's time over ours.
+The server is moto on this machine, so it shares the cores with the copying process. Both copy into a new folder
+with their own defaults, in turn; charts/dataset also checks and publishes. The ratio is sync's time over ours.
 
     python benchmarks/staging.py [--repeats 5] [--small 1000] [--large 4] [-o json]
 """
@@ -41,7 +41,7 @@ Copy = Callable[[S3Server, str, Path], None]
 
 @dataclass(frozen=True)
 class Data:
-    """A bucket with so many objects of so many bytes each."""
+    """A bucket: the number of its objects and the size of each."""
 
     name: str
     count: int
@@ -52,7 +52,7 @@ class Data:
         return self.count * self.size / 1e6
 
     def upload(self, server: S3Server) -> None:
-        """Make the bucket. No object is like another."""
+        """Make the bucket. Each object has other content."""
         server.put(self.name)
         chance = random.Random(self.name)
         chunk = chance.randbytes(min(self.size, CHUNK))
@@ -85,7 +85,7 @@ def _run(command: list[str], env: Mapping[str, str]) -> None:
 
 
 def seconds(copy: Copy, server: S3Server, data: Data, place: Path) -> float:
-    """How long one copy takes; all of it is there then, and gone afterwards."""
+    """The seconds of one copy; checks that it is complete, and removes it."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         os.sync()  # what the last one left for the disk to do
         started = time.perf_counter()
@@ -98,7 +98,7 @@ def seconds(copy: Copy, server: S3Server, data: Data, place: Path) -> float:
 
 
 def measure(server: S3Server, data: Data, repeats: int, place: Path) -> dict[str, Any]:
-    """Seconds of both by turns, who is first by turns too; the ratios are those of neighbours."""
+    """Seconds of both in turn, in alternating order; each ratio is that of two neighbours."""
     taken: dict[Copy, list[float]] = {ours: [], sync: []}
     with CONSOLE.status(f"{data.name}: upload"):
         data.upload(server)

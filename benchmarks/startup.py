@@ -1,9 +1,9 @@
-"""From creating a job to all of its workers Running: our MPI jobs beside mpi-operator as upstream sets it up,
-and beside JobSet, PyTorchJob and TrainJob, which make the same pods.
+"""The time from creating a job until all its workers run: our MPI jobs and mpi-operator with upstream's
+settings, compared with JobSet, PyTorchJob and TrainJob, which make the same pods.
 
-All run in turn on one embedded control plane, on fake p4d.24xlarge nodes, one worker a node. What is
-created is what the charts render, so that the contenders differ in who makes the pods. The launcher of an
-MPIJob comes when all workers are Ready; the second number of each is until it runs.
+All run in turn on one embedded control plane, on fake p4d.24xlarge nodes with one worker each. All jobs have
+the pods that the charts render, so only the controllers differ. The launcher of an MPIJob is created when all
+workers are Ready; the second number of each contender is the time until it runs.
 
     python benchmarks/startup.py [--workers 10,100,500] [--rounds 3] [--rivals JobSet,…] [-o markdown]
 """
@@ -45,7 +45,7 @@ LIMIT_SECONDS = 300
 TYPE = "p4d.24xlarge"
 NAMESPACE = "default"
 BASELINE = "MPIJob, upstream's operator"
-# What mpi-operator does without arguments (cmd/mpi-operator/app/options).
+# The defaults of mpi-operator (cmd/mpi-operator/app/options).
 UPSTREAM = ["threads=2", "client.qps=5", "client.burst=10", "queue.rate=10", "queue.burst=100"]
 
 
@@ -71,7 +71,7 @@ OURS = (
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds until all workers run, and until whoever launches does; infinity when it does not in time.
+    """Seconds until all workers run, and until the launcher does; infinity after the limit.
 
     mpi-operator puts a job off for up to 1000 s when much has happened to its pods, as if it had failed.
     """
@@ -82,7 +82,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Stage:
-    """One cluster, and what is put on it."""
+    """One cluster, and the controllers and jobs on it."""
 
     cluster: EmbeddedCluster
     paths: Paths
@@ -90,7 +90,7 @@ class Stage:
 
     @contextlib.contextmanager
     def operator(self, contender: Contender) -> Iterator[None]:
-        """The controller that ``contender`` needs meanwhile."""
+        """Run the controller that ``contender`` needs while the block runs."""
         if contender.rival:
             with contender.rival.running(self.cluster, self.toolbox, self.paths.state):
                 yield
@@ -102,7 +102,7 @@ class Stage:
         request = RenderRequest(self.paths.charts / "mpijob", settings=Settings(contender.operator))
         given = Renderer(self.toolbox, self.paths).merged(request).values
         releases.install(request.chart, "mpijob", "mpi-operator", given, create_namespace=True)
-        # Its last holder is gone: nobody need wait until it runs out.
+        # Its holder has ended: without it, the next one need not wait for the lease to end.
         self.cluster.api.delete("/apis/coordination.k8s.io/v1/namespaces/mpi-operator/leases/mpi-operator")
         program = self.toolbox.path("mpi-operator")
         with controllers.running(self.cluster, "mpijob", "mpi-operator", program) as operator:
@@ -112,7 +112,7 @@ class Stage:
         releases.uninstall("mpijob", "mpi-operator", LIMIT_SECONDS)
 
     def measure(self, contender: Contender, workers: int) -> Times:
-        """One job from creation to Running, and away again."""
+        """Create one job, wait until it runs, and delete it."""
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             yaml.safe_dump_all(self._manifests(contender, workers), file)
             file.flush()
@@ -181,7 +181,7 @@ def _running(events: Iterator[Mapping[str, Any]], workers: int, has_launcher: bo
 def _measure(
     stage: Stage, contenders: Sequence[Contender], sizes: Sequence[int], rounds: int
 ) -> dict[tuple[str, int], list[Times]]:
-    """All times by contender and size; who goes first changes with each round."""
+    """All times by contender and size; the order changes with each round."""
     found: dict[tuple[str, int], list[Times]] = defaultdict(list)
     for turn in range(rounds):
         first = turn % len(contenders)

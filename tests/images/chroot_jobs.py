@@ -1,4 +1,4 @@
-"""Training scripts that run in the root file system of the local image, and what they log."""
+"""Training scripts that run in the root file system of the local image, and the events in their logs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PATHS = Paths.discover(start=Path(__file__))
 IMAGE = load_rootfs("torch-2.6")
 MPI_IMAGE = load_rootfs("mpi")
 FOLDER = "/tmp/job"
-"""Where a job's folder is inside."""
+"""The path of a job's folder inside."""
 SCRIPTS = "/tmp/bireme"
 Event = dict[str, Any]
 SECONDS = 240
-"""Longest wait for anything: the machine may be busy with other tests."""
+"""Limit of each wait; long, because the machine may be busy with other tests."""
 
-# Debian's torch has no libuv, and torchrun's c10d backend does not ask.
+# Debian's torch has no libuv, but torchrun's c10d backend uses it unless told otherwise.
 TORCHRUN = """
 import functools, torch.distributed as dist
 dist.TCPStore = functools.partial(dist.TCPStore, use_libuv=False)
@@ -82,7 +82,7 @@ class Job:
         self._process.wait(SECONDS)
 
     def status(self) -> int:
-        """Wait for the end; the exit status."""
+        """Wait for the end; returns the exit status."""
         return self._process.wait(SECONDS)
 
     def _pid(self, rank: int) -> int:
@@ -115,18 +115,18 @@ def command_in(root: Path, folder: Path, command: list[str]) -> list[str]:
 
 
 def mpirun_in(root: Path, folder: Path, processes: int, program: list[str]) -> list[str]:
-    """The command line that runs ``program`` in the MPI image, as so many processes; 0 is without mpirun."""
+    """The command line that runs ``program`` in the MPI image, in ``processes`` (0: no mpirun)."""
     binds = {PATHS.root / "images": SCRIPTS, PATHS.root / "tests/images": f"{SCRIPTS}/tests", folder: FOLDER}
     env = {
         "PYTHONDONTWRITEBYTECODE": "1",
-        # What the image has in one folder.
+        # The image has both in one folder.
         "PYTHONPATH": f"{SCRIPTS}/torch:{SCRIPTS}/mpi",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # More processes than cores are fine, and they don't wait for each other at full speed.
+        # Allow more processes than cores, which then yield while they wait for each other.
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        # A step of a second takes half a minute where others compute beside it.
+        # On a busy machine, a step of one second can take half a minute.
         "BIREME_GRACE_SECONDS": str(SECONDS),
         **MPI_IMAGE.env,
     }
@@ -135,7 +135,7 @@ def mpirun_in(root: Path, folder: Path, processes: int, program: list[str]) -> l
 
 
 def torchrun(processes: int) -> list[str]:
-    """The command line of torchrun on this machine, whose name cannot be resolved inside the image."""
+    """The command line of torchrun, by address because this machine's name cannot be resolved inside."""
     rendezvous = [
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{_free_port()}",

@@ -1,4 +1,4 @@
-"""The scripts of images/mpi under real mpirun and Horovod: they train, go on, measure, say what is wrong."""
+"""The scripts of images/mpi under real mpirun and Horovod: they train, resume, measure, and report errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 120
 CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
 DIGITS = ("horovod_digits.py", CHECKPOINTS, f"--steps={STEPS}", "--checkpoint-every=50")
 TOLERANCE = 1e-4
-"""Of a step's loss, relative: sums over processes are rounded in another order."""
+"""Relative, of a step's loss: sums over processes are rounded in another order."""
 MASK = (
     "maskrcnn.py",
     "--data=/tmp/job/coco",
@@ -51,7 +51,7 @@ print(json.dumps([measure(annotations, part) for part in (found, found[:1], [])]
 
 @pytest.fixture(scope="module")
 def alone(mpirun: Start, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """One process that nothing interrupts: what all others are held against."""
+    """One process without interruption, with which all others are compared."""
     job = mpirun(tmp_path_factory.mktemp("alone"), *DIGITS, processes=1)
     assert job.status() == 0, job.output
     return job
@@ -84,7 +84,7 @@ def test_three_processes_compute_what_one_does_and_a_rerun_ends_at_once(
     assert [event["event"] for event in again.events()] == ["done", "done"]
 
 
-def test_when_one_process_gets_sigterm_then_all_save_and_another_number_goes_on_with_the_next_step(
+def test_after_sigterm_to_one_process_all_save_and_another_number_resumes(
     alone: Job, mpirun: Start, tmp_path: Path
 ) -> None:
     first = mpirun(tmp_path, *DIGITS, "--step-seconds=0.1", processes=2)
@@ -99,7 +99,7 @@ def test_when_one_process_gets_sigterm_then_all_save_and_another_number_goes_on_
     assert not losses(first).keys() & losses(second).keys()
 
 
-def test_mask_r_cnn_goes_on_in_the_middle_of_an_epoch_with_fewer_processes_and_their_learning_rate(
+def test_mask_r_cnn_resumes_within_an_epoch_with_fewer_processes_and_their_rate(
     mpirun: Start, coco: Path
 ) -> None:
     first = mpirun(coco, *MASK, "--batch-size=1", "--step-seconds=1", processes=2)
@@ -122,7 +122,7 @@ def test_mask_r_cnn_goes_on_in_the_middle_of_an_epoch_with_fewer_processes_and_t
     assert list((coco / "checkpoints/tensorboard").iterdir())
 
 
-def test_what_the_annotations_say_has_a_precision_of_one_half_of_it_less_and_nothing_none(
+def test_the_precision_is_one_for_all_annotations_less_for_some_and_zero_for_none(
     mpirun: Start, coco: Path
 ) -> None:
     job = mpirun(coco, MEASURE_THE_TRUTH)

@@ -1,4 +1,4 @@
-"""The example training scripts train, with real torch under real torchrun, and survive what jobs meet."""
+"""The example training scripts train with real torch and torchrun, and survive signals and kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 220
 CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
 DIGITS = ("digits.py", CHECKPOINTS, f"--steps={STEPS}", "--checkpoint-every=20")
 TOLERANCE = 1e-4
-"""Of a step's loss, relative: sums over processes are rounded in another order."""
+"""Relative, of a step's loss: sums over processes are rounded in another order."""
 ACCURACY_TOLERANCE = 0.01
 
 READ_EVENTS = """
@@ -40,7 +40,7 @@ IMAGENET = (
 
 @pytest.fixture(scope="module")
 def alone(start_in: Start, tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """One process that nothing interrupts: what all others are held against."""
+    """One process without interruption, with which all others are compared."""
     folder = tmp_path_factory.mktemp("alone")
     job = start_in(folder, *DIGITS)
     assert job.status() == 0, job.output
@@ -90,7 +90,7 @@ def test_tensorboard_reads_every_step_from_the_event_files(alone: Alone, start_i
     assert job.output.splitlines()[-1] == f"{list(range(1, STEPS + 1))} [{STEPS}]"
 
 
-def test_when_a_training_process_is_killed_then_the_job_goes_on_from_its_last_checkpoint(
+def test_a_job_whose_training_process_is_killed_resumes_from_its_last_checkpoint(
     alone: Alone, start_in: Start, tmp_path: Path
 ) -> None:
     job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", processes=2)
@@ -118,7 +118,7 @@ def test_when_one_process_gets_sigterm_then_no_step_is_lost(
     assert_same_training(job, alone[0])
 
 
-def test_when_torchrun_gets_sigterm_then_another_number_of_processes_goes_on_with_the_next_step(
+def test_after_sigterm_to_torchrun_another_number_of_processes_resumes_at_the_next_step(
     alone: Alone, start_in: Start, tmp_path: Path
 ) -> None:
     first = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", "--checkpoint-every=1000", processes=3)
@@ -130,9 +130,7 @@ def test_when_torchrun_gets_sigterm_then_another_number_of_processes_goes_on_wit
     assert_same_training(second, alone[0])
 
 
-def test_when_its_peer_does_not_answer_then_a_process_that_gets_sigterm_ends_long_before_the_grace_period(
-    start_in: Start, tmp_path: Path
-) -> None:
+def test_a_process_whose_peer_hangs_ends_soon_after_sigterm(start_in: Start, tmp_path: Path) -> None:
     job = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", processes=2)
     job.wait_for_step(30)
     job.signal(1, signal.SIGSTOP)
@@ -145,7 +143,7 @@ def test_when_its_peer_does_not_answer_then_a_process_that_gets_sigterm_ends_lon
     assert job.status() == 0, job.output
 
 
-def test_an_image_classifier_goes_on_in_the_middle_of_an_epoch_with_fewer_processes(
+def test_an_image_classifier_resumes_within_an_epoch_with_fewer_processes(
     start_in: Start, photos: Path
 ) -> None:
     first = start_in(photos, *IMAGENET, "--accumulate=2", "--step-seconds=0.3", processes=2)
@@ -155,7 +153,7 @@ def test_an_image_classifier_goes_on_in_the_middle_of_an_epoch_with_fewer_proces
     last = first.events("step")[-1]
     assert (last["step"], last["seen"], last["global_batch"]) == (stopped, stopped * 8, 8)
 
-    # A picture that arrives in the meantime waits for the next run.
+    # A picture that is added in the meantime is not used before the next run.
     shutil.copy(photos / "photos/train/china/0.jpg", photos / "photos/train/china/00.jpg")
     second = start_in(photos, *IMAGENET)
     assert second.status() == 0, second.output

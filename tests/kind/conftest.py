@@ -1,4 +1,4 @@
-"""Real containers: a kind cluster for the session, the project's images on it, restricted namespaces."""
+"""Fixtures of the kind tier: one kind cluster, the project's images on its nodes, restricted namespaces."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def torch_images(load: Callable[..., None]) -> None:
 
 @pytest.fixture(scope="session")
 def operator_on_kind() -> Values:
-    """Values of charts/mpijob: images that the nodes have, and nothing stays."""
+    """Values of charts/mpijob: images that the nodes have; its CustomResourceDefinition is deleted too."""
     return {
         "image": {"registry": "", "repository": "bireme/mpi-operator"},
         "testImage": {"registry": "", "repository": "bireme/python", "tag": "3.13"},
@@ -106,7 +106,7 @@ def mpi_operator(
     new_release: Callable[[], InstalledRelease],
     operator_on_kind: Values,
 ) -> Iterator[InstalledRelease]:
-    """charts/mpijob in a restricted namespace, and the kind MPIJob with it."""
+    """charts/mpijob, installed in a restricted namespace."""
     load("mpi-operator", "python")
     cluster.api.create("/api/v1/namespaces", {"metadata": {"name": "mpi-operator"}})
     enforce(cluster, "mpi-operator", "restricted")
@@ -122,7 +122,7 @@ def mpi_operator(
 def s3_server(
     cluster: KindCluster, shell: Shell, load: Callable[..., None], test_namespace: str
 ) -> Mapping[str, str]:
-    """The values `s3` that charts reach an S3 server by: the pod `s3`, which has the claim `source`."""
+    """The values `s3` for charts that use the S3 server of the module: the pod `s3` on the claim `source`."""
     load("moto", "python")
     cluster.add_claim("source", test_namespace)
     keys = [f"--from-literal=AWS_{key}=test" for key in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")]
@@ -136,7 +136,7 @@ def s3_server(
 
 @pytest.fixture
 def runs(cluster: KindCluster, test_namespace: str) -> Path:
-    """The folder on this machine of the claim that jobs have at /runs."""
+    """The folder on this machine behind the claim `runs`, which jobs mount at /runs."""
     cluster.add_claim("runs", test_namespace)
     return cluster.claim_folder("runs", test_namespace)
 
@@ -152,7 +152,7 @@ def kind_values(bireme_paths: Paths) -> Values:
 def train(
     release: ReleaseFactory, cluster: KindCluster, shell: Shell, test_namespace: str
 ) -> Iterator[Callable[..., Training]]:
-    """``train(workers=3, steps=200)``: digits.py on elastic workers, whose logs are read from the start.
+    """``train(workers=3, steps=200)``: digits.py on elastic workers; their logs are read from the start.
 
     ``values`` are further values of the chart; its claim ``checkpoints`` is mounted at /runs.
     """
@@ -168,13 +168,13 @@ def train(
                 "args": ["/opt/bireme/digits.py", *(f"--{key}={value}" for key, value in arguments.items())],
                 "claims": [{"claimName": "checkpoints", "mountPath": "/runs"}],
             }
-            said = {
+            installed = {
                 "instance": NODE_TYPE,
                 "files": [KIND],
                 "timeout": 180,
                 "values": {**own, **(values or {})},
             }
-            job = release("torch-elastic", name=name, **said)
-            return followed.enter_context(Training(job, shell, said, "digits.py").followed())
+            job = release("torch-elastic", name=name, **installed)
+            return followed.enter_context(Training(job, shell, installed, "digits.py").followed())
 
         yield _train

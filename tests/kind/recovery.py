@@ -13,10 +13,10 @@ from tests.kind.training import Event, Training
 
 @dataclass(frozen=True)
 class World:
-    """Workers that trained together, as their rank 0 logged it. Times are Unix times.
+    """Workers that trained together, by the log of their rank 0. Times are Unix times.
 
-    ``agreed`` is the start of its process, which the agents make as soon as they have agreed.
-    ``import_seconds`` is what the process took to start Python and to import torch.
+    ``agreed``: the start of rank 0's process, which its agent starts as soon as all agents have agreed.
+    ``import_seconds``: the time in which that process started Python and imported torch.
     """
 
     agreed: float
@@ -26,7 +26,7 @@ class World:
 
 
 def worlds_after(events: Iterable[Event], moment: float) -> list[World]:
-    """The worlds that were agreed after a moment, in order."""
+    """The worlds that were agreed after ``moment``, in order."""
     worlds: list[World] = []
     for event in sorted(events, key=lambda event: float(event["time"])):
         if event["event"] == "start" and event["rank"] == 0:
@@ -41,7 +41,7 @@ def worlds_after(events: Iterable[Event], moment: float) -> list[World]:
 def wait_for_world(
     training: Training, moment: float, seconds: float, fits: Callable[[World], bool] = lambda world: True
 ) -> list[World]:
-    """Wait until a world that was agreed after the moment, and that fits, has made a step; all up to it."""
+    """Wait for a step of a world that was agreed after ``moment`` and ``fits``; the worlds up to that one."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         worlds = worlds_after(list(training.events), moment)
@@ -50,6 +50,6 @@ def wait_for_world(
                 return worlds[:number]
         time.sleep(0.1)
     pytest.fail(
-        f"no new world trained within {seconds:.0f} s; the workers said last:\n"
-        + "\n".join(training.said[-40:])
+        f"no new world trained within {seconds:.0f} s; the last lines of the workers:\n"
+        + "\n".join(training.output[-40:])
     )

@@ -14,10 +14,10 @@ from tests.support import waiting
 
 Values = Mapping[str, Any]
 
-# What is asked in a condition here often starts a process, kubectl for example.
+# Conditions here often start a process, for example kubectl, so they are checked less often.
 until = partial(waiting.until, every=0.5)
 
-# `make test-kind` has three of them: one accelerator and one EFA interface each.
+# The nodes of `make test-kind`: three, with one accelerator and one EFA interface each.
 NODE_TYPE = "p5.4xlarge"
 
 
@@ -33,7 +33,7 @@ class Shell:
         return self._run([str(self.toolbox.path("kubectl")), *arguments], given)
 
     def attempt(self, *arguments: str) -> str | None:
-        """What kubectl prints, or None when it fails: for what is asked of a cluster in motion."""
+        """What kubectl prints, or None when it fails, for example because a pod has just gone."""
         done = self._ask([str(self.toolbox.path("kubectl")), *arguments])
         return done.stdout if done.returncode == 0 else None
 
@@ -46,10 +46,10 @@ class Shell:
         return self.kubectl("logs", "-n", namespace, "-l", pods, "--tail=-1", "--prefix", "--ignore-errors")
 
     def uid_when_ready(self, namespace: str, pod: str) -> str:
-        """The identity of a pod that is Ready, else nothing."""
+        """The uid of a pod if it is Ready, otherwise an empty text."""
         jsonpath = '{.metadata.uid} {.status.conditions[?(@.type=="Ready")].status}'
-        said = self.attempt("get", "pod", pod, "-n", namespace, f"-o=jsonpath={jsonpath}")
-        uid, _, ready = (said or "").partition(" ")
+        printed = self.attempt("get", "pod", pod, "-n", namespace, f"-o=jsonpath={jsonpath}")
+        uid, _, ready = (printed or "").partition(" ")
         return uid if ready == "True" else ""
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
@@ -58,7 +58,7 @@ class Shell:
         self.cluster.on_node(node, "kill", "-9", process)
 
     def first_process(self, namespace: str, pod: str, container: str) -> tuple[str, str]:
-        """The node of a pod, and the process there that a container has begun with."""
+        """The node of a pod, and the id on that node of a container's first process."""
         node = self.kubectl("get", "pod", pod, "-n", namespace, "-o=jsonpath={.spec.nodeName}")
         labels = f"io.kubernetes.pod.name={pod}", f"io.kubernetes.pod.namespace={namespace}"
         wanted = ("--name", f"^{container}$", *(word for label in labels for word in ("--label", label)))
@@ -77,6 +77,6 @@ class Shell:
 
 
 def enforce(cluster: KindCluster, namespace: str, level: str) -> None:
-    """Hold what comes into a namespace against this Pod Security Standard."""
+    """Let a namespace enforce this Pod Security Standard."""
     labels = {"pod-security.kubernetes.io/enforce": level}
     cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})

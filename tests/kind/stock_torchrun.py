@@ -1,4 +1,4 @@
-"""Stock torchrun in the chart's pods, without Bireme's entry point, launcher and backend: the control."""
+"""Stock torchrun in the chart's pods, without Bireme's entry point and backend, for comparison."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SITE = Path(__file__).parent / "without_libuv"
 
 
 def prepare(claim: Path) -> Path:
-    """Put what Debian's torch needs onto the claim that workers mount at CLAIM_PATH; the folder, for more."""
+    """Write what Debian's torch needs into a folder of the claim, which workers mount at CLAIM_PATH."""
     folder = claim / _FOLDER
     shutil.copytree(_SITE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
 def values(*options: str, shared_store: bool = False) -> dict[str, Any]:
-    """Values of torch-elastic that start torchrun as a user would; with c10d, unless options say otherwise.
+    """Values of torch-elastic that start torchrun as a user would, with c10d unless ``options`` differ.
 
     The chart's PET_* variables configure it, as they do the chart's own entry point. ``shared_store`` is
     torch's default; nobody can join a later round with it.
@@ -36,7 +36,7 @@ def values(*options: str, shared_store: bool = False) -> dict[str, Any]:
 
 
 def kill(training: Training, index: int, program: str) -> float:
-    """SIGKILL the first process of a worker with ``program`` in its command line; the Unix time of it.
+    """SIGKILL the first process of a worker whose command line has ``program``; returns the Unix time.
 
     Done from the node, from where the first process of a container can be killed too, and with it all others.
     """

@@ -26,7 +26,7 @@ LIMIT_SECONDS = 240
 
 @dataclass(frozen=True)
 class Aftermath:
-    """Seconds until a new world's first step, and one of all workers; agents that ended meanwhile."""
+    """Seconds until the first step of a new world and of one with all workers; agents that ended."""
 
     step: float
     all_workers: float
@@ -35,14 +35,14 @@ class Aftermath:
 
 @dataclass
 class Trial:
-    """A training job on which events fall, one after another."""
+    """A training job to which faults are applied one after another."""
 
     torch: str
     training: Training
     workers: int
 
     def after(self, event: str, act: Callable[[], float | None]) -> Aftermath:
-        """Let the event happen, wait until all workers train again, and print the row."""
+        """Apply a fault, wait until all workers train again, and print the row."""
         ended, began = self.ended(), time.time()
         began = act() or began
         worlds = wait_for_world(self.training, began, LIMIT_SECONDS, lambda world: world.size == self.workers)
@@ -53,14 +53,14 @@ class Trial:
         return found
 
     def join(self) -> Aftermath:
-        """One more worker comes."""
+        """Add one worker."""
         self.workers += 1
         return self.after("a worker joins", lambda: self.training.scale(self.workers))
 
     def ended(self) -> int:
-        """How many agents have ended so far: with their pods, or restarted in them."""
+        """How many agents have ended so far, with their pods or before a restart in them."""
         failed = [pod for pod in self.training.job.objects("pods") if pod["status"]["phase"] == "Failed"]
-        return len(failed) + sum("restarting the agent" in line for line in self.training.said)
+        return len(failed) + sum("restarting the agent" in line for line in self.training.output)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ PROCESS, POD, AGENT, AGENT_0 = (
 
 
 def fatal(trial: Trial, agent: str) -> set[str]:
-    """Let all events fall on the job with agents called ``agent``; those that ended other agents too."""
+    """Apply all faults to the job, whose agents run ``agent``; returns those that ended other agents too."""
     job, script = trial.training, "-u /opt/bireme/digits.py"
     own = {AGENT: 1, AGENT_0: 1}
     ended = {
@@ -115,7 +115,7 @@ def test_with_a_shared_store_stock_c10d_dies_when_a_worker_joins(
     job = trial(torch, stock_torchrun.values(shared_store=True))
     job.training.scale(3)
     until(lambda: job.ended() >= 3, LIMIT_SECONDS, "all three agents to end")
-    assert [line for line in job.training.said if "DistStoreError: wait timeout" in line]
+    assert [line for line in job.training.output if "DistStoreError: wait timeout" in line]
 
 
 @pytest.mark.whole

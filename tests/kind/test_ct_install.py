@@ -19,7 +19,7 @@ from tests.kind.shell import Shell, Values
 
 pytestmark = pytest.mark.whole
 
-# What each chart needs on the nodes.
+# The images that each chart needs on the nodes.
 IMAGES = {
     "etcd": ("etcd", "python"),
     "torch-elastic": ("etcd", "python", "torch"),
@@ -63,18 +63,18 @@ def charts(bireme_paths: Paths, tmp_path: Path) -> Path:
 
 def values_on_kind(chart: str, values: Path, operator_on_kind: Values) -> Mapping[str, Any]:
     """values/kind.yaml as the chart takes it."""
-    # All nodes but one have accelerators, and members that must be kept apart need three.
+    # All nodes but one have accelerators, and three members with anti-affinity need three nodes.
     everywhere = {"tolerations": [{"operator": "Exists"}]}
     if chart == "mpijob":
         return operator_on_kind
     own = {"mpi-training": "kind-mpi.yaml", "paddle": "kind-paddle.yaml"}.get(chart, "kind.yaml")
-    said: Values = yaml.safe_load((values / own).read_text(encoding="utf-8"))
+    found: Values = yaml.safe_load((values / own).read_text(encoding="utf-8"))
     if chart == "etcd":
-        said = said["etcd"]
-    return said if chart == "torch-elastic" else {**said, **everywhere}
+        found = found["etcd"]
+    return found if chart == "torch-elastic" else {**found, **everywhere}
 
 
-# The operator by itself first: what comes after it has another one.
+# The operator is tested first and alone, because the tests after it install another one.
 @pytest.mark.parametrize("chart", sorted(IMAGES, key=lambda chart: chart != "mpijob"))
 def test_ct_installs_and_tests_a_chart_with_each_of_its_ci_values(
     chart: str,

@@ -1,4 +1,4 @@
-"""charts/dataset takes data from a real S3 API onto a claim: all of it or nothing, and each byte once."""
+"""charts/dataset copies data from a real S3 API to a claim: completely or not at all, and each byte once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL, LARGE = 20_000, 16 << 20
 MORE_THAN_A_PART = 65 << 20
 """What `upload` sends to S3 in parts."""
 REQUESTS = {"cpu": "50m", "memory": "64Mi"}
-# Uploads a folder as a bucket; large files in parts, as they mostly come.
+# Uploads a folder as a bucket; large files in parts, as most clients do.
 UPLOAD = """
 import sys
 from pathlib import Path
@@ -32,7 +32,7 @@ s3.create_bucket(Bucket=sys.argv[1])
 for file in filter(Path.is_file, folder.rglob("*")):
     s3.upload_file(str(file), sys.argv[1], f"data/{file.relative_to(folder)}")
 """
-# What a training finds on its node.
+# Prints what a training finds on its node.
 LOOK = """
 from bireme_runtime.dataset.staging import verify
 from pathlib import Path
@@ -43,7 +43,7 @@ Path("/staged/n0/0.bin").read_bytes()
 
 @dataclass(frozen=True)
 class Place:
-    """The S3 server and the claim `staged` of a namespace, and the files behind both on this machine."""
+    """The S3 server and the claim `staged` of a namespace, with the folders on this machine behind both."""
 
     cluster: KindCluster
     shell: Shell
@@ -51,7 +51,7 @@ class Place:
     s3: Values
 
     def upload(self, bucket: str, files: Content) -> None:
-        """Make a bucket of these files, or write these into it."""
+        """Make a bucket of these files, or add them to it."""
         folder = self.cluster.claim_folder("source", self.namespace) / bucket
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -64,14 +64,14 @@ class Place:
         return self.cluster.claim_folder("staged", self.namespace)
 
     def read(self, path: str) -> Content:
-        """What a published dataset has, but for its manifest."""
+        """The files of a published dataset, without its manifest."""
         folder = self.staged / path
         found = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
         assert found.pop("MANIFEST.jsonl").stat().st_size > 0
         return {path: file.read_bytes() for path, file in found.items()}
 
     def log(self, job: InstalledRelease) -> str:
-        """What the copying containers of a release said."""
+        """The logs of the copying containers of a release."""
         pods = f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=copier"
         return self.shell.kubectl("logs", "-n", self.namespace, "-l", pods, "-c", "stage", "--tail=-1")
 
@@ -89,7 +89,7 @@ def place(cluster: KindCluster, shell: Shell, s3_server: Values, test_namespace:
 
 @pytest.fixture
 def stage(release: ReleaseFactory, place: Place) -> Callable[..., InstalledRelease]:
-    """``stage("pictures", to="here")``: a release that stages a bucket; does not wait for it."""
+    """``stage("pictures", to="here")``: a release that stages a bucket, without waiting for its end."""
 
     def _stage(bucket: str, to: str, sums: str = "", **more: Any) -> InstalledRelease:
         source = {"url": f"s3://{bucket}/data", **({"sums": sums} if sums else {})}
@@ -110,7 +110,7 @@ def stage(release: ReleaseFactory, place: Place) -> Callable[..., InstalledRelea
 
 
 def content(files: int) -> Content:
-    """So many small files."""
+    """``files`` small files."""
     chance = random.Random(files)
     return {f"n{number % 7}/{number}.bin": chance.randbytes(SMALL + number) for number in range(files)}
 
@@ -125,7 +125,7 @@ def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_noth
 ) -> None:
     files = {**content(200), "large.rec": random.Random(1).randbytes(LARGE)}
     place.upload("pictures", files)
-    # A tenth of a core: long enough on any machine for somebody to come and kill it.
+    # A tenth of a core, so that on any machine there is time to kill it.
     slow = {"requests": REQUESTS, "limits": {"cpu": "100m", "memory": "256Mi"}}
     job = stage("pictures", to="sets/pictures", resources=slow)
     journal = place.staged / "sets/.pictures.staging/.bireme/journal-0.jsonl"
@@ -219,5 +219,5 @@ def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
     }
     job = release(chart, instance=NODE_TYPE, files=[on_kind], values=values, timeout=180)
     assert place.ends(job) == "Complete"
-    said = place.shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
-    assert "/staged is complete: 20 files" in said
+    log = place.shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
+    assert "/staged is complete: 20 files" in log

@@ -1,4 +1,4 @@
-"""The etcd chart with real members: they serve, they survive, and more of them join."""
+"""The etcd chart with real members: they answer, one is lost, and more of them join."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Etcd = Callable[..., dict[str, Any]]
 def ask(cluster: KindCluster) -> Etcd:
     """``ask(release, "kv/range", key="a")``: etcd's JSON gateway through the API server; text is encoded.
 
-    It asks again until it is answered: the Service may still lead to a member that has just gone.
+    It retries until it gets an answer, because the Service may still route to a member that has just gone.
     """
 
-    def _ask(release: InstalledRelease, call: str, **said: str) -> dict[str, Any]:
+    def _ask(release: InstalledRelease, call: str, **fields: str) -> dict[str, Any]:
         service = f"/api/v1/namespaces/{release.namespace}/services/{release.name}:2379/proxy/v3/{call}"
-        body = {key: encode(value) for key, value in said.items()}
+        body = {key: encode(value) for key, value in fields.items()}
         answers: list[dict[str, Any]] = []
 
         def answered() -> bool:

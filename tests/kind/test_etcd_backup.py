@@ -1,4 +1,4 @@
-"""An etcd as in production, with TLS, users and snapshots, that loses all its members and starts again."""
+"""An etcd with TLS, users and snapshots loses all its members and is restored."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PEOPLE = {"root-password": "of-root", "username": "trainer", "password": "of-tra
 
 
 def certificates(folder: Path, etcd: str, namespace: str) -> dict[str, Path]:
-    """An authority, and one certificate by it with every name that members of ``etcd`` can have.
+    """A certificate authority, and one certificate with all names that members of ``etcd`` can have.
 
     It has no common name: etcd's gateway would refuse clients with it as soon as there are users.
     """
     hosts = [f"{etcd}.{namespace}.svc", *(f"{etcd}-{i}.{etcd}-peers.{namespace}.svc" for i in range(5))]
     names = ",".join(f"DNS:{host}" for host in hosts)
     ca_key, ca, key, own = (str(folder / name) for name in ("ca.key", "ca.crt", "tls.key", "tls.crt"))
-    # Python checks authorities strictly: without their key usage it takes none of their certificates.
+    # Python is strict: it rejects all certificates of an authority without a key usage.
     new_certificate(ca_key, ca, "/CN=authority", "keyUsage=critical,keyCertSign")
     use = "extendedKeyUsage=serverAuth,clientAuth"
     signed = ("-CA", ca, "-CAkey", ca_key)
@@ -44,7 +44,7 @@ def certificates(folder: Path, etcd: str, namespace: str) -> dict[str, Path]:
 
 
 def new_certificate(key: str, file: str, subject: str, *extensions: str, by: tuple[str, ...] = ()) -> None:
-    """A key and its certificate, by itself or by an authority."""
+    """A key and its certificate, self-signed or signed by an authority."""
     command = [
         "openssl",
         "req",
@@ -64,7 +64,7 @@ def new_certificate(key: str, file: str, subject: str, *extensions: str, by: tup
 def secured(
     shell: Shell, cluster: KindCluster, kind_values: Values, test_namespace: str, tmp_path: Path
 ) -> tuple[str, dict[str, Any]]:
-    """A release name, and values for it: three members with TLS and users, whose Secrets and claim exist."""
+    """A release name, and values for three members with TLS and users; their Secrets and claim exist."""
     name = f"safe-{uuid.uuid4().hex[:4]}"
     files = [
         f"--from-file={key}={file}" for key, file in certificates(tmp_path, name, test_namespace).items()
@@ -85,7 +85,7 @@ def secured(
 
 
 def run_job(shell: Shell, etcd: InstalledRelease, cronjob: str, code: str = "") -> str:
-    """Run what a CronJob of the release runs, now, or else Python code in its place; returns its log."""
+    """Run a CronJob's container now, or Python code in its place; returns its log."""
     name, where = f"now-{uuid.uuid4().hex[:4]}", ("-n", etcd.namespace)
     made = shell.kubectl(
         "create",
@@ -103,9 +103,9 @@ def run_job(shell: Shell, etcd: InstalledRelease, cronjob: str, code: str = "") 
     shell.kubectl("apply", *where, "-f", "-", given=yaml.safe_dump(job))
     conditions = ("get", "job", name, *where, "-o", "jsonpath={.status.conditions[*].type}")
     until(lambda: shell.kubectl(*conditions) != "", 120, f"{cronjob} to end")
-    said = shell.logs(f"job-name={name}", etcd.namespace)
-    assert "Complete" in shell.kubectl(*conditions), said
-    return said
+    log = shell.logs(f"job-name={name}", etcd.namespace)
+    assert "Complete" in shell.kubectl(*conditions), log
+    return log
 
 
 def test_all_members_are_lost_and_a_snapshot_brings_data_and_users_back(
@@ -118,13 +118,13 @@ def test_all_members_are_lost_and_a_snapshot_brings_data_and_users_back(
     assert "bytes" in run_job(shell, etcd, "backup")
     assert run_job(shell, etcd, "defragmentation").count("bytes before") == 3
 
-    # Without claims of their own, members that go take all data with them.
+    # The members have no claims, so their data is lost with them.
     etcd.uninstall()
     restored = {**values, "restore": {"enabled": True, "claimName": "snapshots"}}
     etcd = release("etcd", name=name, values=restored, timeout=240)
     look = 'print(client.get("/ship").value, "with", len(client.members()), "members")'
     assert "bireme with 3 members" in run_job(shell, etcd, "backup", look)
-    # The users are part of the data: the trainer of before is let in.
+    # The users are part of the data: the trainer still has access.
     shell.helm("test", name, "-n", etcd.namespace, "--timeout", "2m")
 
 

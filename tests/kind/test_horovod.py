@@ -28,7 +28,7 @@ def image(load: Callable[..., None]) -> None:
 
 @pytest.fixture
 def train(release: ReleaseFactory, cluster: KindCluster) -> Callable[..., list[Event]]:
-    """``train(3, "horovod_digits.py", "--steps=220")``: the events of a job that has succeeded."""
+    """``train(3, "horovod_digits.py", "--steps=220")``: the events of a job, once it has succeeded."""
 
     def _train(workers: int, script: str, *arguments: str) -> list[Event]:
         values = {
@@ -37,8 +37,8 @@ def train(release: ReleaseFactory, cluster: KindCluster) -> Callable[..., list[E
             "args": ["python3", f"/opt/bireme/{script}", *arguments],
             "claims": [{"claimName": "runs", "mountPath": "/runs"}],
         }
-        said = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180, "values": values}
-        job = release("mpi-training", **said)
+        options = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180, "values": values}
+        job = release("mpi-training", **options)
         until(lambda: outcome(job) is not None, 600, f"the end of {script}")
         log = launcher_log(cluster, job.plan)
         assert outcome(job) == "Complete", log
@@ -72,7 +72,7 @@ def test_two_workers_train_mask_r_cnn_on_a_small_set_in_coco_s_format(
     options += ["--image-size", "96", "144", "--epochs=1", "--log-every=1", "--warm-up-steps=2"]
     events = train(2, "maskrcnn.py", "--data=/runs/coco", "--checkpoints=/runs/maskrcnn", *options)
     steps = of(events, "step")
-    # 12 images, 2 on each of 2 processes: half of the rate for 8, reached in two steps.
+    # 2 images on each of 2 processes: half of the learning rate for 8, after two steps of warm-up.
     assert [(event["step"], event["global_batch"]) for event in steps] == [(1, 4), (2, 4), (3, 4)]
     assert [event["learning_rate"] for event in steps] == pytest.approx([5e-6, 2.5025e-3, 5e-3], abs=1e-6)
     (measured,) = of(events, "validate")

@@ -1,4 +1,4 @@
-"""A kind cluster comes, and goes without a trace."""
+"""Making and removing a kind cluster, also when it is interrupted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clusters(bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path, name: str) -
 
 
 def traces(name: str) -> list[str]:
-    """Containers and networks that the engine has of a cluster."""
+    """The containers and networks of a cluster that the engine still has."""
     listings = (["ps", "--all", "--format", "{{.Names}}"], ["network", "ls", "--format", "{{.Name}}"])
     listed = [
         subprocess.run(["docker", *each], capture_output=True, text=True, check=True) for each in listings
@@ -41,7 +41,7 @@ def traces(name: str) -> list[str]:
     return [line for each in listed for line in each.stdout.split() if name in line]
 
 
-def test_a_cluster_of_fakes_alone_keeps_its_control_plane_to_itself_and_goes_without_a_trace(
+def test_a_cluster_of_fake_nodes_has_a_tainted_control_plane_and_leaves_nothing(
     clusters: KindProvider, name: str, tmp_path: Path
 ) -> None:
     cluster = clusters.up(name, fake={"p4d.24xlarge": 3})
@@ -78,7 +78,7 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as starting:
         until(lambda: any("worker" in trace for trace in traces(name)), 60, "the containers to start")
         starting.send_signal(signal.SIGINT)
-        _, said = starting.communicate(timeout=60)
-    assert said.strip().endswith("KeyboardInterrupt")
+        _, errors = starting.communicate(timeout=60)
+    assert errors.strip().endswith("KeyboardInterrupt")
     assert traces(name) == []
     assert list((tmp_path / "clusters").iterdir()) == []

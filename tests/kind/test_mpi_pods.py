@@ -1,4 +1,4 @@
-"""The entry point of MPI jobs in real containers on one network, as pods have it, without a cluster."""
+"""The entry point of MPI jobs in containers on one network, as in pods but without a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from bireme.paths import Paths
 from tests.kind.shell import until
 
-# Images by their recipes, and what the chart calls their MPI.
+# Images by their recipe, and the chart's name of their MPI.
 IMPLEMENTATIONS = {"mpi-4": "OpenMPI", "mpi-5": "OpenMPI", "mpi-intel": "Intel", "mpi-mpich": "MPICH"}
 OPEN_MPI = ("mpi-4", "mpi-5")
 USER = ["--user=1000", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
@@ -25,7 +25,7 @@ ROOT += [f"--cap-add={name}" for name in ("SETUID", "SETGID", "SYS_CHROOT")]
 EACH_MPI = [pytest.param(mpi, marks=() if mpi in OPEN_MPI else pytest.mark.whole) for mpi in IMPLEMENTATIONS]
 MAKE_KEY = "ssh-keygen -q -t ecdsa -m PEM -N '' -f /tmp/key && cat /tmp/key"
 
-# All ranks meet in every step. When one is told to end, each says so once it has saved.
+# Each step is an all-reduce. When one rank gets SIGTERM, every rank saves and prints so.
 STEPS = """
 import os, signal, sys, time
 from mpi4py import MPI
@@ -67,7 +67,7 @@ def image(build: Callable[..., list[str]]) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Pods:
-    """Two containers with two slots each on a network of their own; the first launches."""
+    """Two containers with two slots each on their own network; the first one is the launcher."""
 
     job: str
 
@@ -84,22 +84,22 @@ class Pods:
             entry = ["python3", "-m", "bireme_runtime.mpi.supervisor", "--"]
             docker("run", "--detach", *own, *variables, *options, image, *entry, *program)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What the launcher has printed."""
         return docker("logs", f"{self.job}-0")
 
     def exit_code(self, index: int = 0) -> int:
-        """Wait for a container's end."""
+        """Wait for the end of a container."""
         return int(docker("wait", f"{self.job}-{index}"))
 
-    def until_said(self, words: str) -> None:
+    def until_printed(self, words: str) -> None:
         """Wait until the launcher has printed this."""
-        until(lambda: words in self.said(), 90, f"the launcher to say {words!r}")
+        until(lambda: words in self.output(), 90, f"the launcher to print {words!r}")
 
 
 @pytest.fixture
 def start(image: Callable[[str], str], bireme_paths: Paths, tmp_path: Path) -> Iterator[Callable[..., Pods]]:
-    """``start("mpi-5", USER, ["python3", "/steps.py", "10"])``: two pods with one key, gone at the end."""
+    """``start("mpi-5", USER, ["python3", "/steps.py", "10"])``: two pods with one key, removed at the end."""
     pods = Pods(f"mpi-{uuid.uuid4().hex[:6]}")
     docker("network", "create", pods.job)
 
@@ -130,8 +130,8 @@ def test_four_ranks_on_two_hosts_add_up_in_their_pods_environment(
     start: Callable[..., Pods], mpi: str, options: list[str]
 ) -> None:
     pods = start(mpi, options, ["python3", "/steps.py", "1"])
-    assert pods.exit_code() == 0, pods.said()
-    found = re.findall(r"step 0: rank (\d) of 4 on (\S+) (.*)", pods.said())
+    assert pods.exit_code() == 0, pods.output()
+    found = re.findall(r"step 0: rank (\d) of 4 on (\S+) (.*)", pods.output())
     word = 'it\'s "told" $HOME'
     assert sorted(found) == [(str(rank), f"{pods.job}-{rank // 2}", word) for rank in range(4)]
 
@@ -139,10 +139,10 @@ def test_four_ranks_on_two_hosts_add_up_in_their_pods_environment(
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_worker_that_is_killed_ends_the_job_and_is_named(start: Callable[..., Pods], mpi: str) -> None:
     pods = start(mpi, USER, ["python3", "/steps.py", "3000"])
-    pods.until_said("step 5")
+    pods.until_printed("step 5")
     docker("kill", f"{pods.job}-1")
     assert pods.exit_code() == 75
-    assert f"{pods.job}-1 went away while the program ran" in pods.said()
+    assert f"{pods.job}-1 went away while the program ran" in pods.output()
 
 
 @pytest.mark.parametrize("mpi", OPEN_MPI)
@@ -150,8 +150,8 @@ def test_ranks_that_are_all_on_one_host_do_not_start(start: Callable[..., Pods],
     elsewhere = json.dumps(["--oversubscribe", "--map-by", "ppr:4:node"])
     pods = start(mpi, USER, ["python3", "/steps.py", "1"], BIREME_MPI_ARGUMENTS=elsewhere)
     assert pods.exit_code() == 78
-    assert f"mpirun would start these ranks: 4 on {pods.job}-0" in pods.said()
-    assert "step" not in pods.said()
+    assert f"mpirun would start these ranks: 4 on {pods.job}-0" in pods.output()
+    assert "step" not in pods.output()
 
 
 def test_the_programs_exit_code_is_the_jobs(start: Callable[..., Pods]) -> None:
@@ -164,16 +164,16 @@ def test_the_programs_exit_code_is_the_jobs(start: Callable[..., Pods]) -> None:
 )
 def test_ranks_save_when_all_pods_are_told_to_end(start: Callable[..., Pods], mpi: str) -> None:
     pods = start(mpi, USER, ["python3", "/steps.py", "3000"])
-    pods.until_said("step 5")
+    pods.until_printed("step 5")
     docker("kill", "--signal=TERM", f"{pods.job}-0", f"{pods.job}-1")
     assert (pods.exit_code(0), pods.exit_code(1)) == (143, 143)
-    assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.said().splitlines()), pods.said()
+    assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.output().splitlines()), pods.output()
 
 
 def test_a_worker_that_never_comes_is_waited_for_and_named(start: Callable[..., Pods]) -> None:
     pods = start("mpi-5", USER, ["true"], BIREME_MPI_WORKERS="3", BIREME_WAIT_SECONDS="3")
     assert pods.exit_code() == 75
-    assert f"{pods.job}-2: no sshd answers after 3 s" in pods.said()
+    assert f"{pods.job}-2: no sshd answers after 3 s" in pods.output()
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ def test_what_is_missing_is_said_in_a_sentence(
 ) -> None:
     pods = start("mpi-5", options, ["true"], **env)
     assert (pods.exit_code(0), pods.exit_code(1)) == (78, 78)
-    assert words in pods.said()
+    assert words in pods.output()
 
 
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_the_check_of_helm_test_passes(start: Callable[..., Pods], mpi: str) -> None:
     pods = start(mpi, USER, [], BIREME_MPI_ROLE="check")
     assert pods.exit_code() == 0
-    assert "the image has what an MPI job needs" in pods.said()
+    assert "the image has what an MPI job needs" in pods.output()

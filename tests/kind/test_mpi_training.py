@@ -29,14 +29,14 @@ PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs/{}-r1",
     "MPIJob": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs/{}-r1",
 }
-# By the images' tags: what the chart calls them, and who makes the image.
+# By the tag of the image: the chart's name of its MPI, and the image's recipe.
 MPIS = {
     "openmpi4": ("OpenMPI", "mpi-4"),
     "openmpi5": ("OpenMPI", "mpi-5"),
     "intel2021": ("Intel", "mpi-intel"),
     "mpich5": ("MPICH", "mpi-mpich"),
 }
-# Every two of the three properties of Open MPI meet in these four; the others show it all.
+# These four have every pair of the three properties; the whole tier has all combinations.
 CORE = {
     ("Job", "user", "openmpi4"), ("Job", "root", "openmpi5"),
     ("MPIJob", "user", "openmpi5"), ("MPIJob", "root", "openmpi4"),
@@ -46,8 +46,8 @@ COMBINATIONS = [
     for each in itertools.product(ORCHESTRATORS, ("user", "root"), MPIS)
 ]
 
-# All ranks meet in every step, and rank 0 says how far they are. When one is told to end, each saves its
-# step, from which another start goes on.
+# Each step is an all-reduce, and rank 0 prints its number. When one rank gets SIGTERM, every rank saves its
+# step, from which the next start resumes.
 STEPS = """
 import os, pathlib, signal, sys, time
 from mpi4py import MPI
@@ -65,7 +65,7 @@ for step in range(int(saved.read_text()) if saved.exists() else 0, int(sys.argv[
         print(f"step {step} of {world.size} ranks", flush=True)
     time.sleep(0.2)
 """
-# All processes of the container but the first, which the kernel protects; once this command has returned.
+# Kills all processes of the container but the first, half a second after this command has returned.
 KILL_ALL = "(sleep 0.5; exec python3 -c 'import os; os.kill(-1, 9)') >/dev/null 2>&1 </dev/null &"
 
 Run = Callable[..., InstalledRelease]
@@ -80,7 +80,7 @@ def load_once(load: Callable[..., None]) -> Callable[[str], None]:
 def run(request: pytest.FixtureRequest, load_once: Callable[[str], None], release: ReleaseFactory) -> Run:
     """``run("MPIJob", ["workers=2"], mpi="openmpi4")``: a job on kind, with the operator if it needs it."""
 
-    def _run(orchestrator: str, sets: list[str], mpi: str = "openmpi5", **said: Any) -> InstalledRelease:
+    def _run(orchestrator: str, sets: list[str], mpi: str = "openmpi5", **more: Any) -> InstalledRelease:
         if orchestrator == "MPIJob":
             request.getfixturevalue("mpi_operator")
         implementation, image = MPIS[mpi]
@@ -90,7 +90,7 @@ def run(request: pytest.FixtureRequest, load_once: Callable[[str], None], releas
             f"mpiImplementation={implementation}",
             f"image.tag=0.1.0-{mpi}",
         ]
-        options = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180, **said}
+        options = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180, **more}
         return release("mpi-training", sets=[*own, *sets], **options)
 
     return _run
@@ -98,7 +98,7 @@ def run(request: pytest.FixtureRequest, load_once: Callable[[str], None], releas
 
 @pytest.fixture
 def root_may_run(cluster: KindCluster, test_namespace: str) -> Iterator[None]:
-    """The namespace enforces the baseline Pod Security Standard meanwhile, in place of the restricted one."""
+    """During the test, the namespace enforces the baseline Pod Security Standard, not the restricted one."""
     enforce(cluster, test_namespace, "baseline")
     yield
     enforce(cluster, test_namespace, "restricted")
@@ -106,23 +106,23 @@ def root_may_run(cluster: KindCluster, test_namespace: str) -> Iterator[None]:
 
 @pytest.fixture
 def steps(run: Run, shell: Shell, runs: Path) -> Run:
-    """``steps("Job", 60, ["backoffLimit=3"])``: two ranks that make so many steps, and have made some."""
+    """``steps("Job", 60, ["backoffLimit=3"])``: two ranks with 60 steps; returns after the first few."""
 
     def _steps(orchestrator: str, count: int, sets: list[str]) -> InstalledRelease:
         job = run(orchestrator, ["workers=2", *sets], values=program(count))
-        until(lambda: "step 3 of 2 ranks" in said_by(shell, job), 90, "the first steps")
+        until(lambda: "step 3 of 2 ranks" in log_of(shell, job), 90, "the first steps")
         return job
 
     return _steps
 
 
 def program(count: int) -> dict[str, Any]:
-    """Values that have so many steps made."""
+    """Values of a job with ``count`` steps."""
     return {"script": STEPS, "args": [count], "claims": [{"claimName": "runs", "mountPath": "/runs"}]}
 
 
-def said_by(shell: Shell, job: InstalledRelease) -> str:
-    """What all pods of the job have printed, those that have ended included."""
+def log_of(shell: Shell, job: InstalledRelease) -> str:
+    """The logs of all pods of the job, also of those that have ended."""
     return shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
 
 
@@ -132,7 +132,7 @@ def host(job: InstalledRelease, orchestrator: str, index: int) -> str:
 
 
 def end(job: InstalledRelease, orchestrator: str, seconds: float) -> tuple[str, str]:
-    """Wait for the job's end; how it ended, and its message."""
+    """Wait for the end of the job; returns its condition and message."""
     found: dict[str, str] = {}
 
     def ended() -> bool:
@@ -148,13 +148,13 @@ def end(job: InstalledRelease, orchestrator: str, seconds: float) -> tuple[str, 
 
 
 def kill(shell: Shell, job: InstalledRelease, hostname: str) -> None:
-    """SIGKILL all that runs in a worker, whose container then fails."""
+    """SIGKILL all processes of a worker, so that its container fails."""
     (pod,) = [pod.name for pod in job.pods() if pod.hostname == hostname and pod.is_live]
     shell.kubectl("exec", "-n", job.namespace, pod, "--", "sh", "-c", KILL_ALL)
 
 
 def started(shell: Shell, job: InstalledRelease, hostname: str) -> str:
-    """When the container of the MPIJob's worker started, which is gone since; its pod has the host's name."""
+    """When the container of an MPIJob's worker started, by the event, because the pod itself is gone."""
     selector = f"reason=Started,involvedObject.name={hostname}"
     command = ["get", "events", "-n", job.namespace, "--field-selector", selector, "-o", "json"]
     (event,) = json.loads(shell.kubectl(*command))["items"]
@@ -167,13 +167,13 @@ def test_ranks_on_all_workers_add_up(
 ) -> None:
     if user == "root":
         request.getfixturevalue("root_may_run")
-    # Two slots on workers without an accelerator, which the nodes have one of.
+    # Two slots per worker need workers without accelerators: a node has only one.
     sets = ["workers=2", "accelerators=0", "slots=2", "np=4"]
     files = [*([AS_ROOT] if user == "root" else []), KIND]
     values = {"tolerations": [{"operator": "Exists"}]}
     job = run(orchestrator, sets, mpi, files=files, values=values)
-    assert end(job, orchestrator, 120)[0] in WELL, said_by(shell, job)
-    found = sorted(re.findall(r"rank (\d) of 4 on (\S+): all-reduce agrees", said_by(shell, job)))
+    assert end(job, orchestrator, 120)[0] in WELL, log_of(shell, job)
+    found = sorted(re.findall(r"rank (\d) of 4 on (\S+): all-reduce agrees", log_of(shell, job)))
     assert found == [(str(rank), host(job, orchestrator, rank // 2)) for rank in range(4)]
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live] and job.differences() == ())
     if orchestrator == "Job":
@@ -192,11 +192,11 @@ def test_a_run_that_loses_a_worker_is_made_again(steps: Run, shell: Shell, orche
     job = steps(orchestrator, 60, ["backoffLimit=3"])
     kill(shell, job, host(job, orchestrator, 1))
     how, _ = end(job, orchestrator, 180)
-    said = said_by(shell, job)
-    assert how in WELL, said
-    assert re.search(rf"{host(job, orchestrator, 1)}\S* went away while the program ran", said), said
-    assert len(re.findall("2 ranks on 2 workers", said)) == 2, said
-    assert "step 59 of 2 ranks" in said
+    log = log_of(shell, job)
+    assert how in WELL, log
+    assert re.search(rf"{host(job, orchestrator, 1)}\S* went away while the program ran", log), log
+    assert len(re.findall("2 ranks on 2 workers", log)) == 2, log
+    assert "step 59 of 2 ranks" in log
 
 
 @pytest.mark.whole
@@ -212,7 +212,7 @@ def test_without_a_retry_left_a_lost_worker_fails_the_job_and_can_be_told(
     if orchestrator == "Job":
         assert lost in [pod.hostname for pod in job.pods() if pod.phase == "Failed"]
     else:
-        assert re.search(rf"{lost}\S* went away while the program ran", said_by(shell, job))
+        assert re.search(rf"{lost}\S* went away while the program ran", log_of(shell, job))
 
 
 @pytest.mark.whole
@@ -227,7 +227,7 @@ def test_a_world_that_is_not_workers_times_slots_is_refused(
     job = run(orchestrator, sets, values=elsewhere, expect_differences=True)
     assert end(job, orchestrator, 90)[0] == "Failed"
     words = f"mpirun would start these ranks: 2 on {host(job, orchestrator, 0)}, in a world of 2"
-    assert words in said_by(shell, job)
+    assert words in log_of(shell, job)
 
 
 @pytest.mark.whole
@@ -236,16 +236,16 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
     steps: Run, shell: Shell, runs: Path, orchestrator: str
 ) -> None:
     job = steps(orchestrator, 100, [])
-    said = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
+    options = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
     own = [f"orchestrator={orchestrator}", "image.tag=0.1.0-openmpi5", "workers=2"]
-    job.upgrade(sets=[*own, "suspend=true"], **said)
+    job.upgrade(sets=[*own, "suspend=true"], **options)
     until(lambda: len(list((runs / job.name).glob("*"))) == 2, 90, "both ranks to save")
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live])
     first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
     assert first == second > 3
-    job.upgrade(sets=[*own, "suspend=false"], **said)
-    assert end(job, orchestrator, 150)[0] in WELL, said_by(shell, job)
-    made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", said_by(shell, job))]
+    job.upgrade(sets=[*own, "suspend=false"], **options)
+    assert end(job, orchestrator, 150)[0] in WELL, log_of(shell, job)
+    made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", log_of(shell, job))]
     assert made == list(range(first, 100))
 
 

@@ -1,4 +1,4 @@
-"""mpi-operator in real pods: it passes its helm test, and another takes over from one that dies."""
+"""mpi-operator in real pods: it passes its helm test, and a second replica takes over from one that dies."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ def test_a_sweep_of_two_pods_is_read_and_is_not_taken_for_efa(
         where = ["-n", job.namespace, "--kubeconfig", str(cluster.kubeconfig)]
         return CliRunner().invoke(cli, ["nccl", job.name, *where, *options])
 
-    said = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180}
+    options = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180}
     values = {"workers": 2, "script": SWEEP.read_text(encoding="utf-8"), "args": ["--maxbytes=256K"]}
-    job = release("mpi-training", **said, values={**values, "efa": 1})
+    job = release("mpi-training", **options, values={**values, "efa": 1})
     until(lambda: outcome(job) == "Complete", 180, "the end of the sweep")
     result = nccl("-o", "json")
     data = json.loads(result.stdout)

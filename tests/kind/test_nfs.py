@@ -1,4 +1,4 @@
-"""Claims of charts/efs on a real NFS server: nodes share files by it, and trainings go on from it."""
+"""Claims of charts/efs on a real NFS server: nodes share its files, and trainings resume from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHON = {"registry": "", "repository": "bireme/python", "tag": "3.13"}
 
 
 def give_nodes_a_client(cluster: KindCluster, root: Path) -> None:
-    """Where the kernel has no NFS, put the mount.nfs of a root file system onto the nodes."""
+    """Where the kernel has no NFS client, copy the mount.nfs of a root file system to the nodes."""
     client = root / "usr/local/sbin/mount.nfs"
     for node in cluster.containers():
         if "nfs4" not in cluster.on_node(node, "cat", "/proc/filesystems"):
@@ -29,7 +29,7 @@ def give_nodes_a_client(cluster: KindCluster, root: Path) -> None:
 def nfs_server(
     cluster: KindCluster, shell: Shell, load: Callable[..., None], build: Callable[..., list[str]]
 ) -> Iterator[str]:
-    """The address of an NFS server in the cluster, in a namespace that lets it be privileged."""
+    """The address of an NFS server in the cluster; its namespace allows privileged pods."""
     load("nfs", "python")
     (root,) = build("rootfs", "nfs")
     give_nodes_a_client(cluster, Path(root))

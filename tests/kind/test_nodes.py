@@ -1,4 +1,4 @@
-"""What kind's nodes are like: shaped as their instance type, connected, and joined by fakes when asked."""
+"""Nodes of kind clusters: shaped as their instance type, connected, and joined by fake ones on demand."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ASK = "import urllib.request; print(urllib.request.urlopen('http://{name}:8000',
 RETRY = 'for i in $(seq 30); do python3 -c "$ASK" && exit 0; sleep 1; done; exit 1'
 
 
-def nodes_of_type(cluster: KindCluster, kind: str) -> list[dict[str, Any]]:
-    selector = f"node.kubernetes.io/instance-type={kind}"
+def nodes_of_type(cluster: KindCluster, instance_type: str) -> list[dict[str, Any]]:
+    selector = f"node.kubernetes.io/instance-type={instance_type}"
     items: list[dict[str, Any]] = cluster.api.get("/api/v1/nodes", labelSelector=selector)["items"]
     return items
 
@@ -139,11 +139,11 @@ def test_fake_nodes_run_what_no_container_could(
     ready = ("get", "job", "big", "-n", test_namespace, "-o", "jsonpath={.status.ready}")
     until(lambda: shell.kubectl(*ready) == "3", 60, "three whole-node pods to run")
     assert set(shell.kubectl(*running).split()) == set(fakes)
-    # With its pods, while there still is a kwok that ends them.
+    # With its pods, because only kwok can end them, and it needs their nodes.
     shell.kubectl("delete", "job", "big", "-n", test_namespace, "--cascade=foreground")
 
 
-def whole_node_job(kind: str, count: int) -> dict[str, Any]:
+def whole_node_job(instance_type: str, count: int) -> dict[str, Any]:
     devices = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "memory": "1Ti"}
     container = {
         "name": "main",
@@ -153,7 +153,7 @@ def whole_node_job(kind: str, count: int) -> dict[str, Any]:
     }
     spec = {
         "restartPolicy": "Never",
-        "nodeSelector": {"node.kubernetes.io/instance-type": kind},
+        "nodeSelector": {"node.kubernetes.io/instance-type": instance_type},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "containers": [container],
     }

@@ -21,45 +21,45 @@ from tests.kind.shell import Shell
 
 KIND = "values/kind-paddle.yaml"
 FOLDER = "/home/jobpath"
-# Test loss that may be lacking in the end: what trainers send arrives late, and in any order.
+# Tolerance of the test loss: gradients arrive at the pservers late and in any order.
 TOLERANCE = 0.2
-# What digits.py knows before it has learnt anything: one of ten, by chance.
+# The loss of digits.py before any training: a guess among ten classes.
 CHANCE = 2.3
 LEASE = 12
 Event = dict[str, Any]
 
 
 class PaddleJob:
-    """One release of the chart, and its folder on the claim."""
+    """One release of the chart, and the folder of its output on the claim."""
 
     def __init__(
-        self, release: InstalledRelease, output: Path, shell: Shell, said: Mapping[str, Any]
+        self, release: InstalledRelease, output: Path, shell: Shell, installed: Mapping[str, Any]
     ) -> None:
         self.release = release
         self.output = output
         self.shell = shell
-        self._said = said
+        self._installed = installed
 
     def events(self, name: str, trainer: int | None = None) -> list[Event]:
-        """The events of that name in the logs of the trainers, or of one; each trainer's are in order."""
+        """The events of that name in the logs of all trainers or of one, in order for each trainer."""
         logs = sorted(self.output.glob(f"node_{'*' if trainer is None else trainer}/train.log"))
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
         found = [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("}")]
         return [event for event in found if event["event"] == name]
 
-    def said(self) -> str:
+    def output_of_all(self) -> str:
         logs = sorted(self.output.glob("node_*/*.log"))
         return "\n".join(f"{each}:\n{each.read_text(errors='replace')[-1500:]}" for each in logs)
 
     def until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for ``done``; fail the test with what the job has said."""
+        """Wait for ``done``; fail the test with the end of the job's logs."""
         deadline = time.monotonic() + seconds
         while not done():
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.said()}"
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.output_of_all()}"
             time.sleep(0.2)
 
     def outcomes(self) -> dict[str, str]:
-        """How each Job of the release has ended, by name."""
+        """The final condition of each Job of the release, by name."""
         return {
             job["metadata"]["name"]: each["type"]
             for job in self.release.objects("jobs")
@@ -71,7 +71,7 @@ class PaddleJob:
         """Wait until all Jobs are Complete, those of the pservers too."""
         jobs = set(self.release.names("jobs"))
         self.until(lambda: set(self.outcomes()) == jobs, seconds, f"the end of {jobs}")
-        assert set(self.outcomes().values()) == {"Complete"}, self.said()
+        assert set(self.outcomes().values()) == {"Complete"}, self.output_of_all()
 
     def pod(self, role: str, index: int) -> str:
         """The name of the running pod of a trainer or pserver."""
@@ -87,29 +87,29 @@ class PaddleJob:
         return str(found)
 
     def kill(self, pod: str, container: str, when: Callable[[], bool] = lambda: True) -> float:
-        """SIGKILL all processes of a container at that moment; returns when it was."""
+        """SIGKILL all processes of a container as soon as ``when`` is true; returns the Unix time."""
         node, process = self.shell.first_process(self.release.namespace, pod, container)
         self.until(when, 180, "the moment to kill")
         self.shell.cluster.on_node(node, "kill", "-9", process)
         return time.time()
 
     def is_in_the_middle(self, trainer: int) -> bool:
-        """Whether a trainer has just begun a shard, and has steps of it left to do."""
+        """Whether a trainer has begun a shard and has steps of it left."""
         steps = [(each["pass"], each["shard"]) for each in self.events("step", trainer)]
         return bool(steps) and 3 <= steps.count(steps[-1]) <= 8
 
     def scale(self, trainers: int) -> None:
         """Upgrade to another number of trainers; returns when so many are there."""
-        self._said = {**self._said, "values": {**self._said["values"], "workers": trainers}}
-        self.release.upgrade(**self._said)
+        self._installed = {**self._installed, "values": {**self._installed["values"], "workers": trainers}}
+        self.release.upgrade(**self._installed)
 
     def restored(self, since: float) -> set[int]:
-        """The trainers that have started from a save."""
+        """The trainers that have started from a saved state."""
         return {each["trainer"] for each in self.events("start") if each["restored"] and each["time"] > since}
 
     @property
     def attempt(self) -> int:
-        """How many times the run has begun."""
+        """How many times the run has started."""
         return int(json.loads((self.output / "run.json").read_text())["attempt"])
 
     @property
@@ -120,22 +120,22 @@ class PaddleJob:
     # The dispatcher ----------------------------------------
 
     def dispatcher(self) -> dict[str, Any]:
-        """What the dispatcher says of its leader and of the job's shards; empty while it does not answer."""
+        """The dispatcher's status: its leader and the job's shards; empty while it does not answer."""
         api, name = self.release.cluster.api, f"{self.release.name}-dispatcher"
         try:
-            said = api.proxied(self.release.namespace, name, 7190, "v1/status", 5)
+            status = api.proxied(self.release.namespace, name, 7190, "v1/status", 5)
         except ApiError:
             return {}
-        return {"leader": said["leader"], **(said["datasets"][0] if said["datasets"] else {})}
+        return {"leader": status["leader"], **(status["datasets"][0] if status["datasets"] else {})}
 
     def leader(self) -> str:
-        """The pod whose dispatcher leads; nothing while none does."""
+        """The pod whose dispatcher is the leader; empty while there is none."""
         address = self.dispatcher().get("leader", "").rpartition(":")[0]
         pods = self.release.objects("pods")
         return next((pod["metadata"]["name"] for pod in pods if pod["status"].get("podIP") == address), "")
 
     def ended_passes(self) -> list[tuple[int, int]]:
-        """How many shards each pass that is over had done and failed, as etcd has it."""
+        """The number of done and failed shards of each pass that has ended, from etcd."""
         service = f"/api/v1/namespaces/{self.release.namespace}/services/{self.release.name}-etcd:2379/proxy"
         prefix = f"/bireme/dispatcher/{self.release.namespace}/{self.release.name}/d/"
         span = {"key": prefix, "range_end": prefix[:-1] + "0"}
@@ -148,7 +148,7 @@ class PaddleJob:
         return [(each["done"], each["failed"]) for each in ended]
 
     def until_progress(self, shards: int, seconds: float = 120) -> None:
-        """Wait until trainers have done so many shards more."""
+        """Wait until trainers have done this many more shards."""
         wanted = len(self.events("shard")) + shards
         self.until(lambda: len(self.events("shard")) >= wanted, seconds, f"{shards} more shards")
 
@@ -161,8 +161,8 @@ def install(release: ReleaseFactory, load: Callable[..., None], shell: Shell) ->
     """``install("w2v", output, workload="paddle-word2vec")``: a release whose output is in that folder."""
     load("paddle", "python", "etcd")
 
-    def _install(name: str, output: Path, **said: Any) -> PaddleJob:
-        on_kind = {**said, "files": [KIND], "timeout": 240}
+    def _install(name: str, output: Path, **more: Any) -> PaddleJob:
+        on_kind = {**more, "files": [KIND], "timeout": 240}
         return PaddleJob(release("paddle", name=name, **on_kind), output, shell, on_kind)
 
     return _install
@@ -193,7 +193,7 @@ def paddle(install: Jobs, cluster: KindCluster, test_namespace: str) -> Jobs:
 
 @pytest.fixture(scope="session")
 def loss_of_one_process() -> Callable[[str], float]:
-    """What a script reaches by itself, on the test images."""
+    """The test loss of a script in one process."""
 
     def _loss(*command: str) -> float:
         alone = ["docker", "run", "--rm", "bireme/paddle:0.1.0", "python3", *command]
@@ -218,10 +218,10 @@ def assert_saved(job: PaddleJob, passes: int, script: str, servers: int) -> None
 
 
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.whole)])
-def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end_by_themselves(
+def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end(
     paddle: Jobs, loss_of_one_process: Callable[..., float], mode: str
 ) -> None:
-    # The machine may be busy; a pod that is deleted says so itself.
+    # Long, because the machine may be busy; a pod that is deleted signs off by itself.
     job = paddle("--passes=20", mode=mode, lostSeconds=30)
     job.until_ended()
     (done,) = job.events("done", 0)
@@ -253,7 +253,7 @@ def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(
         later = [event for event in job.events("step") if event["time"] > killed]
         return (lost["pass"], lost["shard"]) in {(event["pass"], event["shard"]) for event in later}
 
-    # A lease, and the shard that somebody has in hand.
+    # The lease has to end, and another trainer has to finish its current shard.
     job.until(taken_over, LEASE + 15, f"somebody to take {lost['shard']}")
     job.until(lambda: len(job.events("start", 1)) == 2, 120, "its replacement to start")
     joined = job.events("start", 1)[1]["time"]
@@ -268,7 +268,7 @@ def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(
 
 
 @pytest.mark.whole
-def test_training_outlives_the_dispatchers_leader_its_etcd_a_poisoned_shard_new_trainers_and_a_lost_pserver(
+def test_training_survives_lost_leader_etcd_and_pserver_a_poisoned_shard_and_scaling(
     paddle: Jobs,
 ) -> None:
     passes, shards, poison = 5, 12, "digits-00007"
@@ -279,7 +279,7 @@ def test_training_outlives_the_dispatchers_leader_its_etcd_a_poisoned_shard_new_
     job.until(lambda: job.leader() != "", 30, "a dispatcher that leads")
     leader = job.leader()
     job.kill(leader, "dispatcher")
-    # Its container would start again, and might lead again.
+    # A killed container would be restarted and might become the leader again.
     job.release.delete_pod(leader)
     job.until(lambda: job.leader() not in ("", leader), 60, "the other replica to lead")
     job.until_progress(4)
@@ -306,7 +306,7 @@ def test_training_outlives_the_dispatchers_leader_its_etcd_a_poisoned_shard_new_
     assert again["loss"] < CHANCE / 2, "what was learnt before is not lost"
     (done,) = job.events("done", 0)
     assert done["loss"] < CHANCE / 2
-    # The poisoned shard failed in every pass, and held none of them up; all others were done.
+    # The poisoned shard failed in every pass without delaying it; all others were done.
     assert job.ended_passes() == [(shards - 1, 1)] * passes
     assert job.dispatcher()["failedShards"] == [poison]
     trained = {(event["pass"], event["shard"]) for event in job.events("shard")}
@@ -315,7 +315,7 @@ def test_training_outlives_the_dispatchers_leader_its_etcd_a_poisoned_shard_new_
 
 
 @pytest.mark.whole
-def test_the_tutorials_job_begins_again_from_its_save_when_a_pserver_dies_and_leaves_what_the_text_shows(
+def test_the_tutorials_job_restarts_from_its_save_when_a_pserver_dies(
     install: Jobs, cluster: KindCluster, test_namespace: str, loss_of_one_process: Callable[..., float]
 ) -> None:
     cluster.add_claim("efsvol", test_namespace)

@@ -1,4 +1,4 @@
-"""Elastic jobs that really train, and go on when workers come, go and are killed."""
+"""Elastic jobs that really train, and continue when workers join, leave and are killed."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def test_two_workers_on_two_nodes_all_reduce(release: ReleaseFactory, shell: She
     assert len({pod.node for pod in job.pods() if pod.role == "worker"}) == 2
     until(lambda: outcome(job) is not None, 240, "the job to finish")
     workers = f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=worker"
-    said = shell.logs(workers, job.namespace)
-    assert outcome(job) == "Complete", said
-    ranks = re.findall(r"rank (\d+) of world size (\d+) on cpu: all-reduce agrees", said)
-    # Who succeeds first ends the job, and the other's pod may go with its log; the sum has both.
-    assert ranks, said
-    assert set(ranks) <= {("0", "2"), ("1", "2")}, said
+    log = shell.logs(workers, job.namespace)
+    assert outcome(job) == "Complete", log
+    ranks = re.findall(r"rank (\d+) of world size (\d+) on cpu: all-reduce agrees", log)
+    # The first worker to succeed ends the job, so the other's pod and log may be gone; its sum counts both.
+    assert ranks, log
+    assert set(ranks) <= {("0", "2"), ("1", "2")}, log
 
 
 def accuracy_of_one_process(steps: int) -> float:
-    """What digits.py reaches by itself, with nothing in its way."""
+    """The accuracy of digits.py in one process without faults."""
     script = ["python3", "/opt/bireme/digits.py", "--checkpoints=/tmp/run", f"--steps={steps}"]
     done = subprocess.run(
         ["docker", "run", "--rm", "bireme/torch:0.1.0", *script], capture_output=True, text=True, check=True
@@ -46,7 +46,7 @@ def accuracy_of_one_process(steps: int) -> float:
     return next(float(event["accuracy"]) for event in events if event["event"] == "done")
 
 
-def test_three_workers_lose_a_process_an_agent_and_a_pod_and_learn_as_much_as_one_left_alone(
+def test_three_workers_lose_process_agent_and_pod_and_learn_as_much_as_one(
     train: Callable[..., Training],
 ) -> None:
     steps = 600
@@ -59,12 +59,12 @@ def test_three_workers_lose_a_process_an_agent_and_a_pod_and_learn_as_much_as_on
     training.delete(0)
     training.until_trained(30, world_size=3)
     done = training.until_complete(steps)
-    # Sums in another order round differently; one of the 360 test samples is 0.003.
+    # Sums in another order round differently; one of the 360 test samples counts 0.003.
     assert done["accuracy"] == pytest.approx(accuracy_of_one_process(steps), abs=0.01)
 
 
 def curve(shell: Shell, job: InstalledRelease, tag: str) -> dict[int, float]:
-    """The values by step that the job's TensorBoard has of its run; none while it has nothing to show."""
+    """The values by step in the job's TensorBoard; empty while it has none."""
     service = f"/api/v1/namespaces/{job.namespace}/services/{job.name}-tensorboard:6006/proxy"
     query = f"run={job.name}/tensorboard&tag={tag}"
     points = shell.attempt("get", "--raw", f"{service}/data/plugin/scalars/scalars?{query}")
@@ -87,7 +87,7 @@ def test_two_workers_become_four_and_one_while_training_and_tensorboard_shows_it
     until(lambda: steps in curve(shell, job, "world_size"), 60, "TensorBoard to show the last step")
     sizes = curve(shell, job, "world_size")
     assert list(sizes) == sorted(sizes)
-    # Newcomers start apart and leavers end apart, so a world in between may train for some steps.
+    # Workers do not join or leave at the same moment, so a world of another size may train for some steps.
     worlds = [int(world) for world, _ in groupby(sizes.values())]
     full = worlds.index(4)
     assert worlds[: full + 1] == sorted(worlds[: full + 1]), worlds

@@ -1,4 +1,4 @@
-"""Training goes on whatever happens to its etcd, and to its way there."""
+"""Training continues when its etcd or the connection to it fails."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
         training.until_trained(20, world_size=2)
     training.until_trained(30, world_size=3)
 
-    # Its data is in the pod: it comes back empty, and all agree on a world anew.
+    # Its data is in the pod, so it comes back empty, and all workers agree on a new world.
     replace_member(training)
     training.until_started(world_size=3)
     training.until_trained(30, world_size=3)

@@ -34,17 +34,17 @@ def test_an_image_classifier_trains_on_three_workers_and_outlives_a_killed_proce
     cluster.add_claim("fsx-pvc", test_namespace)
     make_photos(cluster.claim_folder("fsx-pvc", test_namespace))
     workload = yaml.safe_load((bireme_paths.values / "workloads/imagenet-efa.yaml").read_text())
-    # All three or none, so that the number of steps is certain. The last of two like options wins.
+    # With all three workers or none, the number of steps is known. Of two equal options the last one counts.
     small = {**ANYWHERE, "efa": 0, "minWorkers": 3, "args": [*workload["args"], *SMALL]}
-    said = {"instance": NODE_TYPE, "workload": "imagenet-efa", "files": [KIND], "values": small}
-    job = release("torch-elastic", timeout=180, **said)
-    with Training(job, shell, said, "imagenet.py").followed() as training:
+    options = {"instance": NODE_TYPE, "workload": "imagenet-efa", "files": [KIND], "values": small}
+    job = release("torch-elastic", timeout=180, **options)
+    with Training(job, shell, options, "imagenet.py").followed() as training:
         training.until_trained(5, world_size=3)
         training.kill(1, agent=False)
         training.until_trained(5, world_size=3)
         until(lambda: outcome(job) is not None, 240, "the job to finish")
         assert outcome(job) == "Complete"
-        # 48 pictures, three processes with two batches of two for a step: four steps in each of six epochs.
+        # 48 pictures, 3 processes, 2 batches of 2 per step: four steps in each of six epochs.
         assert {event["step"] for event in training.of("done")} == {24}
         assert {event["epoch"] for event in training.of("validate")} == set(range(1, 7))
         resumed = {event["step"] for event in training.of("resume")}

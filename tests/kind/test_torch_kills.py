@@ -1,4 +1,4 @@
-"""Training outlives a long run of random kills."""
+"""Training survives many random kills."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_25_random_kills_of_agents_and_processes_and_two_deleted_pods(train: Cal
     steps = 2000
     training = train(workers=3, steps=steps)
     for number, harm in enumerate(harms, start=1):
-        # Now and then in the middle of what the one before brought about.
+        # Sometimes before the job has recovered from the kill before.
         training.until_trained(chance.randrange(1, 40), world_size=chance.choice([3, None]))
         index = chance.randrange(3)
         print(f"{number}: {harm} of worker {index} at step {training.step}")

@@ -1,4 +1,4 @@
-"""Training goes on when the machine under a worker dies, and takes back what replaces it."""
+"""Training continues when the node of a worker dies, and takes the replacement in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshut
 
 @pytest.fixture
 def stop(cluster: KindCluster) -> Iterator[Callable[[str], None]]:
-    """Stop a node; those that are still stopped when the test ends are started again."""
+    """Stop a node; it is started again at the end of the test."""
     stopped: list[str] = []
 
     def _stop(node: str) -> None:
@@ -37,7 +37,7 @@ def is_ready(cluster: KindCluster, node: str) -> bool:
 
 
 def out_of_service(cluster: KindCluster, node: str, lost: bool) -> None:
-    """Say that the machine is lost for good, or that it is back."""
+    """Taint the node as out of service, or remove the taint."""
     path = f"/api/v1/nodes/{node}"
     taints = cluster.api.get(path)["spec"].get("taints", [])
     others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE["key"]]
@@ -48,7 +48,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     train: Callable[..., Training], cluster: KindCluster, stop: Callable[[str], None]
 ) -> None:
     steps = 3000
-    # Two of three nodes: the third is where the replacement goes.
+    # Two of three nodes have workers; the replacement goes to the third.
     training = train(workers=2, steps=steps)
     training.until_trained(30, world_size=2)
 

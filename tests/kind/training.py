@@ -1,4 +1,4 @@
-"""A training job on kind: what its workers log, as it happens, and how its processes are killed."""
+"""A training job on kind: its workers' logs as they are written, and ways to kill its processes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Event = dict[str, Any]
 
 KIND = "values/kind.yaml"
 CHECKPOINT_EVERY = 20
-# Workers without accelerators: any number of them fits nodes that have one each.
+# Workers without accelerators, so that more of them fit than the nodes have accelerators.
 ANYWHERE = {"accelerators": 0, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
 
-# Kills the processes of a container whose command line has the first word and none of the others.
+# Kills the processes of a container whose command line contains the first word and none of the others.
 KILL = """
 import os, signal, sys
 from pathlib import Path
@@ -39,7 +39,7 @@ for entry in Path("/proc").iterdir():
 
 
 def outcome(job: InstalledRelease) -> str | None:
-    """``Complete`` or ``Failed``, once the Job is."""
+    """``Complete`` or ``Failed``, or None while the Job has not ended."""
     (found,) = job.objects("jobs")
     ends = [
         each["type"]
@@ -51,19 +51,22 @@ def outcome(job: InstalledRelease) -> str | None:
 
 @dataclass
 class Training:
-    """One job, and what it was installed with. ``events`` has the JSON lines of its workers as they came."""
+    """One job with the arguments of its installation.
+
+    ``output`` has the lines of its workers as they came, ``events`` those that are JSON.
+    """
 
     job: InstalledRelease
     shell: Shell
     installed: Mapping[str, Any]
     script: str
     events: list[Event] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     _followed: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
 
     def until(self, done: Callable[[Event], bool], seconds: float, what: str) -> Event:
-        """The first event from now on for which ``done``; fails the test after ``seconds``."""
+        """The first event from now on for which ``done`` is true; fails the test after ``seconds``."""
         seen, deadline = len(self.events), time.monotonic() + seconds
         while time.monotonic() < deadline:
             for event in self.events[seen:]:
@@ -72,11 +75,12 @@ class Training:
                     return event
             time.sleep(0.1)
         pytest.fail(
-            f"not within {seconds:.0f} s: {what}; the workers said last:\n" + "\n".join(self.said[-30:])
+            f"not within {seconds:.0f} s: {what}; the last lines of the workers:\n"
+            + "\n".join(self.output[-30:])
         )
 
     def until_trained(self, steps: int, world_size: int | None = None, seconds: float = 120) -> Event:
-        """Wait until ``world_size`` processes together (or any number) have made ``steps`` more steps."""
+        """Wait until a world of ``world_size`` processes (None: any) has made ``steps`` more steps."""
         first = self.until(
             lambda event: event["event"] == "step" and world_size in (None, event["world_size"]),
             seconds,
@@ -95,7 +99,7 @@ class Training:
 
     @property
     def pods(self) -> frozenset[str]:
-        """The names of all worker pods that there have been."""
+        """The names of all worker pods so far."""
         return frozenset(self._followed)
 
     def until_started(self, world_size: int, seconds: float = 120) -> Event:
@@ -107,11 +111,11 @@ class Training:
         )
 
     def worlds(self) -> list[int]:
-        """The sizes of the worlds that trained so far, one after another."""
+        """The sizes of the worlds that have trained so far, in order."""
         return [event["world_size"] for event in self.of("start") if event["rank"] == 0]
 
     def until_complete(self, steps: int, seconds: float = 240) -> Event:
-        """Wait until the Job is Complete, after so many steps of which none was lost; the last event."""
+        """Wait until the Job is Complete after ``steps`` steps, none of them lost; returns the last event."""
         until(lambda: bool(self.of("done")), seconds, f"the end of the training after {steps} steps")
         done = self.of("done")[0]
         assert done["step"] == steps
@@ -121,7 +125,7 @@ class Training:
         return done
 
     def worker(self, index: int) -> ObservedPod:
-        """The live pod of a worker, once there is one."""
+        """The live pod of a worker; waits until there is one."""
         found: list[ObservedPod] = []
 
         def there() -> bool:
@@ -137,7 +141,7 @@ class Training:
         self.job.delete_pod(self.worker(index).name)
 
     def kill(self, index: int, *, agent: bool) -> None:
-        """SIGKILL a worker's torchrun agent, or its training process, as soon as it has one."""
+        """SIGKILL a worker's torchrun agent or its training process, as soon as it exists."""
         words = ("bireme_runtime.elastic.launch",) if agent else (self.script, "bireme_runtime")
         program = ("--", "python3", "-c", KILL, *words)
 
@@ -148,30 +152,30 @@ class Training:
         until(killed, 60, f"worker {index} to have a {words[0]} to kill")
 
     def scale(self, workers: int) -> None:
-        """Upgrade to another number of workers; returns when so many are there."""
+        """Upgrade to another number of workers; returns when all of them run."""
         self.upgrade({"workers": workers})
 
     def upgrade(self, values: Mapping[str, Any]) -> None:
-        """Upgrade to the values of the start and these; returns when all is as planned."""
+        """Upgrade to the first values changed by these; returns when the pods are as planned."""
         self.job.upgrade(**{**self.installed, "values": {**self.installed["values"], **values}})
 
     def assert_nothing_was_lost(self) -> None:
-        """Every restart resumed from the last checkpoint, or a later step; no worker saw the run closed."""
+        """Every restart resumed from the last checkpoint or later; no worker found the rendezvous closed."""
         reached = 0
         for event in self.events:
             if event["event"] == "step":
                 reached = max(reached, event["step"])
             if event["event"] == "resume":
                 assert event["step"] >= reached - CHECKPOINT_EVERY, f"went back from {reached}: {event}"
-        assert not [line for line in self.said if "RendezvousClosedError" in line]
+        assert not [line for line in self.output if "RendezvousClosedError" in line]
 
-    def of(self, kind: str) -> list[Event]:
-        """The events of one kind so far."""
-        return [event for event in self.events if event["event"] == kind]
+    def of(self, name: str) -> list[Event]:
+        """The events of one name so far."""
+        return [event for event in self.events if event["event"] == name]
 
     @contextmanager
     def followed(self) -> Iterator[Training]:
-        """Read the logs of all workers meanwhile, also of those that are deleted or come later."""
+        """Read the logs of all workers while the block runs, also of workers that are deleted or added."""
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
         try:
@@ -206,6 +210,6 @@ class Training:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self.said.append(line.rstrip())
+            self.output.append(line.rstrip())
             if line.startswith('{"event"'):
                 self.events.append(json.loads(line))
