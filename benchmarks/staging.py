@@ -1,7 +1,8 @@
 """How fast charts/dataset copies data from S3, compared with `aws s3 sync` from the same server.
 
-The server is moto on this machine, so it shares the cores with the copying process. Both copy into a new folder
-with their own defaults, in turn; charts/dataset also checks and publishes. The ratio is sync's time over ours.
+The server is moto on this machine, so it shares the cores with the copying process. Both copy into a new
+folder with their own defaults, in turn; charts/dataset also checks and publishes. The ratio is sync's time
+over ours.
 
     python benchmarks/staging.py [--repeats 5] [--small 1000] [--large 4] [-o json]
 """
