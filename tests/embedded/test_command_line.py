@@ -122,7 +122,7 @@ def test_install_that_does_not_fit_names_the_difference_and_exits_1(shell: Shell
         values = "-f values/instances/p4d.24xlarge.yaml --set workers=2"
         finished = shell(f"bireme install charts/torch-elastic {values} -o json")
         assert finished.returncode == 1
-        assert '"kind": "pending"' in finished.stdout
+        assert '"category": "pending"' in finished.stdout
         assert "Insufficient" in finished.stdout
     finally:
         shell("bireme down")
