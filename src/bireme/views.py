@@ -177,7 +177,7 @@ def shards_view(shards: Shards) -> RenderableType:
     """A dataset's pass in one line, its trainers in a table, and what was given up."""
     counts = f"{shards.todo} todo, {shards.pending} pending, {shards.done} done, {len(shards.failed)} failed"
     state = "over" if shards.is_over else f"pass {shards.number} of {shards.passes}"
-    line = f"shards of {shards.dataset}: {state}: {counts}, {shards.redispatched} handed out again"
+    line = f"shards of {shards.dataset}: {state}: {counts}, {shards.redispatched} dispatched again"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("trainer", "done", "per second", "has in hand"):
         table.add_column(column, overflow="fold")

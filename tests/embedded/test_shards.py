@@ -108,7 +108,7 @@ def test_the_status_shows_shards_whichever_replica_answers(
     shown = io.StringIO()
     Console(file=shown, width=120).print(views.shards_view(found))
     assert (
-        "shards of run-1: pass 1 of 2: 1 todo, 1 pending, 1 done, 1 failed, 0 handed out again"
+        "shards of run-1: pass 1 of 2: 1 todo, 1 pending, 1 done, 1 failed, 0 dispatched again"
         in shown.getvalue()
     )
     assert "given up: bad" in shown.getvalue()
