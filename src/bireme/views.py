@@ -170,7 +170,9 @@ def outcome_view(outcome: Outcome) -> RenderableType:
     else:
         verdict = Text(f"✓ as planned: {totals_line(outcome.plan)}", style="green")
     notes = [Text(outcome.notes)] if outcome.notes else []
-    return Group(pods_view(outcome.pods), *map(shards_view, outcome.shards), *notes, verdict)
+    unknown = [each for each in outcome.plan.workloads if not each.is_known]
+    remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
+    return Group(pods_view(outcome.pods), *map(shards_view, outcome.shards), *notes, *remarks, verdict)
 
 
 def shards_view(shards: Shards) -> RenderableType:

@@ -8,13 +8,16 @@ from typing import Any
 
 import jsonschema
 import pytest
+from rich.console import Console
 
 from bireme.changes import changes
+from bireme.deploy import Outcome
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.observe import ObservedPod, compare, observed_pod
 from bireme.paths import Paths
 from bireme.topology import expand
+from bireme.views import outcome_view
 from bireme.workloads import kind_of, pod_templates
 
 RAY_CLUSTER = """apiVersion: ray.io/v1
@@ -132,6 +135,15 @@ def test_a_running_backup_of_a_cron_job_is_not_extra(instances: Mapping[str, Ins
     assert compare(plan, [live_pod("a-29383200-x1", "Job", "a-29383200", "Failed", ready=False)]) == ()
     [foreign] = compare(plan, [live_pod("a-20261122-x1", "Job", "a-20261122")])
     assert foreign.category == "extra"
+
+
+def test_a_status_without_differences_still_names_it(instances: Mapping[str, Instance]) -> None:
+    ray = an_object("RayCluster", {"headGroupSpec": {"template": {"spec": {"containers": []}}}})
+    plan = expand("run", "default", [ray], instances)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(outcome_view(Outcome(plan, (), ())))
+    assert f"! RayCluster/a: {RAY_NOTE}" in captured.get()
 
 
 def test_an_upgrade_updates_it_in_place() -> None:
