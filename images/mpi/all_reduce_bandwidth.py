@@ -1,4 +1,4 @@
-"""Sweep MPI's all-reduce over message sizes: what all_reduce_perf of nccl-tests does, on CPUs.
+"""Measure MPI's all-reduce for a range of message sizes, on CPUs, as all_reduce_perf of nccl-tests does.
 
 Prints the lines and columns that nccl-tests does, so that `bireme nccl` reads them. Every sum is checked;
 wrong ones make the exit status 1.
@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 SMALL = 1 << 20
-"""Bytes below which a message is sent more often, for the clock's sake."""
+"""Messages smaller than this are sent more often, so that their time can be measured."""
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def all_reduce(world: MPI.Intracomm, count: int, in_place: bool) -> tuple[float, int]:
-    """Seconds of one all-reduce of ``count`` float32 on the slowest rank, and wrong sums on all of them."""
+    """Seconds of one all-reduce of ``count`` float32 on the slowest rank, and the wrong sums of all ranks."""
     mine, total = array("f", [world.rank + 1]) * count, array("f", [0]) * count
 
     def once() -> None:
@@ -80,7 +80,7 @@ def all_reduce(world: MPI.Intracomm, count: int, in_place: bool) -> tuple[float,
 
 
 def arguments() -> argparse.Namespace:
-    """The options, named as all_reduce_perf names its own."""
+    """The options, with the names of all_reduce_perf."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

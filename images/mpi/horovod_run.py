@@ -1,4 +1,4 @@
-"""elastic.Run for processes that mpirun started: Horovod is what they talk through.
+"""elastic.Run for processes that mpirun started and that communicate through Horovod.
 
 Everything else is as under torchrun: checkpoints in a folder that all share, from which another start goes
 on; SIGTERM makes all processes agree on a checkpoint of the step they are in; JSON lines; a mark when all is
@@ -26,7 +26,7 @@ class Run(elastic.Run):
         super().__init__(folder)
 
     def sum(self, *values: float) -> list[float]:
-        """The sums of ``values`` over all processes; CPUs compute them, without waiting for GPUs."""
+        """The sums of ``values`` over all processes, computed on CPUs so that nothing waits for the GPUs."""
         total = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum)
         return list(total.tolist())
 

@@ -39,15 +39,15 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from torchvision.transforms.functional import to_tensor
 
 BATCH_OF_LEARNING_RATE = 8
-"""Images of the global batch that --learning-rate is said for, as in the models this one stands beside."""
+"""The global batch, in images, to which --learning-rate refers, as in the reference models."""
 TRAINED_LAYERS = 3
-"""Of a backbone that has learned before; all 5 of one that has not."""
+"""Trainable layers of a pretrained backbone; without pretrained weights all 5 are trained."""
 MASK_THRESHOLD = 0.5
 Target = dict[str, torch.Tensor]
 
 
 class CocoImages(Dataset[tuple[torch.Tensor, Target]]):
-    """The images of a split with their objects; for training those that have some, flipped at random."""
+    """The images of a split with their objects; for training, only images with objects, flipped at random."""
 
     def __init__(self, data: Path, split: str, training: bool) -> None:
         self.annotations = data / "annotations" / f"instances_{split}.json"
@@ -61,10 +61,10 @@ class CocoImages(Dataset[tuple[torch.Tensor, Target]]):
         self.categories = sorted(category["id"] for category in facts["categories"])
         objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for each in facts["annotations"]:
-            # Boxes without an area have no mask; crowds are for measuring only.
+            # Boxes without an area have no mask; crowds count only in the evaluation.
             if not each.get("iscrowd") and min(each["bbox"][2:]) >= 1:
                 objects[each["image_id"]].append(each)
-        # As text, for decoding processes get a copy of this, and a million small objects take minutes.
+        # As text: each decoding process gets a copy, and copying a million small objects takes minutes.
         self._images = [
             (image["id"], image["file_name"], json.dumps(objects[image["id"]]))
             for image in sorted(facts["images"], key=lambda image: int(image["id"]))
@@ -109,7 +109,7 @@ def flipped(target: Target, width: int) -> Target:
 
 
 def as_lists(batch: list[tuple[torch.Tensor, Target]]) -> tuple[list[torch.Tensor], list[Target]]:
-    """Images of a batch have sizes of their own."""
+    """Keep the images of a batch in a list, because their sizes differ."""
     images, targets = zip(*batch, strict=True)
     return list(images), list(targets)
 
@@ -157,7 +157,7 @@ class Training:
         )
 
     def state(self) -> elastic.State:
-        """All that another start needs; the learning rate and the order of the images follow from it."""
+        """The state for the next start; the learning rate and the order of the images follow from it."""
         return {
             "backbone": self.args.backbone,
             "categories": self.train_images.categories,
@@ -196,7 +196,7 @@ class Training:
             if self._has_all_steps():
                 break
             progress.epoch, progress.seen = progress.epoch + 1, 0
-            # Before the accuracy is known: measuring can be repeated, training should not be.
+            # Saved before the evaluation, which can be repeated more cheaply than the training.
             self.run.save(progress.step, self.state)
             if progress.epoch % args.evaluate_every == 0:
                 self._measure()
@@ -280,7 +280,7 @@ class Training:
     @torch.no_grad()
     def _measure(self) -> None:
         """COCO's mean average precision of boxes and masks; each process looks at its share of the images."""
-        # Statistics of batches are each process's own.
+        # Each process has its own statistics of batches.
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         self.model.eval()
         mine = list(range(self.run.rank, len(self.val_images), self.run.world_size))
@@ -299,7 +299,7 @@ class Training:
         self.progress.measured = self.progress.step
 
     def _as_coco(self, number: int, objects: Target) -> list[dict[str, Any]]:
-        """What the model sees in one image, as COCO writes results."""
+        """The model's detections in one image, in COCO's format for results."""
         masks = (objects["masks"][:, 0] > MASK_THRESHOLD).byte().cpu().numpy()
         parts = zip(objects["boxes"].tolist(), objects["labels"], objects["scores"], masks, strict=True)
         return [
@@ -334,7 +334,7 @@ def network(args: argparse.Namespace, categories: int) -> MaskRCNN:
             weights = torch.load(args.backbone_weights, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError) as error:
             raise SystemExit(f"error: --backbone-weights {args.backbone_weights}: {error}") from None
-    # The few images of a process say little about mean and deviation: those that were learned before stay.
+    # A process has too few images for a mean and deviation, so the pretrained ones stay.
     backbone = resnet_fpn_backbone(
         backbone_name=args.backbone,
         weights=None,

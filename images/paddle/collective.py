@@ -34,7 +34,7 @@ def main() -> None:
     network.log("start", rank=rank, size=size, trained=trained)
     for number in range(trained, args.passes):
         for rows in network.batches(training, args.batch_size, number):
-            # A last batch that does not divide would keep some workers waiting for the others.
+            # A last batch that cannot be divided evenly would leave some workers waiting for the others.
             if len(rows) < size:
                 continue
             loss = measure(replica, rows[rank::size])
@@ -66,7 +66,7 @@ def measure(model: nn.Layer, rows: network.Rows) -> paddle.Tensor:
 
 
 def load(model: nn.Layer, folder: Path) -> int:
-    """Take up the checkpoint, if there is one; returns the passes that are in it."""
+    """Restore the checkpoint, if there is one; returns its number of passes."""
     if not (folder / CHECKPOINT).exists():
         return 0
     kept = paddle.load(str(folder / CHECKPOINT))
@@ -82,7 +82,7 @@ def save(model: nn.Layer, folder: Path, passes: int) -> None:
 
 
 def checksum(model: nn.Layer) -> float:
-    """The same on all workers when they have the same parameters."""
+    """A checksum of the parameters, to compare workers."""
     return round(sum(float(each.sum()) for each in model.parameters()), 3)
 
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 PIXELS, LEVELS = 64, 17
 SHAPE = network.Shape(words=PIXELS * LEVELS, slots=PIXELS, width=8, hidden=32, classes=10)
 TRAINING_SAMPLES = 1437
-"""Of 1797; the rest measures."""
+"""Rows to train with, of 1797; the others measure the accuracy."""
 
 
 def split() -> tuple[network.Rows, network.Rows]:

@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shape:
-    """`slots` words of a sample, out of `words`, get `width` numbers each; `classes` are told apart."""
+    """A sample has `slots` words of a vocabulary of `words`, embedded in `width` numbers each."""
 
     words: int
     slots: int
@@ -34,7 +34,7 @@ Rows = np.ndarray
 
 
 def main(description: str, shape: Shape, split: Callable[[], tuple[Rows, Rows]], name: str) -> None:
-    """Prepare the data, serve, or train, as the arguments and the job's environment say."""
+    """Prepare the data, serve, or train, depending on the arguments and the job's environment."""
     args = arguments(description)
     if args.prepare:
         prepare(args.prepare, split()[0], name, int(os.environ.get("SPLIT_COUNT", "3")))
@@ -71,7 +71,7 @@ TABLE = "words"
 
 
 class Network:
-    """The network as a static graph, and what runs it."""
+    """The network as a static graph, with its executor."""
 
     def __init__(self, shape: Shape, learning_rate: float, distributed: bool) -> None:
         import paddle
@@ -100,9 +100,9 @@ class Network:
     def _minimize(self, optimizer: Any, distributed: bool) -> None:
         if distributed:
             strategy = self.fleet.DistributedStrategy()
-            # Paddle 3.0's own barrier of synchronous training crashes; job.step() waits for the others.
+            # Paddle 3.0's barrier for synchronous training crashes; job.step() waits for the others instead.
             strategy.a_sync = True
-            # As many files as a save has of this table on each server; 1000 otherwise.
+            # The number of files that a save has of this table on each server; the default is 1000.
             strategy.sparse_table_configs = {
                 TABLE: {
                     f"table_parameters.{TABLE}.shard_num": 8,
@@ -137,7 +137,7 @@ class Network:
 
 
 def without_training(program: Any) -> Any:
-    """The program less what changes parameters, also those on the servers."""
+    """The program without the operators that change parameters, here and on the servers."""
     measuring = program.clone(for_test=True)
     block = measuring.global_block()
     for index in reversed(range(len(block.ops))):
@@ -198,7 +198,7 @@ def batches(rows: Rows, size: int, number: int) -> Iterator[Rows]:
 
 
 def prepare(folder: Path, training: Rows, name: str, count: int) -> None:
-    """Write `count` files, and their list last: it says that they are all there."""
+    """Write `count` files, and then their list, which marks them as complete."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{name}-{index:05d}" for index in range(count)]
     for index, each in enumerate(names):

@@ -1,4 +1,4 @@
-"""Word vectors from n-grams: four words in a row tell the fifth. The vectors are on parameter servers.
+"""Word vectors from n-grams: four words predict the fifth. The vectors are on parameter servers.
 
 The text is the descriptions that scikit-learn ships with its datasets. Started by itself, without a job
 around it, the script trains the same network in one process.
@@ -18,10 +18,10 @@ import numpy as np
 
 GRAM = 5
 WORDS = 800
-"""The most frequent ones; all others are word 0."""
+"""Size of the vocabulary: the most frequent words; all others are word 0."""
 SHAPE = network.Shape(words=WORDS, slots=GRAM - 1, width=32, hidden=64, classes=WORDS)
 TESTED = 20
-"""One n-gram of so many measures."""
+"""One n-gram of so many is used to measure the loss."""
 
 
 def split() -> tuple[network.Rows, network.Rows]:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 TRAINING_SAMPLES = 1437
-"""Of 1797; the rest measures accuracy."""
+"""Samples to train with, of 1797; the others measure the accuracy."""
 
 
 def main() -> None:
@@ -29,14 +29,14 @@ def main() -> None:
 
 
 def start(args: argparse.Namespace, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The network before its first step, and what trains it."""
+    """The network before its first step, and its optimizer."""
     torch.manual_seed(args.seed)
     network = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)).to(device)
     return network, torch.optim.SGD(network.parameters(), lr=args.learning_rate, momentum=0.9)
 
 
 def resume(run: elastic.Run, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take both from the last checkpoint, if there is one; returns the steps that it has."""
+    """Restore both from the last checkpoint, if there is one; returns its number of steps."""
     restored = run.restore()
     if not restored:
         return 0
@@ -68,12 +68,12 @@ def train(
     while step < steps:
         started = time.monotonic()
         epoch, position = divmod(step, steps_per_epoch)
-        # Samples of a step are divided among the processes, so their number does not change what a step is.
+        # The processes share the samples of a step, so a step is the same with any number of processes.
         batch = order(args.seed, epoch)[position * args.batch_size :][: args.batch_size]
         mine = batch[run.rank :: run.world_size].to(run.device)
         losses = nn.functional.cross_entropy(model(inputs[mine]), labels[mine], reduction="sum")
         optimizer.zero_grad()
-        # The mean over processes follows; this makes it the mean over the samples of the global batch.
+        # The processes average this; the factor makes it the mean over the samples of the global batch.
         (losses * run.world_size / len(batch)).backward()
         optimizer.step()
         step += 1

@@ -1,4 +1,4 @@
-"""What a training script needs to lose nothing when workers come, go and are killed.
+"""What a training script needs in order to lose no step when workers join, leave and are killed.
 
 A run is one process of an elastic torchrun job (or a single process without torchrun). Torchrun starts all
 processes again whenever a worker joins or leaves; each start resumes from the newest checkpoint in a folder
@@ -40,11 +40,11 @@ State = dict[str, Any]
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 _SHARED_FOLDER_LAG = 30.0
-"""Seconds until all workers see a file that one wrote: network file systems cache folders."""
+"""Seconds until all workers see a file that one wrote, because network file systems cache folders."""
 _SECONDS_TO_BE_STOPPED = 5.0
-_LEAST_PATIENCE = 3.0
+_SHORTEST_LIMIT = 3.0
 _DEFAULT_GRACE = "30"
-"""Seconds from SIGTERM to SIGKILL if BIREME_GRACE_SECONDS doesn't say: torchrun's, and Kubernetes'."""
+"""Default of BIREME_GRACE_SECONDS, the seconds from SIGTERM to SIGKILL: that of torchrun and Kubernetes."""
 _STATUS_OF_TERM = 128 + signal.SIGTERM
 _KEPT = 2
 
@@ -85,14 +85,14 @@ class Run:
         return self.rank == 0
 
     def log(self, event: str, **facts: Any) -> None:
-        """One JSON line on stdout: the event, when, which rank of how many, and the facts."""
+        """Print one JSON line: the event, its time, the rank, the world size, and ``facts``."""
         process = {"time": round(time.time(), 3), "rank": self.rank, "world_size": self.world_size}
         sys.stdout.write(json.dumps({"event": event} | process | facts) + "\n")
         sys.stdout.flush()
 
     def restore(self) -> State | None:
-        """The newest checkpoint, the same in all processes; None at the very beginning."""
-        # Rank 0 says which: the others may see an older folder.
+        """The newest checkpoint, the same in all processes; None if there is none yet."""
+        # Rank 0 decides, because the others may see an older state of the folder.
         step = int(self.sum(max(_checkpoints(self.folder), default=0) if self.leads else 0)[0])
         if step == 0:
             return None
@@ -101,7 +101,7 @@ class Run:
         return state
 
     def step_done(self, step: int, state: Callable[[], State], due: bool = False) -> None:
-        """Call after every optimizer step, in all processes; saves if ``due`` or if a process has to go.
+        """Call after every optimizer step, in all processes; saves if ``due`` or if a process has to end.
 
         In the latter case it does not return: the step is saved, and torchrun starts the processes again.
         """
@@ -140,7 +140,7 @@ class Run:
         self.log("done", step=step, **results)
 
     def sum(self, *values: float) -> list[float]:
-        """The sums of ``values`` over all processes; CPUs compute them, without waiting for GPUs."""
+        """The sums of ``values`` over all processes, computed on CPUs so that nothing waits for the GPUs."""
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
         return list(total.tolist())
@@ -172,14 +172,14 @@ class Run:
 
     def _leave(self, step: int) -> None:
         self.log("stop", step=step, reason="SIGTERM" if self._term.received else "SIGTERM of another process")
-        # The agent stops the others too, as soon as it knows that a worker left. If it is one that never
-        # knows, a process that fails tells it.
+        # The agent stops the other processes as soon as it notices that a worker left. Some agents notice
+        # only when a process fails.
         ended_by_agent = self._term.wait(_SECONDS_TO_BE_STOPPED)
         os._exit(_STATUS_OF_TERM if ended_by_agent else 1)
 
 
 class _Term:
-    """SIGTERM: remembered until the step in progress is done and saved, if that can happen at all."""
+    """Handles SIGTERM: the current step ends and is saved, unless it waits for a process that has ended."""
 
     def __init__(self) -> None:
         self._received = threading.Event()
@@ -187,8 +187,8 @@ class _Term:
         self._holds = 0
         self._step_began = time.monotonic()
         self._step_seconds = 0.0
-        # The wakeup descriptor is written when the signal arrives, even while the main thread waits in a
-        # collective for a process that is gone, where Python's handlers don't run.
+        # The wakeup descriptor is written when the signal arrives. Python's handlers do not run while the
+        # main thread waits in a collective for a process that has ended.
         inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -221,10 +221,10 @@ class _Term:
         self._received.set()
         received = time.monotonic()
         grace = float(os.environ.get("BIREME_GRACE_SECONDS", _DEFAULT_GRACE))
-        # A step that takes far longer than the last one waits for a process that is gone.
-        patience = min(grace, max(_LEAST_PATIENCE, 10 * self._step_seconds))
+        # A step that takes far longer than the last one waits for a process that has ended.
+        limit = min(grace, max(_SHORTEST_LIMIT, 10 * self._step_seconds))
         while (waited := time.monotonic() - received) < grace:
-            if not self._holds and (not self._in_step or waited > patience):
+            if not self._holds and (not self._in_step or waited > limit):
                 break
             time.sleep(0.02)
         os._exit(_STATUS_OF_TERM)
@@ -264,7 +264,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 
 
 def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` fill the file ``path``; whoever looks for it finds all of it or nothing."""
+    """Let ``write`` write the file ``path``; readers find the complete file or none."""
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     with partial.open("wb") as file:
         write(file)

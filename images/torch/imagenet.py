@@ -34,7 +34,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass
 class Progress:
-    """How far the run is: optimizer steps, epochs done, images seen of the next one, and epochs measured."""
+    """Progress of the run: optimizer steps, complete epochs, images seen of the next one, epochs evaluated."""
 
     step: int = 0
     epoch: int = 0
@@ -43,7 +43,7 @@ class Progress:
 
 
 class Remaining(Sampler[int]):
-    """The indices that one process still has to see in an epoch, in whole global batches.
+    """The indices that remain for one process in an epoch, in whole global batches.
 
     The order follows from seed and epoch; every ``world_size``-th image from ``seen`` on is this process's.
     """
@@ -102,7 +102,7 @@ class Training:
         )
 
     def state(self) -> elastic.State:
-        """All that another start needs; the learning rate and the order of the images follow from it."""
+        """The state for the next start; the learning rate and the order of the images follow from it."""
         return {
             "arch": self.args.arch,
             "classes": self.train_images.classes,
@@ -148,7 +148,7 @@ class Training:
                 break
             self._epoch()
             progress.epoch, progress.seen = progress.epoch + 1, 0
-            # Before the accuracy is known: measuring can be repeated, training should not be.
+            # Saved before the evaluation, which can be repeated more cheaply than the training.
             self.run.save(progress.step, self.state)
         self.run.finish(
             progress.step, self.state, epoch=progress.epoch, accuracy=self.accuracy, best=self.best
@@ -178,7 +178,7 @@ class Training:
         total = torch.zeros((), device=self.run.device)
         for micro in range(1, self.args.accumulate + 1):
             images, labels = (part.to(self.run.device, non_blocking=True) for part in next(batches))
-            # Gradients are exchanged once, with the last of them.
+            # Gradients are exchanged once, with the last batch.
             with nullcontext() if micro == self.args.accumulate else self.model.no_sync():
                 with self._autocast():
                     loss = cross_entropy(self.model(images), labels, self.args.label_smoothing)
@@ -198,7 +198,7 @@ class Training:
         return self.args.learning_rate * self.global_batch / 256
 
     def _set_rate(self) -> float:
-        """Linear warm-up, then a cosine, over the images of all epochs: whatever size the steps had."""
+        """Linear warm-up, then a cosine over the images seen, which does not depend on the size of the steps."""
         epochs = self.progress.epoch + self.progress.seen / len(self.train_images)
         warm_up = min(self.args.warm_up, self.args.epochs)
         if epochs < warm_up:
@@ -294,7 +294,7 @@ def folders(args: argparse.Namespace) -> tuple[Images, Images]:
 
 
 def start_decoders() -> None:
-    """Start the server that decoding processes come from, so that SIGTERM does not end it.
+    """Start the server that forks the decoding processes, so that SIGTERM does not end it.
 
     torchrun signals the whole process group, and the step in progress still needs its images. Decoding
     processes that were forked from this one would hold its sockets open when it is killed, and its peers
@@ -306,7 +306,7 @@ def start_decoders() -> None:
 
 
 def ignore_term(_: int) -> None:
-    """Begin a decoding process."""
+    """Initialize a decoding process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
