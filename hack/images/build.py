@@ -4,7 +4,7 @@
     python hack/images/build.py image torch         # prints the tag; needs a container engine
     python hack/images/build.py node                # the same for the nodes of kind clusters
 
-Recipes are in recipes.toml. All that is made is kept, and made again only when its recipe changes.
+Recipes are in recipes.toml. Results are kept, and made again only when their recipe changes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def make_image(recipe: dict[str, Any]) -> str:
 
 
 def _import_rootfs(rootfs: Rootfs) -> str:
-    """The image that holds ``rootfs`` and nothing else; named by its digest, so that it is imported once."""
+    """The image of ``rootfs`` alone; it is named by the digest, so that it is imported only once."""
     name = f"bireme/{rootfs.name}:{rootfs.digest}"
     if _is_there(name):
         return name
@@ -111,7 +111,7 @@ def _import_rootfs(rootfs: Rootfs) -> str:
 
 
 def _import_tools(toolbox: Toolbox, tools: Sequence[str]) -> str:
-    """The image that holds these pinned tools and nothing else; named as rootfs' are. It runs the first."""
+    """The image of these pinned tools alone, named by their digest; it runs the first one."""
     digest = hashlib.sha256("".join(toolbox.pin(tool).cache_name for tool in tools).encode()).hexdigest()
     name = f"bireme/{tools[0]}:{digest[:12]}"
     if _is_there(name):
@@ -136,7 +136,7 @@ def _is_there(tag: str) -> bool:
 
 
 def _docker(*arguments: str, stdin: Any = None, content: bytes | None = None) -> None:
-    # The engine of Debian 12 has no other builder than the old one.
+    # The engine of Debian 12 has only the old builder.
     environ = os.environ | {"DOCKER_BUILDKIT": "0"}
     source = {"input": content} if content is not None else {"stdin": stdin or subprocess.DEVNULL}
     try:

@@ -3,9 +3,9 @@
     python hack/images/publish.py 123456789012.dkr.ecr.us-west-2.amazonaws.com
     python hack/images/publish.py --dry-run ghcr.io/someone
 
-REGISTRY is a host, with a folder if it has some: the charts find the images there by
---set global.imageRegistry=REGISTRY. Each images/*/Dockerfile is built upon its own default base. At ECR this
-logs in by the AWS command line, and makes the repositories that are missing; at others log in before.
+REGISTRY is a host, and a folder if it has folders; charts use the images with
+--set global.imageRegistry=REGISTRY. Each images/*/Dockerfile is built on its default base. For ECR this logs
+in with the AWS command line and makes missing repositories; log in to other registries before.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ def main(registry: str, dry_run: bool) -> None:
     for step in steps(registry.rstrip("/"), PROJECT):
         click.echo(step if dry_run else f"+ {step}", err=not dry_run)
         if not dry_run and subprocess.run(["bash", "-euo", "pipefail", "-c", step], check=False).returncode:
-            raise BiremeError(f"this failed, it says why above: {step}")
+            raise BiremeError(f"this command failed, see its output above: {step}")
 
 
 def steps(registry: str, project: Path) -> list[str]:
-    """The shell commands, in order. Raises BiremeError for a registry that is none."""
+    """The shell commands, in order. Raises BiremeError when ``registry`` cannot be one."""
     if not registry:
         raise BiremeError("no registry: say where to push, as in make images REGISTRY=ghcr.io/someone")
     if not _REGISTRY.fullmatch(registry):
-        raise BiremeError(f"{registry} is no registry: write a host without https://, as in ghcr.io/someone")
+        raise BiremeError(
+            f"{registry} is not a registry: write a host without https://, as in ghcr.io/someone"
+        )
     version = tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"]
     recipes = tomllib.loads((project / "hack/images/recipes.toml").read_text())["image"].values()
     contexts = {recipe["dockerfile"]: recipe["context"] for recipe in recipes if "context" in recipe}

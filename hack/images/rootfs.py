@@ -31,9 +31,9 @@ _READ_SECONDS = 30
 
 @dataclass(frozen=True)
 class Build:
-    """What is compiled inside; see recipes.toml. ``source`` is URL#sha256=… or a file of the project.
+    """A program that is compiled inside; see recipes.toml.
 
-    ``packages`` go afterwards.
+    ``source`` is URL#sha256=… or a file of the project; ``packages`` are removed afterwards.
     """
 
     script: str
@@ -51,7 +51,7 @@ class Build:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those of the project that decide what is built."""
+        """The files of the project that determine the result."""
         return tuple(filter(None, (self.program, self.own_source)))
 
 
@@ -71,9 +71,9 @@ class Rootfs:
 
     @property
     def digest(self) -> str:
-        """Names the content: other packages, another folder."""
+        """The name of the content; it changes with everything that is installed."""
         facts = asdict(self) | {"name": "", "env": {}}
-        for field in ("build", "run"):  # came later: recipes without them keep the digest they had
+        for field in ("build", "run"):  # added later: recipes without them keep their digest
             if not facts[field]:
                 del facts[field]
         programs = [file.read_text() for build in self.build for file in build.files]
@@ -162,7 +162,7 @@ def _fetch(address: str, folder: Path) -> Path:
         with urllib.request.urlopen(url, timeout=_READ_SECONDS) as answer:
             content: bytes = answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise BiremeError(f"{url} cannot be had: {error}") from None
+        raise BiremeError(f"{url} cannot be fetched: {error}") from None
     if hashlib.sha256(content).hexdigest() != checksum:
         raise BiremeError(f"{url} is not the file that hack/images/recipes.toml pins: its SHA-256 differs")
     target = folder / url.rpartition("/")[2]
@@ -208,10 +208,10 @@ class _Maker:
             "--components=main",
             self.rootfs.suite,
             str(self.root),
-            # Else debootstrap's own choice for the suite.
+            # Without it, debootstrap chooses the mirror of the suite.
             *filter(None, [os.environ.get("BIREME_DEBIAN_MIRROR")]),
         ]
-        # In a mount namespace of its own: whatever it mounts is gone when it ends, however it ends.
+        # In its own mount namespace, so that nothing stays mounted when it ends or is killed.
         self._run("debootstrap", ["unshare", "--mount", "debootstrap", *arguments])
 
     def _settings(self) -> None:
@@ -239,7 +239,7 @@ class _Maker:
         options += ["--python-version", version.removeprefix("python")]
         self._run("wheels", ["python3", "-m", "pip", "install", *options, *self.rootfs.wheels])
         for script in (self.root / target).glob("bin/*"):
-            # Its first line names the Python that installed it, which is not the one inside.
+            # Its first line names the Python that installed it, not the one inside.
             _, _, program = script.read_text().partition("\n")
             inside = self.root / "usr/local/bin" / script.name
             inside.write_text(f"#!/usr/bin/python3\n{program}")
@@ -247,8 +247,8 @@ class _Maker:
         self._chroot("compile wheels", "python3", "-m", "compileall", "-q", f"/{target}")
 
     def _build(self, build: Build) -> None:
-        passing = sorted(set(build.packages) - set(self.rootfs.packages))
-        self._packages(passing)
+        temporary = sorted(set(build.packages) - set(self.rootfs.packages))
+        self._packages(temporary)
         with tempfile.TemporaryDirectory() as folder:
             for file in build.files:
                 shutil.copy(file, folder)
@@ -257,9 +257,11 @@ class _Maker:
             script, argument = f"{inside}/{build.program.name}", f"{inside}/{source.name}"
             command = enter(self.root, ["sh", script, argument], {Path(folder): inside})
             self._run(f"build {source.name}", command)
-        self._chroot("packages of the build", "apt-mark", "auto", *passing)
-        # Else whatever any package suggests would stay, compilers for one.
-        only_needed = [f"-oAPT::AutoRemove::{kind}Important=false" for kind in ("Recommends", "Suggests")]
+        self._chroot("packages of the build", "apt-mark", "auto", *temporary)
+        # Otherwise packages that any other one suggests would stay, for example compilers.
+        only_needed = [
+            f"-oAPT::AutoRemove::{relation}Important=false" for relation in ("Recommends", "Suggests")
+        ]
         self._chroot("remove them", "apt-get", "autoremove", "--purge", "-y", *only_needed)
 
     def _clean(self) -> None:

@@ -34,7 +34,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass
 class Progress:
-    """Progress of the run: optimizer steps, complete epochs, images seen of the next one, epochs evaluated."""
+    """Optimizer steps, complete epochs, images seen of the next epoch, and epochs evaluated."""
 
     step: int = 0
     epoch: int = 0
@@ -198,7 +198,7 @@ class Training:
         return self.args.learning_rate * self.global_batch / 256
 
     def _set_rate(self) -> float:
-        """Linear warm-up, then a cosine over the images seen, which does not depend on the size of the steps."""
+        """Linear warm-up, then a cosine, over the images seen, so that the size of a step does not matter."""
         epochs = self.progress.epoch + self.progress.seen / len(self.train_images)
         warm_up = min(self.args.warm_up, self.args.epochs)
         if epochs < warm_up:

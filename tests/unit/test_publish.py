@@ -76,7 +76,10 @@ def test_the_commands_are_run_and_the_first_failure_ends_it(tmp_path: Path) -> N
     (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
     done = publish("ghcr.io/someone", **path)
     assert done.returncode == 1
-    assert "error: this failed, it says why above: docker build --platform linux/amd64 --tag" in done.stderr
+    assert (
+        "error: this command failed, see its output above: docker build --platform linux/amd64 --tag"
+        in done.stderr
+    )
 
 
 def test_make_images_hands_registry_and_dry_run_on() -> None:
