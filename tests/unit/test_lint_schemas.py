@@ -12,8 +12,10 @@ import pytest
 from bireme.lint.kubernetes import kubernetes_schemas, schema_location
 from bireme.paths import Paths
 from bireme.tools import Toolbox
+from bireme.tools.pins import load_pins
 
-VERSIONS = ("1.36.3", "1.34.4")
+PINS = load_pins(Paths.discover().hack / "tools")
+VERSIONS = [tool.version for tool in PINS.tools if tool.name == "kubectl"]
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +97,14 @@ def test_an_invalid_quantity_fails(toolbox: Toolbox, tmp_path: Path, key: str, v
     manifest = indexed_job()
     manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][key] = value
 
-    assert f"limits/{key}" in verdict(toolbox, "1.36.3", tmp_path, manifest)
+    assert f"limits/{key}" in verdict(toolbox, VERSIONS[0], tmp_path, manifest)
 
 
 def test_a_missing_required_field_fails(toolbox: Toolbox, tmp_path: Path) -> None:
     manifest = deployment()
     del manifest["spec"]["selector"]
 
-    assert "selector" in verdict(toolbox, "1.36.3", tmp_path, manifest)
+    assert "selector" in verdict(toolbox, VERSIONS[0], tmp_path, manifest)
 
 
 def test_the_keys_of_list_maps_are_kept(toolbox: Toolbox) -> None:

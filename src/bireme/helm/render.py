@@ -91,7 +91,7 @@ class Renderer:
 
     def render(self, request: RenderRequest) -> Render:
         """The objects of ``request``. Raises RenderError with the chart's sentence when it refuses them."""
-        # The key does not cover the files that --set-file names.
+        # --set-file reads files that the cache key does not cover.
         if request.settings.files:
             return Render(request, self._run(request))
         key = self._key(request)
@@ -128,7 +128,7 @@ class Renderer:
         return results
 
     def merged(self, request: RenderRequest) -> RenderRequest:
-        """``request`` with its settings merged into its values, by Helm. Raises RenderError for a bad one."""
+        """``request`` with its settings merged into its values, by Helm. Raises RenderError if it refuses one."""
         if not request.settings.flags():
             return request
         with tempfile.TemporaryDirectory(dir=self._home) as folder:

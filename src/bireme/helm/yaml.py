@@ -25,7 +25,7 @@ _NOT_JSON = {sign + word for word in (".inf", ".Inf", ".INF") for sign in ("", "
     ".NaN",
     ".NAN",
 }
-# Go's integer syntax with a base prefix, where a leading zero alone means octal; without underscores.
+# Integers in Go: a prefix names the base, and a leading zero alone means octal. Underscores are gone here.
 _BASED = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _PLAIN = "plain"
@@ -83,7 +83,7 @@ def _mapping(node: yaml.Node, where: str, inside: frozenset[int]) -> Values:
     result: Values = {}
     for key_node, value_node in node.value:
         if isinstance(key_node, yaml.ScalarNode) and key_node.value == "<<" and key_node.tag == _PLAIN:
-            # Helm's reader merges where the `<<` stands, so keys written before it are overwritten.
+            # Helm merges at the position of `<<`, which overwrites the keys that stand before it.
             sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
             for source in reversed(sources):
                 merged = _plain(source, where, inside)

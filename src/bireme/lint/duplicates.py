@@ -8,8 +8,8 @@ from typing import Any
 from bireme.manifests import Manifest
 from bireme.workloads import pod_templates
 
-# The keys by which the API server tells the items of a list apart, from the Kubernetes OpenAPI
-# (x-kubernetes-list-map-keys; the patch merge key where that is all there is).
+# The keys by which the API server tells the items of a list apart, as the OpenAPI of Kubernetes has them:
+# x-kubernetes-list-map-keys, or the patch merge key of lists that have only that.
 _POD_LISTS: Mapping[str, tuple[str, ...]] = {
     "containers": ("name",),
     "initContainers": ("name",),

@@ -1,4 +1,4 @@
-"""What the files of a chart say of each other, without a render."""
+"""How the files of a chart fit together, as far as that can be checked without a render."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendered objects held against the schemas of Kubernetes itself, by kubeconform."""
+"""Rendered objects validated against the schemas of Kubernetes, by kubeconform."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kubeconform(
     """What Kubernetes ``version`` (None: the default) refuses, by the keys of ``renders``: object, sentence.
 
     All of it is checked in one kubeconform process against the offline schemas of Kubernetes' own kinds;
-    other kinds are passed over. Raises BiremeError when kubeconform itself fails.
+    other kinds are not checked. Raises BiremeError when kubeconform itself fails.
     """
     binary = toolbox.path("kubeconform")
     location = schema_location(kubernetes_schemas(toolbox, version))
@@ -54,7 +54,7 @@ _LEAF = re.compile(r"- at '(?P<pointer>[^']*)': (?P<why>.*?)(?=\s+- at '|$)")
 
 
 def _sentence(resource: Mapping[str, Any]) -> str:
-    # validationErrors holds only the outermost level; the message has them all.
+    # `validationErrors` has only the outermost errors; the message has all of them.
     message = " ".join(str(resource.get("msg")).split())
     leaves = [found for found in _LEAF.finditer(message) if found["why"] != "validation failed"]
     fields = [(leaf["pointer"].strip("/").replace("/", ".") or "the object", leaf["why"]) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Charts checked as a whole: what their files say of each other, and what they render to."""
+"""Whole charts checked: their files, and the objects that they render to."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Linter:
 
     def _cases(self, chart: Path) -> Iterator[_Case]:
         if read_file(chart / "Chart.yaml").get("type") == "library":
-            return  # Helm renders none
+            return  # Helm refuses to render a library chart
         files = sorted(file.relative_to(chart).as_posix() for file in chart.glob("ci/*-values.yaml"))
         for values in ("", *files):
             for version in self._kubernetes:
@@ -129,7 +129,7 @@ class Linter:
             if not (isinstance(result, RenderError) and _UNSUPPORTED in str(result))
         ]
         if not supported:
-            # Of the refusals, the one by the newest Kubernetes.
+            # No version is supported: the error for the newest one stands for all.
             for case, error in list(results.items())[-1:]:
                 yield Finding(str(case.chart), "render", "Chart.yaml", str(error))
         has_values = any(case.values and isinstance(results[case], Render) for case in supported)
