@@ -128,7 +128,7 @@ class Renderer:
         return results
 
     def merged(self, request: RenderRequest) -> RenderRequest:
-        """``request`` with its settings merged into its values, by Helm. Raises RenderError if it refuses one."""
+        """``request`` with its settings merged into its values by Helm. Raises RenderError if Helm fails."""
         if not request.settings.flags():
             return request
         with tempfile.TemporaryDirectory(dir=self._home) as folder:
