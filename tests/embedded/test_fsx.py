@@ -12,22 +12,11 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.support import waiting
+from tests.support.fsx import DYNAMIC, STATIC
 
 DRIVERS = "/apis/storage.k8s.io/v1/csidrivers"
 VOLUMES = "/api/v1/persistentvolumes"
 SECONDS = 60
-STATIC: dict[str, Any] = {
-    "provisioning": "static",
-    "static": {
-        "fileSystemId": "fs-0123456789abcdef0",
-        "dnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
-        "mountName": "fsx",
-    },
-}
-DYNAMIC: dict[str, Any] = {
-    "provisioning": "dynamic",
-    "dynamic": {"subnetId": "subnet-0123456789abcdef0", "securityGroupIds": ["sg-0123456789abcdef0"]},
-}
 until = partial(waiting.until, seconds=SECONDS)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from tests.support.rendered import container, the
+from tests.support.rendered import container_of, the
 
 S3: dict[str, Any] = {
     "claim": {"name": "fsx-pvc", "path": "datasets/imagenet"},
@@ -27,13 +27,13 @@ def pod(rendered: Render) -> Mapping[str, Any]:
 def env(rendered: Render) -> dict[str, Any]:
     return {
         each["name"]: each.get("value", each.get("valueFrom"))
-        for each in container(pod(rendered), "stage")["env"]
+        for each in container_of(pod(rendered), "stage")["env"]
     }
 
 
 def test_all_steps_have_the_same_settings(render: Callable[..., Render]) -> None:
     rendered = render("dataset", values=S3)
-    assert container(pod(rendered), "stage")["env"] == container(pod(rendered), "publish")["env"]
+    assert container_of(pod(rendered), "stage")["env"] == container_of(pod(rendered), "publish")["env"]
     settings = json.loads(env(rendered)["BIREME_DATASET"])
     assert settings["target"] == "/claim/datasets/imagenet"
     assert settings["sources"] == [{"url": "s3://imagenet/ILSVRC"}]
@@ -50,7 +50,7 @@ def test_a_claim_as_source_is_mounted_read_only(render: Callable[..., Render]) -
     rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
     sources = json.loads(env(rendered)["BIREME_DATASET"])["sources"]
     assert sources[1] == {"url": "file:///sources/1", "path": "vocabulary"}
-    mounts = {each["mountPath"]: each for each in container(pod(rendered), "stage")["volumeMounts"]}
+    mounts = {each["mountPath"]: each for each in container_of(pod(rendered), "stage")["volumeMounts"]}
     assert mounts["/sources/1"]["readOnly"] is True
     assert mounts["/sources/1"]["subPath"] == "vocabulary"
 
@@ -95,7 +95,7 @@ def test_validation_images_of_imagenet_are_sorted_by_class(
     """The script of the workload, run as in the pod, but in another folder."""
     rendered = render("dataset", workload="imagenet", sets=["sources[0].url=s3://mine/ILSVRC"])
     staging = "/claim/ILSVRC/Data/.CLS-LOC.staging"
-    (script,) = container(pod(rendered), "prepare")["args"]
+    (script,) = container_of(pod(rendered), "prepare")["args"]
     assert staging in script
     (tmp_path / "val").mkdir()
     for name in ("a", "b", "c"):

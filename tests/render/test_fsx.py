@@ -8,20 +8,8 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
+from tests.support.fsx import DYNAMIC, STATIC
 from tests.support.rendered import the
-
-STATIC: dict[str, Any] = {
-    "provisioning": "static",
-    "static": {
-        "fileSystemId": "fs-0123456789abcdef0",
-        "dnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
-        "mountName": "fsx",
-    },
-}
-DYNAMIC: dict[str, Any] = {
-    "provisioning": "dynamic",
-    "dynamic": {"subnetId": "subnet-0123456789abcdef0", "securityGroupIds": ["sg-0123456789abcdef0"]},
-}
 
 
 def static(**more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from bireme.helm import Render, RenderError
 from bireme.topology import Plan
-from tests.support.rendered import the
+from tests.support.rendered import environment_of, the
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 BOTH = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
@@ -31,7 +31,7 @@ def container(rendered: Render, role: str = "worker") -> Mapping[str, Any]:
 
 
 def environment(rendered: Render, role: str = "worker") -> dict[str, str]:
-    return {item["name"]: item["value"] for item in container(rendered, role)["env"] if "value" in item}
+    return environment_of(container(rendered, role))
 
 
 @BOTH

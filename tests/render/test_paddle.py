@@ -10,7 +10,7 @@ import pytest
 
 from bireme.helm import Render, RenderError
 from tests.render.cases import ROOT
-from tests.support.rendered import the
+from tests.support.rendered import container_of, environment_of, the
 
 TUTORIAL = {"workload": "paddle-tutorial", "release": "tutorial", "namespace": "team"}
 
@@ -20,13 +20,11 @@ def names(rendered: Render, kind: str) -> set[str]:
 
 
 def container(rendered: Render, job: str, name: str) -> Mapping[str, Any]:
-    pod = the(rendered, "Job", job)["spec"]["template"]["spec"]
-    there = [*pod.get("initContainers", ()), *pod["containers"]]
-    return next(each for each in there if each["name"] == name)
+    return container_of(the(rendered, "Job", job)["spec"]["template"]["spec"], name)
 
 
 def environment(rendered: Render, job: str, name: str) -> dict[str, str]:
-    own = {each["name"]: each["value"] for each in container(rendered, job, name)["env"] if "value" in each}
+    own = environment_of(container(rendered, job, name))
     settings = next(each for each in rendered.manifests if each.name.endswith("-settings"))
     return {**settings["data"], **own}
 

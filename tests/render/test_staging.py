@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from tests.support.rendered import container
+from tests.support.rendered import container_of
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "200Gi"}
 ELSEWHERE = [{"claimName": "runs", "mountPath": "/runs"}]
@@ -56,7 +56,7 @@ def test_a_worker_copies_data_to_its_node_before_training(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "staging": STAGING}))
-    copier, trainer = container(spec, "staging"), container(spec, "trainer")
+    copier, trainer = container_of(spec, "staging"), container_of(spec, "trainer")
     (settings,) = [json.loads(each["value"]) for each in copier["env"] if each["name"] == "BIREME_DATASET"]
     assert settings == {"target": "/staging/data", "sources": [{"url": "file:///source"}]}
     assert mounts(copier)["/source"]["subPath"] == "datasets/imagenet"
@@ -77,8 +77,8 @@ def test_a_staged_claim_that_is_also_mounted_has_one_volume(
 ) -> None:
     values = {**own, "staging": STAGING, "claims": ALSO_MOUNTED}
     spec = pod(render(chart, instance="p4d.24xlarge", values=values))
-    claim = mounts(container(spec, "staging"))["/source"]["name"]
-    assert mounts(container(spec, "trainer"))["/fsx"]["name"] == claim != "staging-source"
+    claim = mounts(container_of(spec, "staging"))["/source"]["name"]
+    assert mounts(container_of(spec, "trainer"))["/fsx"]["name"] == claim != "staging-source"
     assert "staging-source" not in {volume["name"] for volume in spec["volumes"]}
 
 
@@ -99,13 +99,13 @@ def test_a_worker_verifies_datasets_before_training(
 ) -> None:
     values = {**own, "verify": {"paths": ["/runs/coco", "/fsx"]}, "claims": ALSO_MOUNTED}
     rendered = render(chart, values=values)
-    verifier = container(pod(rendered), "verify")
+    verifier = container_of(pod(rendered), "verify")
     assert list(verifier["command"])[1:] == [
         "-m", "bireme_runtime.dataset", "verify", "/runs/coco", "/fsx", "--quick",
     ]  # fmt: skip
     assert all(mounts(verifier)[path]["readOnly"] for path in ("/runs", "/fsx"))
     whole = render(chart, values={**values, "verify": {**values["verify"], "sha256": True}})
-    assert "--quick" not in container(pod(whole), "verify")["command"]
+    assert "--quick" not in container_of(pod(whole), "verify")["command"]
 
 
 @EACH_TRAINING
@@ -139,7 +139,7 @@ def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[
     values = {"topology": "collocated", "staging": STAGING}
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
-    assert "/staged" not in mounts(container(spec, "pserver"))
+    assert "/staged" not in mounts(container_of(spec, "pserver"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from bireme.helm import Render
 from bireme.topology import Plan
 from bireme.workloads import pod_templates
-from tests.support.rendered import the
+from tests.support.rendered import environment_of, the
 
 
 def trainer(rendered: Render) -> Mapping[str, Any]:
@@ -19,7 +19,7 @@ def trainer(rendered: Render) -> Mapping[str, Any]:
 
 
 def environment(rendered: Render) -> dict[str, str]:
-    return {item["name"]: item["value"] for item in trainer(rendered)["env"] if "value" in item}
+    return environment_of(trainer(rendered))
 
 
 def test_imagenet_efa_uses_whole_p4d_nodes(render: Callable[..., Render]) -> None:

@@ -24,7 +24,7 @@ def _is_called(manifest: Manifest, name: str) -> bool:
     return manifest.name.endswith(name) if name.startswith("-") else name in ("", manifest.name)
 
 
-def container(pod: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def container_of(pod: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The container, or init container, called ``name`` of a pod's specification."""
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
     (found,) = [each for each in containers if each["name"] == name]
@@ -32,6 +32,6 @@ def container(pod: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found
 
 
-def environment(container: Mapping[str, Any]) -> dict[str, str]:
+def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
     """The environment variables that a container is given as plain values."""
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
