@@ -15,7 +15,7 @@ kind: Job
 metadata:
   {{- include "common.jobMetadata" . | nindent 2 }}
 spec:
-  completions: {{ int64 .count }}
+  completions: {{ required "common.trainingJob needs count" .count | int64 }}
   parallelism: {{ int64 .count }}
   {{- .fields | default "" | nindent 2 }}
   {{- include "common.jobLimits" (dict "root" $root) | nindent 2 }}
