@@ -36,9 +36,10 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime" / "src")]
 
 from bireme_runtime.dispatcher import Dispatcher  # noqa: E402
-from bireme_runtime.dispatcher.service.coordinator import Desk  # noqa: E402
+from bireme_runtime.dispatcher.service.coordinator import Coordinator  # noqa: E402
 from bireme_runtime.dispatcher.service.election import Leadership  # noqa: E402
-from bireme_runtime.dispatcher.service.keys import Definition, InHand, Keys, Request  # noqa: E402
+from bireme_runtime.dispatcher.service.keys import Keys  # noqa: E402
+from bireme_runtime.dispatcher.service.requests import Definition, Request, Settled  # noqa: E402
 from bireme_runtime.etcd import client as etcd  # noqa: E402
 from tests.runtime.dispatcher_replicas import Dispatchers, environment  # noqa: E402
 from tests.runtime.etcd_servers import EtcdServer  # noqa: E402
@@ -142,12 +143,12 @@ def throughput(replicas: Dispatchers, seconds: float, rounds: int) -> list[dict[
 
 
 @contextmanager
-def _desk(server: EtcdServer, prefix: str) -> Iterator[Desk]:
+def _coordinator(server: EtcdServer, prefix: str) -> Iterator[Coordinator]:
     client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=60)
     lease = client.lease_grant(3600)
     leadership = Leadership(client, f"{prefix}leader", "here:1", lease)
     leadership.campaign()
-    yield Desk(client, prefix, leadership)
+    yield Coordinator(client, prefix, leadership)
     client.lease_revoke(lease)
 
 
@@ -159,11 +160,11 @@ def growth(server: EtcdServer, rounds: int, shards: int, steps: int = 200) -> li
         with CONSOLE.status(f"{size} shards"):
             prefix = f"/bench/{size}/"
             _define(client, prefix, size)
-            with _desk(server, prefix) as desk:
+            with _coordinator(server, prefix) as coordinator:
                 lease = client.lease_grant(3600)
-                desk.handle([Request("join", "set", "t", lease=lease)])
-                desk.handle([Request("next", "set", "t")])
-                at_start = [_steps(desk, steps) for _ in range(rounds)]
+                coordinator.handle([Request("join", "set", "t", lease=lease)])
+                coordinator.handle([Request("next", "set", "t")])
+                at_start = [_steps(coordinator, steps) for _ in range(rounds)]
             _mark_half(client, prefix, size)
             takeovers = [_timed(partial(_take_over, server, prefix)) for _ in range(rounds)]
             old = [_old_step(client, size) for _ in range(rounds)]
@@ -200,28 +201,28 @@ def _mark_half(client: etcd.Client, prefix: str, size: int) -> None:
         client.txn([], [etcd.put_op(keys.done(0, shard), value) for shard in marks])
 
 
-def _steps(desk: Desk, count: int) -> float:
+def _steps(coordinator: Coordinator, count: int) -> float:
     """Seconds of the median step of one trainer: it acknowledges a shard and gets the next one."""
     seconds: list[float] = []
-    done: tuple[InHand, ...] = ()
+    done: tuple[Settled, ...] = ()
     for _ in range(count):
         started = time.perf_counter()
-        (answer,) = desk.handle([Request("next", "set", "t", done=done)])
+        (answer,) = coordinator.handle([Request("next", "set", "t", done=done)])
         seconds.append(time.perf_counter() - started)
         assert answer is not None
         shard = answer.body["shard"]
-        done = (InHand(shard["shard"], shard["token"]),)
+        done = (Settled(shard["shard"], shard["token"]),)
     return statistics.median(seconds)
 
 
 def _take_over(server: EtcdServer, prefix: str) -> None:
     """Read all state as a new leader does, and give out a shard."""
-    with _desk(server, prefix) as desk:
-        lease = desk._client.lease_grant(60)
-        desk.handle([Request("join", "set", "n", lease=lease)])
-        (answer,) = desk.handle([Request("next", "set", "n")])
+    with _coordinator(server, prefix) as coordinator:
+        lease = coordinator._client.lease_grant(60)
+        coordinator.handle([Request("join", "set", "n", lease=lease)])
+        (answer,) = coordinator.handle([Request("next", "set", "n")])
         assert answer is not None
-        desk.handle([Request("leave", "set", "n")])
+        coordinator.handle([Request("leave", "set", "n")])
 
 
 def _old_step(client: etcd.Client, size: int) -> float | None:

@@ -117,10 +117,10 @@ def test_the_first_definition_counts_and_another_one_is_refused(trainer: Callabl
     assert trainer().add(names(2500)) is True
     assert trainer().add(names(2500)) is False
     with pytest.raises(
-        Refused, match="is there already, with other shards, passes or limits: give the new one"
+        Refused, match="exists already, with other shards, passes or limits: choose another name"
     ):
         trainer().add(names(2400))
-    with pytest.raises(Refused, match="is there already"):
+    with pytest.raises(Refused, match="exists already"):
         trainer().add(names(2500), passes=2)
     (first,) = [shard.name for shard, _ in zip(trainer().shards(), "1", strict=False)]
     assert first == "part-00000"
@@ -364,17 +364,17 @@ def test_both_replicas_are_ready_and_followers_name_the_leader(shared: Dispatche
 @pytest.mark.parametrize(
     ("path", "body", "status", "sentence"),
     [
-        ("/v1/x", "{}", 404, "there is nothing at /v1/x"),
-        ("/v1/x/dance", "{}", 404, "there is no request called dance"),
+        ("/v1/x", "{}", 404, "there is no path /v1/x"),
+        ("/v1/x/dance", "{}", 404, "there is no request dance"),
         ("/v1/x/next", "[]", 400, "the body must be a JSON object"),
         ("/v1/x%20y/next", "{}", 400, "'x y' cannot be the name of a dataset: use letters"),
         (
             "/v1/x/heartbeat",
             '{"trainer": "nobody"}',
             400,
-            "'nobody' is no trainer that this service has named",
+            "'nobody' is not a trainer id of this service",
         ),
-        ("/v1/x/next", '{"trainer": "t.1"}', 410, "the trainer t.1 is gone: join again"),
+        ("/v1/x/next", '{"trainer": "t.1"}', 410, "the lease of trainer t.1 has ended: join again"),
         ("/v1/x/once", '{"name": ""}', 400, "'' cannot be the name of a task"),
         (
             "/v1/x/block",
@@ -382,8 +382,13 @@ def test_both_replicas_are_ready_and_followers_name_the_leader(shared: Dispatche
             400,
             "a shard's name is text of 1 to",
         ),
-        ("/v1/x/add", '{"digest": "abcdef01", "shards": "many"}', 400, "that defines no dataset"),
-        ("/v1/x/settle", '{"done": [[1]]}', 400, "the request cannot be understood"),
+        (
+            "/v1/x/add",
+            '{"digest": "abcdef01", "shards": "many"}',
+            400,
+            "this is not the definition of a dataset",
+        ),
+        ("/v1/x/settle", '{"done": [[1]]}', 400, "the request cannot be decoded"),
     ],
 )
 def test_what_cannot_be_understood_is_said_in_a_sentence(
@@ -522,7 +527,7 @@ def test_the_command_adds_shows_and_waits(shared: Dispatchers, tmp_path: Path, p
     assert (again.returncode, again.stdout) == (0, f"dataset {dataset} had 3 shards\n")
     refused = shared.run("add", "other", dataset=dataset)
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"bireme dispatcher: dataset {dataset} is there already")
+    assert refused.stderr.startswith(f"bireme dispatcher: dataset {dataset} exists already")
     assert "leads" in shared.run("wait").stdout
     assert f"{dataset}: pass 1 of 1, 3 todo, 0 pending, 0 done, 0 failed" in shared.run("status").stdout
     shown = json.loads(shared.run("status", "-o", "json").stdout)
@@ -566,7 +571,7 @@ def test_the_commands_exit_codes_say_what_is_wrong(shared: Dispatchers) -> None:
         ({"BIREME_DISPATCHER_LISTEN": "7190x"}, "BIREME_DISPATCHER_LISTEN=7190x is not host:port"),
         (
             {"BIREME_DISPATCHER_TRAINER_SECONDS": "1"},
-            "BIREME_DISPATCHER_TRAINER_SECONDS=1 is not a whole number of seconds, 2 or more",
+            "BIREME_DISPATCHER_TRAINER_SECONDS=1 is not a whole number, 2 or more",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The dispatcher's desk under random trainers, deaths, leader changes, clocks, lost and late answers.
+"""The dispatcher's coordinator under random trainers, deaths, leader changes, clocks, lost and late answers.
 
 One thread plays everybody against a real etcd: whoever talks to it may be interrupted at any request by the
 deeds of others. What is checked is etcd's own history, event by event. BIREME_FUZZ_SECONDS (6) says for how
@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bireme_runtime.dispatcher.service.coordinator import Desk
+from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
-from bireme_runtime.dispatcher.service.keys import Answer, Definition, InHand, Keys, Request
+from bireme_runtime.dispatcher.service.keys import Keys
+from bireme_runtime.dispatcher.service.requests import Answer, Definition, Request, Settled
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 
@@ -61,8 +62,8 @@ class Trainer:
     lease: int
     dataset: str
     joined: bool = False
-    hand: dict[int, InHand] = field(default_factory=dict)
-    unsaid: dict[int, InHand] = field(default_factory=dict)
+    hand: dict[int, Settled] = field(default_factory=dict)
+    unsaid: dict[int, Settled] = field(default_factory=dict)
     task: str = ""
 
 
@@ -78,17 +79,17 @@ class Fuzz:
         self.now = 0.0
         self.is_calm = True
         self.depth = 0
-        self.desk: Desk | None = None
+        self.coordinator: Coordinator | None = None
         self.lease = 0
-        self.former: list[Desk] = []
-        self.busy: list[Desk] = []
+        self.former: list[Coordinator] = []
+        self.busy: list[Coordinator] = []
         self.trainers: list[Trainer] = []
         self.everybody: list[Trainer] = []
         self.gone: list[str] = []
         self.late: list[tuple[str, dict[str, Any]]] = []
         self.sent: list[Request] = []
         self.datasets: dict[str, Definition] = {}
-        self.accepted: dict[tuple[str, int], InHand] = {}
+        self.accepted: dict[tuple[str, int], Settled] = {}
         self.deeds: Counter[str] = Counter()
         self.count = 0
         self.add_dataset()
@@ -133,29 +134,31 @@ class Fuzz:
             self.plain.put(keys.block(definition.digest, block), json.dumps([f"s{n}" for n in numbers]))
         self.datasets[name] = definition
 
-    def send(self, requests: list[Request], desk: Desk | None = None) -> list[Answer | None]:
-        """What the desk answers; nothing when it does not lead, or when the answers get lost."""
-        desk = desk or self.desk
+    def send(self, requests: list[Request], coordinator: Coordinator | None = None) -> list[Answer | None]:
+        """What the coordinator answers; nothing when it does not lead, or when the answers get lost."""
+        coordinator = coordinator or self.coordinator
         self.sent = [*self.sent[-20:], *requests]
         answers: list[Answer | None] = [None] * len(requests)
-        self.at(desk, lambda desk: answers.__setitem__(slice(None), desk.handle(requests)))
+        self.at(
+            coordinator, lambda coordinator: answers.__setitem__(slice(None), coordinator.handle(requests))
+        )
         if not self.is_calm and self.chance.random() < 0.1:
             return [None] * len(requests)
         return answers
 
-    def at(self, desk: Desk | None, act: Callable[[Desk], None]) -> None:
-        """Do something at a desk, which does one thing at a time."""
-        if desk is None or desk in self.busy:
+    def at(self, coordinator: Coordinator | None, act: Callable[[Coordinator], None]) -> None:
+        """Do something at a coordinator, which does one thing at a time."""
+        if coordinator is None or coordinator in self.busy:
             return
-        self.busy.append(desk)
+        self.busy.append(coordinator)
         try:
-            act(desk)
+            act(coordinator)
         except NotLeader:
-            self.desk = None if desk is self.desk else self.desk
+            self.coordinator = None if coordinator is self.coordinator else self.coordinator
         except etcd.EtcdError:
             return
         finally:
-            self.busy.remove(desk)
+            self.busy.remove(coordinator)
 
     def come(self) -> None:
         if len(self.trainers) < 5:
@@ -194,8 +197,8 @@ class Fuzz:
             self.digest(trainer, answer)
 
     def request(self, trainer: Trainer) -> Request:
-        failed: list[InHand] = []
-        released: list[InHand] = []
+        failed: list[Settled] = []
+        released: list[Settled] = []
         while trainer.hand and self.chance.random() < 0.8:
             _, in_hand = trainer.hand.popitem()
             (fate,) = self.chance.choices(["done", "failed", "released"], [90, 7, 3])
@@ -226,7 +229,7 @@ class Fuzz:
                 assert known == in_hand
         shard = answer.body.get("shard")
         if shard:
-            trainer.hand[shard["token"]] = InHand(shard["shard"], shard["token"])
+            trainer.hand[shard["token"]] = Settled(shard["shard"], shard["token"])
         if answer.body.get("over") and self.chance.random() < 0.5:
             self.goodbye(trainer)
 
@@ -274,13 +277,13 @@ class Fuzz:
 
     def depose(self) -> None:
         """The leader loses its lease, and goes on for a while without knowing."""
-        if self.desk is not None:
-            self.former = [*self.former[-2:], self.desk]
-            self.desk = None
+        if self.coordinator is not None:
+            self.former = [*self.former[-2:], self.coordinator]
+            self.coordinator = None
             self.plain.lease_revoke(self.lease)
 
     def lead(self) -> None:
-        if self.desk is not None:
+        if self.coordinator is not None:
             return
         self.plain.lease_revoke(self.lease)
         lease = self.plain.lease_grant(LONG)
@@ -289,14 +292,16 @@ class Fuzz:
         try:
             leadership = Leadership(self.network, f"{self.prefix}leader", f"host-{lease:x}", lease)
             if leadership.campaign():
-                self.desk = Desk(self.network, self.prefix, leadership, lambda: self.now + delay)
+                self.coordinator = Coordinator(
+                    self.network, self.prefix, leadership, lambda: self.now + delay
+                )
         except (NotLeader, etcd.EtcdError):
             self.plain.lease_revoke(lease)
 
     def tell(self) -> None:
         """The leader's watch speaks; what a former leader was told the next one was not."""
         some, self.gone = self.gone[:2], self.gone[2:]
-        self.at(self.desk, lambda desk: desk.trainers_gone(some))
+        self.at(self.coordinator, lambda coordinator: coordinator.trainers_gone(some))
 
     def look(self) -> None:
         """The leader's watch starts anew: a list of those alive, some time later."""
@@ -306,7 +311,7 @@ class Fuzz:
             self.depth += 1
             self.act()
             self.depth -= 1
-        self.at(self.desk, lambda desk: desk.trainers_are(alive, there.revision))
+        self.at(self.coordinator, lambda coordinator: coordinator.trainers_are(alive, there.revision))
 
     def wait(self) -> None:
         self.now += self.chance.choice([0.1, 2, 11])
@@ -319,7 +324,7 @@ class Fuzz:
             self.end_lease(trainer)
 
     def tick(self) -> None:
-        self.at(self.desk, lambda desk: desk.tick())
+        self.at(self.coordinator, lambda coordinator: coordinator.tick())
 
     def arrive(self) -> None:
         """A request that was given up arrives after all."""
@@ -353,8 +358,8 @@ class Fuzz:
         self.settle()
 
     def is_finished(self, name: str) -> bool:
-        book = self.desk.books.get(name) if self.desk else None
-        return book is not None and book.finished and self.plain.get(book.keys.finished) is not None
+        state = self.coordinator.datasets.get(name) if self.coordinator else None
+        return state is not None and state.finished and self.plain.get(state.keys.finished) is not None
 
     def settle(self) -> None:
         """Without further trouble every pass ends, and every dataset."""
@@ -372,8 +377,8 @@ class Fuzz:
             for trainer in [trainer for trainer in self.trainers if not trainer.joined]:
                 self.join(trainer)
             self.batch()
-        assert self.desk is not None
-        raise AssertionError(f"{self.dataset} does not end: {self.desk.report()}")
+        assert self.coordinator is not None
+        raise AssertionError(f"{self.dataset} does not end: {self.coordinator.report()}")
 
 
 def history(client: etcd.Client, prefix: str) -> list[etcd.Event]:

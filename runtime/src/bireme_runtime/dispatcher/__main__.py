@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from bireme_runtime.dispatcher.client import Dispatcher, DispatcherError, Unavailable
-from bireme_runtime.process.exits import CONFIG, TEMPORARY, USAGE
+from bireme_runtime.process.exits import CONFIG, FAILED, TEMPORARY, USAGE
+from bireme_runtime.process.log import log_of
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,8 +29,10 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("names", nargs="*", metavar="NAME")
     add.add_argument("--from", dest="file", help="a file with a name in each line; - for standard input")
     add.add_argument("--passes", type=int, default=1)
-    add.add_argument("--timeout", type=float, default=600.0, help="seconds that a shard may be in hand")
-    add.add_argument("--failures", type=int, default=3, help="after so many in a pass a shard is given up")
+    add.add_argument("--timeout", type=float, default=600.0, help="seconds that a trainer may keep a shard")
+    add.add_argument(
+        "--failures", type=int, default=3, help="number in a pass after which a shard is given up"
+    )
     commands.add_parser("wait", help="wait until the service answers and has a leader")
     commands.add_parser("wait-finished", help="wait until the last trainer has left after the last pass")
     status = commands.add_parser("status", help="show passes, counts, trainers and failed shards")
@@ -38,21 +41,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
-    """Do what the arguments say; the exit code is that of docs/dispatcher.md."""
+    """Carry out the command; returns an exit code of docs/dispatcher.md."""
     options = _parser().parse_args(argv)
     try:
         if options.command == "serve":
-            # Trainers need none of it.
+            # Imported here, because trainers do not have the service.
             from bireme_runtime.dispatcher.service import server
 
             return server.serve(env)
         return _act_as_client(options, Dispatcher(env=env))
     except Unavailable as error:
-        return _complain(error, TEMPORARY)
+        return _fail(error, TEMPORARY)
     except DispatcherError as error:
-        return _complain(error, 1)
+        return _fail(error, FAILED)
     except (OSError, ValueError) as error:
-        return _complain(error, CONFIG)
+        return _fail(error, CONFIG)
 
 
 def _act_as_client(options: argparse.Namespace, dispatcher: Dispatcher) -> int:
@@ -94,8 +97,8 @@ def _table(status: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _complain(error: Exception, code: int) -> int:
-    print(f"bireme dispatcher: {error}", file=sys.stderr, flush=True)
+def _fail(error: Exception, code: int) -> int:
+    log_of("dispatcher")(str(error))
     return code
 
 

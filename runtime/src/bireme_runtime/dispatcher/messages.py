@@ -1,4 +1,5 @@
 """What the dispatcher's client and its service agree on."""
 
 BLOCK = 1000
-"""Names of a dataset's shards travel, and are kept, in blocks of at most so many."""
+"""The largest number of shard names in one request and in one key of etcd."""
+DEFAULT_PORT = 7190

@@ -1,4 +1,4 @@
-"""Who leads the dispatchers: one key under a lease, whose revision fences what the leader writes."""
+"""The election of the leader: one key under a lease, whose revision fences the leader's writes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import secrets
 from typing import Any
 
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import BiremeError
 
 
-class NotLeader(Exception):
-    """Somebody else leads, or nobody."""
+class NotLeader(BiremeError):
+    """This replica does not lead."""
 
 
 class Leadership:
-    """The leader's key, ours from `campaign` until NotLeader is raised.
+    """The leader's key, which this replica owns from `campaign` until NotLeader is raised.
 
-    Every transaction of the leader compares `unchanged`. When one's answer is lost it may still be on its
-    way: `renew` writes the key anew, after which it cannot be carried out any more.
+    Every transaction of the leader includes the comparison `unchanged`. If the answer to one is lost, etcd
+    may still carry it out later. `renew` prevents that: it writes the key again, so that the comparison
+    fails.
     """
 
     def __init__(self, client: etcd.Client, key: str, address: str, lease: int) -> None:
@@ -31,24 +33,24 @@ class Leadership:
 
     @property
     def unchanged(self) -> dict[str, Any]:
-        """Comparison: we still lead, and have not renewed."""
+        """Comparison: this replica still leads and has not renewed its key."""
         return etcd.key_is_unchanged(self._key, self._revision)
 
     def campaign(self) -> bool:
-        """Take the key if nobody has it; returns whether it is ours. Raises Unavailable, LeaseLost."""
+        """Take the key if it is free; returns whether this replica leads. Raises Unavailable, LeaseLost."""
         return self._write()
 
     def renew(self) -> None:
-        """Make everything void that is still on its way. Raises NotLeader, Unavailable."""
+        """Prevent etcd from carrying out earlier transactions. Raises NotLeader, Unavailable."""
         try:
             if self._write():
                 return
         except etcd.LeaseLost:
             pass
-        raise NotLeader("the leader's lease is gone")
+        raise NotLeader("the leader's lease has ended")
 
     def _write(self) -> bool:
-        """Write the key over the revision we know; an earlier attempt of ours that came late is ours too."""
+        """Write the key if it has the known revision, or if an earlier write by this replica changed it."""
         for _ in range(5):
             self._count += 1
             record = {"address": self._address, "id": self._id, "count": self._count}
@@ -67,10 +69,10 @@ class Leadership:
                 return False
             if held is not None and held.mod_revision != self._revision:
                 self._revision = held.mod_revision
-        raise etcd.Unavailable("etcd's answers are lost again and again")
+        raise etcd.Unavailable("five answers of etcd were lost in a row")
 
 
 def leader_address(client: etcd.Client, key: str) -> str:
-    """Where the leader listens, as `host:port`; empty when there is none."""
+    """The leader's address as `host:port`; empty if there is no leader."""
     held = client.get(key)
     return str(json.loads(held.value)["address"]) if held else ""

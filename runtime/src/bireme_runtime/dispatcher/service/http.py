@@ -1,4 +1,4 @@
-"""HTTP/1.1 for many connections that stay open: what the dispatcher's service needs, and no more."""
+"""HTTP/1.1 for many open connections, as far as the dispatcher's service needs it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = logging.getLogger("bireme_runtime")
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request: `path` without its query, decoded; `target` as it was sent."""
+class HttpRequest:
+    """A request. `target` is as sent; `path` is decoded and without the query."""
 
     method: str
     target: str
@@ -31,7 +31,7 @@ class Ask:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body, an object. Raises ValueError with a sentence."""
+        """The body, a JSON object. Raises ValueError."""
         try:
             record = json.loads(self.body or b"{}")
         except ValueError:
@@ -43,7 +43,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Response:
-    """What goes back. `body` is bytes of the type that `headers` say, JSON by default."""
+    """A response. `body` is JSON unless `headers` has another Content-Type."""
 
     status: int
     body: bytes
@@ -51,33 +51,33 @@ class Response:
 
     @classmethod
     def of(cls, status: int, body: Any, headers: Mapping[str, str] | None = None) -> Response:
-        """A JSON answer."""
+        """A response in JSON."""
         return cls(status, json.dumps(body).encode(), headers or {})
 
     def encode(self) -> bytes:
-        """The bytes on the wire."""
+        """The bytes to send."""
         headers = {"Content-Type": "application/json", **self.headers, "Content-Length": len(self.body)}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         reason = _REASONS.get(self.status, "")
         return f"HTTP/1.1 {self.status} {reason}\r\n{head}\r\n".encode() + self.body
 
 
-# The second argument says whether the client is still there.
-Handler = Callable[[Ask, Callable[[], bool]], Awaitable[Response]]
+# The second argument returns whether the client is still connected.
+Handler = Callable[[HttpRequest, Callable[[], bool]], Awaitable[Response]]
 
 
 async def serve_connection(
     handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Answer the requests of one connection until the client closes it."""
+    """Answer the requests on one connection until the client closes it."""
     try:
         while True:
-            ask, keep = await _read(reader)
+            request, keep = await _read(reader)
             try:
-                response = await handler(ask, lambda: not reader.at_eof())
+                response = await handler(request, lambda: not reader.at_eof())
             except Exception:
-                log.exception("%s %s", ask.method, ask.target)
-                response = Response.of(500, {"error": "the dispatcher failed; its log says how"})
+                log.exception("%s %s", request.method, request.target)
+                response = Response.of(500, {"error": "the dispatcher failed; see its log"})
             writer.write(response.encode())
             await writer.drain()
             if not keep:
@@ -85,7 +85,7 @@ async def serve_connection(
     except _Malformed as error:
         writer.write(Response.of(error.status, {"error": str(error)}).encode())
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError, OSError):
-        # The client went, or the service ends.
+        # The client has disconnected, or the service ends.
         return
     finally:
         with contextlib.suppress(OSError):
@@ -98,13 +98,13 @@ class _Malformed(Exception):
         self.status = status
 
 
-async def _read(reader: asyncio.StreamReader) -> tuple[Ask, bool]:
+async def _read(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
     """The next request, and whether the connection stays open after it."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")
     words = first.split(" ")
     if len(words) != 3:
-        raise _Malformed("that is not HTTP")
+        raise _Malformed("this is not HTTP")
     method, target, version = words
     headers = {name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     length = headers.get("content-length", "0")
@@ -115,4 +115,4 @@ async def _read(reader: asyncio.StreamReader) -> tuple[Ask, bool]:
     body = await reader.readexactly(int(length)) if length != "0" else b""
     parts = urlsplit(target)
     keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-    return Ask(method, target, unquote(parts.path), dict(parse_qsl(parts.query)), body), keep
+    return HttpRequest(method, target, unquote(parts.path), dict(parse_qsl(parts.query)), body), keep

@@ -1,4 +1,4 @@
-"""The dispatcher's numbers for Prometheus, in its text format."""
+"""The dispatcher's metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class _Page:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def family(self, name: str, kind: str, words: str) -> None:
-        self.lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
+    def family(self, name: str, metric_type: str, description: str) -> None:
+        self.lines += [f"# HELP {name} {description}", f"# TYPE {name} {metric_type}"]
 
     def sample(self, name: str, value: float, **labels: str) -> None:
         text = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels.items())
@@ -26,25 +26,25 @@ def _escaped(text: str) -> str:
 
 
 def text(report: Mapping[str, Any] | None, leads: bool, terms: int, requests: Mapping[str, int]) -> str:
-    """One replica's numbers; those of the datasets only while it leads. `report` is the desk's."""
+    """The metrics of one replica. `report` is the coordinator's, and None while the replica does not lead."""
     page = _Page()
     page.family("bireme_dispatcher_leader", "gauge", "1 while this replica leads.")
     page.sample("bireme_dispatcher_leader", int(leads))
     page.family("bireme_dispatcher_terms_total", "counter", "How often this replica became the leader.")
     page.sample("bireme_dispatcher_terms_total", terms)
-    page.family("bireme_dispatcher_requests_total", "counter", "Requests that arrived here.")
+    page.family("bireme_dispatcher_requests_total", "counter", "Requests to this replica.")
     for verb, count in sorted(requests.items()):
         page.sample("bireme_dispatcher_requests_total", count, request=verb)
     if report is not None:
-        _desk(page, report)
+        _coordinator_families(page, report)
     return "\n".join(page.lines) + "\n"
 
 
-def _desk(page: _Page, report: Mapping[str, Any]) -> None:
-    page.family("bireme_dispatcher_commit_seconds", "summary", "Transactions of etcd.")
+def _coordinator_families(page: _Page, report: Mapping[str, Any]) -> None:
+    page.family("bireme_dispatcher_commit_seconds", "summary", "Duration of transactions of etcd.")
     page.sample("bireme_dispatcher_commit_seconds_sum", round(report["commitSeconds"], 6))
     page.sample("bireme_dispatcher_commit_seconds_count", report["commits"])
-    page.family("bireme_dispatcher_reads_total", "counter", "How often everything was read from etcd.")
+    page.family("bireme_dispatcher_reads_total", "counter", "How often all state was read from etcd.")
     page.sample("bireme_dispatcher_reads_total", report["reloads"])
     datasets = report["datasets"]
     page.family("bireme_dispatcher_shards", "gauge", "Shards of the pass by state.")
@@ -54,10 +54,10 @@ def _desk(page: _Page, report: Mapping[str, Any]) -> None:
     page.family("bireme_dispatcher_pass", "gauge", "Number of the pass, from 0.")
     for each in datasets:
         page.sample("bireme_dispatcher_pass", each["pass"], dataset=each["dataset"])
-    page.family("bireme_dispatcher_trainers", "gauge", "Trainers that are there.")
+    page.family("bireme_dispatcher_trainers", "gauge", "Trainers with a lease.")
     for each in datasets:
         page.sample("bireme_dispatcher_trainers", len(each["trainers"]), dataset=each["dataset"])
-    page.family("bireme_dispatcher_redispatched_total", "counter", "Shards that went back, by reason.")
+    page.family("bireme_dispatcher_redispatched_total", "counter", "Shards that were returned, by reason.")
     for each in datasets:
         for reason, count in each["redispatched"].items():
             name = "bireme_dispatcher_redispatched_total"
@@ -67,11 +67,13 @@ def _desk(page: _Page, report: Mapping[str, Any]) -> None:
 
 def _trainers(page: _Page, datasets: list[Mapping[str, Any]]) -> None:
     trainers = [(each["dataset"], trainer) for each in datasets for trainer in each["trainers"]]
-    page.family("bireme_dispatcher_acknowledged_total", "counter", "Shards that a trainer has done.")
+    page.family("bireme_dispatcher_acknowledged_total", "counter", "Shards that a trainer has acknowledged.")
     for dataset, trainer in trainers:
         name = "bireme_dispatcher_acknowledged_total"
         page.sample(name, trainer["done"], dataset=dataset, trainer=trainer["trainer"])
-    page.family("bireme_dispatcher_shards_per_second", "gauge", "Shards per second of a trainer, of late.")
+    page.family(
+        "bireme_dispatcher_shards_per_second", "gauge", "Shards per second of a trainer, a moving average."
+    )
     for dataset, trainer in trainers:
         name = "bireme_dispatcher_shards_per_second"
         page.sample(name, trainer["perSecond"], dataset=dataset, trainer=trainer["trainer"])

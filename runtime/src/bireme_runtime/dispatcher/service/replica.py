@@ -1,4 +1,4 @@
-"""One of the dispatchers: it campaigns, and while it leads a thread of its own serves the desk."""
+"""A replica of the dispatcher: it campaigns and, while it leads, runs the coordinator in a thread."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Union
 
-from bireme_runtime.dispatcher.service.coordinator import Desk
+from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader, leader_address
-from bireme_runtime.dispatcher.service.keys import Answer, Request, sentence, trainers_of
+from bireme_runtime.dispatcher.service.keys import leader_key, trainers_of
+from bireme_runtime.dispatcher.service.requests import Answer, Request, refusal
 from bireme_runtime.etcd import client as etcd
 
-# More would make those at the end wait for long; fewer, many small transactions.
+# The largest batch: more requests would delay the last ones, fewer would need more transactions.
 _BATCH = 200
 _TICK_SECONDS = 0.25
 _WATCH_IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.2
-# Between two lines of the log about what is tried again and again.
-_PAUSE_SECONDS = 10.0
+# The least time between two log lines about a failure that repeats.
+_LOG_SECONDS = 10.0
 
-_NOBODY = sentence(503, "no leader at the moment: ask again")
+_NO_LEADER = refusal(503, "no leader at the moment: try again")
 
 log = logging.getLogger("bireme_runtime")
 
@@ -33,28 +34,28 @@ Reply = Callable[[Answer], None]
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request; it may wait until `deadline` for something to happen, as long as its client is there."""
+class _Waiting:
+    """A request that may wait for its answer until `deadline`, while its client is connected."""
 
     request: Request
     reply: Reply
     deadline: float
-    is_there: Callable[[], bool]
+    is_connected: Callable[[], bool]
 
 
 @dataclass(frozen=True)
 class _Call:
-    """Something to do at the desk, between requests; `reply` gets what it returns, or why not."""
+    """A call of the coordinator between requests. `reply` gets its result or a refusal."""
 
-    act: Callable[[Desk], Any]
+    act: Callable[[Coordinator], Any]
     reply: Reply
 
 
-_Item = Union[_Asked, _Call]
+_Item = Union[_Waiting, _Call]
 
 
 class Replica:
-    """Serves the desk while it leads, and knows who leads while it does not. Thread-safe."""
+    """Answers requests while it leads, and knows the leader while it does not. Thread-safe."""
 
     def __init__(self, client: etcd.Client, prefix: str, address: str, leader_seconds: int) -> None:
         self._client = client
@@ -63,46 +64,50 @@ class Replica:
         self._leader_seconds = leader_seconds
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
-        self._said = -_PAUSE_SECONDS
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._logged = -_LOG_SECONDS
         self.leader = ""
         self.terms = 0
 
     @property
     def leads(self) -> bool:
-        """Whether this replica answers itself."""
+        """Whether this replica leads."""
         return bool(self.leader) and self.leader == self._address
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread works."""
+        """Whether its thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin to campaign."""
+        """Start to campaign."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the lead up, if it is ours, so that another one takes it at once."""
+        """Give up the lead, if this replica has it, so that another replica can take it at once."""
         self._over.set()
         self._items.put(None)
         self._thread.join(10)
 
     def ask(
-        self, request: Request, reply: Reply, wait: float = 0.0, is_there: Callable[[], bool] = lambda: True
+        self,
+        request: Request,
+        reply: Reply,
+        wait: float = 0.0,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Have a request answered, from another thread, at the latest after `wait` seconds."""
-        self._put(_Asked(request, reply, time.monotonic() + wait, is_there))
+        """Answer a request, by calling `reply` from another thread, at the latest after `wait` seconds."""
+        self._put(_Waiting(request, reply, time.monotonic() + wait, is_connected))
 
-    def call(self, act: Callable[[Desk], Any], reply: Reply) -> None:
-        """Do something at the desk; the answer's body has what it returned under "result"."""
+    def call(self, act: Callable[[Coordinator], Any], reply: Reply) -> None:
+        """Call the coordinator in its thread; the answer's body has the result under "result"."""
         self._put(_Call(act, reply))
 
     def _put(self, item: _Item) -> None:
         if self.leads:
             self._items.put(item)
         else:
-            item.reply(_NOBODY)
+            item.reply(_NO_LEADER)
 
     # The thread ----------------------------------------
 
@@ -111,9 +116,9 @@ class Replica:
             try:
                 self._campaign()
             except (etcd.EtcdError, NotLeader) as error:
-                self._say(f"no leader is known: {error}")
+                self._log_now_and_then(f"no leader is known: {error}")
             except Exception:
-                log.exception("the desk failed; another leader takes over")
+                log.exception("the coordinator failed; another replica takes over")
             else:
                 continue
             finally:
@@ -121,16 +126,16 @@ class Replica:
             self.leader = ""
             self._over.wait(_RETRY_SECONDS)
 
-    def _say(self, words: str) -> None:
-        """Log what is tried again and again, now and then."""
+    def _log_now_and_then(self, sentence: str) -> None:
+        """Log a failure that repeats, but not each time."""
         now = time.monotonic()
-        if now - self._said >= _PAUSE_SECONDS:
-            self._said = now
-            log.info(words)
+        if now - self._logged >= _LOG_SECONDS:
+            self._logged = now
+            log.info(sentence)
 
     def _campaign(self) -> None:
-        """Lead, or follow until the leader is gone."""
-        key = f"{self._prefix}leader"
+        """Lead, or follow until there is no leader."""
+        key = leader_key(self._prefix)
         self.leader = leader_address(self._client, key)
         if self.leader:
             self._follow(key)
@@ -147,9 +152,9 @@ class Replica:
         watch = self._client.watch(key, 0, _WATCH_IDLE_SECONDS)
         timer = threading.Thread(target=self._close_when_over, args=(watch,), daemon=True)
         timer.start()
-        # A watch that is silent for long may be dead: then everything is looked at anew.
+        # A watch without events may have lost its connection: after a while the leader is read again.
         with contextlib.closing(watch), contextlib.suppress(etcd.Unavailable):
-            # What changed between reading and watching shows now.
+            # The leader may have changed between the first reading and the start of the watch.
             self.leader = leader_address(self._client, key)
             for _, events in watch:
                 if events or not self.leader:
@@ -166,11 +171,11 @@ class Replica:
             except queue.Empty:
                 return
             if item is not None:
-                item.reply(_NOBODY)
+                item.reply(_NO_LEADER)
 
 
 class _Term:
-    """From becoming leader to losing that."""
+    """The time in which a replica leads."""
 
     def __init__(self, replica: Replica, leadership: Leadership) -> None:
         self._replica = replica
@@ -178,33 +183,32 @@ class _Term:
         self._leadership = leadership
         self._lost = threading.Event()
         self._watch: etcd.Watch | None = None
-        self._parked: dict[tuple[str, str, str], deque[_Asked]] = {}
-        self._handed: list[tuple[Reply, Answer]] = []
+        self._waiting: dict[tuple[str, str, str], deque[_Waiting]] = {}
         self._ticked = 0.0
 
     def serve(self) -> None:
-        """Answer until the lead is lost. Raises NotLeader, etcd.EtcdError."""
+        """Answer requests until the lead is lost. Raises NotLeader, etcd.EtcdError."""
         replica = self._replica
         threads = [threading.Thread(target=act, daemon=True) for act in (self._keep_lease, self._watch_all)]
         threads[0].start()
         try:
-            desk = Desk(self._client, replica._prefix, self._leadership)
+            coordinator = Coordinator(self._client, replica._prefix, self._leadership)
             threads[1].start()
             replica.leader = replica._address
             replica.terms += 1
             log.info("leading, at %s", replica.leader)
             while not (self._lost.is_set() or replica._over.is_set()):
-                self._turn(desk, self._gather())
+                self._turn(coordinator, self._gather())
         finally:
             replica.leader = ""
             self._lost.set()
             if self._watch is not None:
                 self._watch.close()
-            for asked in (asked for group in self._parked.values() for asked in group):
-                asked.reply(_NOBODY)
+            for asked in (asked for group in self._waiting.values() for asked in group):
+                asked.reply(_NO_LEADER)
 
     def _gather(self) -> list[_Item]:
-        """What is to do now; waits for it, for a moment."""
+        """The next batch of requests and calls; waits a moment if there are none."""
         items: list[_Item] = []
         source = self._replica._items
         try:
@@ -218,70 +222,72 @@ class _Term:
             pass
         return items
 
-    def _turn(self, desk: Desk, items: list[_Item]) -> None:
+    def _turn(self, coordinator: Coordinator, items: list[_Item]) -> None:
         try:
-            # Who has gone asks again, and says all that was said here.
-            self._answer(desk, [item for item in items if isinstance(item, _Asked) and item.is_there()])
+            # A disconnected client retries and sends everything again, so its requests are skipped.
+            self._answer(
+                coordinator, [item for item in items if isinstance(item, _Waiting) and item.is_connected()]
+            )
             for call in (item for item in items if isinstance(item, _Call)):
-                call.reply(Answer(200, {"result": call.act(desk)}))
-            while ready := self._ready(desk):
+                call.reply(Answer(200, {"result": call.act(coordinator)}))
+            while ready := self._answerable(coordinator):
                 items += ready
-                self._answer(desk, ready)
+                self._answer(coordinator, ready)
             if time.monotonic() - self._ticked >= _TICK_SECONDS:
                 self._ticked = time.monotonic()
-                desk.tick()
+                coordinator.tick()
                 self._end_waits()
         except etcd.EtcdError as error:
             log.warning("etcd: %s", error)
             for item in items:
-                # Who has had an answer already does not mind a second one.
-                item.reply(sentence(503, f"etcd does not answer: {error}"))
+                # A second reply to a request that already has one is ignored.
+                item.reply(refusal(503, f"etcd does not answer: {error}"))
             self._replica._over.wait(_RETRY_SECONDS)
         except BaseException:
             for item in items:
-                item.reply(_NOBODY)
+                item.reply(_NO_LEADER)
             raise
 
-    def _answer(self, desk: Desk, asked: list[_Asked]) -> None:
+    def _answer(self, coordinator: Coordinator, asked: list[_Waiting]) -> None:
         if not asked:
             return
-        for each, answer in zip(asked, desk.handle([each.request for each in asked])):
+        for each, answer in zip(asked, coordinator.handle([each.request for each in asked])):
             if answer is not None:
                 each.reply(answer)
             else:
                 key = (each.request.verb, each.request.dataset, each.request.name)
-                self._parked.setdefault(key, deque()).append(each)
+                self._waiting.setdefault(key, deque()).append(each)
 
-    def _ready(self, desk: Desk) -> list[_Asked]:
-        """Those waiting for whom there may be something now."""
-        ready: list[_Asked] = []
-        for (verb, dataset, _), group in self._parked.items():
-            if not group or not desk.may_answer(group[0].request):
+    def _answerable(self, coordinator: Coordinator) -> list[_Waiting]:
+        """The waiting requests that may get an answer now."""
+        ready: list[_Waiting] = []
+        for (verb, dataset, _), group in self._waiting.items():
+            if not group or not coordinator.may_answer(group[0].request):
                 continue
-            book = desk.books[dataset]
-            # Only as many as there are shards, or the others would come here for nothing again and again.
-            most = len(group) if verb != "next" or book.over else book.todo
+            state = coordinator.datasets[dataset]
+            # At most as many requests as there are shards; the others would only be put back.
+            most = len(group) if verb != "next" or state.over else state.todo
             most = min(most, _BATCH - len(ready))
             while group and most > 0:
                 asked = group.popleft()
-                if asked.is_there():
+                if asked.is_connected():
                     ready.append(asked)
                     most -= 1
         return ready
 
     def _end_waits(self) -> None:
         now = time.monotonic()
-        for key, group in list(self._parked.items()):
-            kept = deque(asked for asked in group if asked.deadline > now and asked.is_there())
+        for key, group in list(self._waiting.items()):
+            kept = deque(asked for asked in group if asked.deadline > now and asked.is_connected())
             for asked in group:
                 if asked.deadline <= now:
                     asked.reply(Answer(200, {"wait": True}))
             if kept:
-                self._parked[key] = kept
+                self._waiting[key] = kept
             else:
-                del self._parked[key]
+                del self._waiting[key]
 
-    # Beside it ----------------------------------------
+    # Threads beside it ----------------------------------------
 
     def _keep_lease(self) -> None:
         ttl = self._replica._leader_seconds
@@ -299,7 +305,7 @@ class _Term:
         self._lost.set()
 
     def _watch_all(self) -> None:
-        """Tell the desk about trainers whose leases ended."""
+        """Tell the coordinator which trainers' leases have ended."""
         prefix = trainers_of(self._replica._prefix)
         while not self._lost.is_set():
             try:
@@ -311,14 +317,14 @@ class _Term:
     def _watch_from_now(self, prefix: str) -> None:
         there = self._client.range(prefix)
         alive, revision = {kv.key for kv in there.keys}, there.revision
-        self._do(lambda desk: desk.trainers_are(alive, revision))
+        self._do(lambda coordinator: coordinator.trainers_are(alive, revision))
         self._watch = self._client.watch(prefix, revision + 1, _WATCH_IDLE_SECONDS)
         if self._lost.is_set():
             self._watch.close()
         for _, events in self._watch:
             gone = [event.kv.key for event in events if event.deleted]
             if gone:
-                self._do(lambda desk, keys=gone: desk.trainers_gone(keys))  # type: ignore[misc]
+                self._do(lambda coordinator, keys=gone: coordinator.trainers_gone(keys))  # type: ignore[misc]
 
-    def _do(self, act: Callable[[Desk], Any]) -> None:
+    def _do(self, act: Callable[[Coordinator], Any]) -> None:
         self._replica._items.put(_Call(act, lambda answer: None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import http.client
 import json
 import logging
 import os
@@ -19,37 +18,38 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from bireme_runtime.dispatcher.messages import DEFAULT_PORT
 from bireme_runtime.dispatcher.service import metrics
-from bireme_runtime.dispatcher.service.http import Ask, Response, serve_connection
-from bireme_runtime.dispatcher.service.keys import (
-    DEFAULT_PORT,
-    DEFAULT_PREFIX,
+from bireme_runtime.dispatcher.service.http import HttpRequest, Response, serve_connection
+from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, after
+from bireme_runtime.dispatcher.service.replica import Replica
+from bireme_runtime.dispatcher.service.requests import (
     Answer,
     BadRequest,
-    Keys,
     Request,
-    after,
     checked_name,
     checked_names,
     lease_of,
-    sentence,
+    refusal,
 )
-from bireme_runtime.dispatcher.service.replica import Replica
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process import environment
+from bireme_runtime.process.errors import SettingError, Unreachable
+from bireme_runtime.process.http import Address, fetch
 
 T = TypeVar("T")
 LONGEST_WAIT = 20.0
-# Of the desk, for an answer that needs no waiting: more than etcd's own timeouts together.
-_PATIENCE = 15.0
+# The limit for an answer of the leader's thread that need not wait; longer than etcd's timeouts together.
+_ANSWER_SECONDS = 15.0
 _ETCD_SECONDS = 3.0
-_ASKED = ("add", "next", "settle", "once", "once-done", "once-failed", "finished")
+_LEADER_REQUESTS = ("add", "next", "settle", "once", "once-done", "once-failed", "finished")
 
 log = logging.getLogger("bireme_runtime")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a replica is run; times in seconds."""
+    """The settings of a replica. Times are in seconds."""
 
     endpoints: str
     prefix: str = DEFAULT_PREFIX
@@ -61,52 +61,40 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
-        """Read BIREME_ETCD_ENDPOINTS and BIREME_DISPATCHER_*. Raises ValueError with a sentence."""
-        endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
-        if not endpoints:
-            raise ValueError("BIREME_ETCD_ENDPOINTS is not set: write host:port of etcd")
+        """Read BIREME_ETCD_ENDPOINTS and BIREME_DISPATCHER_*. Raises SettingError."""
+        endpoints = environment.required(env, "BIREME_ETCD_ENDPOINTS", "write host:port of etcd")
         listen = env.get("BIREME_DISPATCHER_LISTEN") or f"0.0.0.0:{DEFAULT_PORT}"
         host, _, port = listen.rpartition(":")
         if not port.isdigit():
-            raise ValueError(f"BIREME_DISPATCHER_LISTEN={listen} is not host:port")
+            raise SettingError(f"BIREME_DISPATCHER_LISTEN={listen} is not host:port")
         return cls(
             endpoints, (env.get("BIREME_DISPATCHER_PREFIX") or DEFAULT_PREFIX).rstrip("/") + "/",
             host.strip("[]"), int(port), _advertised(env, port),
-            _seconds(env, "BIREME_DISPATCHER_LEADER_SECONDS", 5),
-            _seconds(env, "BIREME_DISPATCHER_TRAINER_SECONDS", 12),
+            environment.integer(env, "BIREME_DISPATCHER_LEADER_SECONDS", 5, least=2),
+            environment.integer(env, "BIREME_DISPATCHER_TRAINER_SECONDS", 12, least=2),
         )  # fmt: skip
 
 
 def _advertised(env: Mapping[str, str], port: str) -> str:
-    said = env.get("BIREME_DISPATCHER_ADVERTISE")
-    if said:
-        return said
     host = env.get("POD_IP") or socket.gethostname()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _seconds(env: Mapping[str, str], name: str, default: int) -> int:
-    said = env.get(name) or str(default)
-    if not said.isdigit() or int(said) < 2:
-        raise ValueError(f"{name}={said} is not a whole number of seconds, 2 or more")
-    return int(said)
+    return env.get("BIREME_DISPATCHER_ADVERTISE") or str(Address(host, int(port)))
 
 
 class Service:
-    """What listens. All methods but `run` are for the event loop's thread."""
+    """The HTTP service of a replica. All methods except `run` are for the event loop's thread."""
 
     def __init__(self, client: etcd.Client, settings: Settings) -> None:
         self._client = client
         self._settings = settings
         self._replica = Replica(client, settings.prefix, settings.advertise, settings.leader_seconds)
-        # For what waits for etcd or for the leader, beside the desk.
+        # Threads for requests to etcd or to the leader, beside the leader's own thread.
         self._pool = ThreadPoolExecutor(8)
         self._requests: Counter[str] = Counter()
         self._answered: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._lock = threading.Lock()
 
     async def run(self, over: asyncio.Event, listening: Callable[[int], None] = lambda port: None) -> None:
-        """Serve until told that it is over. Raises OSError when the port is taken."""
+        """Serve until ``over`` is set. Raises OSError when the port is in use."""
         self._loop = asyncio.get_running_loop()
         handler = functools.partial(serve_connection, self.answer)
         server = await asyncio.start_server(handler, self._settings.host, self._settings.port, backlog=2048)
@@ -119,54 +107,54 @@ class Service:
             await self._in_thread(self._replica.stop)
             self._pool.shutdown(wait=False)
 
-    async def answer(self, ask: Ask, is_there: Callable[[], bool]) -> Response:
-        """The answer to one request."""
+    async def answer(self, request: HttpRequest, is_connected: Callable[[], bool]) -> Response:
+        """The response to one request."""
         try:
-            return await self._route(ask, is_there)
+            return await self._route(request, is_connected)
         except (BadRequest, ValueError) as error:
-            return _response(sentence(400, str(error)))
+            return _response(refusal(400, str(error)))
         except etcd.LeaseLost:
-            return _response(sentence(410, "the trainer is gone: join again"))
+            return _response(refusal(410, "the trainer's lease has ended: join again"))
         except etcd.EtcdError as error:
-            return _response(sentence(503, f"etcd does not answer: {error}"))
+            return _response(refusal(503, f"etcd does not answer: {error}"))
 
-    async def _route(self, ask: Ask, is_there: Callable[[], bool]) -> Response:
-        parts = ask.path.strip("/").split("/")
-        if ask.method == "GET" and ask.path in ("/healthz", "/readyz"):
-            return self._health(ask.path)
-        if ask.method == "GET" and ask.path == "/metrics":
+    async def _route(self, request: HttpRequest, is_connected: Callable[[], bool]) -> Response:
+        parts = request.path.strip("/").split("/")
+        if request.method == "GET" and request.path in ("/healthz", "/readyz"):
+            return self._health(request.path)
+        if request.method == "GET" and request.path == "/metrics":
             return await self._metrics()
-        if ask.method == "GET" and ask.path == "/v1/status":
-            return await self._status(ask)
+        if request.method == "GET" and request.path == "/v1/status":
+            return await self._status(request)
         if len(parts) != 3 or parts[0] != "v1":
-            return _response(sentence(404, f"there is nothing at {ask.path}"))
+            return _response(refusal(404, f"there is no path {request.path}"))
         dataset, verb = checked_name("dataset", parts[1]), parts[2]
         self._requests[verb] += 1
-        body = ask.json()
-        # Any replica does these; they are etcd's own affair.
+        body = request.json()
+        # Any replica carries these out, because only etcd is involved.
         if verb == "heartbeat":
             lease = lease_of(str(body.get("trainer", "")))
             return Response.of(200, {"seconds": await self._in_thread(self._client.lease_keepalive, lease)})
         if verb == "block":
             return await self._put_block(dataset, body)
         if not self._replica.leads:
-            return self._elsewhere(ask)
+            return self._elsewhere(request)
         if verb == "join":
             return await self._join(dataset, body)
         if verb == "leave":
             return await self._leave(dataset, body)
-        if verb not in _ASKED:
-            return _response(sentence(404, f"there is no request called {verb}"))
-        wait = min(float(body.get("wait", ask.query.get("wait", 0))), LONGEST_WAIT)
-        return _response(await self._ask(Request.from_json(verb, dataset, body), wait, is_there))
+        if verb not in _LEADER_REQUESTS:
+            return _response(refusal(404, f"there is no request {verb}"))
+        wait = min(float(body.get("wait", request.query.get("wait", 0))), LONGEST_WAIT)
+        return _response(await self._ask(Request.from_json(verb, dataset, body), wait, is_connected))
 
-    def _elsewhere(self, ask: Ask) -> Response:
-        """Where the leader is."""
+    def _elsewhere(self, request: HttpRequest) -> Response:
+        """Redirect to the leader."""
         leader = self._replica.leader
         if not leader or leader == self._settings.advertise:
-            words = {"error": "no leader at the moment: ask again"}
-            return Response.of(503, words, {"Retry-After": "1"})
-        return Response.of(307, {"leader": leader}, {"Location": f"http://{leader}{ask.target}"})
+            body = {"error": "no leader at the moment: try again"}
+            return Response.of(503, body, {"Retry-After": "1"})
+        return Response.of(307, {"leader": leader}, {"Location": f"http://{leader}{request.target}"})
 
     def _health(self, path: str) -> Response:
         well = self._replica.is_alive if path == "/healthz" else bool(self._replica.leader)
@@ -175,22 +163,24 @@ class Service:
         )
 
     async def _metrics(self) -> Response:
-        books: Any = await self._at_the_desk(lambda desk: desk.report()) if self._replica.leads else None
-        text = metrics.text(books, self._replica.leads, self._replica.terms, self._requests)
+        report: Any = None
+        if self._replica.leads:
+            report = await self._in_leader_thread(lambda coordinator: coordinator.report())
+        text = metrics.text(report, self._replica.leads, self._replica.terms, self._requests)
         return Response(200, text.encode(), {"Content-Type": metrics.CONTENT_TYPE})
 
-    async def _status(self, ask: Ask) -> Response:
+    async def _status(self, request: HttpRequest) -> Response:
         if self._replica.leads:
-            report = await self._at_the_desk(lambda desk: desk.report())
+            report = await self._in_leader_thread(lambda coordinator: coordinator.report())
             if report is not None:
                 return Response.of(200, {"leader": self._replica.leader, "datasets": report["datasets"]})
         leader = self._replica.leader
-        if ask.query.get("relayed") or not leader or leader == self._settings.advertise:
-            return _response(sentence(503, "no leader at the moment: ask again"))
+        if request.query.get("relayed") or not leader or leader == self._settings.advertise:
+            return _response(refusal(503, "no leader at the moment: try again"))
         return await self._in_thread(_relayed, leader)
 
-    async def _at_the_desk(self, act: Callable[[Any], Any]) -> Any:
-        answer = await self._future(lambda reply: self._replica.call(act, reply), _PATIENCE)
+    async def _in_leader_thread(self, act: Callable[[Any], Any]) -> Any:
+        answer = await self._future(lambda reply: self._replica.call(act, reply), _ANSWER_SECONDS)
         return answer.body.get("result")
 
     async def _join(self, dataset: str, body: Mapping[str, Any]) -> Response:
@@ -217,16 +207,16 @@ class Service:
         await self._in_thread(self._client.put, key, names)
         return Response.of(200, {})
 
-    async def _ask(self, request: Request, wait: float, is_there: Callable[[], bool]) -> Answer:
+    async def _ask(self, request: Request, wait: float, is_connected: Callable[[], bool]) -> Answer:
         answer = await self._future(
-            lambda reply: self._replica.ask(request, reply, wait, is_there), wait + _PATIENCE
+            lambda reply: self._replica.ask(request, reply, wait, is_connected), wait + _ANSWER_SECONDS
         )
         if answer.body.get("differs"):
             await self._in_thread(self._drop_blocks, request)
         return answer
 
     def _drop_blocks(self, request: Request) -> None:
-        """Remove the names of a dataset that came too late, unless the first has the same ones."""
+        """Delete the names of a definition that came too late, unless the accepted one has the same names."""
         keys = Keys(self._settings.prefix, request.dataset)
         meta = self._client.get(keys.meta)
         digest = request.definition.digest if request.definition else ""
@@ -239,7 +229,7 @@ class Service:
         return await self._loop.run_in_executor(self._pool, functools.partial(act, *arguments))
 
     async def _future(self, start: Callable[[Callable[[Answer], None]], None], longest: float) -> Answer:
-        """What the desk's thread answers; the answers of a batch come in one go."""
+        """Wait for an answer from the leader's thread. All answers of a batch wake the event loop once."""
         future: asyncio.Future[Answer] = self._loop.create_future()
 
         def reply(answer: Answer) -> None:
@@ -253,7 +243,7 @@ class Service:
         try:
             return await asyncio.wait_for(future, longest)
         except asyncio.TimeoutError:
-            return sentence(503, "the leader does not answer at the moment: ask again")
+            return refusal(503, "the leader does not answer at the moment: try again")
 
     def _deliver(self) -> None:
         with self._lock:
@@ -268,31 +258,26 @@ def _response(answer: Answer) -> Response:
 
 
 def _relayed(leader: str) -> Response:
-    """The leader's own status."""
-    host, _, port = leader.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=5)
+    """The leader's status."""
     try:
-        connection.request("GET", "/v1/status?relayed=1")
-        response = connection.getresponse()
-        return Response(response.status, response.read())
-    except (OSError, http.client.HTTPException) as error:
-        return _response(sentence(503, f"the leader {leader} does not answer: {error}"))
-    finally:
-        connection.close()
+        reply = fetch(f"http://{leader}/v1/status?relayed=1", timeout=5)
+        return Response(reply.status, reply.body)
+    except Unreachable as error:
+        return _response(refusal(503, f"the leader does not answer: {error}"))
 
 
 def serve(env: Mapping[str, str] = os.environ) -> int:
-    """Run a replica until TERM. Raises ValueError for settings without sense, OSError for a taken port."""
+    """Run a replica until SIGTERM. Raises SettingError, or OSError when the port is in use."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="bireme dispatcher: %(message)s")
-    # The event loop must not wait long for the desk's thread, which computes as well.
+    # The event loop must not wait long while the leader's thread computes.
     sys.setswitchinterval(0.001)
     settings = Settings.from_env(env)
     service = Service(etcd.client_from(settings.endpoints, env, _ETCD_SECONDS), settings)
-    asyncio.run(_until_told(service, settings))
+    asyncio.run(_until_signal(service, settings))
     return 0
 
 
-async def _until_told(service: Service, settings: Settings) -> None:
+async def _until_signal(service: Service, settings: Settings) -> None:
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)

@@ -1,4 +1,4 @@
-"""The desk of the dispatcher's leader on a real etcd, with a clock of the test's own."""
+"""The coordinator of the dispatcher's leader on a real etcd, with a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.dispatcher.service.coordinator import Desk
+from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
-from bireme_runtime.dispatcher.service.keys import Answer, Definition, InHand, Keys, Request
+from bireme_runtime.dispatcher.service.keys import Keys
+from bireme_runtime.dispatcher.service.requests import Answer, Definition, Request, Settled
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 
@@ -32,17 +33,17 @@ class Office:
         self.proxy = Proxy(self.server.port)
         self.network = etcd.Client(etcd.parse_endpoints(self.proxy.endpoint), timeout=0.5)
         self.client = etcd.Client(etcd.parse_endpoints(self.server.endpoint))
-        self.desk = self.take_over()
+        self.coordinator = self.take_over()
 
-    def take_over(self) -> Desk:
-        """A new leader's desk; the lease of the last one has ended."""
+    def take_over(self) -> Coordinator:
+        """A new leader's coordinator; the lease of the last one has ended."""
         if self.lease:
             self.client.lease_revoke(self.lease)
         self.lease = self.client.lease_grant(600)
         leadership = Leadership(self.network, f"{self.prefix}leader", "here:1", self.lease)
         assert leadership.campaign()
-        self.desk = Desk(self.network, self.prefix, leadership, lambda: self.now)
-        return self.desk
+        self.coordinator = Coordinator(self.network, self.prefix, leadership, lambda: self.now)
+        return self.coordinator
 
     def define(self, shards: int, **limits: Any) -> Definition:
         definition = Definition(shards, "abcdef01", **limits)
@@ -59,7 +60,7 @@ class Office:
             assert self.ask("join", name, lease=lease) == {"trainer": name}
 
     def answer(self, verb: str, trainer: str, **fields: Any) -> Answer | None:
-        return self.desk.handle([Request(verb, SET, trainer, **fields)])[0]
+        return self.coordinator.handle([Request(verb, SET, trainer, **fields)])[0]
 
     def ask(self, verb: str, trainer: str, **fields: Any) -> dict[str, Any]:
         answer = self.answer(verb, trainer, **fields)
@@ -67,12 +68,12 @@ class Office:
         assert answer.status == 200, answer
         return dict(answer.body)
 
-    def take(self, trainer: str, **fields: Any) -> InHand:
+    def take(self, trainer: str, **fields: Any) -> Settled:
         shard = self.ask("next", trainer, **fields)["shard"]
-        return InHand(shard["shard"], shard["token"])
+        return Settled(shard["shard"], shard["token"])
 
     def status(self) -> dict[str, Any]:
-        (found,) = self.desk.report()["datasets"]
+        (found,) = self.coordinator.report()["datasets"]
         return dict(found)
 
     def counts(self) -> tuple[int, int, int, int]:
@@ -99,7 +100,7 @@ def test_a_hung_trainers_shard_goes_to_another_one_and_its_late_word_changes_not
     office.join("slow", "quick")
     late = office.take("slow")
     office.now = 61
-    office.desk.tick()
+    office.coordinator.tick()
     mine = office.take("quick")
     assert office.ask("settle", "slow", done=(late,)) == {"acknowledged": [False]}
     assert office.counts() == (0, 1, 0, 0)
@@ -118,11 +119,11 @@ def test_a_pass_ends_however_its_last_shard_ends(office: Office, end: str) -> No
     last = office.take("b")
     if end == "timeout":
         office.now = 61
-        office.desk.tick()
+        office.coordinator.tick()
     elif end == "failed":
         office.ask("settle", "b", failed=(last,))
     elif end == "lost":
-        office.desk.trainers_gone([office.kill("b")])
+        office.coordinator.trainers_gone([office.kill("b")])
     else:
         office.kill("b")
         office.take_over()
@@ -155,7 +156,7 @@ def test_a_shard_whose_handing_out_could_not_be_saved_is_handed_out_again(
     office.proxy.mode = trouble
     office.proxy.cut()
     with contextlib.suppress(etcd.EtcdError, NotLeader):
-        assert office.desk.handle([Request("next", SET, "a")])[0].status == 503  # type: ignore[union-attr]
+        assert office.coordinator.handle([Request("next", SET, "a")])[0].status == 503  # type: ignore[union-attr]
     office.proxy.mode = "pass"
     office.proxy.cut()
     first = office.take("a")
@@ -184,7 +185,7 @@ def test_a_new_leader_goes_on_where_the_last_one_was(office: Office) -> None:
     in_hand = office.take("a")
     failed = office.take("b")
     office.ask("settle", "b", failed=(failed,))
-    former = office.desk
+    former = office.coordinator
     office.take_over()
     assert office.counts() == (5, 1, 1, 0)
     assert office.ask("settle", "a", done=(in_hand,)) == {"acknowledged": [True]}
@@ -192,7 +193,7 @@ def test_a_new_leader_goes_on_where_the_last_one_was(office: Office) -> None:
     assert office.ask("settle", "a", done=(done,)) == {"acknowledged": [True]}
     with pytest.raises(NotLeader):
         former.handle([Request("next", SET, "b")])
-    rest: list[InHand] = []
+    rest: list[Settled] = []
     for _ in range(5):
         rest.append(office.take("b", have=tuple(each.token for each in rest)))
     # What had failed comes last.
@@ -236,11 +237,11 @@ def test_many_requests_become_few_transactions(office: Office) -> None:
     office.define(200)
     trainers = [f"t{number}" for number in range(100)]
     office.join(*trainers)
-    before = office.desk.commits
-    answers = office.desk.handle([Request("next", SET, name) for name in trainers])
+    before = office.coordinator.commits
+    answers = office.coordinator.handle([Request("next", SET, name) for name in trainers])
     shards = {answer.body["shard"]["shard"] for answer in answers if answer is not None}
     assert shards == set(range(100))
-    assert office.desk.commits - before <= 3
+    assert office.coordinator.commits - before <= 3
 
 
 def test_the_marks_of_a_pass_go_while_the_next_one_runs(office: Office) -> None:
