@@ -15,6 +15,7 @@ from rich.console import Console
 from bireme.clusters import Cluster, provider
 from bireme.clusters.existing import ExistingProvider
 from bireme.clusters.nodes import parse_nodes
+from bireme.errors import BiremeError
 from bireme.instances import Instance, load_instances
 from bireme.paths import Paths
 from bireme.tools import Toolbox
@@ -89,7 +90,10 @@ class SharedCluster:
         paths = Paths.discover(start=session.config.rootpath)
         toolbox = Toolbox(paths, Console(stderr=True))
         cluster = session_cluster(session.config, paths, toolbox, load_instances(paths))
-        self._name = self._open.enter_context(cluster).name
+        try:
+            self._name = self._open.enter_context(cluster).name
+        except BiremeError as error:
+            raise pytest.UsageError(str(error)) from error
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

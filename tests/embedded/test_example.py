@@ -1,36 +1,56 @@
-"""The plugin serves a team with a chart of its own (tests/example), in a pytest of its own."""
+"""The plugin serves a team with its own chart (tests/example), in a pytest run of its own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 
+REPORT = """
+import os
+from pathlib import Path
 
-def test_a_team_tests_its_own_chart_with_the_fixtures(bireme_paths: Paths, toolbox: Toolbox) -> None:
-    path = os.pathsep.join([str(toolbox.path("kubectl").parent), os.environ["PATH"]])
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
-    suite = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/example",
-        "--cluster-type",
-        "embedded",
-    ]
+def test_it(cluster, worker_id):
+    assert cluster.api.get("/version")["gitVersion"]
+    Path(os.environ["REPORTS"], worker_id).write_text(cluster.name)
+"""
+
+
+def pytest_run(paths: Paths, toolbox: Toolbox, *arguments: str, **env: str) -> str:
+    """The output of a pytest run on an embedded cluster, which has to succeed."""
+    search = os.pathsep.join([str(toolbox.path("kubectl").parent), os.environ["PATH"]])
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
     finished = subprocess.run(
-        suite,
-        cwd=bireme_paths.root,
-        env={**environment, "PATH": path},
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--cluster-type=embedded", *arguments],
+        cwd=paths.root,
+        env={**inherited, "PATH": search, **env},
         capture_output=True,
         text=True,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "3 passed" in finished.stdout
+    return finished.stdout
+
+
+def test_a_team_tests_its_own_chart_with_the_fixtures(bireme_paths: Paths, toolbox: Toolbox) -> None:
+    assert "3 passed" in pytest_run(bireme_paths, toolbox, "-q", "tests/example")
+
+
+def test_two_workers_share_one_cluster_which_is_removed(
+    bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
+) -> None:
+    reports, state = tmp_path / "reports", tmp_path / "state"
+    reports.mkdir()
+    for name in ("test_one.py", "test_other.py"):
+        (tmp_path / name).write_text(REPORT)
+    options = ["--rootdir", str(bireme_paths.root), "-c", "pyproject.toml", "--bireme-nodes=cpu=1"]
+    workers = ["-n2", "--dist=loadfile", "--bireme-share-cluster", str(tmp_path)]
+    pytest_run(bireme_paths, toolbox, *options, *workers, REPORTS=str(reports), BIREME_STATE=str(state))
+    clusters = {file.name: file.read_text() for file in reports.iterdir()}
+    assert sorted(clusters) == ["gw0", "gw1"]
+    assert len(set(clusters.values())) == 1
+    assert list((state / "clusters").iterdir()) == []
