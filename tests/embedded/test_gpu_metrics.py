@@ -50,5 +50,5 @@ def test_a_second_agent_for_the_same_gpus_is_refused(release: ReleaseFactory, fl
 
 
 def test_a_service_monitor_needs_its_custom_resource_definition(release: ReleaseFactory) -> None:
-    with pytest.raises(BiremeError, match="this cluster does not know ServiceMonitors"):
+    with pytest.raises(BiremeError, match="this cluster has no ServiceMonitors"):
         release("gpu-metrics", sets=[*DCGM, "dcgm.serviceMonitor.enabled=true"])
