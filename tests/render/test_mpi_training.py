@@ -58,10 +58,10 @@ def test_every_pod_has_the_same_world(render: Callable[..., Render], orchestrato
     rendered = render("mpi-training", sets=sets, release="train", **P4D)
     hosts = {"Job": "train-r1-{}.train", "MPIJob": "train-r1-worker-{}.train-r1"}[orchestrator]
     for role in pods(rendered):
-        told = environment(rendered, role)
-        assert told["BIREME_MPI_HOSTS"] == hosts
-        assert (told["BIREME_MPI_WORKERS"], told["BIREME_MPI_SLOTS"]) == ("3", "8")
-        assert json.loads(told["BIREME_MPI_ARGUMENTS"]) == ["--report-bindings"]
+        variables = environment(rendered, role)
+        assert variables["BIREME_MPI_HOSTS"] == hosts
+        assert (variables["BIREME_MPI_WORKERS"], variables["BIREME_MPI_SLOTS"]) == ("3", "8")
+        assert json.loads(variables["BIREME_MPI_ARGUMENTS"]) == ["--report-bindings"]
 
 
 def test_index_0_launches_and_ends_the_job(render: Callable[..., Render]) -> None:
