@@ -75,19 +75,19 @@ schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
 	$(BIN)/python hack/generate.py schemas
 
 .PHONY: golden
-golden: setup ## Write tests/render/golden anew: what every case of the render tests renders
+golden: setup ## Write tests/render/golden: what every case of the render tests renders
 	$(BIN)/python -m tests.render.golden
 
 .PHONY: instances
-instances: setup ## Write the lists of instance types that agents go by, from values/instances
+instances: setup ## Write charts/common's lists of instance types, from values/instances
 	$(BIN)/python hack/generate.py instances
 
 .PHONY: docs
-docs: setup ## Write charts/*/README.md and the picture of the README anew
+docs: setup ## Write charts/*/README.md and the picture of the README
 	$(BIN)/python hack/generate.py docs
 
 .PHONY: crds
-crds: setup ## Make the kind of charts/mpijob anew from the Go types of the pinned mpi-operator
+crds: setup ## Write the CustomResourceDefinition of charts/mpijob from the Go types of the pinned mpi-operator
 	$(BIN)/python hack/generate.py crds
 
 .PHONY: images
@@ -102,20 +102,20 @@ bench: setup ## Run the benchmarks (some minutes)
 	$(BIN)/python benchmarks/staging.py
 
 .PHONY: bench-startup
-bench-startup: setup ## How fast the workers of MPI jobs start, beside other controllers (half an hour, and builds of these)
+bench-startup: setup ## Measure how fast workers of MPI jobs start, compared with other controllers (half an hour, and their builds)
 	$(BIN)/python benchmarks/startup.py
 
 .PHONY: bench-recovery
-bench-recovery: setup ## How fast training goes on after a kill, beside stock torchrun (half an hour; needs a container engine)
+bench-recovery: setup ## Measure how fast training continues after a kill, compared with stock torchrun (half an hour; needs a container engine)
 	$(BIN)/python benchmarks/recovery.py
 
 .PHONY: lock
-lock: setup ## Write requirements.lock anew from pyproject.toml
+lock: setup ## Write requirements.lock from pyproject.toml
 	$(PYTHON) -m venv $(VENV)/uv
 	$(VENV)/uv/bin/pip install --quiet uv
 	$(VENV)/uv/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-annotate --no-header --no-emit-index-url --quiet --upgrade -o requirements.lock
 
 .PHONY: clean
-clean: ## Remove what make made in this folder (the tool cache stays)
+clean: ## Remove what make wrote in this folder (the cache of tools stays)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
