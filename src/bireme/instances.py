@@ -122,6 +122,12 @@ class NodeChoice:
     types: tuple[str, ...] | None = None
     is_bound: bool = False
 
+    @property
+    def name(self) -> str:
+        """The types that the pod is bound to, as people read them; "" if it is bound to none."""
+        types = (self.types or ()) if self.is_bound else ()
+        return " or ".join(types) if len(types) < 3 else f"{types[0]} (or {len(types) - 1} others)"
+
     def admits(self, instance_type: str) -> bool:
         """Whether the pod may run on nodes of ``instance_type``."""
         return self.types is None or instance_type in self.types

@@ -255,7 +255,7 @@ def _why(
 ) -> str:
     count = f"{len(left)} of {len(pods)}" if len(left) < len(pods) else str(len(pods))
     who = f"{count} {role} {'pod' if len(pods) == 1 else 'pods'}"
-    types = " or ".join(choice.types or ()) if choice.is_bound else ""
+    types = choice.name
     if choice.is_bound and not set(choice.types or ()) & set(instances):
         if types:
             return f"{who} cannot be placed: they want {types} nodes, and values/instances has no such type"

@@ -155,7 +155,7 @@ def _pod_row(pod: PodPlan) -> list[str]:
         rank,
         world,
         _resources(pod.resources),
-        " or ".join(pod.nodes.types or ()) if pod.nodes.is_bound else "",
+        pod.nodes.name.replace(" or ", "\nor "),
     ]
 
 

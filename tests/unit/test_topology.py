@@ -233,6 +233,13 @@ def test_several_types_are_named_where_none_has_room(instances: Facts) -> None:
     ]
 
 
+def test_many_types_are_shortened(instances: Facts) -> None:
+    many = {"key": TYPE, "operator": "In", "values": [P3, P4D, "p5.48xlarge", "p5e.48xlarge"]}
+    [sentence] = fit(planned(instances, indexed(1, by_affinity([many], **gpus(8)))), {}, instances)
+    nodes = f"{P3} (or 3 others) nodes"
+    assert sentence == f"1 worker pod cannot be placed: there are no {nodes}, 1 {nodes} are needed"
+
+
 def test_pods_kept_off_a_type_take_what_is_left_on_the_others(instances: Facts) -> None:
     plan = planned(instances, indexed(1, by_affinity([NOT_P4D], cpu="1")))
     assert plan.totals.nodes == {}
