@@ -233,8 +233,8 @@ class _Term:
 def execute(main: Callable[[], None]) -> NoReturn:
     """Call ``main``, and end the process with the status that Python would give it, but at once.
 
-    An orderly exit takes the process group apart, and gloo sometimes waits for ever in that when a peer does
-    the same or is gone; torchrun would wait with it.
+    A normal exit destroys the process group. gloo sometimes waits for ever in that when a peer exits too or
+    has ended, and torchrun would wait with it.
     """
     status = 1
     try:

@@ -118,7 +118,7 @@ def test_when_one_process_gets_sigterm_then_no_step_is_lost(
     assert_same_training(job, alone[0])
 
 
-def test_after_sigterm_to_torchrun_another_number_of_processes_resumes_at_the_next_step(
+def test_after_sigterm_to_torchrun_another_number_of_processes_resumes(
     alone: Alone, start_in: Start, tmp_path: Path
 ) -> None:
     first = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", "--checkpoint-every=1000", processes=3)

@@ -1,4 +1,4 @@
-"""Recipes of root file systems (hack/images): what they inherit, and when they are made anew."""
+"""Recipes of root file systems (hack/images): what they inherit, and when they are made again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bireme.errors import BiremeError
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_recipe_that_is_like_another_adds_to_its_lists_and_keeps_what_it_does_not_say() -> None:
+def test_a_recipe_like_another_adds_to_its_lists_and_keeps_its_other_fields() -> None:
     base, own = rootfs.load_rootfs("torch-2.6"), rootfs.load_rootfs("mpi")
     assert own.packages[: len(base.packages)] == base.packages
     assert "openmpi-bin" in own.packages
@@ -22,7 +22,7 @@ def test_a_recipe_that_is_like_another_adds_to_its_lists_and_keeps_what_it_does_
     assert own.check != base.check
 
 
-def test_a_root_file_system_is_made_anew_when_a_script_that_builds_in_it_changes(tmp_path: Path) -> None:
+def test_a_root_file_system_is_made_again_when_its_build_script_changes(tmp_path: Path) -> None:
     script = tmp_path / "build.sh"
     script.write_text("make\n")
     build = rootfs.Build(str(script), "https://example.org/a.tar.gz#sha256=0", ("make",))
@@ -34,7 +34,7 @@ def test_a_root_file_system_is_made_anew_when_a_script_that_builds_in_it_changes
     assert recipe.digest != before
 
 
-def test_a_root_file_system_is_made_anew_when_what_the_project_compiles_for_it_changes(
+def test_a_root_file_system_is_made_again_when_a_compiled_source_changes(
     tmp_path: Path,
 ) -> None:
     script, source = tmp_path / "build.sh", tmp_path / "main.c"
@@ -46,13 +46,13 @@ def test_a_root_file_system_is_made_anew_when_what_the_project_compiles_for_it_c
     assert recipe.digest != before
 
 
-def test_what_does_not_change_the_content_does_not_make_it_anew() -> None:
+def test_a_change_that_does_not_affect_the_content_keeps_the_digest() -> None:
     recipe = rootfs.load_rootfs("python")
     assert replace(recipe, env={"A": "b"}, name="snake").digest == recipe.digest
     assert replace(recipe, run=("true",)).digest != recipe.digest
 
 
-def test_a_recipe_that_is_not_there_is_answered_with_those_that_are() -> None:
+def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         BiremeError, match=r"no root file system pyton: hack/images/recipes.toml has python, "
     ):
