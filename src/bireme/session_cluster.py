@@ -43,7 +43,10 @@ def shown_progress(config: pytest.Config) -> Iterator[Console]:
 def session_cluster(
     config: pytest.Config, paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
 ) -> Iterator[Cluster]:
-    """The cluster that the options ask for; one that is made here is removed at the end of the block."""
+    """The cluster that the options ask for; one that is made here is removed at the end of the block.
+
+    ``--cluster-version oldest`` stands for the oldest Kubernetes that hack/tools pins.
+    """
     wanted = cluster_type(config)
     if wanted == "existing":
         given = config.getoption("kubeconfig")
@@ -56,6 +59,8 @@ def session_cluster(
     real = config.getoption("bireme_nodes")
     nodes = parse_nodes(real or config.getini("bireme_nodes"), instances)
     version = config.getoption("cluster_version") or os.environ.get("ATS_CLUSTER_VERSION")
+    if version == "oldest":
+        version = min(toolbox.versions("kube-apiserver"), key=lambda each: [int(n) for n in each.split(".")])
     options: dict[str, Any] = {"kubernetes": version} if version else {}
     if wanted == "kind" and not real:
         nodes, options["fake"] = {}, nodes

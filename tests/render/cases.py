@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.helm import Render, Renderer, RenderError, RenderRequest
+from bireme.paths import Paths
 from bireme.pytest_plugin import Request
+from bireme.tools import Toolbox
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -39,7 +41,7 @@ SHOWN_BY_A_WORKLOAD = {"mpi-training", "paddle"}
 # Charts that do not depend on the instance type.
 WITHOUT_INSTANCE = {"dataset", "efs", "fsx"}
 HELMS = ("helm", "helm3")
-KUBERNETES = ("1.34.4", "1.36.3")
+KUBERNETES = tuple(Toolbox(Paths.discover(start=HERE)).versions("kubectl"))
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,8 @@ def shape_of(node_type: str, instances: Mapping[str, Instance]) -> NodeShape:
 def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, Any]:
     """A Node object as the kubelet of a fresh, healthy instance would register it.
 
-    ``kubernetes`` is the version the kubelet reports, e.g. ``1.36.3``. A stand-in: there is no machine
-    behind it, and the label ``bireme.dev/fake`` says so.
+    ``kubernetes`` is the version the kubelet reports, e.g. ``1.36.3``. There is no machine behind the
+    node, and the label ``bireme.dev/fake`` says so.
     """
     name = shape.node_name(index)
     taints = [{"key": shape.taint, "value": "present", "effect": "NoSchedule"}] if shape.taint else []
