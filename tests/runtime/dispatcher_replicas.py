@@ -23,7 +23,7 @@ until = partial(waiting.until, every=0.02)
 
 @dataclass
 class Dispatchers:
-    """Replicas on loopback; who is silent for so many seconds is given up."""
+    """Replicas on loopback, with these times to live of the leases, in seconds."""
 
     etcd: str
     prefix: str
@@ -60,7 +60,7 @@ class Dispatchers:
         return ",".join(f"{self.host}:{port}" for port in self.ports)
 
     def leader(self) -> int:
-        """Which replica leads; waits for one."""
+        """The replica that leads; waits until there is one."""
         leaders: list[int] = []
 
         def there_is_one() -> bool:
@@ -79,7 +79,7 @@ class Dispatchers:
         self.processes[number] = self.process(self.ports[number])
 
     def get(self, port: int, path: str) -> tuple[int, dict[str, Any]]:
-        """Status and body of a GET; (0, {}) when nobody answers."""
+        """Status and body of a GET; (0, {}) when there is no answer."""
         try:
             with urllib.request.urlopen(f"http://{self.host}:{port}{path}", timeout=5) as answer:
                 return answer.status, json.load(answer)
@@ -91,7 +91,7 @@ class Dispatchers:
     def run(
         self, *arguments: str, dataset: str = "default", seconds: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """The console command, against these replicas."""
+        """Run the dispatcher's command against these replicas."""
         env = {**environment(), "BIREME_DISPATCHER": self.addresses, "BIREME_DISPATCHER_DATASET": dataset}
         command: Sequence[str] = [*COMMAND, *arguments]
         return subprocess.run(
@@ -105,6 +105,6 @@ class Dispatchers:
 
 
 def environment() -> dict[str, str]:
-    """What pods have on PYTHONPATH, and nothing of this machine's settings."""
+    """PYTHONPATH as in pods, and none of this machine's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BIREME_")}
     return {**kept, "PYTHONPATH": str(RUNTIME), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# What pods have on PYTHONPATH.
+# The folder that pods have on PYTHONPATH.
 RUNTIME = Path(__file__).parents[2] / "runtime" / "src"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on."""
+    """A port on which nothing listens."""
     with socket.socket() as sock:
         sock.bind((host, 0))
         return int(sock.getsockname()[1])
@@ -27,7 +27,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 @dataclass
 class EtcdServer:
-    """One etcd process, single-member unless a configuration of its own says otherwise."""
+    """One etcd process; a cluster of its own unless a configuration file makes it a member of another."""
 
     binary: Path
     folder: Path
@@ -85,13 +85,13 @@ class EtcdServer:
         self.process.send_signal(number)
 
     def stop(self) -> None:
-        """End it at once, as a lost machine would; the data stays."""
+        """Kill the process; the data remains."""
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 
     def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """One request of the gateway, without the client under test."""
+        """One request to the gateway, without the client under test."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(f"http://{self.endpoint}{path}", data)
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -99,7 +99,7 @@ class EtcdServer:
 
 
 class Proxy:
-    """A network between clients and an etcd server that can be told to fail.
+    """A proxy between clients and an etcd server that can simulate network failures.
 
     `mode` is "pass", "lose answers" (requests arrive, what comes back is cut off), "silent" (nothing passes,
     nothing is refused: a partition) or "refuse".
@@ -119,7 +119,7 @@ class Proxy:
         return f"127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """End all connections that stand."""
+        """Close all connections."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for sock in (sock for pair in pairs for sock in pair):

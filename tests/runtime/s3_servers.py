@@ -1,4 +1,4 @@
-"""A real S3 API: moto's server, in an environment of its own that keeps what it needs to itself."""
+"""A real S3 API: moto's server, in a virtual environment of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGIO
 
 
 def environment_of(name: str, requirements: Path) -> Path:
-    """The folder of a virtual environment with what a lock pins, made when there is none of it."""
+    """The folder of a virtual environment with the packages of a lock file; made if it is missing."""
     cache = Paths.discover(start=ROOT).cache / name
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
@@ -40,21 +40,21 @@ def environment_of(name: str, requirements: Path) -> Path:
 
 
 class S3Server:
-    """moto on a port of loopback. Plain HTTP makes buckets and objects: nobody there asks who it is."""
+    """moto on a port of loopback. It needs no authentication, so plain HTTP makes buckets and objects."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What a pod's environment says of it."""
+        """The variables of a pod that uses this server."""
         return {**KEYS, "AWS_ENDPOINT_URL_S3": self.url, "AWS_ENDPOINT_URL_STS": self.url}
 
     def put(self, path: str, content: bytes = b"") -> None:
         """Make a bucket (``bucket``) or an object (``bucket/key``)."""
         headers = {
             "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request",
-            # Without a type urllib says that the content is a form, and the server takes it for one.
+            # Without a Content-Type, urllib sends that of a form.
             "Content-Type": "application/octet-stream",
         }
         request = urllib.request.Request(f"{self.url}/{path}", content, headers, method="PUT")
@@ -64,12 +64,12 @@ class S3Server:
 
 @contextlib.contextmanager
 def s3_server(log: Path) -> Iterator[S3Server]:
-    """A server with nothing in it; gone at the end."""
+    """An empty server, stopped at the end."""
     program = environment_of("moto", LOCK) / "bin/moto_server"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Few keys to a page, so that lists have several.
+    # Few keys on each page, so that lists have several pages.
     env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}
     with log.open("wb") as output:
         process = subprocess.Popen(

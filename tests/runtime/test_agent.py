@@ -1,4 +1,4 @@
-"""The supervisor of torchrun: processes and signals. A tiny torchrun stands in for the real one."""
+"""The supervisor of torchrun: processes and signals, with a small replacement for torchrun."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAIN = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(sup
 
 
 class Worker:
-    """One supervised worker, as a pod would run it."""
+    """One supervised worker, as a pod runs it."""
 
     def __init__(self, folder: Path, script: str, env: dict[str, str], command: list[str]) -> None:
         self.folder = folder
@@ -35,10 +35,10 @@ class Worker:
                                             env=environ, cwd=folder, stderr=errors)  # fmt: skip
 
     def file(self, name: str, seconds: float = 10) -> str:
-        """What a training process wrote, as soon as it did."""
+        """What a training process wrote; waits for it."""
         path, deadline = self.folder / name, time.monotonic() + seconds
         while not path.exists() or not path.read_text():
-            assert time.monotonic() < deadline, f"{name} did not come; the agent said:\n{self.words}"
+            assert time.monotonic() < deadline, f"{name} is missing; the log:\n{self.words}"
             assert self.process.poll() is None or path.exists(), f"the agent has ended:\n{self.words}"
             time.sleep(0.01)
         return path.read_text()
@@ -72,7 +72,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def on_etcd(shared_etcd: EtcdServer, prefix: str) -> dict[str, str]:
-    """The environment of a worker of a run of its own."""
+    """The environment of a worker of a new run."""
     return {
         "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",
         "PET_RDZV_CONF": f"etcd_prefix={prefix},last_call_timeout=0.1,settle_timeout=0", "PET_NNODES": "1:4",
@@ -102,14 +102,14 @@ def test_the_script_runs_with_its_arguments_and_success_is_exit_code_0(start: St
     assert worker.file("out") == "one two"
 
 
-def test_the_scripts_own_failure_is_passed_on_after_the_restarts_that_torchrun_grants(start: Start) -> None:
+def test_the_scripts_failure_is_returned_after_torchruns_own_restarts(start: Start) -> None:
     worker = start("with open('out', 'a') as f: f.write('x')\nsys.exit(7)", PET_MAX_RESTARTS="2")
     assert worker.end() == 1
     assert worker.file("out") == "xxx"
     assert "the script failed for good" in worker.words
 
 
-def test_a_killed_agent_is_started_again_and_its_training_processes_do_not_outlive_it(start: Start) -> None:
+def test_a_killed_agent_is_restarted_after_its_training_processes_have_ended(start: Start) -> None:
     worker = start(WRITE_PIDS + "time.sleep(1 if pathlib.Path('again').exists() else 60)")
     agent, trainer = map(int, worker.file("pids").split())
     (worker.folder / "again").touch()
@@ -119,14 +119,14 @@ def test_a_killed_agent_is_started_again_and_its_training_processes_do_not_outli
     assert "the agent was killed by SIGKILL; restarting the agent in 0.2 s (1 of 20 restarts)" in worker.words
 
 
-def test_an_agent_that_dies_again_and_again_is_given_up_with_a_code_of_its_own(start: Start) -> None:
+def test_after_the_last_restart_of_a_dying_agent_the_worker_ends_with_75(start: Start) -> None:
     worker = start("os.kill(int(os.environ['AGENT_PID']), 9)\ntime.sleep(9)", BIREME_AGENT_RESTARTS="2")
     assert worker.end() == 75
     assert worker.words.count("restarting the agent") == 2
     assert "the agent ended 3 times; the last reason: the agent was killed by SIGKILL" in worker.words
 
 
-def test_an_agent_that_was_stable_has_its_whole_budget_again(start: Start) -> None:
+def test_after_a_stable_period_the_restarts_are_counted_from_0_again(start: Start) -> None:
     script = (
         "p = pathlib.Path('n'); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); time.sleep(0.3)\n"
     )
@@ -157,7 +157,7 @@ def test_when_the_grace_period_is_over_all_processes_are_killed(start: Start) ->
     assert "1 training processes did not end in time" in worker.words
 
 
-def test_orphans_that_end_are_buried_as_pid_1_must(start: Start) -> None:
+def test_orphans_that_end_are_reaped(start: Start) -> None:
     orphan = "import os, pathlib; pathlib.Path('orphan').write_text(str(os.getpid()))"
     shell = f"{sys.executable} -c {orphan!r} &"
     script = f"import subprocess\nsubprocess.run(['sh', '-c', {shell!r}])\n"
@@ -170,7 +170,7 @@ def test_orphans_that_end_are_buried_as_pid_1_must(start: Start) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_run_that_succeeded_is_not_run_again(start: Start, on_etcd: dict[str, str]) -> None:
+def test_a_run_that_has_succeeded_is_not_repeated(start: Start, on_etcd: dict[str, str]) -> None:
     assert start("pathlib.Path('out').write_text('1')", **on_etcd).end() == 0
     late = start("pathlib.Path('out').write_text('2')", **on_etcd)
     assert late.end() == 0
@@ -184,7 +184,7 @@ def test_a_failed_run_is_not_closed(start: Start, on_etcd: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("victim", ["agent", "worker"])
-def test_whoever_goes_the_others_meet_again_at_once(
+def test_after_a_member_ends_the_others_agree_on_a_new_round_at_once(
     start: Start, on_etcd: dict[str, str], victim: str
 ) -> None:
     script = WRITE_PIDS + "pathlib.Path('world-' + os.environ['WORLD_SIZE']).write_text('x')\ntime.sleep(60)"
@@ -201,11 +201,11 @@ def test_whoever_goes_the_others_meet_again_at_once(
         goes.process.send_signal(signal.SIGTERM)
         stays.file("world-1")
         assert goes.end() == 143
-    # Far below the five seconds that the lease would have lived on.
+    # Far below the five seconds until the end of the lease.
     assert time.monotonic() - since < 2.5
 
 
-def test_while_a_process_saves_the_member_keeps_its_place(
+def test_while_a_process_saves_the_membership_is_kept(
     start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str
 ) -> None:
     on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=2"
@@ -225,7 +225,9 @@ def test_while_a_process_saves_the_member_keeps_its_place(
     assert rendezvous.outcome_of(client, f"{prefix}run/") == ""
 
 
-def test_waiting_for_etcd_is_bounded_said_and_ended_by_term(start: Start, on_etcd: dict[str, str]) -> None:
+def test_waiting_for_etcd_is_limited_logged_and_ended_by_sigterm(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
     nowhere = {**on_etcd, "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
     bounded = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "0.5"})
     endless = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "600"})
@@ -247,7 +249,7 @@ def test_waiting_for_etcd_is_bounded_said_and_ended_by_term(start: Start, on_etc
         ({"PET_RDZV_BACKEND": "c10d"}, 78, "must be the host:port of worker 0"),
     ],
 )  # fmt: skip
-def test_what_no_restart_can_help_ends_with_a_sentence_and_the_code_for_it(
+def test_a_setting_that_cannot_be_used_ends_the_worker_with_its_code(
     start: Start, env: dict[str, str], code: int, sentence: str
 ) -> None:
     worker = start("", **env)
@@ -255,20 +257,22 @@ def test_what_no_restart_can_help_ends_with_a_sentence_and_the_code_for_it(
     assert sentence in worker.words
 
 
-def test_a_script_that_is_not_there_is_a_usage_error(start: Start) -> None:
+def test_a_missing_script_is_a_usage_error(start: Start) -> None:
     worker = start("", command=(sys.executable, "-c", MAIN, "--", "/no/such/train.py"))
     assert worker.end() == 64
     assert "the script /no/such/train.py does not exist" in worker.words
 
 
-def test_without_torch_in_the_image_the_real_launcher_says_so(start: Start) -> None:
+def test_without_torch_in_the_image_the_real_launcher_reports_that(start: Start) -> None:
     worker = start("", command=(sys.executable, "-m", "bireme_runtime.elastic.supervisor", "--"))
     assert worker.end() == 78
     assert "No module named 'torch'" in worker.words
 
 
 @pytest.mark.parametrize(("index", "host"), [("0", "true"), ("3", "false")])
-def test_for_c10d_the_completion_index_says_who_hosts_the_store(start: Start, index: str, host: str) -> None:
+def test_for_c10d_the_completion_index_selects_the_host_of_the_store(
+    start: Start, index: str, host: str
+) -> None:
     script = "pathlib.Path('out').write_text('|'.join(os.environ[n] for n in ('PET_RDZV_CONF', 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE')))"  # noqa: E501
     env = {
         "PET_RDZV_BACKEND": "c10d",

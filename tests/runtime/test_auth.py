@@ -1,4 +1,4 @@
-"""Users of etcd as a Secret wants them, on real servers."""
+"""Setting up etcd's users from a Secret, on real servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client(server: EtcdServer, username: str, password: str) -> etcd.Client:
     return etcd.Client(etcd.parse_endpoints(server.endpoint), etcd.Credentials(username, password))
 
 
-def test_etcd_asks_for_users_afterwards_and_doing_it_again_changes_nothing(
+def test_setting_up_users_turns_authentication_on_and_a_repetition_changes_nothing(
     server: EtcdServer, secret: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert auth.main(secret) == 0
@@ -50,7 +50,7 @@ def test_etcd_asks_for_users_afterwards_and_doing_it_again_changes_nothing(
         client(server, "", "").get("/bireme/a")
 
 
-def test_a_user_sees_that_etcd_is_up_although_its_state_is_for_root(
+def test_a_user_without_permission_for_the_status_can_check_that_etcd_is_up(
     server: EtcdServer, secret: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert auth.main(secret) == 0
@@ -60,16 +60,16 @@ def test_a_user_sees_that_etcd_is_up_although_its_state_is_for_root(
     assert check.main([server.endpoint], {**secret, "BIREME_ETCD_PASSWORD": "lost"}) == 1
 
 
-def test_a_joining_member_gets_through_as_root(server: EtcdServer, secret: dict[str, str]) -> None:
+def test_a_member_joins_a_protected_cluster_as_root(server: EtcdServer, secret: dict[str, str]) -> None:
     assert auth.main(secret) == 0
     root = client(server, "root", "root-1")
     assert len(root.members(by_majority=False)) == 1
     added = next(each for each in root.member_add("http://127.0.0.1:1") if not each.name)
-    # One of two has no majority any more: what can still be asked is who the members are.
+    # One of two has no majority; only the list of members can still be read.
     assert added.id in {each.id for each in root.members(by_majority=False)}
 
 
-def test_a_changed_password_and_prefix_are_taken_over(server: EtcdServer, secret: dict[str, str]) -> None:
+def test_a_changed_password_and_prefix_are_applied(server: EtcdServer, secret: dict[str, str]) -> None:
     assert auth.main(secret) == 0
     assert auth.main({**secret, "BIREME_ETCD_PASSWORD": "two", "BIREME_ETCD_PREFIX": "/jobs/"}) == 0
     trainer = client(server, "trainer", "two")
@@ -80,7 +80,7 @@ def test_a_changed_password_and_prefix_are_taken_over(server: EtcdServer, secret
         client(server, "trainer", "one").get("/jobs/a")
 
 
-def test_another_root_password_is_refused_and_nothing_changes(
+def test_a_wrong_root_password_is_refused_and_nothing_changes(
     server: EtcdServer, secret: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert auth.main(secret) == 0
@@ -106,7 +106,7 @@ def test_an_interrupted_setup_is_completed(server: EtcdServer, secret: dict[str,
         ({"BIREME_ETCD_ENDPOINTS": "127.0.0.1:1", "BIREME_WAIT_SECONDS": "0.5"}, "cannot be reached"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(
+def test_an_unusable_setting_is_reported_in_one_sentence(
     change: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = {"BIREME_ETCD_ENDPOINTS": f"127.0.0.1:{free_port()}", "BIREME_ETCD_ROOT_PASSWORD": "r",

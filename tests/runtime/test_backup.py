@@ -1,4 +1,4 @@
-"""Snapshots of a real etcd, what etcdutl makes of them, and giving disk space back."""
+"""Snapshots of a real etcd, restoring them with etcdutl, and defragmentation."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
 
 
 def it_is(hour: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name snapshots after this hour of a day."""
+    """Set the hour in the names of snapshots."""
     now = (2026, 1, 1, hour, 0, 0, 3, 1, 0)
     monkeypatch.setattr(time, "gmtime", lambda *moment: GMTIME(*moment) if moment else now)
 
 
-def test_the_newest_snapshots_stay_and_latest_is_the_newest(
+def test_the_newest_snapshots_are_kept_and_latest_is_the_newest(
     server: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "snapshots"
@@ -102,14 +102,16 @@ def test_the_newest_snapshots_stay_and_latest_is_the_newest(
 
 
 class Torn(etcd.Client):
-    """A client whose snapshots lose their end."""
+    """A client whose snapshots are truncated."""
 
     def snapshot(self) -> Iterator[bytes]:
         whole = b"".join(super().snapshot())
         yield whole[: len(whole) // 2]
 
 
-def test_half_a_snapshot_is_refused_and_the_older_one_stays(server: EtcdServer, tmp_path: Path) -> None:
+def test_an_incomplete_snapshot_is_refused_and_the_older_one_is_kept(
+    server: EtcdServer, tmp_path: Path
+) -> None:
     folder = tmp_path / "snapshots"
     assert run(server, "save", str(folder)) == 0
     before = content(folder)
@@ -129,7 +131,7 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
         yield server
 
 
-def test_snapshots_in_s3_are_the_newest_and_come_back_whole(
+def test_the_newest_snapshots_are_kept_in_s3_and_can_be_fetched(
     server: EtcdServer,
     s3: S3Server,
     tmp_path: Path,
@@ -160,7 +162,7 @@ def test_snapshots_in_s3_are_the_newest_and_come_back_whole(
     assert not (back / backup.LATEST).exists()
 
 
-def test_a_place_for_snapshots_that_is_no_bucket_is_named(
+def test_a_backup_url_that_is_not_a_bucket_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert backup_s3.main(["save", str(tmp_path)], {"BIREME_BACKUP_URL": "https://ships/etcd"}) == 1
@@ -168,7 +170,7 @@ def test_a_place_for_snapshots_that_is_no_bucket_is_named(
     assert backup_s3.main(["fetch", str(tmp_path)], {}) == 64
 
 
-def test_defragmenting_gives_the_disk_back_what_compaction_freed(
+def test_defragmenting_frees_disk_space_after_compaction(
     server: EtcdServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = client_of(server)
@@ -181,7 +183,7 @@ def test_defragmenting_gives_the_disk_back_what_compaction_freed(
     assert client.get("/big") is not None
 
 
-def test_an_etcd_that_does_not_answer_is_named_and_nothing_is_written(
+def test_an_etcd_that_does_not_answer_is_reported_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = {"BIREME_ETCD_ENDPOINTS": f"127.0.0.1:{free_port()}", "BIREME_WAIT_SECONDS": "0.2"}

@@ -15,7 +15,7 @@ Captured = pytest.CaptureFixture[str]
 SOON = {"BIREME_WAIT_SECONDS": "0.3"}
 
 
-def test_an_etcd_that_answers_is_named(shared_etcd: EtcdServer, capsys: Captured) -> None:
+def test_an_etcd_that_answers_is_reported(shared_etcd: EtcdServer, capsys: Captured) -> None:
     assert check.main([f"127.0.0.1:{free_port()},{shared_etcd.endpoint}"], {}) == 0
     assert f"at http://{shared_etcd.endpoint} answers, with a majority behind it" in capsys.readouterr().out
 
@@ -25,7 +25,7 @@ def test_an_etcd_that_does_not_answer_fails_the_check(capsys: Captured) -> None:
     assert "etcd did not answer within" in capsys.readouterr().out
 
 
-def test_ports_are_reached_or_named(shared_etcd: EtcdServer, capsys: Captured) -> None:
+def test_unreachable_ports_are_reported(shared_etcd: EtcdServer, capsys: Captured) -> None:
     assert ports.main([shared_etcd.endpoint], {}) == 0
     assert capsys.readouterr().out == f"{shared_etcd.endpoint} can be reached\n"
     closed = f"127.0.0.1:{free_port()}"
@@ -48,8 +48,6 @@ def test_no_arguments_show_the_usage(module: ModuleType, capsys: Captured) -> No
 
 
 @pytest.mark.parametrize(("module", "target"), [(check, "udp://a:1"), (ports, "a"), (ports, "a:b")])
-def test_a_target_that_is_no_address_fails_the_check(
-    module: ModuleType, target: str, capsys: Captured
-) -> None:
+def test_an_invalid_address_fails_the_check(module: ModuleType, target: str, capsys: Captured) -> None:
     assert module.main([target], SOON) == 1
     assert capsys.readouterr().out.startswith(f"{target!r} is not ")

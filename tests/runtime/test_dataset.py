@@ -1,4 +1,4 @@
-"""Staging a dataset: all of it or nothing, from where it was left, and as the source has it."""
+"""Staging a dataset: completely or not at all, continued after a kill, and identical to its source."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def bucket(s3: S3Server, request: pytest.FixtureRequest) -> str:
-    """A bucket of the test's own."""
+    """A new bucket."""
     name = "b" + hashlib.sha256(request.node.name.encode()).hexdigest()[:20]
     s3.put(name)
     return name
 
 
 def content(files: int, size: int = 1000, seed: int = 0) -> Content:
-    """Small files in a few folders, with names that need quoting."""
+    """Small files in a few folders, some with names that need quoting."""
     chance = random.Random(seed)
     return {
         f"train/n{number % 7}/a b+{number}.bin": chance.randbytes(size + number) for number in range(files)
@@ -58,12 +58,12 @@ def upload(s3: S3Server, bucket: str, files: Mapping[str, bytes], prefix: str = 
 
 
 def settings(target: Path, *sources: Mapping[str, str], **more: Any) -> dict[str, str]:
-    said = {"target": str(target), "sources": list(sources), "parallel": 4, "partMiB": 1, **more}
-    return {"BIREME_DATASET": json.dumps(said)}
+    values = {"target": str(target), "sources": list(sources), "parallel": 4, "partMiB": 1, **more}
+    return {"BIREME_DATASET": json.dumps(values)}
 
 
 def run(step: str, env: Mapping[str, str], *args: str) -> tuple[int, str]:
-    """One step in a process of its own, as in a pod: its exit code and its log."""
+    """Run one step in a process, as in a pod; returns its exit code and its log."""
     command = [sys.executable, "-m", "bireme_runtime.dataset", step, *args]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(RUNTIME), **env}, capture_output=True, text=True, check=False
@@ -76,8 +76,8 @@ def run(step: str, env: Mapping[str, str], *args: str) -> tuple[int, str]:
 def stage_and_publish(env: Mapping[str, str]) -> str:
     log = ""
     for step in ("stage", "publish"):
-        code, said = run(step, env)
-        log += said
+        code, output = run(step, env)
+        log += output
         assert code == 0, log
     return log
 
@@ -87,7 +87,7 @@ def read(folder: Path) -> Content:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def test_a_bucket_arrives_whole_with_a_manifest_and_a_second_install_copies_nothing(
+def test_a_bucket_is_copied_completely_and_a_second_install_copies_nothing(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     files = {**content(230), "large.rec": random.Random(1).randbytes(5 * MiB + 17), "empty": b""}
@@ -109,7 +109,7 @@ def test_a_bucket_arrives_whole_with_a_manifest_and_a_second_install_copies_noth
     assert "is complete: 232 files" in run("verify", {}, str(target))[1]
 
 
-def test_what_was_copied_before_a_kill_is_not_copied_again_and_nobody_sees_half(
+def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     files = {**content(150, 20_000), "large.rec": random.Random(2).randbytes(12 * MiB)}
@@ -133,7 +133,7 @@ def test_what_was_copied_before_a_kill_is_not_copied_again_and_nobody_sees_half(
     assert read(target) == files
 
 
-def test_an_object_that_is_not_as_its_checksum_says_is_named_and_nothing_is_published(
+def test_an_object_with_a_wrong_checksum_is_reported_and_nothing_is_published(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     files = content(20)
@@ -143,9 +143,9 @@ def test_an_object_that_is_not_as_its_checksum_says_is_named_and_nothing_is_publ
     upload(s3, bucket, {broken: b"x" + files[broken][1:]})
     target = tmp_path / "data"
     env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet", "sums": "SHA256SUMS"})}
-    code, said = run("stage", env)
-    assert code == 78, said
-    assert f"{broken} has sha256" in said
+    code, output = run("stage", env)
+    assert code == 78, output
+    assert f"{broken} has sha256" in output
     assert run("publish", env)[0] == 0
     assert not target.exists()
     upload(s3, bucket, {broken: files[broken]})
@@ -153,7 +153,7 @@ def test_an_object_that_is_not_as_its_checksum_says_is_named_and_nothing_is_publ
     assert read(target)[broken] == files[broken]
 
 
-def test_shards_add_up_to_their_source_byte_for_byte(tmp_path: Path) -> None:
+def test_concatenated_shards_are_their_source_byte_for_byte(tmp_path: Path) -> None:
     lines = b"".join(b"%d %s\n" % (number, b"x" * (number % 97)) for number in range(5000))
     source = tmp_path / "source"
     source.mkdir()
@@ -178,28 +178,28 @@ def test_shards_add_up_to_their_source_byte_for_byte(tmp_path: Path) -> None:
     assert "nothing to copy" in stage_and_publish(env)
 
 
-def test_a_published_dataset_is_copied_on_with_its_manifest_as_the_checksums(tmp_path: Path) -> None:
+def test_the_manifest_of_a_published_dataset_verifies_its_copy(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
     first, second, third = (tmp_path / name / "data" for name in ("first", "second", "third"))
     stage_and_publish(settings(first, {"url": f"file://{tmp_path}/a"}))
     onward = settings(second, {"url": f"file://{first}"})
-    # As a worker does that trains in an Indexed Job: it copies all of it.
-    code, said = run("copy", {**onward, "JOB_COMPLETION_INDEX": "3"})
-    assert code == 0, said
+    # A worker of a training Indexed Job copies everything, whatever its index.
+    code, output = run("copy", {**onward, "JOB_COMPLETION_INDEX": "3"})
+    assert code == 0, output
     assert read(second) == {"a": b"one"}
     assert run("verify", {}, str(second))[0] == 0
     (first / "a").write_bytes(b"two")
-    code, said = run("copy", settings(third, {"url": f"file://{first}"}))
+    code, output = run("copy", settings(third, {"url": f"file://{first}"}))
     assert code == 78
-    assert "a has sha256" in said
+    assert "a has sha256" in output
     (first / "a").unlink()
-    code, said = run("copy", settings(third, {"url": f"file://{first}"}))
+    code, output = run("copy", settings(third, {"url": f"file://{first}"}))
     assert code == 78
-    assert "lacks a, which its MANIFEST.jsonl lists" in said
+    assert "lacks a, which its MANIFEST.jsonl lists" in output
     assert not third.exists()
 
 
-def test_a_dataset_goes_into_s3_as_well_and_only_what_is_missing_there_is_sent(
+def test_a_dataset_is_also_uploaded_to_s3_and_only_missing_files_are_sent(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     files = {**content(20), "empty": b""}
@@ -216,7 +216,7 @@ def test_a_dataset_goes_into_s3_as_well_and_only_what_is_missing_there_is_sent(
     assert read(tmp_path / "back") == files
 
 
-def test_a_large_file_of_a_dataset_goes_into_s3_once(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_a_large_file_of_a_dataset_is_uploaded_once(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "large.tar").write_bytes(bytes(65 * MiB))
     place = f"s3://{bucket}/tars"
@@ -227,7 +227,7 @@ def test_a_large_file_of_a_dataset_goes_into_s3_once(s3: S3Server, bucket: str, 
     assert "0 of 2 files were sent" in stage_and_publish(env)
 
 
-def test_a_large_file_goes_into_s3_in_parts(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_a_large_file_is_uploaded_in_parts(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     file = tmp_path / "large.tar"
     file.write_bytes(random.Random(1).randbytes(11 * MiB))
     place = S3Source(bucket, "tars", s3.env, part_bytes=5 * MiB)
@@ -240,7 +240,7 @@ def test_a_large_file_goes_into_s3_in_parts(s3: S3Server, bucket: str, tmp_path:
         assert body.md5 == ""
 
 
-def test_parts_that_no_object_was_made_of_do_not_stay(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_the_parts_of_a_failed_upload_are_deleted(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     class Gone(Exception):
         pass
 
@@ -260,23 +260,23 @@ def test_parts_that_no_object_was_made_of_do_not_stay(s3: S3Server, bucket: str,
     assert place.listed() == []
 
 
-def test_a_place_in_s3_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_upload_url_that_is_not_in_s3_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
     env = settings(tmp_path / "out/data", {"url": f"file://{tmp_path}/a"}, upload="file:///tmp")
-    code, said = run("copy", env)
+    code, output = run("copy", env)
     assert code == 78
-    assert "file:///tmp is not s3://BUCKET/PREFIX" in said
+    assert "file:///tmp is not s3://BUCKET/PREFIX" in output
 
 
 @pytest.mark.parametrize("text", ["{}\n", "some words", ""])
-def test_a_manifest_of_somebody_else_is_named(tmp_path: Path, text: str) -> None:
+def test_a_foreign_manifest_is_reported(tmp_path: Path, text: str) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_bytes(b"one")
     (source / dataset.MANIFEST).write_text(text)
-    code, said = run("stage", settings(tmp_path / "data", {"url": f"file://{source}"}))
+    code, output = run("stage", settings(tmp_path / "data", {"url": f"file://{source}"}))
     assert code == 78
-    assert "is not a manifest of charts/dataset, which reserves this name" in said
+    assert "is not a manifest of charts/dataset, which reserves this name" in output
 
 
 def test_more_shards_than_lines_are_refused(tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_more_shards_than_lines_are_refused(tmp_path: Path) -> None:
         tmp_path / "out/data", {"url": f"file://{tmp_path}/few.txt"}, shards=[{"file": "few.txt", "count": 3}]
     )
     assert run("stage", env)[0] == 0
-    code, said = run("publish", env)
-    assert (code, said) == (78, "bireme dataset: few.txt has too few lines for 3 shards\n")
+    code, output = run("publish", env)
+    assert (code, output) == (78, "bireme dataset: few.txt has too few lines for 3 shards\n")
     assert not (tmp_path / "out/data").exists()
 
 
@@ -297,17 +297,17 @@ def test_two_indexes_share_the_work_and_one_publishes(s3: S3Server, bucket: str,
     env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet"}, workers=2)}
     first = threading.Thread(target=run, args=("stage", {**env, "JOB_COMPLETION_INDEX": "0"}))
     first.start()
-    code, said = run("stage", {**env, "JOB_COMPLETION_INDEX": "1"})
+    code, output = run("stage", {**env, "JOB_COMPLETION_INDEX": "1"})
     first.join()
     assert code == 0
-    assert "20 of 20 files" in said
+    assert "20 of 20 files" in output
     assert run("publish", {**env, "JOB_COMPLETION_INDEX": "1"}) == (0, "")
     assert not target.exists()
     assert run("publish", {**env, "JOB_COMPLETION_INDEX": "0"})[0] == 0
     assert read(target) == files
 
 
-def test_what_is_done_between_the_steps_is_part_of_the_dataset(tmp_path: Path) -> None:
+def test_changes_between_stage_and_publish_are_part_of_the_dataset(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "val_1.jpg").write_bytes(b"picture")
@@ -322,15 +322,15 @@ def test_what_is_done_between_the_steps_is_part_of_the_dataset(tmp_path: Path) -
     assert run("verify", {}, str(target))[0] == 0
 
 
-def test_a_dataset_that_is_there_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+def test_an_existing_dataset_is_replaced_only_with_replace(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "data"
     source.mkdir()
     (source / "a").write_bytes(b"one")
     stage_and_publish(settings(target, {"url": f"file://{source}"}))
     (source / "a").write_bytes(b"three")
-    code, said = run("stage", settings(target, {"url": f"file://{source}"}))
+    code, output = run("stage", settings(target, {"url": f"file://{source}"}))
     assert code == 78
-    assert "has another dataset, or another version of it" in said
+    assert "has another dataset, or another version of it" in output
     assert read(target) == {"a": b"one"}
     stage_and_publish(settings(target, {"url": f"file://{source}"}, replace=True))
     assert read(target) == {"a": b"three"}
@@ -346,7 +346,7 @@ def test_a_dataset_that_is_there_is_replaced_only_when_told_to(tmp_path: Path) -
         (lambda folder: (folder / dataset.MANIFEST).unlink(), "is not a dataset"),
     ],
 )
-def test_verify_names_what_is_not_as_it_was(
+def test_verify_reports_each_changed_file(
     tmp_path: Path, change: Callable[[Path], object], sentence: str
 ) -> None:
     (tmp_path / "a").write_bytes(b"two")
@@ -355,13 +355,13 @@ def test_verify_names_what_is_not_as_it_was(
     (tmp_path / "b").write_bytes(b"three")
     stage_and_publish(settings(tmp_path / "out/other", {"url": f"file://{tmp_path}/b"}))
     change(target)
-    code, said = run("verify", {}, str(tmp_path / "out/other"), str(target))
+    code, output = run("verify", {}, str(tmp_path / "out/other"), str(target))
     assert code == 78
-    assert sentence in said
+    assert sentence in output
 
 
 class Flaky(http.server.BaseHTTPRequestHandler):
-    """A web server that knows ranges and breaks off after 300 kB of each answer."""
+    """A web server that supports ranges and closes the connection after 300 kB of each response."""
 
     content = random.Random(3).randbytes(2 * MiB + 5)
 
@@ -391,7 +391,7 @@ def web_server(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> It
     server.shutdown()
 
 
-def test_answers_that_break_off_are_taken_up_where_they_ended(tmp_path: Path) -> None:
+def test_an_interrupted_response_is_continued_where_it_ended(tmp_path: Path) -> None:
     target = tmp_path / "data"
     digest = hashlib.sha256(Flaky.content).hexdigest()
     with web_server(Flaky) as url:
@@ -399,16 +399,16 @@ def test_answers_that_break_off_are_taken_up_where_they_ended(tmp_path: Path) ->
     assert read(target) == {"data/coco.zip": Flaky.content}
 
 
-def test_a_file_of_a_plain_web_server_arrives(tmp_path: Path) -> None:
+def test_a_file_of_a_web_server_is_copied(tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
     (tmp_path / "web/train.txt").write_bytes(b"words\n")
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with web_server(functools.partial(quiet, directory=str(tmp_path / "web"))) as url:
         stage_and_publish(settings(tmp_path / "data", {"url": f"{url}/train.txt"}))
-        code, said = run("stage", settings(tmp_path / "other", {"url": f"{url}/nothing.txt"}))
+        code, output = run("stage", settings(tmp_path / "other", {"url": f"{url}/nothing.txt"}))
     assert read(tmp_path / "data") == {"train.txt": b"words\n"}
     assert code == 78
-    assert "HTTP 404" in said
+    assert "HTTP 404" in output
 
 
 @pytest.mark.parametrize(
@@ -420,24 +420,22 @@ def test_a_file_of_a_plain_web_server_arrives(tmp_path: Path) -> None:
         ([{"url": "file:///etc/hostname", "path": "../up"}], "is not a path below a folder"),
     ],
 )
-def test_sources_that_make_no_sense_are_named(
-    tmp_path: Path, sources: list[dict[str, str]], sentence: str
-) -> None:
-    code, said = run("stage", settings(tmp_path / "data", *sources))
+def test_unusable_sources_are_reported(tmp_path: Path, sources: list[dict[str, str]], sentence: str) -> None:
+    code, output = run("stage", settings(tmp_path / "data", *sources))
     assert code == 78
-    assert sentence in said
+    assert sentence in output
 
 
-def test_a_bucket_without_objects_and_one_without_credentials_are_named(
+def test_a_bucket_without_objects_or_credentials_is_reported(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     env = settings(tmp_path / "data", {"url": f"s3://{bucket}/nothing"})
-    code, said = run("stage", {**s3.env, **env})
-    assert (code, said) == (78, f"bireme dataset: s3://{bucket}/nothing has no objects\n")
+    code, output = run("stage", {**s3.env, **env})
+    assert (code, output) == (78, f"bireme dataset: s3://{bucket}/nothing has no objects\n")
     bare = {name: value for name, value in s3.env.items() if "KEY" not in name}
-    code, said = run("stage", {**bare, **env})
+    code, output = run("stage", {**bare, **env})
     assert code == 77
-    assert "there are no AWS credentials" in said
+    assert "there are no AWS credentials" in output
 
 
 def test_a_request_is_signed_as_in_the_example_of_amazons_documentation() -> None:

@@ -1,4 +1,4 @@
-"""The runtime as pods get it: files on PYTHONPATH, any Python from 3.9 on, nothing else installed."""
+"""The runtime as pods get it: files on PYTHONPATH, Python 3.9 or newer, no other packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for point in found:
 
 
 def run(code: str, *paths: Path) -> str:
-    """What a Python with nothing but these folders on PYTHONPATH prints."""
+    """The output of Python with only these folders on PYTHONPATH."""
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-S", "-c", code]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
@@ -42,7 +42,7 @@ def run(code: str, *paths: Path) -> str:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Path:
-    """The files as a ConfigMap mounts them: each a link to a link, the folder read-only."""
+    """The files as the volume of a ConfigMap has them: links to links."""
     data = tmp_path / "..data"
     for source in FILES:
         target = data / source.relative_to(RUNTIME)
@@ -59,7 +59,7 @@ def test_torchrun_finds_the_backend_when_only_the_folder_is_on_the_path(mounted:
     assert run(FIND_BACKEND, mounted) == f"bireme-etcd create_handler {bireme_runtime.__version__}\n"
 
 
-def test_beside_an_installed_distribution_the_backend_is_there_once(mounted: Path, tmp_path: Path) -> None:
+def test_beside_an_installed_distribution_the_backend_is_found_once(mounted: Path, tmp_path: Path) -> None:
     installed = tmp_path / "site" / f"bireme_runtime-{bireme_runtime.__version__}.dist-info"
     installed.mkdir(parents=True)
     for path in METADATA.iterdir():
@@ -94,7 +94,7 @@ def test_the_metadata_in_the_folder_is_that_of_the_distribution() -> None:
     assert written == [f"[{group}]", *(word for key, value in points.items() for word in (key, "=", value))]
 
 
-def test_the_files_are_small_and_their_names_survive_as_keys_of_a_config_map() -> None:
+def test_the_files_are_small_and_their_paths_can_be_keys_of_a_config_map() -> None:
     assert sum(path.stat().st_size for path in FILES) < 400_000
     keys = {str(path.relative_to(RUNTIME)).replace("/", "__") for path in FILES}
     assert len(keys) == len(FILES)

@@ -1,4 +1,4 @@
-"""The shard dispatcher as trainers meet it: two replicas, the library and the command, on a real etcd."""
+"""The shard dispatcher as trainers use it: two replicas, the library and the command, on a real etcd."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "dispatcher.md"
 
 @pytest.fixture(scope="module")
 def shared(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
-    """Two replicas for all tests that do them no harm; they keep apart by their datasets."""
+    """Two replicas for all tests that do not stop them; each test has its own dataset."""
     replicas = Dispatchers(shared_etcd.endpoint, "/test/shared-dispatcher/", trainer_seconds=2).start()
     yield replicas
     replicas.stop()
@@ -45,7 +45,7 @@ def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
 
 @pytest.fixture
 def trainer(shared: Dispatchers, prefix: str) -> Callable[..., Dispatcher]:
-    """Make trainers of a dataset of the test's own."""
+    """Make trainers of a new dataset."""
     return lambda name="t": Dispatcher(shared.addresses, prefix.strip("/").replace("/", "-"), name, 20)
 
 
@@ -54,7 +54,7 @@ def trainers_of(replicas: Dispatchers) -> Callable[[str], Dispatcher]:
 
 
 class Fleet:
-    """Trainers in threads, and what they trained."""
+    """Trainers in threads, and the shards that they trained."""
 
     def __init__(self, make: Callable[[str], Dispatcher], train: Callable[[Shard], object]) -> None:
         self._make = make
@@ -92,7 +92,7 @@ def of(replicas: Dispatchers, dataset: str = "default") -> dict[str, Any]:
 # Shards ----------------------------------------
 
 
-def test_each_shard_is_trained_once_in_each_pass_by_whoever_comes(trainer: Callable[..., Dispatcher]) -> None:
+def test_each_shard_is_trained_once_in_each_pass_by_some_trainer(trainer: Callable[..., Dispatcher]) -> None:
     with trainer() as first:
         first.add(names(40), passes=3)
     fleet = Fleet(trainer, lambda shard: time.sleep(0.002))
@@ -105,7 +105,7 @@ def test_each_shard_is_trained_once_in_each_pass_by_whoever_comes(trainer: Calla
     trainer().wait_finished()
 
 
-def test_trainers_may_come_before_the_dataset(trainer: Callable[..., Dispatcher]) -> None:
+def test_trainers_may_join_before_the_dataset_is_defined(trainer: Callable[..., Dispatcher]) -> None:
     fleet = Fleet(trainer, lambda shard: None)
     fleet.add("early")
     assert trainer().add(["a", "b"])
@@ -134,7 +134,7 @@ def test_the_first_definition_counts_and_another_one_is_refused(trainer: Callabl
         ({"failures": 0}, "failures is 0"),
     ],
 )
-def test_limits_without_sense_are_refused(
+def test_unusable_limits_are_refused(
     trainer: Callable[..., Dispatcher], wanted: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(Refused, match=sentence):
@@ -159,11 +159,11 @@ def test_a_shard_whose_body_raises_is_done_by_another_trainer(trainer: Callable[
     assert fleet.trained == Counter({(0, "good"): 1, (0, "bad"): 1})
 
 
-def test_a_shard_that_always_fails_ends_in_the_list_and_the_passes_go_on(
+def test_a_shard_that_always_fails_is_listed_and_the_passes_continue(
     shared: Dispatchers, trainer: Callable[..., Dispatcher]
 ) -> None:
-    # Defects 1 and 3 of the old master: the pass stalled when its last shard failed, and what had failed
-    # began the next pass with its failures. Here the poisoned shard is the only one left at the end of both.
+    # Defects 1 and 3 of the old master: the pass stalled when its last shard failed, and failed shards
+    # started the next pass with their failures. Here the failing shard is the last one of both passes.
     trainer().add(["a", "poisoned", "b"], passes=2, failures=2)
     tried: Counter[tuple[int, str]] = Counter()
     with trainer() as dispatcher:
@@ -198,7 +198,7 @@ def test_done_and_release_settle_a_shard_before_a_break(
         assert [shard.name for shard in dispatcher.shards()] == ["b"]
 
 
-def test_a_trainer_that_is_told_to_stop_finishes_the_shard_in_hand(
+def test_a_trainer_that_stops_finishes_its_shard(
     shared: Dispatchers, trainer: Callable[..., Dispatcher]
 ) -> None:
     with trainer() as dispatcher:
@@ -228,7 +228,7 @@ def start_trainer(replicas: Dispatchers, dataset: str, code: str, **more: str) -
 def test_a_killed_trainers_shards_are_back_within_its_lease(
     shared: Dispatchers, trainer: Callable[..., Dispatcher]
 ) -> None:
-    # Defect 7 of the old master: a dead trainer's shards were idle for up to 20 minutes.
+    # Defect 7 of the old master: a dead trainer's shards were not trained for up to 20 minutes.
     with trainer("survivor") as survivor:
         survivor.add(["a", "b"], timeout=3600)
         victim = start_trainer(shared, survivor.dataset, TRAIN_AND_HANG)
@@ -238,12 +238,12 @@ def test_a_killed_trainers_shards_are_back_within_its_lease(
         victim.wait()
         killed = time.monotonic()
         assert [shard.name for shard in survivor.shards()] == ["b", "a"]
-        # The lease lives 2 s here, and etcd looks twice a second.
+        # The lease has 2 s here, and etcd checks leases twice a second.
         assert time.monotonic() - killed < 10
         assert of(shared, survivor.dataset)["redispatched"] == {"lost": 1}
 
 
-def test_the_shard_of_a_trainer_that_somebody_had_to_kill_is_given_back_and_not_to_blame(
+def test_a_supervisor_returns_a_killed_trainers_shard_without_a_failure(
     shared: Dispatchers, trainer: Callable[..., Dispatcher], tmp_path: Path
 ) -> None:
     note = tmp_path / "note"
@@ -261,7 +261,7 @@ def test_the_shard_of_a_trainer_that_somebody_had_to_kill_is_given_back_and_not_
         assert of(shared, survivor.dataset)["redispatched"] == {"released": 1}
 
 
-def test_a_trainer_that_was_taken_for_dead_comes_back_as_a_new_one(
+def test_a_trainer_whose_lease_has_ended_joins_as_a_new_one(
     shared: Dispatchers, shared_etcd: EtcdServer, trainer: Callable[..., Dispatcher]
 ) -> None:
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
@@ -314,7 +314,7 @@ Dispatcher().once("parameters", lambda: print("begun", flush=True) or time.sleep
         assert next_one.once("parameters", lambda: None) is True
 
 
-def test_an_initialiser_that_fails_leaves_it_to_another_one(trainer: Callable[..., Dispatcher]) -> None:
+def test_a_failed_initialiser_is_replaced(trainer: Callable[..., Dispatcher]) -> None:
     with trainer() as clumsy, trainer() as careful:
         with pytest.raises(ZeroDivisionError):
             clumsy.once("parameters", lambda: 1 / 0)
@@ -339,7 +339,7 @@ def test_the_last_trainer_to_leave_finishes_the_dataset(
     assert of(shared, first.dataset)["finished"]
     pserver.join(10)
     assert not pserver.is_alive()
-    # Who comes later has nothing to do.
+    # A later trainer has nothing to do.
     with trainer("late") as late:
         assert list(late.shards()) == []
 
@@ -347,7 +347,7 @@ def test_the_last_trainer_to_leave_finishes_the_dataset(
 # Replicas ----------------------------------------
 
 
-def test_both_replicas_are_ready_and_followers_name_the_leader(shared: Dispatchers) -> None:
+def test_both_replicas_are_ready_and_followers_redirect_to_the_leader(shared: Dispatchers) -> None:
     leader = shared.leader()
     follower = 1 - leader
     assert [shared.get(port, "/readyz")[0] for port in shared.ports] == [200, 200]
@@ -357,7 +357,7 @@ def test_both_replicas_are_ready_and_followers_name_the_leader(shared: Dispatche
     assert answer.status == 307
     assert answer.headers["Location"] == f"http://127.0.0.1:{shared.ports[leader]}/v1/some/next"
     assert json.loads(answer.read()) == {"leader": f"127.0.0.1:{shared.ports[leader]}"}
-    # The status is the same wherever it is asked for: the API server's proxy follows no redirects.
+    # Every replica returns the status, because the API server's proxy does not follow redirects.
     assert [shared.get(port, "/v1/status")[0] for port in shared.ports] == [200, 200]
 
 
@@ -391,7 +391,7 @@ def test_both_replicas_are_ready_and_followers_name_the_leader(shared: Dispatche
         ("/v1/x/settle", '{"done": [[1]]}', 400, "the request cannot be decoded"),
     ],
 )
-def test_what_cannot_be_understood_is_said_in_a_sentence(
+def test_an_invalid_request_is_refused_with_a_sentence(
     shared: Dispatchers, path: str, body: str, status: int, sentence: str
 ) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", shared.ports[shared.leader()])
@@ -400,7 +400,7 @@ def test_what_cannot_be_understood_is_said_in_a_sentence(
     assert (answer.status, json.loads(answer.read())["error"][: len(sentence)]) == (status, sentence)
 
 
-def test_metrics_count_states_trainers_and_what_was_handed_out_again(
+def test_metrics_count_states_trainers_and_returned_shards(
     shared: Dispatchers, trainer: Callable[..., Dispatcher]
 ) -> None:
     with trainer("worker-3") as dispatcher:
@@ -431,11 +431,11 @@ def _metrics(replicas: Dispatchers) -> str:
     return connection.getresponse().read().decode()
 
 
-def test_killed_leaders_and_restarted_ones_lose_and_repeat_nothing(
+def test_killed_and_restarted_leaders_lose_and_repeat_nothing(
     replicas: Dispatchers, shared_etcd: EtcdServer
 ) -> None:
     # Defects 4 and 5 of the old master: a dispatch that was not saved was never taken back, and the address
-    # of a dead master stayed.
+    # of a dead master remained.
     make = trainers_of(replicas)
     make("").add(names(300), passes=2)
     fleet = Fleet(make, lambda shard: time.sleep(0.005))
@@ -456,7 +456,7 @@ def test_killed_leaders_and_restarted_ones_lose_and_repeat_nothing(
     until(lambda: client.get(f"{replicas.prefix}leader") is None, what="the end of the leader's address")
 
 
-def test_a_leader_that_is_told_to_end_hands_over_at_once(replicas: Dispatchers) -> None:
+def test_a_leader_that_receives_sigterm_is_replaced_at_once(replicas: Dispatchers) -> None:
     leader = replicas.leader()
     started = time.monotonic()
     replicas.kill(leader, signal.SIGTERM)
@@ -465,7 +465,7 @@ def test_a_leader_that_is_told_to_end_hands_over_at_once(replicas: Dispatchers) 
     assert time.monotonic() - started < 10
 
 
-def test_a_leader_that_wakes_from_a_long_pause_hands_out_nothing(replicas: Dispatchers) -> None:
+def test_a_leader_that_resumes_after_a_long_pause_assigns_no_shard(replicas: Dispatchers) -> None:
     with Dispatcher(replicas.addresses, wait_seconds=60) as dispatcher:
         dispatcher.add(names(100))
         frozen = replicas.leader()
@@ -480,8 +480,8 @@ def test_a_leader_that_wakes_from_a_long_pause_hands_out_nothing(replicas: Dispa
 
 
 def test_a_replica_that_comes_back_at_another_address_is_found(replicas: Dispatchers) -> None:
-    # Defect 8 of the old design: who registered an address was lost behind a restart. Clients know only the
-    # Service; here the follower's address stands for it, and the leader moves.
+    # Defect 8 of the old design: a registered address became invalid after a restart. Clients know only the
+    # Service; in this test they know only the follower's address, and the leader's changes.
     leader = replicas.leader()
     follower = f"127.0.0.1:{replicas.ports[1 - leader]}"
     with Dispatcher(follower, wait_seconds=60) as dispatcher:
@@ -496,7 +496,7 @@ def test_a_replica_that_comes_back_at_another_address_is_found(replicas: Dispatc
     assert trained == names(4)
 
 
-def test_an_etcd_that_restarts_costs_no_shard(new_etcd: Callable[..., EtcdServer], prefix: str) -> None:
+def test_a_restart_of_etcd_loses_no_shard(new_etcd: Callable[..., EtcdServer], prefix: str) -> None:
     server = new_etcd().start()
     replicas = Dispatchers(server.endpoint, prefix).start()
     try:
@@ -538,7 +538,7 @@ def test_the_command_adds_shows_and_waits(shared: Dispatchers, tmp_path: Path, p
     assert (finished.returncode, finished.stdout) == (0, f"dataset {dataset} is finished\n")
 
 
-def test_the_commands_exit_codes_say_what_is_wrong(shared: Dispatchers) -> None:
+def test_the_commands_exit_codes_distinguish_errors(shared: Dispatchers) -> None:
     assert shared.run("dance").returncode == 64
     assert shared.run().returncode == 64
     nobody = Dispatchers("", "", ports=[9])
@@ -575,7 +575,7 @@ def test_the_commands_exit_codes_say_what_is_wrong(shared: Dispatchers) -> None:
         ),
     ],
 )
-def test_a_service_with_settings_without_sense_does_not_start(env: dict[str, str], sentence: str) -> None:
+def test_a_service_with_unusable_settings_does_not_start(env: dict[str, str], sentence: str) -> None:
     settings = {"BIREME_ETCD_ENDPOINTS": "127.0.0.1:9", **env} if env else {}
     served = subprocess.run(
         [sys.executable, "-m", "bireme_runtime.dispatcher", "serve"],
@@ -595,12 +595,12 @@ def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None
     out, _ = done.communicate(timeout=60)
     passes = [f"part-{number:05d}" for number in range(2)] * 3
     assert [line for line in out.split() if line != "once"] == passes
-    # The parameters once, and one save for each pass.
+    # One initialisation of the parameters, and one save for each pass.
     assert out.split().count("once") == 4
     assert done.returncode == 0
 
 
-def test_what_the_paddle_chart_takes_along_is_enough_to_serve(tmp_path: Path) -> None:
+def test_the_files_that_the_paddle_chart_ships_are_enough_to_serve(tmp_path: Path) -> None:
     annotations = yaml.safe_load((DOCS.parents[1] / "charts/paddle/Chart.yaml").read_text())["annotations"]
     package = RUNTIME / "bireme_runtime"
     for folder in ("", *yaml.safe_load(annotations["bireme.dev/runtime"])["dispatcher"]):

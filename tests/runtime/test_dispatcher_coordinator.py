@@ -1,4 +1,4 @@
-"""The coordinator of the dispatcher's leader on a real etcd, with a clock of the test's own."""
+"""The dispatcher's coordinator on a real etcd, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SET = "set"
 
 @dataclass
 class Office:
-    """Desks, one after the other, and what trainers ask at them."""
+    """Coordinators, one after the other, and requests of trainers to them."""
 
     server: EtcdServer
     prefix: str
@@ -36,7 +36,7 @@ class Office:
         self.coordinator = self.take_over()
 
     def take_over(self) -> Coordinator:
-        """A new leader's coordinator; the lease of the last one has ended."""
+        """The coordinator of a new leader; the lease of the last leader has ended."""
         if self.lease:
             self.client.lease_revoke(self.lease)
         self.lease = self.client.lease_grant(600)
@@ -81,7 +81,7 @@ class Office:
         return status["todo"], status["pending"], status["done"], status["failed"]
 
     def kill(self, trainer: str) -> str:
-        """End a trainer's lease; returns its key, which the leader's watch would name."""
+        """End a trainer's lease; returns its key, which the leader's watch would report."""
         key = Keys(self.prefix, SET).trainer(trainer)
         held = self.client.get(key)
         assert held is not None
@@ -94,8 +94,8 @@ def office(shared_etcd: EtcdServer, prefix: str) -> Office:
     return Office(shared_etcd, prefix)
 
 
-def test_a_hung_trainers_shard_goes_to_another_one_and_its_late_word_changes_nothing(office: Office) -> None:
-    # Defect 2 of the old master: a late finisher completed what was in another trainer's hand.
+def test_a_hung_trainers_shard_is_reassigned_and_its_late_answer_changes_nothing(office: Office) -> None:
+    # Defect 2 of the old master: a late acknowledgement completed a shard that another trainer had.
     office.define(1, timeout=60)
     office.join("slow", "quick")
     late = office.take("slow")
@@ -112,7 +112,7 @@ def test_a_hung_trainers_shard_goes_to_another_one_and_its_late_word_changes_not
 
 @pytest.mark.parametrize("end", ["timeout", "failed", "lost", "takeover"])
 def test_a_pass_ends_however_its_last_shard_ends(office: Office, end: str) -> None:
-    # Defect 1 of the old master: only an acknowledgement began the next pass.
+    # Defect 1 of the old master: only an acknowledgement started the next pass.
     office.define(2, passes=2, failures=1, timeout=60)
     office.join("a", "b")
     office.ask("settle", "a", done=(office.take("a"),))
@@ -133,7 +133,7 @@ def test_a_pass_ends_however_its_last_shard_ends(office: Office, end: str) -> No
 
 
 def test_failures_of_one_pass_do_not_count_in_the_next(office: Office) -> None:
-    # Defect 3 of the old master: a failed shard came back with its failures over the limit.
+    # Defect 3 of the old master: a failed shard started the next pass above the limit of failures.
     office.define(1, passes=3, failures=2)
     office.join("a")
     passes = []
@@ -147,9 +147,7 @@ def test_failures_of_one_pass_do_not_count_in_the_next(office: Office) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["refuse", "silent", "lose answers"])
-def test_a_shard_whose_handing_out_could_not_be_saved_is_handed_out_again(
-    office: Office, trouble: str
-) -> None:
+def test_a_shard_whose_assignment_was_not_saved_is_assigned_again(office: Office, trouble: str) -> None:
     # Defect 4 of the old master: the task stayed pending, and nothing ever timed it out.
     office.define(2)
     office.join("a")
@@ -165,19 +163,19 @@ def test_a_shard_whose_handing_out_could_not_be_saved_is_handed_out_again(
     assert office.counts() == (0, 2, 0, 0)
 
 
-def test_a_shard_whose_answer_was_lost_is_given_to_the_same_trainer_again(office: Office) -> None:
+def test_a_shard_whose_answer_was_lost_is_sent_to_the_same_trainer_again(office: Office) -> None:
     office.define(3)
     office.join("a")
     lost = office.take("a")
     assert office.take("a") == lost
     assert office.take("a", have=(lost.token,)).shard == 1
     assert office.ask("settle", "a", done=(lost,)) == {"acknowledged": [True]}
-    # So may the answer to that.
+    # The next answer may be lost as well.
     assert office.ask("settle", "a", done=(lost,)) == {"acknowledged": [True]}
     assert office.counts() == (1, 1, 1, 0)
 
 
-def test_a_new_leader_goes_on_where_the_last_one_was(office: Office) -> None:
+def test_a_new_leader_continues_where_the_last_one_stopped(office: Office) -> None:
     office.define(7, block=2, failures=2)
     office.join("a", "b")
     done = office.take("a")
@@ -189,18 +187,18 @@ def test_a_new_leader_goes_on_where_the_last_one_was(office: Office) -> None:
     office.take_over()
     assert office.counts() == (5, 1, 1, 0)
     assert office.ask("settle", "a", done=(in_hand,)) == {"acknowledged": [True]}
-    # The one that was acknowledged to the former leader's trainer, whose answer may have been lost.
+    # A repeated acknowledgement, whose first answer may have been lost with the former leader.
     assert office.ask("settle", "a", done=(done,)) == {"acknowledged": [True]}
     with pytest.raises(NotLeader):
         former.handle([Request("next", SET, "b")])
     rest: list[Settled] = []
     for _ in range(5):
         rest.append(office.take("b", have=tuple(each.token for each in rest)))
-    # What had failed comes last.
+    # Failed shards come last.
     assert [each.shard for each in rest] == [3, 4, 5, 6, 2]
 
 
-def test_shards_of_trainers_that_died_while_nobody_led_go_back_and_count(office: Office) -> None:
+def test_shards_of_trainers_lost_without_a_leader_are_taken_back_as_failures(office: Office) -> None:
     office.define(2, failures=1)
     office.join("a", "b")
     office.take("a")
@@ -211,7 +209,7 @@ def test_shards_of_trainers_that_died_while_nobody_led_go_back_and_count(office:
     assert (status["failedShards"], status["pending"]) == (["s0"], 1)
 
 
-def test_a_trainer_that_leaves_gives_its_shard_back_unharmed(office: Office) -> None:
+def test_a_trainer_that_leaves_returns_its_shard_without_a_failure(office: Office) -> None:
     office.define(2, failures=1)
     office.join("a", "b")
     office.take("a")
@@ -244,7 +242,7 @@ def test_many_requests_become_few_transactions(office: Office) -> None:
     assert office.coordinator.commits - before <= 3
 
 
-def test_the_marks_of_a_pass_go_while_the_next_one_runs(office: Office) -> None:
+def test_the_marks_of_a_pass_are_deleted_during_the_next_one(office: Office) -> None:
     office.define(6, passes=3, block=2)
     office.join("a")
     for _ in range(3 * 6):
@@ -255,7 +253,7 @@ def test_the_marks_of_a_pass_go_while_the_next_one_runs(office: Office) -> None:
     assert [json.loads(kv.value)["done"] for kv in ended] == [6, 6, 6]
 
 
-def test_no_key_grows_with_the_dataset_and_a_step_writes_as_much(office: Office) -> None:
+def test_neither_keys_nor_the_writes_of_a_step_grow_with_the_dataset(office: Office) -> None:
     # Defect 5 of the old master: one value held the whole state, and every step rewrote it.
     office.define(5000)
     office.join("a")

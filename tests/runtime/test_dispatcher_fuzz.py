@@ -24,12 +24,12 @@ from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 
 SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "6"))
-# Leases of the test end when it says so, not by themselves.
+# Long enough that leases end only when the test ends them.
 LONG = 3600
 
 
 class Network(etcd.Client):
-    """Loses requests and answers, lets some arrive later, and others act in between."""
+    """A client of etcd that loses requests and answers, delays some, and lets others act in between."""
 
     def __init__(self, fuzz: Fuzz) -> None:
         super().__init__(etcd.parse_endpoints(fuzz.server.endpoint), timeout=3)
@@ -56,19 +56,19 @@ class Network(etcd.Client):
 
 @dataclass
 class Trainer:
-    """What a trainer knows of itself."""
+    """The state of a simulated trainer."""
 
     id: str
     lease: int
     dataset: str
     joined: bool = False
     hand: dict[int, Settled] = field(default_factory=dict)
-    unsaid: dict[int, Settled] = field(default_factory=dict)
+    unreported: dict[int, Settled] = field(default_factory=dict)
     task: str = ""
 
 
 class Fuzz:
-    """Desks, trainers, and chance that acts on them."""
+    """Coordinators, trainers, and random events."""
 
     def __init__(self, server: EtcdServer, prefix: str, seed: int) -> None:
         self.server = server
@@ -99,7 +99,7 @@ class Fuzz:
     def dataset(self) -> str:
         return list(self.datasets)[-1]
 
-    # Deeds ----------------------------------------
+    # Events ----------------------------------------
 
     def act(self) -> None:
         deeds = {
@@ -112,7 +112,7 @@ class Fuzz:
         deed()
 
     def interrupt(self) -> None:
-        """Somebody else acts while a request is on its way."""
+        """Another event happens while a request is in transit."""
         if not self.is_calm and self.depth == 0 and self.chance.random() < 0.05:
             self.depth += 1
             try:
@@ -135,7 +135,7 @@ class Fuzz:
         self.datasets[name] = definition
 
     def send(self, requests: list[Request], coordinator: Coordinator | None = None) -> list[Answer | None]:
-        """What the coordinator answers; nothing when it does not lead, or when the answers get lost."""
+        """The coordinator's answers; none if it does not lead, or if the answers are lost."""
         coordinator = coordinator or self.coordinator
         self.sent = [*self.sent[-20:], *requests]
         answers: list[Answer | None] = [None] * len(requests)
@@ -147,7 +147,7 @@ class Fuzz:
         return answers
 
     def at(self, coordinator: Coordinator | None, act: Callable[[Coordinator], None]) -> None:
-        """Do something at a coordinator, which does one thing at a time."""
+        """Call a coordinator, which handles one call at a time."""
         if coordinator is None or coordinator in self.busy:
             return
         self.busy.append(coordinator)
@@ -178,7 +178,7 @@ class Fuzz:
         return self.chance.choice(self.trainers) if self.trainers else None
 
     def step(self) -> None:
-        """A trainer says what became of its shards, and asks for another one."""
+        """A trainer reports on its shards and requests another one."""
         trainer = self.chosen()
         if trainer is None:
             self.come()
@@ -203,12 +203,12 @@ class Fuzz:
             _, in_hand = trainer.hand.popitem()
             (fate,) = self.chance.choices(["done", "failed", "released"], [90, 7, 3])
             if self.is_calm or fate == "done":
-                trainer.unsaid[in_hand.token] = in_hand
+                trainer.unreported[in_hand.token] = in_hand
             else:
                 (failed if fate == "failed" else released).append(in_hand)
-        # Two in hand at most.
+        # A trainer has two shards at most.
         verb = "settle" if len(trainer.hand) > 1 else "next"
-        have, done = tuple(trainer.hand), tuple(trainer.unsaid.values())
+        have, done = tuple(trainer.hand), tuple(trainer.unreported.values())
         request = Request(verb, trainer.dataset, trainer.id, have=have, done=done)
         return replace(request, failed=tuple(failed), released=tuple(released))
 
@@ -219,9 +219,9 @@ class Fuzz:
             if trainer in self.trainers:
                 self.trainers.remove(trainer)
             return
-        said = list(trainer.unsaid.values())
-        for in_hand, kept in zip(said, answer.body.get("acknowledged", ()), strict=False):
-            trainer.unsaid.pop(in_hand.token)
+        reported = list(trainer.unreported.values())
+        for in_hand, kept in zip(reported, answer.body.get("acknowledged", ()), strict=False):
+            trainer.unreported.pop(in_hand.token)
             if kept:
                 known = self.accepted.setdefault(
                     (trainer.dataset, in_hand.token * 100 + in_hand.shard), in_hand
@@ -245,14 +245,14 @@ class Fuzz:
             self.plain.lease_revoke(trainer.lease)
 
     def die(self) -> None:
-        """A trainer is no more, and its lease ends."""
+        """A trainer dies, and its lease ends."""
         trainer = self.chosen()
         if trainer is not None:
             self.trainers.remove(trainer)
             self.end_lease(trainer)
 
     def lose_lease(self) -> None:
-        """A trainer was taken for dead, and does not know it."""
+        """A trainer's lease ends while it runs."""
         trainer = self.chosen()
         if trainer is not None:
             self.end_lease(trainer)
@@ -276,7 +276,7 @@ class Fuzz:
                 trainer.task = name
 
     def depose(self) -> None:
-        """The leader loses its lease, and goes on for a while without knowing."""
+        """The leader loses its lease and continues for a while without knowing."""
         if self.coordinator is not None:
             self.former = [*self.former[-2:], self.coordinator]
             self.coordinator = None
@@ -299,12 +299,15 @@ class Fuzz:
             self.plain.lease_revoke(lease)
 
     def tell(self) -> None:
-        """The leader's watch speaks; what a former leader was told the next one was not."""
+        """The leader's watch reports ended leases.
+
+        A new leader does not get the reports to the former one.
+        """
         some, self.gone = self.gone[:2], self.gone[2:]
         self.at(self.coordinator, lambda coordinator: coordinator.trainers_gone(some))
 
     def look(self) -> None:
-        """The leader's watch starts anew: a list of those alive, some time later."""
+        """The leader's watch restarts with a list of living trainers, some time later."""
         there = self.plain.range(f"{self.prefix}trainers/")
         alive = {kv.key for kv in there.keys}
         if not self.is_calm and self.depth == 0:
@@ -317,7 +320,7 @@ class Fuzz:
         self.now += self.chance.choice([0.1, 2, 11])
 
     def forget(self) -> None:
-        """The leases of those that went end, whatever became of their goodbye."""
+        """The leases of trainers that left end, even if their request to leave was lost."""
         gone = [trainer for trainer in self.everybody if trainer not in self.trainers]
         self.everybody = list(self.trainers)
         for trainer in gone:
@@ -327,7 +330,7 @@ class Fuzz:
         self.at(self.coordinator, lambda coordinator: coordinator.tick())
 
     def arrive(self) -> None:
-        """A request that was given up arrives after all."""
+        """A delayed request arrives although its sender has given it up."""
         if self.late:
             path, body = self.late.pop(self.chance.randrange(len(self.late)))
             try:
@@ -345,10 +348,10 @@ class Fuzz:
             if self.former and trainer is not None and trainer.joined:
                 self.digest(trainer, *self.send([self.request(trainer)], self.former[-1]))
 
-    # The whole ----------------------------------------
+    # Runs ----------------------------------------
 
     def go_on(self, end: float) -> None:
-        """Act until then, on a few datasets: with many a new leader would hardly get to read them all."""
+        """Let random events happen, on a few datasets, because a new leader reads all of them."""
         while time.monotonic() < end:
             self.act()
             if self.is_finished(self.dataset):
@@ -362,7 +365,7 @@ class Fuzz:
         return state is not None and state.finished and self.plain.get(state.keys.finished) is not None
 
     def settle(self) -> None:
-        """Without further trouble every pass ends, and every dataset."""
+        """Without further failures every pass and every dataset ends."""
         self.is_calm = True
         for _ in range(300):
             self.lead()
@@ -382,7 +385,7 @@ class Fuzz:
 
 
 def history(client: etcd.Client, prefix: str) -> list[etcd.Event]:
-    """All that happened under the prefix."""
+    """All events of etcd with the prefix."""
     events: list[etcd.Event] = []
     last = client.put(f"{prefix}end-of-test", "")
     watch = client.watch(prefix, 1, idle_timeout=20)
@@ -395,7 +398,7 @@ def history(client: etcd.Client, prefix: str) -> list[etcd.Event]:
 
 @dataclass
 class Ledger:
-    """A dataset as etcd's events tell it."""
+    """A dataset reconstructed from etcd's events."""
 
     definition: Definition
     number: int = -1
@@ -470,7 +473,7 @@ class Ledger:
 def check(fuzz: Fuzz) -> dict[str, Ledger]:
     ledgers = {name: Ledger(definition) for name, definition in fuzz.datasets.items()}
     root = f"{fuzz.prefix}d/"
-    # The order of one transaction's events is etcd's, by key; marks come before what rests on them.
+    # etcd orders the events of one transaction by key; marks have to come first here.
     events = [event for event in history(fuzz.plain, fuzz.prefix) if event.kv.key.startswith(root)]
     rank = {"held": 1, "done": 2, "failed": 3, "pass": 4}
     for event in sorted(
@@ -489,7 +492,7 @@ def _what(event: etcd.Event, root: str) -> str:
     return event.kv.key[len(root) :].split("/")[1]
 
 
-def test_whatever_happens_each_shard_is_acknowledged_once_or_given_up_and_every_pass_ends(
+def test_each_shard_is_acknowledged_once_or_given_up_and_every_pass_ends(
     new_etcd: Callable[..., EtcdServer], prefix: str
 ) -> None:
     seed = int(os.environ.get("BIREME_FUZZ_SEED", random.randrange(10**6)))

@@ -1,4 +1,4 @@
-"""The etcd client against real servers: what it does when they fail is what matters."""
+"""The etcd client with real servers, above all when they fail."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def client(shared_etcd: EtcdServer) -> etcd.Client:
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A server that accepts connections and never says a word."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
-def test_endpoints_are_written_as_torchrun_writes_them_or_as_urls() -> None:
+def test_endpoints_are_parsed_in_torchruns_form_and_as_urls() -> None:
     parsed = etcd.parse_endpoints("a:1, https://b ,[::1]:3,http://[fe80::1]")
     assert [str(endpoint) for endpoint in parsed] == [
         "http://a:1", "https://b:2379", "http://[::1]:3", "http://[fe80::1]:2379",
@@ -41,27 +41,25 @@ def test_endpoints_are_written_as_torchrun_writes_them_or_as_urls() -> None:
 
 
 @pytest.mark.parametrize("text", ["a:b", "ftp://a", ":2379", "http://a/path"])
-def test_given_something_that_is_no_endpoint_then_a_sentence_says_so(text: str) -> None:
+def test_an_invalid_endpoint_is_reported(text: str) -> None:
     with pytest.raises(ValueError, match="is not an etcd endpoint; write host:port"):
         etcd.parse_endpoints(text)
 
 
-def test_what_is_put_is_read_back_with_its_revisions(client: etcd.Client, prefix: str) -> None:
+def test_a_written_key_is_read_with_its_revisions(client: etcd.Client, prefix: str) -> None:
     revision = client.put(prefix + "ä", "wört")
     kv = client.get(prefix + "ä")
     assert kv == etcd.KeyValue(prefix + "ä", "wört", revision, revision, 0)
     assert client.get(prefix + "o") is None
 
 
-def test_a_range_holds_the_keys_of_its_prefix_only(client: etcd.Client, prefix: str) -> None:
+def test_a_range_contains_only_keys_with_its_prefix(client: etcd.Client, prefix: str) -> None:
     for key in (prefix + "a/1", prefix + "a/2", prefix + "b"):
         client.put(key, key)
     assert [kv.key for kv in client.range(prefix + "a/").keys] == [prefix + "a/1", prefix + "a/2"]
 
 
-def test_a_transaction_happens_only_when_what_it_compares_is_unchanged(
-    client: etcd.Client, prefix: str
-) -> None:
+def test_a_transaction_is_carried_out_only_if_its_comparisons_hold(client: etcd.Client, prefix: str) -> None:
     first = client.txn([etcd.key_is_unchanged(prefix, 0)], [etcd.put_op(prefix, "one")])
     assert first.succeeded
     assert not client.txn([etcd.key_is_unchanged(prefix, 0)], [etcd.put_op(prefix, "two")]).succeeded
@@ -72,7 +70,7 @@ def test_a_transaction_happens_only_when_what_it_compares_is_unchanged(
     assert client.txn([etcd.key_is_same(prefix, first.revision)], [etcd.put_op(prefix, "five")]).succeeded
 
 
-def test_a_key_lives_as_long_as_its_lease(client: etcd.Client, prefix: str) -> None:
+def test_a_key_is_deleted_with_its_lease(client: etcd.Client, prefix: str) -> None:
     lease = client.lease_grant(60)
     client.put(prefix, "here", lease)
     assert client.lease_keepalive(lease) == 60
@@ -109,7 +107,9 @@ def test_a_watch_ends_at_once_when_another_thread_closes_it(client: etcd.Client,
     assert time.monotonic() - start < 2
 
 
-def test_a_watch_from_history_that_is_gone_says_so(new_etcd: Callable[..., EtcdServer], prefix: str) -> None:
+def test_a_watch_from_a_compacted_revision_raises_compacted(
+    new_etcd: Callable[..., EtcdServer], prefix: str
+) -> None:
     server = new_etcd().start()
     client = client_of(server)
     first = client.put(prefix, "1")
@@ -124,7 +124,7 @@ def test_a_silent_watch_ends_after_its_idle_time(client: etcd.Client, prefix: st
         list(client.watch(prefix, 0, idle_timeout=0.3))
 
 
-def test_given_a_dead_endpoint_then_the_next_one_serves_reads_and_writes(
+def test_after_a_dead_endpoint_the_next_one_serves_reads_and_writes(
     shared_etcd: EtcdServer, prefix: str
 ) -> None:
     endpoints = etcd.parse_endpoints(f"127.0.0.1:{free_port()},{shared_etcd.endpoint}")
@@ -136,13 +136,13 @@ def test_given_a_dead_endpoint_then_the_next_one_serves_reads_and_writes(
         watch.close()
 
 
-def test_given_no_endpoint_that_listens_then_it_is_safe_to_ask_again(prefix: str) -> None:
+def test_without_a_listening_endpoint_requests_are_unavailable(prefix: str) -> None:
     client = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{free_port()}"))
     with pytest.raises(etcd.Unavailable, match="cannot be reached"):
         client.txn([], [etcd.put_op(prefix, "x")])
 
 
-def test_given_a_silent_endpoint_then_a_read_fails_over_and_a_transaction_is_ambiguous(
+def test_a_silent_endpoint_makes_reads_fail_over_and_transactions_ambiguous(
     shared_etcd: EtcdServer, silent_port: int, prefix: str
 ) -> None:
     endpoints = etcd.parse_endpoints(f"127.0.0.1:{silent_port},{shared_etcd.endpoint}")
@@ -155,7 +155,7 @@ def test_given_a_silent_endpoint_then_a_read_fails_over_and_a_transaction_is_amb
         silent.get(prefix)
 
 
-def test_given_an_answer_that_is_lost_then_the_transaction_is_ambiguous_and_has_happened(
+def test_a_transaction_whose_answer_is_lost_is_ambiguous_and_carried_out(
     shared_etcd: EtcdServer, client: etcd.Client, prefix: str
 ) -> None:
     proxy = Proxy(shared_etcd.port)
@@ -170,7 +170,7 @@ def test_given_an_answer_that_is_lost_then_the_transaction_is_ambiguous_and_has_
     assert kv.value == "after"
 
 
-def test_given_a_restarted_server_then_an_idle_connection_is_not_mistaken_for_an_answer(
+def test_after_a_server_restart_an_idle_connection_is_not_used(
     new_etcd: Callable[..., EtcdServer], prefix: str
 ) -> None:
     server = new_etcd().start()
@@ -208,7 +208,7 @@ def protected(server: EtcdServer) -> None:
         server.request(f"/v3/auth/{path}", body)
 
 
-def test_given_authentication_then_the_user_reaches_its_keys_and_no_others(
+def test_with_users_each_reaches_only_its_own_keys(
     new_etcd: Callable[..., EtcdServer],
 ) -> None:
     server = new_etcd("--auth-token-ttl=1").start()
@@ -231,7 +231,7 @@ def test_given_authentication_then_the_user_reaches_its_keys_and_no_others(
         client_of(server).get("/m/a")
 
 
-def test_given_a_server_that_lost_its_tokens_then_the_client_logs_in_again(
+def test_after_a_server_lost_its_tokens_the_client_logs_in_again(
     new_etcd: Callable[..., EtcdServer],
 ) -> None:
     server = new_etcd().start()
@@ -245,7 +245,7 @@ def test_given_a_server_that_lost_its_tokens_then_the_client_logs_in_again(
         assert events
 
 
-def test_given_tls_then_only_the_right_authority_and_client_get_through(
+def test_with_tls_only_the_right_authority_and_client_can_connect(
     new_etcd: Callable[..., EtcdServer], tmp_path: Path
 ) -> None:
     files = certificates(tmp_path)
@@ -261,7 +261,7 @@ def test_given_tls_then_only_the_right_authority_and_client_get_through(
         etcd.Client(etcd.parse_endpoints(url), etcd.Credentials(cacert="/no/such"))
 
 
-def test_where_etcd_asks_for_users_a_certificate_with_a_common_name_is_refused_by_name(
+def test_with_users_a_client_certificate_with_a_common_name_is_reported(
     new_etcd: Callable[..., EtcdServer], tmp_path: Path
 ) -> None:
     named, nameless = certificates(tmp_path), certificates(tmp_path, "/O=etcd")
@@ -275,7 +275,7 @@ def test_where_etcd_asks_for_users_a_certificate_with_a_common_name_is_refused_b
         etcd.Client(etcd.parse_endpoints(url), etcd.Credentials("u", "p", **named)).get("/a")
 
 
-def test_waiting_for_etcd_is_bounded_and_says_what_it_waits_for(prefix: str) -> None:
+def test_waiting_for_etcd_is_limited_and_logged(prefix: str) -> None:
     words: list[str] = []
     client = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{free_port()}"))
     with pytest.raises(etcd.Unavailable, match=r"etcd did not answer within 1 s: .*cannot be reached"):
@@ -292,7 +292,7 @@ def _until_events(watch: etcd.Watch) -> Iterator[tuple[int, tuple[etcd.Event, ..
 
 
 def tls_server(new_etcd: Callable[..., EtcdServer], files: dict[str, str]) -> str:
-    """The URL of an etcd that shows these files and wants such of clients too; it may still be starting."""
+    """The URL of an etcd with these TLS files that demands client certificates; it may still be starting."""
     url = f"https://127.0.0.1:{free_port()}"
     server = new_etcd(
         f"--listen-client-urls={url}", f"--advertise-client-urls={url}", "--client-cert-auth",
@@ -303,10 +303,10 @@ def tls_server(new_etcd: Callable[..., EtcdServer], files: dict[str, str]) -> st
 
 
 def certificates(folder: Path, subject: str = "/CN=etcd") -> dict[str, str]:
-    """A certificate for 127.0.0.1, as server and client, by the folder's authority."""
+    """A certificate for 127.0.0.1, for servers and clients, signed by the folder's authority."""
     run = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     ca_key, ca = folder / "ca.key", folder / "ca.pem"
-    key, cert = (folder / f"{subject.replace('/', '')}.{kind}" for kind in ("key", "pem"))
+    key, cert = (folder / f"{subject.replace('/', '')}.{suffix}" for suffix in ("key", "pem"))
     if not ca.exists():
         own: list[str | Path] = ["-keyout", ca_key, "-out", ca, "-subj", "/CN=ca", "-days", "1"]
         subprocess.run([*run, *own], check=True, capture_output=True)

@@ -25,7 +25,7 @@ MIN, MAX, MOST = 2, 4, 6
 
 @dataclass
 class Agent:
-    """What torchrun does with a rendezvous: join, train, look whether others wait, fail now and then."""
+    """A simulated torchrun: joins, trains, checks for waiting members, sometimes fails."""
 
     slot: int
     settings: rendezvous.Settings
@@ -68,7 +68,7 @@ class Agent:
 
 
 class Fuzz:
-    """Agents, and chance that acts on them."""
+    """Agents and random events."""
 
     def __init__(self, server: EtcdServer, prefix: str, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -107,7 +107,7 @@ class Fuzz:
                 self.client.lease_revoke(lease)
 
     def disturb(self) -> None:
-        """Some of the network fails for a moment, or for longer than a lease lives."""
+        """A part of the network fails for a moment, or for longer than a lease."""
         mode = self.chance.choice(["lose answers", "silent", "refuse"])
         seconds = self.chance.choice([0.05, 0.3, 2.6])
         proxies = [agent.proxy for agent in self.live if self.chance.random() < 0.5]
@@ -137,7 +137,7 @@ class Fuzz:
             time.sleep(self.chance.choice([0, 0.02, 0.2, 0.5]))
 
     def settle(self) -> None:
-        """Without further trouble, all members end up in one world, or as spares beside a full one."""
+        """Without further failures, all members end in one world, or as spares beside a full one."""
         while len(self.live) < MIN:
             self.add()
         deadline = time.monotonic() + 15
@@ -155,7 +155,7 @@ class Fuzz:
         return len(joined) == len(bases) and not any(agent.member.waiting() for agent in joined)
 
     def history(self) -> list[dict[str, Any]]:
-        """All rounds that there ever were, from etcd's history."""
+        """All rounds, from etcd's history."""
         rounds: list[dict[str, Any]] = []
         latest = self.client.get(self.settings.root + "round")
         watch = self.client.watch(self.settings.root + "round", 1, idle_timeout=5)
@@ -199,7 +199,7 @@ def check(fuzz: Fuzz) -> None:
             assert taken.setdefault((world.number, world.rank), base) == base, "each rank is taken once"
 
 
-def test_whatever_happens_there_is_one_world_per_round_and_another_one_comes(
+def test_each_round_has_one_world_and_another_round_always_follows(
     new_etcd: Callable[..., EtcdServer], prefix: str
 ) -> None:
     seed = int(os.environ.get("BIREME_FUZZ_SEED", random.randrange(10**6)))

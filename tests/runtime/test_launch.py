@@ -1,4 +1,4 @@
-"""What the launcher makes of the ways in which torchrun ends. The classes are named as torch names them."""
+"""How the launcher classifies the ends of torchrun. The classes have the names of torch's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChildFailedError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "code"),
+    ("error", "cause", "code"),
     [
         (ChildFailedError(42), launch.SCRIPT, 42),
         (ChildFailedError(-9), launch.SCRIPT, 137),
@@ -39,6 +39,6 @@ class ChildFailedError(Exception):
     ],
 )
 def test_what_ended_torchrun_says_whether_the_script_or_the_agent_is_to_blame(
-    error: Exception, kind: str, code: int
+    error: Exception, cause: str, code: int
 ) -> None:
-    assert launch.classify(error) == (kind, code)
+    assert launch.classify(error) == (cause, code)

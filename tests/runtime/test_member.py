@@ -1,4 +1,4 @@
-"""How etcd members find their cluster: real etcd processes, loopback addresses in the place of pods."""
+"""How etcd members join their cluster: real etcd processes, on loopback addresses instead of pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runtime.etcd_servers import EtcdServer, free_port
 
 
 class Pods:
-    """A StatefulSet of etcd members: an address for each ordinal, data that stays or is lost."""
+    """A simulated StatefulSet of etcd members: an address and a data folder for each ordinal."""
 
     def __init__(self, binary: Path, folder: Path) -> None:
         self.binary, self.folder = binary, folder
@@ -45,7 +45,7 @@ class Pods:
         )  # fmt: skip
 
     def start(self, ordinal: int, wait_seconds: float = 30) -> str:
-        """Run the init container, then etcd, of one pod."""
+        """Run the init container of one pod, and then etcd."""
         settings = self.settings(ordinal, wait_seconds)
         self.addresses.add(self.host(ordinal))
         how = member.prepare(settings, self.words.append)
@@ -74,7 +74,7 @@ class Pods:
         return etcd.Client(etcd.parse_endpoints(endpoints), timeout=5)
 
     def names(self) -> list[str]:
-        """Names of the members, as soon as all that run have told theirs."""
+        """The names of the members, once all running ones have published theirs."""
         deadline = time.monotonic() + 15
         while True:
             try:
@@ -111,7 +111,7 @@ def pods(etcd_binary: Path, tmp_path: Path) -> Iterator[Pods]:
 THREE = ["etcd-0", "etcd-1", "etcd-2"]
 
 
-def test_a_lone_member_bootstraps_restarts_with_its_data_and_starts_anew_without(pods: Pods) -> None:
+def test_a_single_member_bootstraps_without_data_and_restarts_with_data(pods: Pods) -> None:
     assert pods.start(0) == "bootstraps"
     pods.write("/a")
     pods.stop(0)
@@ -127,7 +127,7 @@ def test_members_that_start_together_are_one_cluster(pods: Pods) -> None:
     assert len(pods.client().members(by_majority=False)) == 2
 
 
-def test_one_member_grows_to_three_which_outlive_each_of_them_and_keep_the_data(pods: Pods) -> None:
+def test_one_member_grows_to_three_which_survive_the_loss_of_any_one(pods: Pods) -> None:
     pods.start(0)
     pods.write("/first")
     # The pod of ordinal 1 is killed after it was registered and before etcd started.
@@ -143,7 +143,7 @@ def test_one_member_grows_to_three_which_outlive_each_of_them_and_keep_the_data(
     assert pods.kept() == ["/first", "/without-0", "/without-1"]
 
 
-def test_without_data_ordinal_0_never_makes_a_second_cluster_beside_silent_members(pods: Pods) -> None:
+def test_ordinal_0_without_data_never_bootstraps_beside_silent_members(pods: Pods) -> None:
     pods.addresses |= {pods.host(1), pods.host(2)}
     with pytest.raises(member.CannotJoin, match=r"waiting 1 s for 127.77.0.2, 127.77.0.3 to answer, .*data"):
         pods.start(0, wait_seconds=1)
@@ -151,7 +151,7 @@ def test_without_data_ordinal_0_never_makes_a_second_cluster_beside_silent_membe
     assert pods.words[0].startswith("waiting, 1 s at most, for 127.77.0.2, 127.77.0.3 to answer")
 
 
-def test_a_name_service_that_does_not_even_know_the_member_itself_is_waited_for(pods: Pods) -> None:
+def test_a_member_waits_until_its_own_name_resolves(pods: Pods) -> None:
     settings = pods.settings(0, wait_seconds=0.5)
     with pytest.raises(member.CannotJoin, match=r"the name service \(127.77.0.1 does not resolve yet\)"):
         member.prepare(settings)

@@ -1,4 +1,4 @@
-"""The entry point of MPI jobs, as far as it goes without sshd and mpirun: tests/kind has the rest."""
+"""The entry point of MPI jobs, without sshd and mpirun. tests/kind tests the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAID = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIR
 
 
 def run(*argv: str, **env: str) -> tuple[int, str]:
-    """Exit code and words of the entry point."""
+    """The exit code and the output of the entry point."""
     command = [sys.executable, "-m", "bireme_runtime.mpi.supervisor", *argv]
     environ = {"PYTHONPATH": str(RUNTIME), "PATH": os.environ["PATH"], **env}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
@@ -36,13 +36,13 @@ def run(*argv: str, **env: str) -> tuple[int, str]:
         (["--", "prog"], {"JOB_COMPLETION_INDEX": "0", **SAID, "BIREME_MPI_SLOTS": "two"}, 78, "'two'"),
     ],
 )
-def test_what_makes_no_sense_is_said_in_a_sentence(
+def test_an_unusable_setting_is_reported_in_a_sentence(
     argv: list[str], env: dict[str, str], code: int, words: str
 ) -> None:
-    ended, said = run(*argv, **env)
+    ended, output = run(*argv, **env)
     assert ended == code
-    assert words in said
-    assert len(said.splitlines()) == 1
+    assert words in output
+    assert len(output.splitlines()) == 1
 
 
 def test_the_world_follows_from_the_environment_of_the_pod() -> None:
@@ -86,10 +86,10 @@ def test_any_other_world_is_refused_with_what_was_found(output: str, words: str)
     assert refusal.value.code == CONFIG
 
 
-def test_a_worker_is_met_when_its_sshd_answers_and_lost_when_its_connection_breaks() -> None:
+def test_a_worker_counts_while_its_sshd_answers_and_its_connection_stands() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert greet("127.0.0.1", port, seconds=0.2) is None, "nobody said that this is ssh"
+        assert greet("127.0.0.1", port, seconds=0.2) is None, "the server sends no greeting of ssh"
         listener.accept()[0].close()
         calling = socket.create_connection(("127.0.0.1", port))
         answering, _ = listener.accept()

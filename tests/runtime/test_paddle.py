@@ -1,4 +1,4 @@
-"""Supervisors of a Paddle job as real processes, with scripts that know nothing of each other."""
+"""Supervisors of a Paddle job as real processes, with scripts that do not communicate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.etcd_servers import EtcdServer
 
 SOURCE = Path(__file__).parents[2] / "runtime" / "src"
 SECONDS = 60
-# A script of both roles: pservers listen until they are killed, trainers do what the arguments say.
+# A script for both roles: pservers listen until they are killed, trainers follow the arguments.
 SCRIPT = """
 import os, socket, sys, time
 from pathlib import Path
@@ -64,7 +64,7 @@ class PaddleJob:
         self.release(revision=1, trainers=2)
 
     def release(self, revision: int, trainers: int) -> None:
-        """What an upgrade writes to the settings."""
+        """Write the settings as an upgrade does."""
         settings = self._folder / "settings"
         settings.mkdir(exist_ok=True)
         (settings / "PADDLE_TRAINERS_NUM").write_text(str(trainers))
@@ -100,7 +100,7 @@ class PaddleJob:
         return (self._folder / f"{role}-{index}.log").read_text()
 
     def trained(self, index: int) -> list[list[str]]:
-        """Attempt, number of trainers and what was restored, each time that a trainer's script started."""
+        """Attempt, number of trainers and restored save for each start of a trainer's script."""
         log = self.output / f"node_{index}" / "train.log"
         lines = log.read_text().splitlines() if log.exists() else []
         return [line.split(" ")[1:] for line in lines if line.startswith("trains ")]
@@ -113,11 +113,11 @@ class PaddleJob:
             time.sleep(0.05)
 
     def codes(self) -> set[int]:
-        """Wait for all supervisors; their exit codes."""
+        """Wait for all supervisors; returns their exit codes."""
         return {pod.wait(SECONDS) for pod in self.pods.values()}
 
     def kill(self, role: str, index: int) -> None:
-        """The pod is gone at once, script and all."""
+        """Kill a supervisor and its script at once."""
         supervisor = self.pods.pop((role, index))
         children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
         for pid in (supervisor.pid, *map(int, children)):
@@ -135,7 +135,7 @@ def job(tmp_path: Path) -> Iterator[PaddleJob]:
         pod.wait(SECONDS)
 
 
-def test_trainers_start_when_all_pservers_accept_and_pservers_end_when_trainers_are_done(
+def test_trainers_start_after_all_pservers_and_pservers_end_after_all_trainers(
     job: PaddleJob,
 ) -> None:
     job.start("trainer", 0)
@@ -150,7 +150,7 @@ def test_trainers_start_when_all_pservers_accept_and_pservers_end_when_trainers_
     assert (job.output / "done").exists()
 
 
-def test_a_job_that_is_done_is_not_done_again(job: PaddleJob) -> None:
+def test_a_job_that_is_done_is_not_repeated(job: PaddleJob) -> None:
     write_whole(job.output / "done", "{}")
     job.start_all()
     assert job.codes() == {0}
@@ -158,7 +158,7 @@ def test_a_job_that_is_done_is_not_done_again(job: PaddleJob) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 0])
-def test_when_a_pserver_is_lost_all_begin_again_from_the_last_save(job: PaddleJob, lost: int) -> None:
+def test_after_the_loss_of_a_pserver_all_restart_from_the_last_save(job: PaddleJob, lost: int) -> None:
     job.start_all()
     job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
     write_whole(job.output / "pass-00004/done", json.dumps({"passes": 5}))
@@ -171,7 +171,7 @@ def test_when_a_pserver_is_lost_all_begin_again_from_the_last_save(job: PaddleJo
     assert job.codes() == {0}
 
 
-def test_a_pserver_that_falls_is_not_the_fault_of_the_shards_in_hand(
+def test_the_loss_of_a_pserver_is_not_counted_as_a_failure_of_shards(
     job: PaddleJob, shared_etcd: EtcdServer, prefix: str
 ) -> None:
     replicas = Dispatchers(shared_etcd.endpoint, prefix, trainer_seconds=2).start()
@@ -191,7 +191,7 @@ def test_a_pserver_that_falls_is_not_the_fault_of_the_shards_in_hand(
         replicas.stop()
 
 
-def test_pserver_0_that_is_asked_to_go_at_the_end_still_tells_the_others(job: PaddleJob) -> None:
+def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJob) -> None:
     job.start_all(BIREME_LOST_SECONDS="30")
     job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
     keeper, other = job.pods["server", 0], job.pods["server", 1]
@@ -204,7 +204,7 @@ def test_pserver_0_that_is_asked_to_go_at_the_end_still_tells_the_others(job: Pa
     assert "all trainers are done" in job.log("server", 1)
 
 
-def test_when_the_restarts_are_used_up_all_give_up_with_the_reason(job: PaddleJob) -> None:
+def test_when_the_restarts_are_used_up_all_roles_end_with_the_reason(job: PaddleJob) -> None:
     job.start_all(BIREME_MAX_RESTARTS="0")
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
     job.kill("server", 1)
@@ -212,7 +212,7 @@ def test_when_the_restarts_are_used_up_all_give_up_with_the_reason(job: PaddleJo
     assert "all 0 restarts are used up" in job.log("trainer", 1)
 
 
-def test_a_trainer_that_fails_is_started_again_and_the_others_stay(job: PaddleJob) -> None:
+def test_a_trainer_that_fails_is_restarted_and_the_others_continue(job: PaddleJob) -> None:
     job.start_all()
     job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
     job.kill("trainer", 1)
@@ -223,30 +223,28 @@ def test_a_trainer_that_fails_is_started_again_and_the_others_stay(job: PaddleJo
     assert job.codes() == {0}
 
 
-def test_paddles_launcher_is_told_by_arguments_alone_where_collective_workers_meet(
-    job: PaddleJob, tmp_path: Path
-) -> None:
-    # In the launcher's place, one that says what it was told.
+def test_paddles_launcher_gets_the_addresses_only_as_arguments(job: PaddleJob, tmp_path: Path) -> None:
+    # A replacement for Paddle's launcher that prints its arguments.
     launcher = tmp_path / "with" / "paddle" / "distributed" / "launch.py"
     launcher.parent.mkdir(parents=True)
     launcher.write_text("import os, sys; print(sys.argv[1:], sorted(os.environ))")
     told = {"PADDLE_TRAINER_ENDPOINTS": "worker-0:7164,worker-1:7164", "PADDLE_TRAINER_ID": "0"}
     job.start("collective", 0, PYTHONPATH=f"{SOURCE}:{tmp_path / 'with'}", **told)
     assert job.codes() == {0}
-    said = (job.output / "node_0" / "train.log").read_text()
-    assert "'--master', '127.0.0.1:" in said
-    assert "'--nnodes', '2', '--rank', '0'" in said
-    assert "PADDLE_TRAINER" not in said
+    arguments = (job.output / "node_0" / "train.log").read_text()
+    assert "'--master', '127.0.0.1:" in arguments
+    assert "'--nnodes', '2', '--rank', '0'" in arguments
+    assert "PADDLE_TRAINER" not in arguments
 
 
-def test_the_scripts_own_exit_code_ends_the_pod_when_it_says_that_no_retry_can_help(job: PaddleJob) -> None:
+def test_a_script_that_exits_with_78_is_not_restarted(job: PaddleJob) -> None:
     job.start_all()
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
     job.go.write_text("78")
     assert job.pods["trainer", 0].wait(SECONDS) == 78
 
 
-def test_trainers_that_an_upgrade_adds_join_those_that_run(job: PaddleJob) -> None:
+def test_trainers_that_an_upgrade_adds_join_the_running_job(job: PaddleJob) -> None:
     job.start_all()
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
     job.release(revision=2, trainers=3)
@@ -262,7 +260,7 @@ def test_trainers_that_an_upgrade_adds_join_those_that_run(job: PaddleJob) -> No
     ("argv", "env", "code"),
     [([], {}, 64), (["server"], {}, 64), (["trainer", "--", "a.py"], {}, 78)],
 )
-def test_what_cannot_be_started_says_so(argv: list[str], env: dict[str, str], code: int) -> None:
+def test_a_supervisor_that_cannot_start_reports_why(argv: list[str], env: dict[str, str], code: int) -> None:
     command = [sys.executable, "-m", "bireme_runtime.paddle.supervisor", *argv]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(SOURCE), **env}, capture_output=True, text=True, check=False
@@ -282,17 +280,17 @@ def report(role: str, index: int, run: Run, state: str, trainers: int = 2, revis
     return Report(role, index, f"{role}{index}", "10.0.0.1:7164", run.attempt, state, trainers, revision)
 
 
-def test_trainers_in_step_wait_for_the_slowest(run: Run) -> None:
+def test_synchronous_trainers_wait_for_the_slowest(run: Run) -> None:
     run.size(0)
     assert run.reach(1, 0, (0, 1), seconds=0) == [1]
     assert run.reach(1, 1, (0, 1), seconds=0) == []
     assert run.reach(1, 0, (0, 1), seconds=0) == []
-    # One that has no more batches in this pass holds nobody up.
+    # A trainer without further batches in this pass does not delay the others.
     run.reach(1, 1, (1, 0), seconds=0)
     assert run.reach(1, 0, (0, 2), seconds=0) == []
 
 
-def test_a_question_that_waits_has_its_time_on_a_connection_that_began_with_a_short_one(run: Run) -> None:
+def test_the_timeout_of_each_request_applies_on_a_kept_connection(run: Run) -> None:
     port = free_port()
     server = serve(run, port)
     client = Client(f"127.0.0.1:{port}", seconds=1)
@@ -301,23 +299,23 @@ def test_a_question_that_waits_has_its_time_on_a_connection_that_began_with_a_sh
     server.shutdown()
 
 
-def test_a_pass_is_divided_by_the_number_of_trainers_it_began_with(run: Run) -> None:
+def test_a_pass_is_divided_by_the_number_of_trainers_at_its_start(run: Run) -> None:
     assert run.size(0) == 2
     run.report(report("trainer", 0, run, "training", trainers=4, revision=2))
     assert (run.size(0), run.size(1)) == (2, 4)
-    # What an older pod has read later changes nothing.
+    # A later report of an older revision changes nothing.
     run.report(report("trainer", 1, run, "training", trainers=2, revision=1))
     assert run.size(2) == 4
 
 
-def test_one_that_scaling_took_away_is_not_waited_for(run: Run) -> None:
+def test_trainers_that_scaling_removed_are_not_waited_for(run: Run) -> None:
     run.size(0)
     assert run.reach(1, 0, (0, 1), seconds=0) == [1]
     run.report(report("trainer", 0, run, "training", trainers=1, revision=2))
     assert run.reach(1, 0, (0, 1), seconds=0) == []
 
 
-def test_a_save_without_its_done_mark_is_none(tmp_path: Path) -> None:
+def test_a_save_without_its_mark_is_ignored(tmp_path: Path) -> None:
     write_whole(tmp_path / "last-save", "pass-00001\n")
     (tmp_path / "pass-00001").mkdir()
     assert last_save(tmp_path) is None
@@ -327,7 +325,7 @@ def test_a_save_without_its_done_mark_is_none(tmp_path: Path) -> None:
     assert found.passes == 2
 
 
-def test_nobody_answers_where_there_is_no_run() -> None:
+def test_without_pserver_0_a_request_fails_as_unreachable() -> None:
     from bireme_runtime.process.errors import Unreachable
 
     with pytest.raises(Unreachable, match=r"127\.0"):

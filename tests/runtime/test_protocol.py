@@ -1,4 +1,4 @@
-"""The rendezvous protocol: its decisions as such, and its members against a real etcd."""
+"""The rendezvous: its decisions alone, and its members with a real etcd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_first_round_waits_for_the_minimum() -> None:
     assert decision == Wait("members: there are 1, and 2 is the minimum")
 
 
-def test_newcomers_are_given_a_last_call_unless_all_are_here() -> None:
+def test_there_is_a_last_call_for_newcomers_unless_the_round_is_full() -> None:
     two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
     assert rendezvous.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
     assert rendezvous.decide(view(*two), "a.1", 1, SETTINGS, 1.1) == Propose(
@@ -68,14 +68,14 @@ def test_only_one_member_proposes() -> None:
     assert isinstance(rendezvous.decide(here, "b.1", 1, SETTINGS, 9), Propose)
 
 
-def test_nobody_is_placed_anew_while_a_member_still_trains() -> None:
+def test_no_new_round_is_proposed_while_a_member_still_trains() -> None:
     here = view(member("a", 0, ready=2), member("b", 1), member("c", 2), round=world(1, "a", "b"))
     assert rendezvous.decide(here, "a.1", 2, SETTINGS, 9) == Wait(
         "1 members of round 1 to stop, among them b.1"
     )
 
 
-def test_survivors_keep_their_order_and_newcomers_follow_without_going_over_the_maximum() -> None:
+def test_survivors_keep_their_order_and_newcomers_follow_up_to_the_maximum() -> None:
     here = view(
         member("a", 9, 5), member("b", 8, 5), member("c", 1), member("d", 0), round=world(4, "a", "x", "b")
     )
@@ -83,7 +83,7 @@ def test_survivors_keep_their_order_and_newcomers_follow_without_going_over_the_
     assert decision == Propose(replace(world(5, "a", "b", "d"), mod_revision=0))
 
 
-def test_survivors_of_a_loss_do_not_call_for_more() -> None:
+def test_after_a_mere_loss_there_is_no_last_call() -> None:
     here = view(member("a", 0, 5), member("b", 1, 5), round=world(4, "a", "b", "c"))
     assert isinstance(rendezvous.decide(here, "a.1", 5, SETTINGS, 0), Propose)
 
@@ -94,7 +94,7 @@ def test_a_member_that_has_finished_is_neither_waited_for_nor_placed() -> None:
     assert decision == Propose(replace(world(2, "b", "c"), mod_revision=0))
 
 
-def test_a_placed_member_has_joined_even_when_the_run_has_just_ended() -> None:
+def test_a_placed_member_joins_although_the_run_has_just_ended() -> None:
     here = view(member("a", 0), member("b", 1), round=world(1, "a", "b"), outcome="success")
     assert rendezvous.decide(here, "b.1", 1, SETTINGS, 0) == Joined(1)
     assert rendezvous.decide(here, "b.1", 2, SETTINGS, 0) == Over("success")
@@ -110,9 +110,7 @@ def test_a_placed_member_has_joined_even_when_the_run_has_just_ended() -> None:
         ({"settle_timeout": "-1"}, "settle_timeout must not be negative"),
     ],
 )
-def test_given_a_rendezvous_conf_that_makes_no_sense_then_a_sentence_names_it(
-    config: dict[str, str], sentence: str
-) -> None:
+def test_an_unusable_rendezvous_conf_is_reported(config: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Settings.from_config("run", 1, 2, config)
 
@@ -170,7 +168,7 @@ def test_members_that_start_together_form_one_world_ranked_by_slot(make: Make) -
     ]  # fmt: skip
 
 
-def test_a_late_member_is_reported_and_taken_in_while_the_others_keep_their_ranks(make: Make) -> None:
+def test_a_late_member_is_reported_and_joins_while_the_others_keep_their_ranks(make: Make) -> None:
     a, b = make(5), make(6)
     join_all(a, b)
     assert (a.waiting(), b.waiting()) == (0, 0)
@@ -184,7 +182,7 @@ def test_a_late_member_is_reported_and_taken_in_while_the_others_keep_their_rank
         assert [each.result().rank for each in (*worlds, joining)] == [0, 1, 2]
 
 
-def test_a_late_member_leaves_a_young_round_alone_until_one_of_its_members_goes(make: Make) -> None:
+def test_a_late_member_interrupts_a_young_round_only_after_a_loss(make: Make) -> None:
     a, b = make(0, settle_timeout=1.5), make(1, settle_timeout=60)
     join_all(a, b)
     start = time.monotonic()
@@ -198,7 +196,7 @@ def test_a_late_member_leaves_a_young_round_alone_until_one_of_its_members_goes(
         assert [b.join().rank, joining.result().rank] == [0, 1]
 
 
-def test_a_member_that_leaves_costs_the_others_no_wait(make: Make) -> None:
+def test_after_a_member_leaves_the_others_do_not_wait(make: Make) -> None:
     a, b, c = make(0), make(1), make(2)
     join_all(a, b, c)
     start = time.monotonic()
@@ -209,10 +207,10 @@ def test_a_member_that_leaves_costs_the_others_no_wait(make: Make) -> None:
     assert time.monotonic() - start < 1
 
 
-def test_a_member_that_dies_is_given_up_when_its_lease_ends(make: Make) -> None:
+def test_a_dead_member_is_lost_when_its_lease_ends(make: Make) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
-    # Dead without a word: the threads end and the lease stays.
+    # As after a crash: the threads end and the lease is not revoked.
     b._closing.set()
     start = time.monotonic()
     until(a.waiting, seconds=6)
@@ -229,7 +227,7 @@ def test_a_member_whose_processes_failed_calls_the_others_to_a_new_round(make: M
         assert a.join().number == again.result().number == 2
 
 
-def test_beyond_the_maximum_a_member_waits_as_a_spare_and_disturbs_nobody(make: Make) -> None:
+def test_beyond_the_maximum_a_member_waits_as_a_spare_without_interrupting(make: Make) -> None:
     a, b, spare = make(0, max_nodes=2), make(1, max_nodes=2), make(2, max_nodes=2)
     join_all(a, b)
     with ThreadPoolExecutor(1) as pool:
@@ -241,12 +239,12 @@ def test_beyond_the_maximum_a_member_waits_as_a_spare_and_disturbs_nobody(make: 
         assert (a.join().size, waiting.result().rank) == (2, 1)
 
 
-def test_fewer_than_the_minimum_wait_and_say_so_when_time_is_up(make: Make) -> None:
+def test_fewer_members_than_the_minimum_time_out_with_the_reason(make: Make) -> None:
     with pytest.raises(rendezvous.JoinTimeout, match="there are 1, and 2 is the minimum"):
         make(0, min_nodes=2, join_timeout=0.8).join()
 
 
-def test_a_cut_off_member_keeps_training_and_comes_back_as_itself(
+def test_a_disconnected_member_trains_on_and_returns_with_its_identity(
     make: Make, shared_etcd: EtcdServer
 ) -> None:
     proxy = Proxy(shared_etcd.port)
@@ -266,7 +264,7 @@ def test_a_cut_off_member_keeps_training_and_comes_back_as_itself(
     proxy.close()
 
 
-def test_a_short_outage_of_etcd_disturbs_nobody(make: Make, new_etcd: Callable[..., EtcdServer]) -> None:
+def test_a_short_outage_of_etcd_interrupts_no_member(make: Make, new_etcd: Callable[..., EtcdServer]) -> None:
     server = new_etcd().start()
     a, b = make(0, server.endpoint), make(1, server.endpoint)
     join_all(a, b)
@@ -282,7 +280,7 @@ def test_a_short_outage_of_etcd_disturbs_nobody(make: Make, new_etcd: Callable[.
         assert {world.number for world in join_all(a, b)} == {2} == {joining.result().number}
 
 
-def test_given_an_etcd_that_comes_back_empty_then_the_members_meet_again(
+def test_after_etcd_lost_its_data_the_members_agree_on_a_new_round(
     make: Make, new_etcd: Callable[..., EtcdServer]
 ) -> None:
     server = new_etcd().start()
@@ -296,7 +294,7 @@ def test_given_an_etcd_that_comes_back_empty_then_the_members_meet_again(
     assert [(world.number, world.rank, world.size) for world in join_all(a, b)] == [(1, 0, 2), (1, 1, 2)]
 
 
-def test_only_a_mark_ends_a_run_and_the_first_one_stays(
+def test_only_a_mark_ends_a_run_and_the_first_one_is_kept(
     make: Make, shared_etcd: EtcdServer, settings: Settings
 ) -> None:
     a, b = make(0), make(1)
@@ -324,7 +322,7 @@ def test_rank_zero_publishes_its_store_and_a_broken_round_has_none(make: Make) -
     assert not a.publish_store(first, "late")
 
 
-def test_a_member_that_finished_lets_the_others_go_on_without_it(make: Make) -> None:
+def test_the_others_continue_without_a_member_that_has_finished(make: Make) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
     a.finished()

@@ -1,4 +1,4 @@
-"""A stand-in for torchrun, for tests of what supervises it: same command line, no torch.
+"""A replacement for torchrun in tests of its supervisor: the same command line, without torch.
 
 It joins the real rendezvous, starts PET_NPROC_PER_NODE training processes, starts them again on failures (up
 to PET_MAX_RESTARTS) and when the members change, and ends as they end.

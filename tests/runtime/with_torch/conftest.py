@@ -29,7 +29,7 @@ collect_ignore_glob = [] if ROOT else ["test_*.py"]
 
 
 class Job:
-    """Workers of one run, each in a mount namespace of its own over one root filesystem."""
+    """Workers of one run, each in its own mount namespace over one root filesystem."""
 
     def __init__(self, folder: Path, env: dict[str, str], steps: int, pause: float) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Job:
         (folder / "train.py").write_bytes(Path(__file__).with_name("train.py").read_bytes())
 
     def start(self, name: str, index: int = 0, **env: str) -> None:
-        """Start a worker; a name may be started again, as a replaced pod."""
+        """Start a worker. The same name may be started again, as a replaced pod."""
         inside = {
             "PATH": "/usr/bin:/bin", "PYTHONPATH": "/srv", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1", "JOB_COMPLETION_INDEX": str(index), "PET_LOCAL_ADDR": "127.0.0.1",
@@ -61,7 +61,7 @@ class Job:
             )  # fmt: skip
 
     def notes(self, name: str, event: str, since: float = 0) -> list[dict[str, Any]]:
-        """What the training processes of a worker noted after a time."""
+        """The notes of a worker's training processes after a time."""
         path = self.folder / f"{name}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         notes = [json.loads(line) for line in lines if line.endswith("}")]
@@ -78,8 +78,8 @@ class Job:
                     return note
             time.sleep(0.05)
         words = {name: (self.folder / f"{name}.err").read_text()[-3000:] for name in self.workers}
-        said = "\n".join(f"--- {key}\n{value}" for key, value in words.items())
-        raise AssertionError(f"{name} had no {event} with {facts}:\n{said}")
+        details = "\n".join(f"--- {key}\n{value}" for key, value in words.items())
+        raise AssertionError(f"{name} had no {event} with {facts}:\n{details}")
 
     def end(self, name: str, seconds: float = 90) -> int:
         """The exit code of a worker."""
@@ -89,7 +89,7 @@ class Job:
         return (self.folder / f"{name}.err").read_text()
 
     def check_steps(self, last: int) -> None:
-        """Every step was made, and no world went back further than the step before the last checkpoint."""
+        """Assert that every step was made and that no world restarted before the last checkpoint's step."""
         done = sorted(
             {note["step"] for path in self.folder.glob("*.jsonl") for note in self.notes(path.stem, "step")}
         )
@@ -120,7 +120,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path, shared_etcd: EtcdServer, prefix: str) -> Iterator[Callable[..., Job]]:
-    """Make a job on the etcd rendezvous, or, by its environment, on another one."""
+    """Make a job with the etcd rendezvous or, by its environment, another one."""
     jobs: list[Job] = []
 
     def make(steps: int = 60, pause: float = 0.2, **env: str) -> Job:

@@ -36,7 +36,7 @@ def report(what: str, job: Any, since: float, name: str, world: int) -> None:
     print(f"\n{what}:", ", ".join(f"{event} {moment - since:.1f} s" for event, moment in moments.items()))
 
 
-def test_three_workers_train_to_the_end_and_a_late_one_finds_nothing_to_do(job: Make) -> None:
+def test_three_workers_finish_and_a_late_one_has_nothing_to_do(job: Make) -> None:
     run = three_workers(job, steps=30, pause=0.1)
     ranks = {run.wait_for(name, "start", world=3)["rank"] for name in NAMES}
     assert ranks == {0, 1, 2}
@@ -48,7 +48,7 @@ def test_three_workers_train_to_the_end_and_a_late_one_finds_nothing_to_do(job: 
 
 
 @pytest.mark.parametrize("victim", NAMES)
-def test_a_killed_agent_comes_back_and_the_run_finishes(job: Make, victim: str) -> None:
+def test_a_killed_agent_restarts_and_the_run_finishes(job: Make, victim: str) -> None:
     run = three_workers(job)
     since = time.time()
     os.kill(run.wait_for(victim, "start", world=3)["agent"], signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_a_killed_agent_comes_back_and_the_run_finishes(job: Make, victim: str) 
     run.check_steps(60)
 
 
-def test_a_worker_that_is_told_to_end_saves_and_the_others_go_on(job: Make) -> None:
+def test_a_worker_that_receives_sigterm_saves_and_the_others_continue(job: Make) -> None:
     run = three_workers(job)
     since = time.time()
     run.workers["a"].send_signal(signal.SIGTERM)
@@ -73,7 +73,7 @@ def test_a_worker_that_is_told_to_end_saves_and_the_others_go_on(job: Make) -> N
     run.check_steps(60)
 
 
-def test_a_killed_training_process_is_started_again_by_its_agent(job: Make) -> None:
+def test_a_killed_training_process_is_restarted_by_its_agent(job: Make) -> None:
     run = three_workers(job)
     since = time.time()
     os.kill(run.wait_for("b", "start", world=3)["pid"], signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_a_killed_training_process_is_started_again_by_its_agent(job: Make) -> N
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_etcd_may_go_and_come_back_even_empty(
+def test_a_run_survives_a_restart_and_the_loss_of_etcds_data(
     job: Make, new_etcd: Callable[..., EtcdServer], empty: bool
 ) -> None:
     server = new_etcd().start()
@@ -101,7 +101,7 @@ def test_etcd_may_go_and_come_back_even_empty(
         assert not run.notes("a", "start", since), "a short outage interrupts no training"
 
 
-def test_a_script_that_always_fails_is_passed_on_with_its_code(job: Make) -> None:
+def test_the_exit_code_of_a_script_that_always_fails_is_returned(job: Make) -> None:
     run = job(PET_NNODES="1:1", PET_MAX_RESTARTS="1")
     (run.folder / "train.py").write_text("import sys; sys.exit(42)")
     run.start("a")
@@ -118,7 +118,7 @@ def test_an_option_that_torchrun_does_not_know_is_a_usage_error(job: Make) -> No
     assert "torchrun cannot start as configured" in run.words("a")
 
 
-def test_with_c10d_a_worker_that_is_told_to_end_does_not_close_the_run(job: Make) -> None:
+def test_with_c10d_a_worker_that_receives_sigterm_does_not_close_the_run(job: Make) -> None:
     run = job(
         PET_RDZV_BACKEND="c10d",
         PET_RDZV_ENDPOINT=f"127.0.0.1:{free_port()}",
@@ -136,7 +136,7 @@ def test_with_c10d_a_worker_that_is_told_to_end_does_not_close_the_run(job: Make
     run.check_steps(60)
 
 
-def test_a_run_outlives_random_kills_of_agents_and_training_processes(job: Make) -> None:
+def test_a_run_survives_random_kills_of_agents_and_training_processes(job: Make) -> None:
     kills = int(os.environ.get("BIREME_KILLS", "5"))
     run = three_workers(job, steps=40 * (kills + 1))
     chance = random.Random(7)
