@@ -57,7 +57,7 @@ kind-images: setup ## Build the node image and the images that the core of the k
 
 .PHONY: test-kind
 test-kind: kind-images ## The core of the kind tier: real containers, real training (needs a container engine: hack/engine/start)
-	$(PYTEST) -v -n $(KIND_WORKERS) --dist loadgroup --bireme-share-cluster \
+	$(PYTEST) -v -n $(KIND_WORKERS) --dist loadfile --bireme-share-cluster \
 		--cluster-type kind --bireme-nodes $(KIND_NODES) -m "not whole" tests/kind
 
 .PHONY: test-kind-full

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from xdist.scheduler import LoadScopeScheduling
 
 from bireme.clusters.kind import KindCluster
 from bireme.paths import Paths
@@ -26,13 +27,22 @@ from tests.kind.training import CHECKPOINT_EVERY, KIND, Training
 ACCELERATED = {"test_mpi_training", "test_nccl", "test_nfs", "test_torch_elastic", "test_torch_etcd"}
 
 
+class SharedClusterScheduling(LoadScopeScheduling):
+    """Gives each module to one worker of pytest-xdist, and all accelerated ones to the same."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = Path(nodeid.partition("::")[0]).stem
+        return "accelerated" if module in ACCELERATED else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedClusterScheduling | None:
+    return SharedClusterScheduling(config, log) if config.getoption("bireme_share_cluster") else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests, and group them for `--dist loadgroup`: modules of one group share a worker."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.kind)
-            module = item.path.stem
-            item.add_marker(pytest.mark.xdist_group("accelerated" if module in ACCELERATED else module))
 
 
 @pytest.fixture(scope="session")
