@@ -93,3 +93,10 @@ def test_a_commit_message_has_a_short_subject_and_then_an_empty_line(
 def test_an_issue_template_has_a_name_and_says_what_it_is_for(template: Path) -> None:
     head = template.read_text().split("---\n")[1]
     assert set(yaml.safe_load(head)) >= {"name", "about"}
+
+
+def test_names_of_tests_have_at_most_80_characters() -> None:
+    files = (ROOT / "tests").rglob("test_*.py")
+    names = [name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)]
+    assert len(names) > 500
+    assert [name for name in names if len(name) > 80] == []
