@@ -16,7 +16,7 @@ from bireme_runtime.process.exits import CONFIG
 from tests.runtime.etcd_servers import RUNTIME
 
 WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
-SAID = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
+VARIABLES = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
 
 
 def run(*argv: str, **env: str) -> tuple[int, str]:
@@ -33,7 +33,12 @@ def run(*argv: str, **env: str) -> tuple[int, str]:
         (["--", "prog"], {}, 78, "BIREME_MPI_ROLE must be launcher, worker or check"),
         (["--"], {"JOB_COMPLETION_INDEX": "0"}, 64, "there is no program to run"),
         (["--", "prog"], {"BIREME_MPI_ROLE": "launcher"}, 78, "BIREME_MPI_HOSTS"),
-        (["--", "prog"], {"JOB_COMPLETION_INDEX": "0", **SAID, "BIREME_MPI_SLOTS": "two"}, 78, "'two'"),
+        (
+            ["--", "prog"],
+            {"JOB_COMPLETION_INDEX": "0", **VARIABLES, "BIREME_MPI_SLOTS": "two"},
+            78,
+            "BIREME_MPI_SLOTS=two is not a whole number",
+        ),
     ],
 )
 def test_an_unusable_setting_is_reported_in_a_sentence(
@@ -46,7 +51,7 @@ def test_an_unusable_setting_is_reported_in_a_sentence(
 
 
 def test_the_world_follows_from_the_environment_of_the_pod() -> None:
-    assert World.from_env(SAID) == WORLD
+    assert World.from_env(VARIABLES) == WORLD
     assert (WORLD.size, WORLD.names) == (4, ("train-r1-0", "train-r1-1"))
 
 

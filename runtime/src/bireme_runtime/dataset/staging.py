@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.log import Say
 from bireme_runtime.sources.source import (
@@ -109,7 +110,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             upload=values.get("upload", ""),
             workers=workers,
             # Without workers, each pod copies everything, also the pods of a training Indexed Job.
-            index=int(env.get("JOB_COMPLETION_INDEX", "0")) if workers > 1 else 0,
+            index=environment.integer(env, "JOB_COMPLETION_INDEX", 0) if workers > 1 else 0,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"BIREME_DATASET cannot be read: {type(error).__name__} {error}") from error

@@ -20,6 +20,7 @@ from typing import Any
 
 from bireme_runtime.elastic import rendezvous
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
 
 BACKEND = "bireme-etcd"
@@ -42,7 +43,7 @@ def create_handler(params: Any) -> Any:
     client = etcd.client_from(params.endpoint, os.environ, settings.heartbeat_timeout, params.config)
     address = params.get("local_addr") or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
-    slot = int(os.environ.get("JOB_COMPLETION_INDEX") or _NO_SLOT)
+    slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", _NO_SLOT)
     identity = rendezvous.Identity(base, slot, str(address))
     return _handler_class()(rendezvous.Rendezvous(client, settings, identity), client)
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.process.errors import Stop
+from bireme_runtime.process import environment
+from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import CONFIG
 
 # Each rank of the probe prints its host and the size of its world.
@@ -37,11 +38,14 @@ class World:
     def from_env(cls, env: Mapping[str, str]) -> World:
         """Read the world from the chart's variables. Raises Stop when one cannot be used."""
         try:
-            pattern, workers = env["BIREME_MPI_HOSTS"], int(env["BIREME_MPI_WORKERS"])
-            slots = int(env["BIREME_MPI_SLOTS"])
+            pattern = environment.required(env, "BIREME_MPI_HOSTS")
+            workers = environment.integer(env, "BIREME_MPI_WORKERS")
+            slots = environment.integer(env, "BIREME_MPI_SLOTS")
             arguments = tuple(map(str, json.loads(env.get("BIREME_MPI_ARGUMENTS", "[]"))))
-        except (KeyError, ValueError) as error:
-            raise Stop(CONFIG, f"BIREME_MPI_HOSTS, _WORKERS, _SLOTS, _ARGUMENTS: {error}") from error
+        except SettingError as error:
+            raise Stop(CONFIG, str(error)) from error
+        except ValueError as error:
+            raise Stop(CONFIG, f"BIREME_MPI_ARGUMENTS is not a JSON list: {error}") from error
         hosts = tuple(pattern.replace("{}", str(index)) for index in range(workers))
         return cls(hosts, slots, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"), arguments)
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from bireme_runtime.dispatcher.client import Dispatcher
 from bireme_runtime.paddle.run import client_of_script, last_save, write_whole
+from bireme_runtime.process import environment
 
 Saver = Callable[[str], object]
 
@@ -41,14 +42,14 @@ class Job:
     """The job of this trainer. The trainer with ``index`` 0 saves."""
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
-        self.index = int(env["PADDLE_TRAINER_ID"])
+        self.index = environment.integer(env, "PADDLE_TRAINER_ID")
         self.is_sync = env.get("BIREME_PADDLE_MODE") == "sync"
-        self.output = Path(env["BIREME_PADDLE_OUTPUT"])
+        self.output = Path(environment.required(env, "BIREME_PADDLE_OUTPUT"))
         self._is_dynamic = bool(env.get("BIREME_DISPATCHER"))
-        self._attempt = int(env["BIREME_PADDLE_ATTEMPT"])
-        self._first_pass = int(env["BIREME_PADDLE_FIRST_PASS"])
-        self._base_pass = int(env["BIREME_PADDLE_BASE_PASS"])
-        self._save_steps = int(env.get("BIREME_SAVE_STEPS", "0"))
+        self._attempt = environment.integer(env, "BIREME_PADDLE_ATTEMPT")
+        self._first_pass = environment.integer(env, "BIREME_PADDLE_FIRST_PASS")
+        self._base_pass = environment.integer(env, "BIREME_PADDLE_BASE_PASS")
+        self._save_steps = environment.integer(env, "BIREME_SAVE_STEPS", 0)
         self._run = client_of_script(env)
         self._pass, self._step, self._steps = self._first_pass, 0, 0
 

@@ -21,6 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from bireme_runtime.paddle.run import client_of_script
+from bireme_runtime.process import environment
+from bireme_runtime.process.exits import FAILED
 
 _RUNTIME = "paddle.distributed.ps.the_one_ps"
 
@@ -58,9 +60,9 @@ def _exit_code(error: BaseException) -> int:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
-        return 1
+        return FAILED
     traceback.print_exc()
-    return 1
+    return FAILED
 
 
 class _Adapter(importlib.abc.MetaPathFinder):
@@ -87,7 +89,7 @@ def adapt_paddle(module: Any) -> None:
     """Make trainers wait for the initial parameters, and the first trainer restore the last save."""
     runtime = module.TheOnePSRuntime
     push, pull = runtime._init_all_params, runtime._pull_all_dense
-    attempt = int(os.environ["BIREME_PADDLE_ATTEMPT"])
+    attempt = environment.integer(os.environ, "BIREME_PADDLE_ATTEMPT")
     run = client_of_script(os.environ)
 
     def push_once(self: Any, *args: Any) -> Any:

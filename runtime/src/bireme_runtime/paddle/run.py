@@ -315,7 +315,7 @@ def _answer(run: Run, path: str, body: Mapping[str, Any]) -> Any:
 def client_of_script(env: Mapping[str, str]) -> Client:
     """The client of a script. It retries for long: if pserver 0 is lost, the supervisor ends the script."""
     retry_seconds = environment.seconds(env, "BIREME_WAIT_SECONDS", 600)
-    return Client(env["BIREME_PADDLE_COORDINATOR"], retry_seconds=retry_seconds)
+    return Client(environment.required(env, "BIREME_PADDLE_COORDINATOR"), retry_seconds=retry_seconds)
 
 
 class Client:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from bireme_runtime.process.errors import BiremeError
+
 _LARGEST_BODY = 4 * 1024 * 1024
 _REASONS = {
     200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found", 409: "Conflict", 410: "Gone",
@@ -92,7 +94,7 @@ async def serve_connection(
             writer.close()
 
 
-class _Malformed(Exception):
+class _Malformed(BiremeError):
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
