@@ -158,7 +158,7 @@ class Dispatcher:
         an exception, reports the shard as failed.
         """
         if self._current is not None:
-            self._current._fail("its loop was left")
+            self._current._fail("the loop over shards was left")
         done: list[list[int]] = []
         while True:
             shard = self._next(done)

@@ -38,7 +38,7 @@ class RunOver(BiremeError):
     """The run has ended; `outcome` is "success" or "closed"."""
 
     def __init__(self, outcome: str) -> None:
-        super().__init__(f"the run is over: {outcome}")
+        super().__init__(f"the run has ended: {outcome}")
         self.outcome = outcome
 
 
@@ -571,7 +571,7 @@ class Rendezvous:
                 self._pause(deadline, error)
                 continue
             if kv is None and registration.mod_revision:
-                raise etcd.LeaseLost("the member's key is gone")
+                raise etcd.LeaseLost("the member's key does not exist")
             if kv is not None and kv.value == value:
                 registration.wrote(member, kv.mod_revision, kv.create_revision)
                 return

@@ -320,7 +320,7 @@ class Client:
         answer = self.call("/v3/lease/keepalive", {"ID": str(lease)})
         ttl = int(answer.get("result", answer).get("TTL", 0))
         if ttl <= 0:
-            raise LeaseLost(f"lease {lease:x} is gone", _NOT_FOUND)
+            raise LeaseLost(f"lease {lease:x} has ended", _NOT_FOUND)
         return ttl
 
     def lease_revoke(self, lease: int) -> None:
@@ -671,7 +671,7 @@ def _decode(endpoint: Endpoint, status: int, raw: bytes) -> dict[str, Any]:
             raise AuthError(f"{rule}: make one without", _PERMISSION_DENIED) from None
         text = raw[:100].decode(errors="replace").strip()
         raise Ambiguous(
-            f"{endpoint} answered with HTTP {status} and no JSON, as etcd would: {text}"
+            f"{endpoint} answered with HTTP {status} and no JSON, so it is not etcd: {text}"
         ) from None
     error = answer.get("error") if isinstance(answer, dict) else {"message": "no JSON object"}
     if status == 200 and not error:

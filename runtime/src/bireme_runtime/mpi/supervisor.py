@@ -144,7 +144,7 @@ def _watch_all(pid: int, workers: Mapping[str, socket.socket]) -> int:
     if not lost:
         return children.exit_code(ended[pid])
     children.wait_for_end([pid], _EXIT_SECONDS)
-    raise Stop(TEMPORARY, f"{_names(lost)} went away while the program ran, which cannot continue without")
+    raise Stop(TEMPORARY, f"{_names(lost)} went away while the program ran, and it needs all workers")
 
 
 def _lost(workers: Mapping[str, socket.socket]) -> list[str]:

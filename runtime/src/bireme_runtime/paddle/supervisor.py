@@ -420,14 +420,14 @@ class Trainer(Role):
         if not missing:
             return now >= self._not_before
         if now - self._since > self.options.wait_seconds:
-            raise Stop(TEMPORARY, f"no {missing} after {self.options.wait_seconds:g} s")
+            raise Stop(TEMPORARY, f"{missing} after {self.options.wait_seconds:g} s")
         return False
 
     def _missing(self, view: View) -> str:
         if not view.serving:
-            return f"answer of all {self.options.rules.servers} pservers"
+            return f"not all {self.options.rules.servers} pservers accept connections"
         if self.options.wait_for and not self.options.wait_for.exists():
-            return f"data: {self.options.wait_for} is not there"
+            return f"{self.options.wait_for} does not exist"
         return ""
 
     def _start(self, view: View) -> None:

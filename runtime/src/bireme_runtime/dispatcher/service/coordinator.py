@@ -446,7 +446,9 @@ class Coordinator:
             return state.ready.popleft()
         if state.again:
             return state.again.popleft()
-        raise _Conflict(f"{state.todo} shards of {state.keys.dataset} should be to do, and none was found")
+        raise _Conflict(
+            f"{state.todo} shards of {state.keys.dataset} are to do by the counts, but none was found"
+        )
 
     def _open_block(self, state: DatasetState) -> bool:
         """Read the names of the next block with shards to do; False after the last one."""

@@ -213,7 +213,7 @@ def _join(settings: Settings, wait: _BoundedWait) -> dict[str, str]:
             problem, members = f"the name service ({error})", ()
         except (etcd.Unavailable, etcd.Ambiguous, etcd.Refused) as error:
             # After an ambiguous request, the next attempt shows whether this member is registered.
-            problem, members = f"the cluster to take it in ({error})", ()
+            problem, members = f"the cluster to accept it ({error})", ()
         if members:
             return {_name(settings, member): member.peer_urls[0] for member in members}
         wait.a_moment(problem, "look at the logs of the other members")
