@@ -37,7 +37,7 @@ class Run(elastic.Run):
 def execute(main: Callable[[], None]) -> NoReturn:
     """Call ``main`` and end the process with its status.
 
-    mpirun takes an end without MPI_Finalize for a failure; after one, Finalize could wait for ever.
+    mpirun treats an exit without MPI_Finalize as a failure; after a failure, Finalize could wait for ever.
     """
 
     def finalized() -> None:

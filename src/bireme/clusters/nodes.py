@@ -137,7 +137,7 @@ def _node_info(kubernetes: str) -> dict[str, str]:
         "kubeletVersion": f"v{kubernetes}",
         "machineID": "",
         "operatingSystem": "linux",
-        "osImage": "no machine: a stand-in of bireme",
+        "osImage": "none: a fake node of bireme",
         "systemUUID": "",
     }
 
