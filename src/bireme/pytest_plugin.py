@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "bireme_nodes", "nodes of the test cluster by type, e.g. p4d.24xlarge=3", default="p4d.24xlarge=3"
     )
     meaning = (
-        "overrides the ini option bireme_nodes; on kind, these are containers (otherwise kwok simulates them)"
+        "overrides the ini option bireme_nodes; kind makes containers of these, and fake nodes of the others"
     )
     group = parser.getgroup("bireme")
     group.addoption("--bireme-nodes", help=meaning)
