@@ -56,9 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "bireme_nodes", "nodes of the test cluster by type, e.g. p4d.24xlarge=3", default="p4d.24xlarge=3"
     )
-    meaning = (
-        "overrides the ini option bireme_nodes; kind makes containers of these, and fake nodes of the others"
-    )
+    meaning = "overrides the ini option bireme_nodes; kind makes containers of these, else fake nodes"
     group = parser.getgroup("bireme")
     group.addoption("--bireme-nodes", help=meaning)
     meaning = "with -n: all workers use one cluster, and their tests must not get in each other's way"
