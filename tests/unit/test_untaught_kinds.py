@@ -112,6 +112,14 @@ def test_objects_without_pods_are_not_named(kind: str, spec: Mapping[str, Any]) 
     assert kind_of(an_object(kind, spec)) is None
 
 
+def test_a_train_job_is_named_although_it_has_no_pod_template() -> None:
+    train_job = an_object("TrainJob", {"trainer": {"numNodes": 2}}, "trainer.kubeflow.org/v1alpha1")
+    kind = kind_of(train_job)
+    assert kind is not None
+    assert kind.plan(train_job, {}).note.startswith("makes pods")
+    assert kind_of(an_object("TrainJob", {"trainer": {"numNodes": 2}}, "trainer.example.com/v1")) is None
+
+
 def test_a_kind_of_the_same_name_in_another_group_is_not_mistaken_for_kubernetes_own() -> None:
     volcano = an_object("Job", {"tasks": [{"template": {"spec": {"containers": []}}}]}, "batch.volcano.sh/v1")
     kind = kind_of(volcano)

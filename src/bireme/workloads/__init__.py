@@ -49,7 +49,7 @@ def kind_of(manifest: Manifest) -> WorkloadKind | None:
     if known and manifest.group in ("", known.group):
         return known
     untaught = Untaught(manifest)
-    return untaught if untaught.pod_templates(manifest) else None
+    return untaught if untaught.makes_pods(manifest) else None
 
 
 def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan | None:

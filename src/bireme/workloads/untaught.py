@@ -9,6 +9,15 @@ from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.workloads.model import WorkloadKind, WorkloadPlan, role_of, spec_of
 
+# Kinds of the field that describe their pods by fields of their own, without a pod template.
+_WITHOUT_TEMPLATE = frozenset(
+    {
+        ("argoproj.io", "Workflow"),
+        ("sparkoperator.k8s.io", "SparkApplication"),
+        ("trainer.kubeflow.org", "TrainJob"),
+    }
+)
+
 
 class Untaught(WorkloadKind):
     """The kind of one object. Its pods are not counted; the plan's note says so."""
@@ -22,6 +31,10 @@ class Untaught(WorkloadKind):
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
         """Whatever under ``spec`` is called a template and has a pod's containers."""
         return tuple(_templates(spec_of(manifest)))
+
+    def makes_pods(self, manifest: Manifest) -> bool:
+        """Whether pods come from the object: it has a pod template, or its kind is known to do without."""
+        return bool(self.pod_templates(manifest)) or (self.group, self.name) in _WITHOUT_TEMPLATE
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         note = f"makes pods, but Bireme does not know how many a {self.name} has: none of them is counted"
