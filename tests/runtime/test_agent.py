@@ -15,7 +15,7 @@ import pytest
 
 from bireme_runtime.elastic import rendezvous
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
 
 TINY = Path(__file__).with_name("tiny_torchrun.py")
 MAIN = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
@@ -203,6 +203,57 @@ def test_after_a_member_ends_the_others_agree_on_a_new_round_at_once(
         assert goes.end() == 143
     # Far below the five seconds until the end of the lease.
     assert time.monotonic() - since < 2.5
+
+
+# Writes the time again and again, deaf to TERM: `last` is when the process of a world was last alive.
+TRAIN = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+world = os.environ['WORLD_SIZE']
+pathlib.Path('first-' + world).write_text(str(time.time()))
+while True:
+    with open('last-' + world, 'a') as f: f.write(f'{time.time()}\\n')
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
+    proxy = Proxy(shared_etcd.port)
+    yield proxy
+    proxy.mode = "refuse"
+    proxy.close()
+
+
+def last_alive(worker: Worker, world: int) -> float:
+    return float((worker.folder / f"last-{world}").read_text().splitlines()[-2])
+
+
+@pytest.mark.parametrize("what", ["cut off", "agent paused", "told to end while cut off"])
+def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
+    start: Start, on_etcd: dict[str, str], proxy: Proxy, what: str
+) -> None:
+    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=3"
+    stays = start(TRAIN, **on_etcd)
+    goes = start(WRITE_PIDS + TRAIN, **{**on_etcd, "PET_RDZV_ENDPOINT": proxy.endpoint})
+    stays.file("first-2")
+    goes.file("first-2")
+    (stays.folder / "first-1").unlink(missing_ok=True)
+    agent = int(goes.file("pids").split()[0])
+    if what == "agent paused":
+        os.kill(agent, signal.SIGSTOP)
+    else:
+        proxy.mode = "silent"
+    if what == "told to end while cut off":
+        goes.process.send_signal(signal.SIGTERM)
+    second_world = float(stays.file("first-1", seconds=10))
+    time.sleep(0.5)
+    assert last_alive(goes, 2) < second_world
+    if what != "told to end while cut off":
+        # It is out, and comes back as a newcomer.
+        proxy.mode = "pass"
+        proxy.cut()
+        (stays.folder / "first-2").unlink()
+        stays.file("first-2", seconds=20)
 
 
 def test_while_a_process_saves_the_membership_is_kept(

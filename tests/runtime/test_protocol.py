@@ -244,29 +244,32 @@ def test_fewer_members_than_the_minimum_time_out_with_the_reason(make: Make) -> 
         make(0, min_nodes=2, join_timeout=0.8).join()
 
 
-def test_a_disconnected_member_trains_on_and_returns_with_its_identity(
+def test_a_cut_off_member_stops_before_the_others_can_miss_it_and_comes_back(
     make: Make, shared_etcd: EtcdServer
 ) -> None:
     proxy = Proxy(shared_etcd.port)
     a, b = make(0), make(1, proxy.endpoint)
     join_all(a, b)
     proxy.mode = "silent"
+    until(b.waiting, seconds=6)
+    assert a.waiting() == 0, "the lease of the other one has not ended"
+    assert not b.board.expired, "there is time to stop before the supervisor kills"
     until(a.waiting, seconds=6)
-    assert b.waiting() == 0, "that etcd is out of reach is no reason to stop"
+    assert b.board.expired
     assert a.join().size == 1
     proxy.mode = "pass"
     proxy.cut()
-    until(b.waiting)
     with ThreadPoolExecutor(1) as pool:
         back = pool.submit(b.join)
         until(a.waiting)
         assert (a.join().rank, back.result().rank) == (0, 1)
+    assert not b.board.expired
     proxy.close()
 
 
 def test_a_short_outage_of_etcd_interrupts_no_member(make: Make, new_etcd: Callable[..., EtcdServer]) -> None:
     server = new_etcd().start()
-    a, b = make(0, server.endpoint), make(1, server.endpoint)
+    a, b = (make(slot, server.endpoint, keep_alive_max_attempt=20) for slot in (0, 1))
     join_all(a, b)
     server.stop()
     time.sleep(1)

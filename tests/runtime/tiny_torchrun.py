@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from bireme_runtime.elastic import rendezvous
+from bireme_runtime.elastic import fence, rendezvous
 from bireme_runtime.etcd import client as etcd
 
 
@@ -22,13 +22,15 @@ def member() -> rendezvous.Rendezvous | None:
     low, high = os.environ["PET_NNODES"].split(":")
     conf = dict(pair.split("=") for pair in os.environ["PET_RDZV_CONF"].split(","))
     settings = rendezvous.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
-    return rendezvous.Rendezvous(
-        client, settings, rendezvous.Identity(os.environ["BIREME_MEMBER"], 0, "127.0.0.1")
-    )
+    identity = rendezvous.Identity(os.environ["BIREME_MEMBER"], 0, "127.0.0.1")
+    return rendezvous.Rendezvous(client, settings, identity, fence.Board.at(os.environ[fence.BOARD]))
 
 
-def start(world: rendezvous.World | None) -> list[subprocess.Popen[bytes]]:
-    env = {**os.environ, "WORLD_SIZE": str(world.size if world else 1), "AGENT_PID": str(os.getpid())}
+def start(member: rendezvous.Rendezvous | None) -> list[subprocess.Popen[bytes]]:
+    env = {**os.environ, "WORLD_SIZE": "1", "AGENT_PID": str(os.getpid())}
+    if member:
+        world = member.join()
+        env.update(member.token(world), WORLD_SIZE=str(world.size))
     count = int(os.environ.get("PET_NPROC_PER_NODE", "1"))
     return [subprocess.Popen([sys.executable, *sys.argv[1:]], env=env) for _ in range(count)]
 
@@ -37,7 +39,7 @@ def main() -> int:
     rendezvous = member()
     restarts = int(os.environ.get("PET_MAX_RESTARTS", "0"))
     while True:
-        trainers = start(rendezvous.join() if rendezvous else None)
+        trainers = start(rendezvous)
         while any(trainer.poll() is None for trainer in trainers) and not any(t.returncode for t in trainers):
             if rendezvous and rendezvous.waiting():
                 break

@@ -8,7 +8,8 @@ Keys under `<prefix><run id>/`:
     done           the run has ended: {"outcome": "success"}
 
 A member that trains in round n blocks round n+1 until it declares itself ready or its lease ends. So a lost
-member delays the others at most by the life of its lease, and no member is placed in two rounds at once.
+member delays the others at most by the life of its lease, and no member is placed in two rounds at once. Its
+processes end before its lease can have ended (fence.py), so no two worlds train at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
+from bireme_runtime.elastic import fence
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
@@ -51,9 +53,9 @@ class Settings:
     """The settings of a rendezvous. Times are in seconds; all members need the same bounds.
 
     A lease lives for `keep_alive_interval` times `keep_alive_max_attempt`: a member whose machine died is
-    lost after that time, and a running one may be unresponsive for as long. For `settle_timeout` after a new
-    round, newcomers do not interrupt it, because its processes would have to import and load everything
-    again.
+    lost after that time, and one that cannot renew for two thirds of it stops its processes. For
+    `settle_timeout` after a new round, newcomers do not interrupt it, because its processes would have to
+    import and load everything again.
     """
 
     run_id: str
@@ -67,7 +69,7 @@ class Settings:
     read_timeout: float = 60.0
     heartbeat_timeout: float = 5.0
     keep_alive_interval: float = 1.0
-    keep_alive_max_attempt: int = 5
+    keep_alive_max_attempt: int = 10
 
     def __post_init__(self) -> None:
         if not self.run_id:
@@ -341,9 +343,12 @@ class Rendezvous:
     Two threads of its own renew the lease and watch the keys. `client` may be shared.
     """
 
-    def __init__(self, client: etcd.Client, settings: Settings, identity: Identity) -> None:
+    def __init__(
+        self, client: etcd.Client, settings: Settings, identity: Identity, board: fence.Board | None = None
+    ) -> None:
         self.settings = settings
         self.identity = identity
+        self.board = board or fence.Board.new()
         self._client = client
         # The client for renewals has a timeout shorter than the lease.
         self._renewal_client = client.with_timeout(max(1.0, settings.lease_ttl / 4))
@@ -368,8 +373,10 @@ class Rendezvous:
     def join(self) -> World:
         """Wait for a round that includes this member.
 
-        Raises RunOver, JoinTimeout, Unreachable, and etcd.AuthError or etcd.Refused.
+        The processes of an earlier round have ended. Raises RunOver, JoinTimeout, Unreachable, and
+        etcd.AuthError or etcd.Refused.
         """
+        self._admitted(None)
         deadline = time.monotonic() + self.settings.join_timeout
         self._start_threads()
         self._get_ready(deadline)
@@ -380,6 +387,8 @@ class Rendezvous:
                 lost = registration is None or registration.lost
                 reading = self._view
                 decision = self._decide() if registration and not lost else Wait("a new lease")
+                if isinstance(decision, Joined) and self._uncertain():
+                    decision = Wait("etcd to renew its lease")
                 if isinstance(decision, Joined):
                     return self._enter(decision)
                 if isinstance(decision, Wait) and not lost:
@@ -396,7 +405,8 @@ class Rendezvous:
         """The number of members that are a reason for a new round: arrivals and leavers. 0 means: train on.
 
         Arrivals count after the round's `settle_timeout`, or at once when there are leavers. While etcd
-        cannot be reached, the last known view counts: an outage alone does not stop the training.
+        cannot be reached, the last known view counts, until so much of the lease is over that the processes
+        must stop (fence.py).
         """
         with self._changed:
             if self._world is None:
@@ -404,6 +414,7 @@ class Rendezvous:
             if (
                 self._registration is None
                 or self._registration.lost
+                or self._uncertain()
                 or self._view.number != self._world.number
             ):
                 return 1
@@ -417,7 +428,7 @@ class Rendezvous:
     def broken(self, world: World) -> bool:
         """Whether this world's round has lost a member or is no longer the latest."""
         with self._changed:
-            lost = self._registration is None or self._registration.lost
+            lost = self._registration is None or self._registration.lost or self._uncertain()
             return lost or self._view.number != world.number or bool(self._leavers())
 
     def publish_store(self, world: World, address: str) -> bool:
@@ -453,11 +464,16 @@ class Rendezvous:
                 self._changed.wait(0.5)
         return None
 
+    def token(self, world: World) -> dict[str, str]:
+        """The environment by which the processes of this world know, and can check, their round."""
+        return fence.environment(self.settings.run_id, world.number, self._key("round"), self.board)
+
     def finished(self) -> None:
         """Record that the processes of this member have succeeded, so that no other member waits for it."""
         registration = self._registration
         if registration is None or registration.lost or self._world is None:
             return
+        self._admitted(None)
         try:
             self._write(
                 registration,
@@ -476,6 +492,7 @@ class Rendezvous:
     def leave(self) -> None:
         """Revoke the lease, which ends the membership. It closes nothing for other members."""
         self._closing.set()
+        self._admitted(None)
         with self._changed:
             registration, self._registration, self._world = self._registration, None, None
             if self._watch:
@@ -511,7 +528,26 @@ class Rendezvous:
         assert current is not None
         self._world = World(current.number, joined.rank, len(current.members), current.mod_revision)
         self._entered = time.monotonic()
+        self._admitted(self._world)
         return self._world
+
+    def _admitted(self, world: World | None) -> None:
+        """Write on the board that the processes of this world may run; None: that there are none."""
+        with self._changed:
+            registration = self._registration
+            if world is None or registration is None:
+                self.board.clear()
+            else:
+                self.board.admit(world.number, self._until(registration, fence.KILL_SHARE))
+
+    def _until(self, registration: _Registration, share: float) -> float:
+        """When this share of the lease is over, by fence.now: of the shortest life that it can have."""
+        return registration.renewed + share * self.settings.lease_ttl
+
+    def _uncertain(self) -> bool:
+        """Whether so much of the lease is over, without a renewal, that processes must not run."""
+        registration = self._registration
+        return registration is not None and fence.now() >= self._until(registration, fence.STOP_SHARE)
 
     def _wait(self, decision: Wait, deadline: float, progress: _Progress) -> None:
         remaining = deadline - time.monotonic()
@@ -539,13 +575,15 @@ class Rendezvous:
     def _register(self, deadline: float) -> None:
         # etcd may have been restored or emptied: read the current round before deriving `ready` from it.
         self._read_again(deadline)
-        lease = self._persist(lambda: self._client.lease_grant(self.settings.lease_ttl), deadline)
+        asked, lease = self._persist(
+            lambda: (fence.now(), self._client.lease_grant(self.settings.lease_ttl)), deadline
+        )
         self._registrations += 1
         id = f"{self.identity.base}.{self._registrations}"
         member = Member(
             id, self.identity.base, self.identity.slot, self.identity.address, self._view.number + 1
         )
-        registration = _Registration(self._key(f"members/{id}"), lease, member)
+        registration = _Registration(self._key(f"members/{id}"), lease, member, asked)
         self._write(registration, member, deadline)
         with self._changed:
             self._registration, self._world = registration, None
@@ -598,9 +636,14 @@ class Rendezvous:
                 self._changed.wait(1.0)
 
     def _lose_registration(self) -> None:
+        if self._registration:
+            self._mark_lost(self._registration)
+
+    def _mark_lost(self, registration: _Registration) -> None:
         with self._changed:
-            if self._registration:
-                self._registration.lost = True
+            registration.lost = True
+            if registration is self._registration:
+                self.board.expel()
             self._changed.notify_all()
 
     def _persist(self, request: Any, deadline: float) -> Any:
@@ -634,18 +677,25 @@ class Rendezvous:
             registration = self._registration
             if registration is None or registration.lost:
                 continue
+            asked = fence.now()
             try:
                 self._renewal_client.lease_keepalive(registration.lease)
+                self._renewed(registration, asked)
             except etcd.LeaseLost:
                 log.warning(
                     "the lease of %s has ended: the others continue without it until it joins again",
                     registration.key,
                 )
-                with self._changed:
-                    registration.lost = True
-                    self._changed.notify_all()
+                self._mark_lost(registration)
             except etcd.EtcdError as error:
                 log.info("cannot renew the lease: %s", error)
+
+    def _renewed(self, registration: _Registration, asked: float) -> None:
+        with self._changed:
+            registration.renewed = asked
+            if registration is self._registration and not registration.lost:
+                self.board.extend(self._until(registration, fence.KILL_SHARE))
+            self._changed.notify_all()
 
     def _follow(self) -> None:
         while not self._closing.is_set():
@@ -692,7 +742,7 @@ class Rendezvous:
                 and registration.mod_revision <= view.revision
                 and registration.member.id not in view.members
             ):
-                registration.lost = True
+                self._mark_lost(registration)
             self._changed.notify_all()
 
     def _read_again(self, deadline: float) -> None:
@@ -709,12 +759,13 @@ class Rendezvous:
 
 
 class _Registration:
-    """The member's key and its lease."""
+    """The member's key and its lease, and when the lease's last renewal was sent, by fence.now."""
 
-    def __init__(self, key: str, lease: int, member: Member) -> None:
+    def __init__(self, key: str, lease: int, member: Member, renewed: float) -> None:
         self.key = key
         self.lease = lease
         self.member = member
+        self.renewed = renewed
         self.create_revision = 0
         self.mod_revision = 0
         self.lost = False

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bireme_runtime.elastic import launch, rendezvous, torch_handler
+from bireme_runtime.elastic import fence, launch, rendezvous, torch_handler
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children, environment
 from bireme_runtime.process.errors import SettingError, Stop
@@ -30,6 +30,9 @@ from bireme_runtime.process.log import log_of
 LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
 _ETCD_SECONDS = 2.0
+_FENCE_SECONDS = 0.25
+
+_NOT_RENEWED = "this worker's lease was not renewed in time, and the others may go on without it"
 
 say = log_of("agent")
 
@@ -94,6 +97,11 @@ class End:
 class Backend:
     """What the supervisor does for a rendezvous backend, beside torchrun. For most backends nothing."""
 
+    @property
+    def fenced(self) -> bool:
+        """Whether processes run that must not, because others may soon form a world without them."""
+        return False
+
     def wait(self) -> None:
         """Wait until torchrun can start. Raises Stop when that takes too long."""
 
@@ -131,7 +139,13 @@ class EtcdBackend(Backend):
             raise Stop(CONFIG, str(error)) from None
         self._wait_seconds = options.wait_seconds
         self._root = settings.root
+        self._ttl = settings.lease_ttl
+        self._board = fence.Board.new()
         self._base = ""
+
+    @property
+    def fenced(self) -> bool:
+        return self._board.expired
 
     def wait(self) -> None:
         try:
@@ -143,7 +157,8 @@ class EtcdBackend(Backend):
 
     def environment(self) -> dict[str, str]:
         self._base = rendezvous.new_base(socket.gethostname())
-        return {"BIREME_MEMBER": self._base}
+        self._board.clear()
+        return {"BIREME_MEMBER": self._base, fence.BOARD: self._board.path}
 
     def succeeded(self) -> bool:
         try:
@@ -161,7 +176,9 @@ class EtcdBackend(Backend):
     def hold(self) -> None:
         with contextlib.suppress(etcd.EtcdError):
             for lease in self._leases():
+                asked = fence.now()
                 self._client.lease_keepalive(lease)
+                self._board.extend(asked + fence.KILL_SHARE * self._ttl)
 
     def release(self) -> None:
         try:
@@ -308,7 +325,10 @@ class Supervisor:
         ended: dict[int, int] = {}
         try:
             while agent not in ended:
-                children.wait(60.0, ended)
+                children.wait(_FENCE_SECONDS, ended)
+                if self._backend.fenced and agent not in ended:
+                    children.kill_descendants()
+                    return End(launch.AGENT, -signal.SIGKILL, f"{_NOT_RENEWED}: its processes were killed")
             return _end_of(children.exit_code(ended[agent]), _read(reading))
         except children.Terminated:
             if agent not in ended:
@@ -327,9 +347,16 @@ class Supervisor:
         children.send(trainers, signal.SIGTERM)
         grace = self._options.grace_seconds
         say(f"received SIGTERM: {len(trainers)} training processes have {grace:.0f} s to save")
-        left: list[int] = []
+        deadline = time.monotonic() + grace
         with _repeating(self._backend.hold, 1.0):
-            left = children.wait_for_end(trainers, grace)
+            while left := children.wait_for_end(trainers, min(grace, _FENCE_SECONDS)):
+                if self._backend.fenced:
+                    # Before the block ends: the thread in it may be waiting for etcd.
+                    children.kill_descendants()
+                    say(f"{_NOT_RENEWED}: {len(left)} training processes have no more time to save")
+                    return
+                if time.monotonic() >= deadline:
+                    break
         if left:
             say(f"{len(left)} training processes did not end in time")
 

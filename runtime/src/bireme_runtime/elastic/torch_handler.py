@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import rendezvous
+from bireme_runtime.elastic import fence, rendezvous
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
@@ -45,7 +45,8 @@ def create_handler(params: Any) -> Any:
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
     slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", _NO_SLOT)
     identity = rendezvous.Identity(base, slot, str(address))
-    return _handler_class()(rendezvous.Rendezvous(client, settings, identity), client)
+    board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
+    return _handler_class()(rendezvous.Rendezvous(client, settings, identity, board), client)
 
 
 def own_address(peer: etcd.Endpoint) -> str:
@@ -104,6 +105,8 @@ def _handler_class() -> Any:
                     log.info("round %d lost a member before all had met", world.number)
                     continue
                 self._store, master_addr, master_port = opened
+                # torch starts the training processes with this process's environment.
+                os.environ.update(self._member.token(world))
                 if not hasattr(api, "RendezvousInfo"):
                     return self._store, world.rank, world.size
                 bootstrap = api.RendezvousStoreInfo(master_addr, master_port)

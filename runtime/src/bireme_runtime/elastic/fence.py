@@ -1,0 +1,157 @@
+"""The fence: no member trains, or commits a checkpoint, when others may have formed a world without it.
+
+A member's lease cannot have ended before `ttl` seconds have passed since its last renewal was sent. The agent
+writes on a board, a page of memory that it shares with its supervisor and with the training processes, until
+when its processes may run: five sixths of that time. After two thirds the agent stops them itself, and what
+still runs at the written time the supervisor kills. A script calls `check` right before it commits
+(docs/runtime.md):
+
+    from bireme_runtime.elastic import fence
+    fence.check()  # raises fence.Fenced, whose message is one sentence
+    os.replace(partial, checkpoint)
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Mapping
+
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import BiremeError
+
+# Shares of the lease, from the sending of the last renewal on.
+STOP_SHARE, KILL_SHARE = 2 / 3, 5 / 6
+BOARD, RUN, ROUND, KEY = "BIREME_FENCE", "BIREME_RUN", "BIREME_ROUND", "BIREME_ROUND_KEY"
+_ETCD_SECONDS = 2.0
+
+
+class Fenced(BiremeError):
+    """This process no longer belongs to the world that trains; the message says why."""
+
+
+def now() -> float:
+    """Seconds of the clock by which leases are measured. It goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Board:
+    """What the processes of one worker may do: until when they may run, and in which round.
+
+    Without processes in a world, `deadline` and `round` are 0. A board outlives the agents that write it.
+    """
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self.path = path
+
+    @classmethod
+    def new(cls) -> Board:
+        """An empty board. It ends with this process, which leaves its descriptor open."""
+        descriptor = os.memfd_create("bireme-fence")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
+
+    @classmethod
+    def at(cls, path: str) -> Board:
+        """The board that another process made. Raises OSError when that process is gone."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    # Native format: each word is one store to memory, which no reader sees by halves.
+
+    @property
+    def deadline(self) -> float:
+        """Until when processes may run, by `now`; 0 while there are none."""
+        return float(struct.unpack_from("@d", self._memory, 0)[0])
+
+    @property
+    def round(self) -> int:
+        """The round in which processes run; 0 when they are out of it."""
+        return int(struct.unpack_from("@q", self._memory, 8)[0])
+
+    def admit(self, round: int, deadline: float) -> None:
+        """Processes may run in this round until the deadline."""
+        struct.pack_into("@d", self._memory, 0, deadline)
+        struct.pack_into("@q", self._memory, 8, round)
+
+    def extend(self, deadline: float) -> None:
+        """Processes that may run may do so until this deadline, unless a later one is written."""
+        if 0 < self.deadline < deadline:
+            struct.pack_into("@d", self._memory, 0, deadline)
+
+    def expel(self) -> None:
+        """The lease has ended: nothing may be committed any more. The processes are about to be stopped."""
+        struct.pack_into("@q", self._memory, 8, 0)
+
+    def clear(self) -> None:
+        """There are no processes."""
+        self.expel()
+        struct.pack_into("@d", self._memory, 0, 0.0)
+
+    @property
+    def expired(self) -> bool:
+        """Whether processes run although their time is over."""
+        return 0 < self.deadline <= now()
+
+
+def environment(run_id: str, number: int, key: str, board: Board) -> dict[str, str]:
+    """What the training processes of a round get: the token (run, round), and what `check` reads."""
+    return {RUN: run_id, ROUND: str(number), KEY: key, BOARD: board.path}
+
+
+def check(env: Mapping[str, str] = os.environ) -> None:
+    """Raise Fenced unless this process may commit a checkpoint now. Outside a round it does nothing.
+
+    While etcd does not answer (two seconds for each endpoint), the worker's own clock decides alone: before
+    its lease can have ended there is no newer round.
+    """
+    if ROUND not in env:
+        return
+    mine = int(env[ROUND])
+    newest = _newest_round(env)
+    if newest is not None and newest != mine:
+        raise Fenced(
+            f"round {mine} of this process is over: the newest is {newest}; nothing may be committed"
+        )
+    # Last, because it is about this moment.
+    try:
+        board = Board.at(env[BOARD])
+    except (KeyError, OSError) as error:
+        raise Fenced(f"the supervisor of this process is gone ({error}): nothing may be committed") from None
+    if board.round != mine:
+        raise Fenced(f"this worker has left round {mine}: nothing may be committed")
+    if board.deadline <= now():
+        raise Fenced("the lease of this worker was not renewed in time: nothing may be committed")
+
+
+def _newest_round(env: Mapping[str, str]) -> int | None:
+    """The number of the newest round in etcd, 0 if there is none; None when etcd does not say."""
+    conf = dict(part.partition("=")[::2] for part in env.get("PET_RDZV_CONF", "").split(",") if "=" in part)
+    try:
+        client = etcd.client_from(env.get("PET_RDZV_ENDPOINT", ""), env, _ETCD_SECONDS, conf)
+        kv = client.get(env[KEY])
+        return int(json.loads(kv.value)["number"]) if kv else 0
+    except (etcd.EtcdError, ValueError, KeyError, OSError):
+        return None
+
+
+def main() -> int:
+    """`python3 -m bireme_runtime.elastic.fence`: exit code 0, or 1 with the sentence."""
+    try:
+        check()
+    except Fenced as fenced:
+        print(f"bireme fence: {fenced}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The fence against a real etcd: who may commit a checkpoint, and who may not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bireme_runtime.elastic import fence, rendezvous
+from bireme_runtime.etcd import client as etcd
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy
+from tests.support import waiting
+
+Member = Callable[[], tuple[rendezvous.Rendezvous, dict[str, str]]]
+
+
+@pytest.fixture
+def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
+    proxy = Proxy(shared_etcd.port)
+    yield proxy
+    proxy.mode = "refuse"
+    proxy.close()
+
+
+@pytest.fixture
+def member(proxy: Proxy, prefix: str) -> Iterator[Member]:
+    """Make a member in a world, and the environment of its training processes."""
+    made: list[rendezvous.Rendezvous] = []
+    settings = rendezvous.Settings(
+        "a-run", 1, 4, prefix, join_timeout=15, last_call_timeout=0.1, settle_timeout=0,
+        keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
+    )  # fmt: skip
+
+    def make() -> tuple[rendezvous.Rendezvous, dict[str, str]]:
+        client = etcd.Client(etcd.parse_endpoints(proxy.endpoint), timeout=1)
+        identity = rendezvous.Identity(rendezvous.new_base("m"), 0, "10.0.0.1")
+        made.append(rendezvous.Rendezvous(client, settings, identity))
+        token = made[-1].token(made[-1].join())
+        return made[-1], {"PET_RDZV_ENDPOINT": proxy.endpoint, **token}
+
+    yield make
+    for each in made:
+        each.leave()
+
+
+def test_a_member_of_the_newest_round_may_commit_and_knows_its_token(member: Member) -> None:
+    _, env = member()
+    assert (env["BIREME_RUN"], env["BIREME_ROUND"]) == ("a-run", "1")
+    fence.check(env)
+
+
+def test_outside_a_round_there_is_no_fence() -> None:
+    fence.check({})
+
+
+def test_a_process_of_an_older_round_may_not_commit(member: Member, shared_etcd: EtcdServer) -> None:
+    _, env = member()
+    round_2 = '{"number": 2, "members": [], "bases": []}'
+    etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(env["BIREME_ROUND_KEY"], round_2)
+    with pytest.raises(fence.Fenced, match="round 1 of this process is over: the newest is 2"):
+        fence.check(env)
+
+
+def test_a_process_that_outlives_its_round_in_its_agent_may_not_commit(member: Member) -> None:
+    agent, env = member()
+    agent.join()
+    with pytest.raises(fence.Fenced, match="round 1 of this process is over: the newest is 2"):
+        fence.check(env)
+    agent.leave()
+    with pytest.raises(fence.Fenced, match="this worker has left round 2"):
+        fence.check({**env, "BIREME_ROUND": "2"})
+
+
+def test_a_member_whose_lease_is_gone_may_not_commit(member: Member, shared_etcd: EtcdServer) -> None:
+    agent, env = member()
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    (lease,) = rendezvous.leases_of(client, agent.settings.root, agent.identity.base)
+    client.lease_revoke(lease)
+    waiting.until(agent.waiting, seconds=5, every=0.01)
+    with pytest.raises(fence.Fenced, match="this worker has left round 1"):
+        fence.check(env)
+
+
+def test_without_etcd_a_member_may_commit_until_its_lease_may_have_ended(
+    member: Member, proxy: Proxy
+) -> None:
+    agent, env = member()
+    proxy.mode = "refuse"
+    proxy.cut()
+    fence.check(env)
+    waiting.until(lambda: agent.board.expired, seconds=5, every=0.01)
+    with pytest.raises(fence.Fenced, match="was not renewed in time"):
+        fence.check(env)
+
+
+def test_another_process_checks_with_one_command_and_gets_one_sentence(member: Member) -> None:
+    agent, env = member()
+
+    def command() -> tuple[int, str]:
+        environ = {**os.environ, **env, "PYTHONPATH": str(RUNTIME)}
+        command = [sys.executable, "-m", "bireme_runtime.elastic.fence"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    assert command() == (0, "")
+    agent.join()
+    sentence = "round 1 of this process is over: the newest is 2; nothing may be committed"
+    assert command() == (1, f"bireme fence: {sentence}\n")
+
+
+def test_when_the_supervisor_is_gone_nothing_may_be_committed(member: Member) -> None:
+    _, env = member()
+    with pytest.raises(fence.Fenced, match="the supervisor of this process is gone"):
+        fence.check({**env, "BIREME_FENCE": "/proc/1/fd/99999"})
