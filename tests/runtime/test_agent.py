@@ -178,6 +178,17 @@ def test_a_run_that_has_succeeded_is_not_repeated(start: Start, on_etcd: dict[st
     assert "the run has already succeeded" in late.words
 
 
+def test_a_worker_succeeds_only_with_all_others_of_its_round(start: Start, on_etcd: dict[str, str]) -> None:
+    on_etcd["PET_NNODES"] = "2:2"
+    early = start("", **on_etcd)
+    fails_first = "n = pathlib.Path('n'); n.exists() or (n.touch(), time.sleep(0.5), sys.exit(3))\n"
+    late = start(fails_first + "time.sleep(1); pathlib.Path('saved').write_text('x')", **on_etcd,
+                 PET_MAX_RESTARTS="1")  # fmt: skip
+    assert early.end() == 0
+    assert (late.folder / "saved").exists()
+    assert late.end() == 0
+
+
 def test_a_failed_run_is_not_closed(start: Start, on_etcd: dict[str, str]) -> None:
     assert start("sys.exit(3)", **on_etcd).end() == 1
     assert start("pathlib.Path('out').write_text('2')", **on_etcd).end() == 0

@@ -88,10 +88,23 @@ def test_after_a_mere_loss_there_is_no_last_call() -> None:
     assert isinstance(rendezvous.decide(here, "a.1", 5, SETTINGS, 0), Propose)
 
 
-def test_a_member_that_has_finished_is_neither_waited_for_nor_placed() -> None:
+def test_a_member_that_has_finished_a_broken_round_is_in_the_next_one_too() -> None:
     here = view(member("a", 0, 1, finished=True), member("b", 1, 2), member("c", 2), round=world(1, "a", "b"))
     decision = rendezvous.decide(here, "b.1", 2, SETTINGS, 9)
-    assert decision == Propose(replace(world(2, "b", "c"), mod_revision=0))
+    assert decision == Wait("1 members of round 1 to stop, among them a.1")
+    again = replace(here, members={**here.members, "a.1": member("a", 0, 2)})
+    decision = rendezvous.decide(again, "a.1", 2, SETTINGS, 9)
+    assert decision == Propose(replace(world(2, "a", "b", "c"), mod_revision=0))
+
+
+def test_what_a_member_has_finished_stays_known_until_the_next_round() -> None:
+    known = replace(view(member("b", 1), round=world(1, "a", "b")), finished=frozenset({"a.1"}))
+    read_again = view(member("b", 1, finished=True), round=world(1, "a", "b"))
+    assert read_again.leavers() == {"a.1"}
+    assert read_again.after(known).leavers() == set()
+    assert view(member("b", 1), round=world(2, "a", "b")).after(known).leavers() == {"a.1"}
+    # A member that is ready for the next round has not finished this one.
+    assert view(member("a", 0, 2), member("b", 1), round=world(1, "a", "b")).after(known).leavers() == {"a.1"}
 
 
 def test_a_placed_member_joins_although_the_run_has_just_ended() -> None:
@@ -325,16 +338,81 @@ def test_rank_zero_publishes_its_store_and_a_broken_round_has_none(make: Make) -
     assert not a.publish_store(first, "late")
 
 
-def test_the_others_continue_without_a_member_that_has_finished(make: Make) -> None:
+def outcome(server: EtcdServer, settings: Settings) -> str:
+    return rendezvous.outcome_of(etcd.Client(etcd.parse_endpoints(server.endpoint)), settings.root)
+
+
+def test_a_run_succeeds_when_all_members_of_its_round_have_finished(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
-    a.finished()
-    assert b.waiting() == 0
+    for _ in range(6):
+        assert not b.all_finished()
+        time.sleep(0.05)
+    assert (a.waiting(), b.waiting(), outcome(shared_etcd, settings)) == (0, 0, "")
+    until(a.all_finished)
+    assert outcome(shared_etcd, settings) == "success"
+    a.leave()
+    until(b.all_finished)
+    with pytest.raises(rendezvous.RunOver, match="success"):
+        make(2).join()
+
+
+def test_a_member_that_fails_calls_those_that_have_finished_to_a_new_round(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    with ThreadPoolExecutor(1) as pool:
+        a.all_finished()
+        again = pool.submit(b.join)
+        until(lambda: not a.all_finished() and a.waiting())
+        assert (a.join().size, again.result().number) == (2, 2)
+    until(lambda: [a.all_finished(), b.all_finished()] == [True, True])
+    assert outcome(shared_etcd, settings) == "success"
+
+
+def test_a_member_that_is_lost_before_it_has_finished_calls_for_a_new_round(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    a.all_finished()
+    # Dead without a word: the threads end and the lease stays.
+    b._closing.set()
+    until(a.waiting, seconds=6)
+    assert not a.all_finished()
+    assert (a.join().size, outcome(shared_etcd, settings)) == (1, "")
+
+
+def test_a_member_that_goes_after_it_has_finished_interrupts_nobody(make: Make) -> None:
+    a, b, replacement = make(0), make(1), make(2)
+    join_all(a, b)
+    a.all_finished()
     time.sleep(0.2)
     a.leave()
-    time.sleep(0.2)
-    assert b.waiting() == 0, "it was done: that it goes must not interrupt what the others still save"
-    assert b.join().size == 1
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(replacement.join)
+        time.sleep(0.5)
+        assert b.waiting() == 0, "neither that it goes nor who comes for it interrupts what b still saves"
+        until(b.all_finished)
+        with pytest.raises(rendezvous.RunOver, match="success"):
+            joining.result()
+
+
+def test_a_member_finishes_while_etcd_is_out_of_reach_and_succeeds_afterwards(
+    make: Make, shared_etcd: EtcdServer
+) -> None:
+    proxy = Proxy(shared_etcd.port)
+    a, b = make(0), make(1, proxy.endpoint)
+    join_all(a, b)
+    proxy.mode = "refuse"
+    proxy.cut()
+    assert not b.all_finished()
+    proxy.mode = "pass"
+    until(lambda: [a.all_finished(), b.all_finished()] == [True, True])
+    proxy.close()
 
 
 def test_the_leases_of_a_member_are_found_by_its_name(

@@ -45,10 +45,15 @@ def main() -> int:
                 break
             time.sleep(0.02)
         codes = [trainer.poll() for trainer in trainers]
+        succeeded = all(code == 0 for code in codes)
+        while rendezvous and succeeded and not rendezvous.all_finished():
+            # It stays a member until all have finished, or for the next round when one has not.
+            succeeded = not rendezvous.waiting()
+            time.sleep(0.02)
         for trainer in trainers:
             trainer.kill()
             trainer.wait()
-        if all(code == 0 for code in codes):
+        if succeeded:
             return 0
         failed = [code for code in codes if code]
         if failed and not restarts:

@@ -81,6 +81,13 @@ class Job:
         details = "\n".join(f"--- {key}\n{value}" for key, value in words.items())
         raise AssertionError(f"{name} had no {event} with {facts}:\n{details}")
 
+    def wait_for_file(self, name: str, seconds: float = 60) -> None:
+        """Wait until a training process has made this file."""
+        deadline = time.monotonic() + seconds
+        while not (self.folder / name).exists():
+            assert time.monotonic() < deadline, f"no file {name}"
+            time.sleep(0.05)
+
     def end(self, name: str, seconds: float = 90) -> int:
         """The exit code of a worker."""
         return self.workers[name].wait(seconds)

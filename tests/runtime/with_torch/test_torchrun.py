@@ -73,6 +73,63 @@ def test_a_worker_that_receives_sigterm_saves_and_the_others_continue(job: Make)
     run.check_steps(60)
 
 
+FINAL_SAVE = """
+import os, pathlib, sys, time
+folder, seconds = pathlib.Path(sys.argv[1]), float(sys.argv[4])
+with (folder / "starts").open("a") as starts:
+    starts.write("x")
+while not pathlib.Path(folder / "two").exists():
+    os.environ["WORLD_SIZE"] == "2" and (folder / "two").touch()
+    time.sleep(0.1)
+if os.environ["RANK"] == "0":
+    time.sleep(seconds)
+    %s
+    (folder / "final").write_text("model")
+"""
+# Beyond 300 seconds torch's own exit barrier has given up.
+SAVE_SECONDS = float(os.environ.get("BIREME_SAVE_SECONDS", "8"))
+
+
+def two_that_save(make: Make, failure: str, pause: float) -> Any:
+    run = make(PET_NNODES="1:2", pause=pause)
+    (run.folder / "train.py").write_text(FINAL_SAVE % failure)
+    run.start("a", 0)
+    run.start("b", 1)
+    return run
+
+
+def first_success(run: Any, seconds: float) -> None:
+    """Wait until a worker exits with 0, upon which the Job would end all others."""
+    deadline = time.monotonic() + seconds
+    while not any(worker.poll() == 0 for worker in run.workers.values()):
+        assert time.monotonic() < deadline, "no worker has succeeded"
+        time.sleep(0.02)
+    assert (run.folder / "final").exists(), "a worker has succeeded before the final checkpoint was there"
+
+
+def test_no_worker_succeeds_while_another_of_its_round_still_saves(job: Make) -> None:
+    run = two_that_save(job, "", SAVE_SECONDS)
+    first_success(run, SAVE_SECONDS + 60)
+    assert [run.end(name) for name in ("a", "b")] == [0, 0]
+    assert len((run.folder / "starts").read_text()) <= 3, "a member that has finished interrupts nobody"
+
+
+def test_a_failed_final_save_is_made_again_before_any_worker_succeeds(job: Make) -> None:
+    fails_once = '(folder / "failed").exists() or ((folder / "failed").touch(), sys.exit(3))'
+    run = two_that_save(job, fails_once, 3)
+    first_success(run, 60)
+    assert [run.end(name) for name in ("a", "b")] == [0, 0]
+
+
+def test_when_a_worker_goes_before_its_final_save_the_others_make_it(job: Make) -> None:
+    run = two_that_save(job, "", 6)
+    run.wait_for_file("two")
+    time.sleep(2)
+    run.workers["a"].send_signal(signal.SIGTERM)
+    first_success(run, 60)
+    assert (run.end("a"), run.end("b")) == (143, 0)
+
+
 def test_a_killed_training_process_is_restarted_by_its_agent(job: Make) -> None:
     run = three_workers(job)
     since = time.time()

@@ -2,7 +2,8 @@
 
 It runs torch's own `torch.distributed.run` with these changes: the backend is registered also on releases
 without entry points, the store uses a transport that the build of torch has, the agent stops its processes
-within seconds before a new round, and the supervisor gets a report of how the run ended.
+within seconds before a new round, it succeeds only together with all others, and the supervisor gets a report
+of how the run ended.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _exit_code(error: Any) -> int:
 def adapt_torch() -> None:
     """Adapt torch to the supervisor and to the rendezvous."""
     _register_backend()
-    _announce_finished_processes()
+    _end_together()
     _stop_processes_soon(environment.seconds(os.environ, "BIREME_STOP_SECONDS", 0.5))
     if not _has_libuv():
         _do_without_libuv()
@@ -82,20 +83,30 @@ def _register_backend() -> None:
     api.rendezvous_handler_registry.register(torch_handler.BACKEND, torch_handler.create_handler)
 
 
-def _announce_finished_processes() -> None:
-    """Tell the rendezvous when an agent reaches the exit barrier, where it no longer reacts to changes."""
-    agent = importlib.import_module("torch.distributed.elastic.agent.server.api").SimpleElasticAgent
-    barrier = getattr(agent, "_exit_barrier", None)
-    if barrier is None:
-        return
+def _end_together() -> None:
+    """Let an agent succeed only when all members of its round have finished.
 
-    def exit_barrier(self: Any) -> Any:
-        announce = getattr(self.get_worker_group().spec.rdzv_handler, "processes_finished", None)
-        if announce:
-            announce()
-        return barrier(self)
+    torch's own exit barrier ends with success also when an agent is gone, or is not there within 300 seconds.
+    Here an agent whose processes have succeeded counts as healthy until all have, so that it still joins the
+    next round when another member fails.
+    """
+    api = importlib.import_module("torch.distributed.elastic.agent.server.api")
+    agent = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
+    local = agent.LocalElasticAgent
+    monitor, barrier = local._monitor_workers, local._exit_barrier
 
-    agent._exit_barrier = exit_barrier
+    def monitor_workers(self: Any, group: Any) -> Any:
+        result = monitor(self, group)
+        all_finished = getattr(group.spec.rdzv_handler, "all_finished", None)
+        if all_finished and result.state == api.WorkerState.SUCCEEDED and not all_finished():
+            return api.RunResult(state=api.WorkerState.HEALTHY)
+        return result
+
+    def exit_barrier(self: Any) -> None:
+        if not hasattr(self.get_worker_group().spec.rdzv_handler, "all_finished"):
+            barrier(self)
+
+    local._monitor_workers, local._exit_barrier = monitor_workers, exit_barrier
 
 
 def _stop_processes_soon(longest: float) -> None:

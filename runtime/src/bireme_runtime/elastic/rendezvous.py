@@ -5,7 +5,7 @@ Keys under `<prefix><run id>/`:
     members/<id>   under the member's lease: its address, and the first round in which it can be placed
     round          the number and the members, in rank order, of the latest round; compare-and-swap only
     store          under the lease of rank 0: the address where the agents of this round exchange data
-    done           the run has ended: {"outcome": "success"}
+    done           the run has ended: {"outcome": "success"}, when all members of the round have finished
 
 A member that trains in round n blocks round n+1 until it declares itself ready or its lease ends. So a lost
 member delays the others at most by the life of its lease, and no member is placed in two rounds at once. Its
@@ -138,7 +138,8 @@ def _number(name: str, value: Any) -> float:
 class Member:
     """One agent. With a new lease it gets a new `id`, but keeps its `base`.
 
-    `ready` is the first round in which it can be placed. `finished` means that its processes have succeeded.
+    `ready` is the first round in which it can be placed. `finished` means that its processes have succeeded
+    in the latest round.
     `slot` orders newcomers (the completion index of the pod).
     """
 
@@ -179,6 +180,8 @@ class View:
     round: Round | None = None
     store: tuple[int, str] | None = None
     outcome: str = ""
+    finished: frozenset[str] = frozenset()
+    """Members of the latest round that have finished it, also those whose lease has ended since."""
 
     @property
     def number(self) -> int:
@@ -192,16 +195,31 @@ class View:
         )
 
     def leavers(self) -> set[str]:
-        """Members of the latest round that have left it: without a lease, or ready for another round."""
+        """Members of the latest round that left it unfinished: without a lease, or ready for the next."""
         if self.round is None:
             return set()
         here = {member.id for member in self.members.values() if self.placed(member)}
-        return set(self.round.members) - here
+        return set(self.round.members) - here - self.finished
 
     def arrivals(self) -> set[str]:
         """Members with a lease that are not in the latest round."""
         names = self.round.members if self.round else ()
-        return {id for id, member in self.members.items() if id not in names and not member.finished}
+        return {id for id in self.members if id not in names}
+
+    def first(self) -> str:
+        """The member of the latest round with the lowest rank among those with a lease."""
+        names = self.round.members if self.round else ()
+        return next((id for id in names if id in self.members), "")
+
+    def all_finished(self) -> bool:
+        """Whether every member of the latest round has finished it."""
+        return self.round is not None and self.finished.issuperset(self.round.members)
+
+    def after(self, previous: View) -> View:
+        """This view, with the members that the previous one knew to have finished the same round."""
+        if previous.number != self.number:
+            return self
+        return replace(self, finished=self.finished | (previous.finished - self.members.keys()))
 
     def changed(self, root: str, kv: etcd.KeyValue, deleted: bool) -> View:
         """The view after a change of one key."""
@@ -210,11 +228,15 @@ class View:
         if name.startswith("members/"):
             members = dict(self.members)
             members.pop(name[8:], None)
+            finished = self.finished
             if not deleted:
-                members[name[8:]] = _member(name[8:], record)
-            return replace(self, members=members)
+                member = members[name[8:]] = _member(name[8:], record)
+                finished = finished | {member.id} if member.finished else finished - {member.id}
+            return replace(self, members=members, finished=finished)
         if name == "round":
-            return replace(self, round=None if deleted else _round(record, kv.mod_revision))
+            finished = frozenset(member.id for member in self.members.values() if member.finished)
+            round = None if deleted else _round(record, kv.mod_revision)
+            return replace(self, round=round, finished=finished)
         if name == "store":
             return replace(self, store=None if deleted else (int(record["round"]), str(record["address"])))
         if name == "done":
@@ -285,7 +307,7 @@ def decide(view: View, me: str, ready: int, settings: Settings, quiet_seconds: f
         return Over(view.outcome)
     if me not in view.members:
         return Wait("its own registration to appear")
-    members = [member for member in view.members.values() if not member.finished]
+    members = list(view.members.values())
     placed = [member.id for member in members if view.placed(member)]
     if placed:
         return Wait(f"{len(placed)} members of round {view.number} to stop, among them {placed[0]}")
@@ -358,7 +380,7 @@ class Rendezvous:
         self._wanted_reading = 0
         self._trouble = "no answer yet"
         self._seen: set[str] = set()
-        self._ended: set[str] = set()
+        self._finishing = _Progress()
         self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
         self._registration: _Registration | None = None
@@ -409,7 +431,7 @@ class Rendezvous:
         must stop (fence.py).
         """
         with self._changed:
-            if self._world is None:
+            if self._world is None or self._view.outcome == SUCCESS:
                 return 0
             if (
                 self._registration is None
@@ -418,9 +440,9 @@ class Rendezvous:
                 or self._view.number != self._world.number
             ):
                 return 1
-            leavers = len(self._leavers())
+            leavers = len(self._view.leavers())
             arrivals = len(self._view.arrivals())
-            ending = any(member.finished for member in self._view.members.values())
+            ending = bool(self._view.finished)
             full = self._world.size >= self.settings.max_nodes
             settling = time.monotonic() - self._entered < self.settings.settle_timeout
             return arrivals + leavers if leavers or not (full or ending or settling) else 0
@@ -429,7 +451,7 @@ class Rendezvous:
         """Whether this world's round has lost a member or is no longer the latest."""
         with self._changed:
             lost = self._registration is None or self._registration.lost or self._uncertain()
-            return lost or self._view.number != world.number or bool(self._leavers())
+            return lost or self._view.number != world.number or bool(self._view.leavers())
 
     def publish_store(self, world: World, address: str) -> bool:
         """Publish, as rank 0, the address of the round's store. Returns False when the round has ended."""
@@ -468,20 +490,34 @@ class Rendezvous:
         """The environment by which the processes of this world know, and can check, their round."""
         return fence.environment(self.settings.run_id, world.number, self._key("round"), self.board)
 
-    def finished(self) -> None:
-        """Record that the processes of this member have succeeded, so that no other member waits for it."""
-        registration = self._registration
-        if registration is None or registration.lost or self._world is None:
-            return
-        self._admitted(None)
+    def all_finished(self) -> bool:
+        """Whether all members have finished the round, as this one has: then the run has succeeded.
+
+        Call it repeatedly after the processes of this member have succeeded, until it returns True or
+        `waiting` calls for another round, because a member failed or was lost before it had finished.
+        """
+        with self._changed:
+            view, world, registration = self._view, self._world, self._registration
+            if view.outcome == SUCCESS:
+                return True
+            lost = registration is None or registration.lost
+        if world is None or registration is None or lost or view.number != world.number:
+            return False
         try:
-            self._write(
-                registration,
-                replace(registration.member, finished=True),
-                time.monotonic() + self.settings.close_timeout,
-            )
+            if not registration.member.finished:
+                self._admitted(None)
+                self._finishing = _Progress()
+                finished = replace(registration.member, finished=True)
+                self._write(registration, finished, time.monotonic())
+            elif not view.all_finished():
+                self._finishing.log(f"{world.size - len(view.finished)} members to finish")
+            elif registration.member.id == view.first():
+                return self._succeed(world)
+        except etcd.LeaseLost:
+            self._lose_registration()
         except (etcd.EtcdError, Unreachable) as error:
-            log.warning("cannot record that this member has finished: %s", error)
+            self._finishing.log(f"etcd, to record that this member has finished: {error}")
+        return False
 
     @property
     def outcome(self) -> str:
@@ -515,13 +551,6 @@ class Rendezvous:
         return decide(
             self._view, self._registration.member.id, self._registration.member.ready, self.settings, quiet
         )
-
-    def _leavers(self) -> set[str]:
-        """Leavers whose processes had not succeeded.
-
-        One that leaves after success must not interrupt the others.
-        """
-        return self._view.leavers() - self._ended
 
     def _enter(self, joined: Joined) -> World:
         current = self._view.round
@@ -565,7 +594,7 @@ class Rendezvous:
                 else:
                     self._write(
                         self._registration,
-                        replace(self._registration.member, ready=self._view.number + 1),
+                        replace(self._registration.member, ready=self._view.number + 1, finished=False),
                         deadline,
                     )
                 return
@@ -634,6 +663,16 @@ class Rendezvous:
             # In either case a newer view will follow.
             if self._view is view:
                 self._changed.wait(1.0)
+
+    def _succeed(self, world: World) -> bool:
+        """Mark the run as succeeded, unless a new round was agreed. Returns whether it is marked."""
+        compare = [
+            etcd.key_is_unchanged(self._key("round"), world.mod_revision),
+            etcd.key_is_same(self._key("done"), 0),
+        ]
+        put = etcd.put_op(self._key("done"), json.dumps({"outcome": SUCCESS}))
+        # If it is marked already, the view will show it.
+        return self._client.txn(compare, [put]).succeeded
 
     def _lose_registration(self) -> None:
         if self._registration:
@@ -731,11 +770,10 @@ class Rendezvous:
 
     def _show(self, view: View) -> None:
         with self._changed:
-            self._view = view
+            self._view = view = view.after(self._view)
             if not view.members.keys() <= self._seen:
                 self._seen |= view.members.keys()
                 self._last_arrival = time.monotonic()
-            self._ended |= {id for id, member in view.members.items() if member.finished}
             registration = self._registration
             if (
                 registration

@@ -113,9 +113,6 @@ class Backend:
         """Whether the run has ended with success."""
         return False
 
-    def mark_success(self) -> None:
-        """Record for all members that the run has ended with success."""
-
     def hold(self) -> None:
         """Keep the membership of a torchrun that is stopped while its processes save.
 
@@ -166,12 +163,6 @@ class EtcdBackend(Backend):
         except etcd.EtcdError as error:
             say(f"cannot read from etcd whether the run has ended: {error}")
             return False
-
-    def mark_success(self) -> None:
-        try:
-            rendezvous.end_run(self._client, self._root, rendezvous.SUCCESS)
-        except etcd.EtcdError as error:
-            say(f"cannot mark the run as finished, so a worker that starts late trains again: {error}")
 
     def hold(self) -> None:
         with contextlib.suppress(etcd.EtcdError):
@@ -269,7 +260,6 @@ class Supervisor:
             started = time.monotonic()
             end = self._attempt()
             if end.cause == launch.SUCCESS:
-                self._backend.mark_success()
                 return 0
             children.kill_descendants()
             self._backend.release()

@@ -121,9 +121,9 @@ def _handler_class() -> Any:
         def set_closed(self) -> None:
             rendezvous.end_run(self._client, self._member.settings.root, rendezvous.CLOSED)
 
-        def processes_finished(self) -> None:
-            """All processes of this agent have succeeded. launch.py calls this."""
-            self._member.finished()
+        def all_finished(self) -> bool:
+            """Whether the processes of all agents have succeeded, as this agent's have. launch.py asks."""
+            return self._member.all_finished()
 
         def shutdown(self) -> bool:
             self._member.leave()
