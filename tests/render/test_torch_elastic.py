@@ -153,8 +153,20 @@ def test_with_c10d_workers_meet_at_worker_0_without_etcd(render: Callable[..., R
 
 def test_agents_meet_at_the_releases_etcd_under_any_name(render: Callable[..., Render]) -> None:
     rendered = render("torch-elastic", sets=["etcd.fullnameOverride=meeting-point"], namespace="team")
-    assert environment(rendered)["PET_RDZV_ENDPOINT"] == "meeting-point.team.svc:2379"
+    service, *members = environment(rendered)["PET_RDZV_ENDPOINT"].split(",")
+    assert service == "meeting-point.team.svc:2379"
+    assert members[0] == "meeting-point-0.meeting-point-peers.team.svc:2379"
     assert the(rendered, "Service", "meeting-point")
+
+
+def test_agents_know_every_member_that_etcd_may_ever_have(render: Callable[..., Render]) -> None:
+    endpoints = {
+        environment(render("torch-elastic", sets=[f"etcd.replicas={size}"]))["PET_RDZV_ENDPOINT"]
+        for size in (1, 3, 5)
+    }
+    assert len(endpoints) == 1, "growing etcd needs no new run of the job"
+    (known,) = endpoints
+    assert len(known.split(",")) == 6
 
 
 def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -> None:

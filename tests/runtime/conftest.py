@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
-from tests.runtime.etcd_servers import EtcdServer
+from tests.runtime.etcd_servers import EtcdServer, new_cluster
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +41,26 @@ def new_etcd(etcd_binary: Path, tmp_path: Path) -> Iterator[Callable[..., EtcdSe
     yield make
     for server in servers:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster_of_three(
+    etcd_binary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[EtcdServer]]:
+    servers = new_cluster(etcd_binary, tmp_path_factory.mktemp("three"))
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def three_etcds(cluster_of_three: list[EtcdServer]) -> Iterator[list[EtcdServer]]:
+    """Three members of one cluster. A test may stop them with SIGSTOP; they go on afterwards."""
+    yield cluster_of_three
+    for server in cluster_of_three:
+        server.signal(signal.SIGCONT)
+    for server in cluster_of_three:
+        server.wait_until_healthy()
 
 
 @pytest.fixture

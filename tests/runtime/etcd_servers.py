@@ -98,6 +98,18 @@ class EtcdServer:
             return dict(json.load(answer))
 
 
+def new_cluster(binary: Path, folder: Path, size: int = 3) -> list[EtcdServer]:
+    """Members of one cluster, which are up."""
+    servers = [EtcdServer(binary, folder / f"member-{number}") for number in range(size)]
+    peers = ",".join(f"m{n}=http://127.0.0.1:{server.peer_port}" for n, server in enumerate(servers))
+    for number, server in enumerate(servers):
+        server.options = (f"--name=m{number}", f"--initial-cluster={peers}")
+        server.start(wait=False)
+    for server in servers:
+        server.wait_until_healthy()
+    return servers
+
+
 class Proxy:
     """A proxy between clients and an etcd server that can simulate network failures.
 

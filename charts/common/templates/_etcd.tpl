@@ -11,7 +11,7 @@ and password, optional), secret and certificate (as for common.etcdTls, optional
 {{- else if $root.Subcharts.etcd }}
 {{- $auth := $root.Values.etcd.auth | default dict }}
 {{- $client := include "etcd.clientTls" $root.Subcharts.etcd | fromJson }}
-{{- $_ := set $client "endpoint" (printf "%s.%s.svc:2379" (include "common.fullname" (dict "root" $root.Subcharts.etcd)) $root.Release.Namespace) }}
+{{- $_ := set $client "endpoint" (include "etcd.endpoints" $root.Subcharts.etcd | fromJsonArray | join ",") }}
 {{- set $client "user" (ternary $auth.existingSecret "" ($auth.enabled | default false)) | toJson }}
 {{- else }}{}
 {{- end }}

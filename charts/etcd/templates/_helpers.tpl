@@ -58,15 +58,36 @@ Arguments: the root of this chart (for a parent chart, .Subcharts.etcd).
 {{- end }}
 
 {{/*
-The host names in certificates: those of the most members that the chart allows, so that adding a member needs no new
-certificate.
+The host names of the members, as a JSON list: of the most that the chart allows, so that one more changes no certificate
+and no client.
+*/}}
+{{- define "etcd.memberNames" -}}
+{{- $fullname := include "common.fullname" (dict "root" .) }}
+{{- $names := list }}
+{{- range $ordinal := until 5 }}{{ $names = append $names (printf "%s-%d.%s.%s.svc" $fullname $ordinal (include "etcd.peerService" $) $.Release.Namespace) }}{{ end }}
+{{- toJson $names }}
+{{- end }}
+
+{{- define "etcd.serviceName" -}}
+{{- include "common.fullname" (dict "root" .) }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/*
+The host names in certificates, as a JSON list.
 */}}
 {{- define "etcd.dnsNames" -}}
-{{- $peers := include "etcd.peerService" . }}
-{{- $fullname := include "common.fullname" (dict "root" .) }}
-{{- $names := list "localhost" (printf "%s.%s.svc" $fullname .Release.Namespace) }}
-{{- range $ordinal := until 5 }}{{ $names = append $names (printf "%s-%d.%s.%s.svc" $fullname $ordinal $peers $.Release.Namespace) }}{{ end }}
-{{- toJson $names }}
+{{- concat (list "localhost" (include "etcd.serviceName" .)) (include "etcd.memberNames" . | fromJsonArray) | toJson }}
+{{- end }}
+
+{{/*
+Where clients reach etcd, as a JSON list: the Service, and each member by its own name, because the Service goes on to
+send connections to a member that has just fallen silent.
+Arguments: the root of this chart (for a parent chart, .Subcharts.etcd).
+*/}}
+{{- define "etcd.endpoints" -}}
+{{- $endpoints := list }}
+{{- range $name := prepend (include "etcd.memberNames" . | fromJsonArray) (include "etcd.serviceName" .) }}{{ $endpoints = append $endpoints (printf "%s:2379" $name) }}{{ end }}
+{{- toJson $endpoints }}
 {{- end }}
 
 {{/*

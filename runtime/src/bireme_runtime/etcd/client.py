@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import http.client
 import json
 import os
@@ -27,6 +28,8 @@ from bireme_runtime.process.http import BROKEN, Address, connect, parse_address,
 from bireme_runtime.process.log import Say
 
 DEFAULT_PORT = 2379
+# Seconds for which an endpoint whose name has no address is not asked.
+_ADDRESS_SECONDS = 30.0
 
 # gRPC status codes, as the gateway reports them.
 _NOT_FOUND, _PERMISSION_DENIED, _EXHAUSTED, _UNAVAILABLE, _UNAUTHENTICATED = 5, 7, 8, 14, 16
@@ -220,8 +223,8 @@ def delete_op(key: str, end: str = "") -> dict[str, Any]:
 class Client:
     """A client of one etcd cluster, for one user. Threads may share it.
 
-    `timeout` is the limit for each request to each endpoint, in seconds. Every method may raise Unavailable,
-    Refused and AuthError; writes may also raise Ambiguous.
+    It keeps to the endpoint that answered last. `timeout` is the limit for each request to each endpoint, in
+    seconds. Every method may raise Unavailable, Refused and AuthError; writes may also raise Ambiguous.
     """
 
     def __init__(
@@ -234,14 +237,13 @@ class Client:
         self._credentials = credentials
         self._timeout = timeout
         self._context = _tls(credentials) if any(e.scheme == "https" for e in endpoints) else None
-        self._lock = threading.Lock()
-        self._idle: list[tuple[Endpoint, http.client.HTTPConnection]] = []
-        self._preferred = secrets.randbelow(len(self.endpoints))
-        self._token = ""
+        self._shared = _Shared(self.endpoints)
 
     def with_timeout(self, seconds: float) -> Client:
-        """A client of the same cluster and user with another timeout, in seconds."""
-        return Client(self.endpoints, self._credentials, seconds)
+        """This client with another timeout, in seconds. Both share connections, login and endpoint."""
+        other = copy.copy(self)
+        other._timeout = seconds
+        return other
 
     # Keys ----------------------------------------
 
@@ -316,8 +318,15 @@ class Client:
         return lease
 
     def lease_keepalive(self, lease: int) -> int:
-        """Renew a lease and return its time to live, in seconds. Raises LeaseLost."""
-        answer = self.call("/v3/lease/keepalive", {"ID": str(lease)})
+        """Renew a lease and return its time to live, in seconds. Raises LeaseLost.
+
+        Endpoints that failed when another one answered are given up: watches and requests of this client that
+        wait for them end at once, and can go elsewhere.
+        """
+        failed: list[Endpoint] = []
+        _, answer = self._call("/v3/lease/keepalive", {"ID": str(lease)}, repeatable=True, failed=failed)
+        for endpoint in failed:
+            self._shared.give_up(endpoint)
         ttl = int(answer.get("result", answer).get("TTL", 0))
         if ttl <= 0:
             raise LeaseLost(f"lease {lease:x} has ended", _NOT_FOUND)
@@ -395,51 +404,56 @@ class Client:
         """
         return self._call(path, body, repeatable)[1]
 
-    def _call(self, path: str, body: dict[str, Any], repeatable: bool) -> tuple[Endpoint, dict[str, Any]]:
+    def _call(
+        self, path: str, body: dict[str, Any], repeatable: bool, failed: list[Endpoint] | None = None
+    ) -> tuple[Endpoint, dict[str, Any]]:
+        """The endpoint that answered, and its response; `failed` collects those that were asked in vain."""
         failures: list[str] = []
-        for endpoint in self._in_order():
+        for endpoint in self._shared.in_order():
             try:
                 answer = self._ask(endpoint, path, body)
-            except Unavailable as failure:
-                failures.append(str(failure))
-                continue
-            except Ambiguous as failure:
-                if not repeatable:
-                    self._avoid(endpoint)
+            except (Unavailable, Ambiguous) as failure:
+                if isinstance(failure, Ambiguous) and not repeatable:
+                    self._shared.avoid(endpoint)
                     raise
                 failures.append(str(failure))
+                if failed is not None:
+                    failed.append(endpoint)
                 continue
-            self._prefer(endpoint)
+            self._shared.prefer(endpoint)
             return endpoint, answer
         raise Unavailable("; ".join(failures))
 
     def _ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request to one endpoint; log in, or log in again, if it demands that."""
-        token = self._token
+        token = self._shared.token
         try:
             return self._exchange(endpoint, path, body, token)
         except AuthError as refused:
             if not (self._credentials.username and _wants_login(refused)):
                 raise
-        with self._lock:
-            stale = self._token == token
+        with self._shared.lock:
+            stale = self._shared.token == token
         if stale:
             self._login(endpoint)
-        return self._exchange(endpoint, path, body, self._token)
+        return self._exchange(endpoint, path, body, self._shared.token)
 
     def _login(self, endpoint: Endpoint) -> None:
         body = {"name": self._credentials.username, "password": self._credentials.password}
         answer = self._exchange(endpoint, "/v3/auth/authenticate", body, "")
-        with self._lock:
-            self._token = str(answer.get("token", ""))
+        with self._shared.lock:
+            self._shared.token = str(answer.get("token", ""))
 
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
-        connection = self._connect(endpoint)
+        connection = self._shared.idle(endpoint) or self._new_connection(endpoint)
+        sock = connection.sock
         try:
+            sock.settimeout(self._timeout)
             try:
-                connection.request("POST", path, json.dumps(body), _headers(token))
-                response = connection.getresponse()
-                raw = response.read()
+                with self._shared.waiting(endpoint, sock):
+                    connection.request("POST", path, json.dumps(body), _headers(token))
+                    response = connection.getresponse()
+                    raw = response.read()
             except BROKEN as error:
                 raise Ambiguous(f"{endpoint} did not answer ({reason(error)})") from error
             answer = _decode(endpoint, response.status, raw)
@@ -449,61 +463,34 @@ class Client:
         if response.will_close:
             connection.close()
         else:
-            self._keep(endpoint, connection)
+            self._shared.keep(endpoint, connection)
         return answer
-
-    def _connect(self, endpoint: Endpoint) -> http.client.HTTPConnection:
-        """An idle connection to the endpoint that is still open, or a new one. Raises Unavailable."""
-        with self._lock:
-            mine = [pair for pair in self._idle if pair[0] == endpoint]
-            if mine:
-                self._idle.remove(mine[-1])
-        if mine:
-            connection = mine[-1][1]
-            # A connection that the server has closed is readable. A request on it would end in Ambiguous.
-            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
-                return connection
-            connection.close()
-        return self._new_connection(endpoint)
 
     def _new_connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:
         tls = self._context if endpoint.scheme == "https" else None
         try:
             return connect(endpoint.address, self._timeout, tls)
         except OSError as error:
+            if isinstance(error, socket.gaierror):
+                self._shared.has_no_address(endpoint)
             raise Unavailable(f"{endpoint} cannot be reached ({reason(error)})") from error
-
-    def _keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            if len(self._idle) < 4:
-                self._idle.append((endpoint, connection))
-                return
-        connection.close()
-
-    def _in_order(self) -> Iterator[Endpoint]:
-        first = self._preferred
-        for offset in range(len(self.endpoints)):
-            yield self.endpoints[(first + offset) % len(self.endpoints)]
-
-    def _prefer(self, endpoint: Endpoint) -> None:
-        self._preferred = self.endpoints.index(endpoint)
-
-    def _avoid(self, endpoint: Endpoint) -> None:
-        self._preferred = (self.endpoints.index(endpoint) + 1) % len(self.endpoints)
 
     def _stream(self, path: str, body: dict[str, Any], idle_timeout: float | None) -> _Stream:
         failures: list[str] = []
-        for endpoint in self._in_order():
+        for endpoint in self._shared.in_order():
             try:
-                return self._open_stream(endpoint, path, body, idle_timeout)
+                stream = self._open_stream(endpoint, path, body, idle_timeout)
             except (Unavailable, Ambiguous) as failure:
                 failures.append(str(failure))
+                continue
+            self._shared.prefer(endpoint)
+            return stream
         raise Unavailable("; ".join(failures))
 
     def _open_stream(
         self, endpoint: Endpoint, path: str, body: dict[str, Any], idle_timeout: float | None
     ) -> _Stream:
-        if self._credentials.username and not self._token:
+        if self._credentials.username and not self._shared.token:
             try:
                 self._login(endpoint)
             except Refused as refused:
@@ -512,7 +499,7 @@ class Client:
         connection = self._new_connection(endpoint)
         sock = connection.sock
         try:
-            connection.request("POST", path, json.dumps(body), _headers(self._token))
+            connection.request("POST", path, json.dumps(body), _headers(self._shared.token))
             response = connection.getresponse()
             if response.status != 200:
                 _decode(endpoint, response.status, response.read())
@@ -523,27 +510,110 @@ class Client:
         except EtcdError as error:
             connection.close()
             if isinstance(error, AuthError) and _wants_login(error):
-                with self._lock:
-                    self._token = ""
+                with self._shared.lock:
+                    self._shared.token = ""
                 raise Unavailable(f"{endpoint} demands a new login") from error
             raise
-        return _Stream(endpoint, sock, response)
+        return _Stream(self._shared, endpoint, sock, response)
+
+
+class _Shared:
+    """What the threads of a client, and its variants with other timeouts, share."""
+
+    def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
+        self.lock = threading.Lock()
+        self.token = ""
+        self._endpoints = endpoints
+        self._preferred = secrets.randbelow(len(endpoints))
+        self._without_address: dict[Endpoint, float] = {}
+        self._idle: list[tuple[Endpoint, http.client.HTTPConnection]] = []
+        self._waiting: list[tuple[Endpoint, socket.socket]] = []
+
+    def in_order(self) -> tuple[Endpoint, ...]:
+        """The endpoints from the preferred one on, without those whose names had no address lately."""
+        first, now = self._preferred, time.monotonic()
+        turned = self._endpoints[first:] + self._endpoints[:first]
+        return tuple(e for e in turned if self._without_address.get(e, now) <= now) or turned
+
+    def prefer(self, endpoint: Endpoint) -> None:
+        """Ask this endpoint first from now on."""
+        self._preferred = self._endpoints.index(endpoint)
+
+    def avoid(self, endpoint: Endpoint) -> None:
+        """Ask this endpoint last from now on."""
+        self._preferred = (self._endpoints.index(endpoint) + 1) % len(self._endpoints)
+
+    def has_no_address(self, endpoint: Endpoint) -> None:
+        """Leave the endpoint out for a while, so that an outage of etcd is none of the DNS."""
+        self._without_address[endpoint] = time.monotonic() + _ADDRESS_SECONDS
+
+    def idle(self, endpoint: Endpoint) -> http.client.HTTPConnection | None:
+        """An idle connection to the endpoint that is still open."""
+        with self.lock:
+            mine = [pair for pair in self._idle if pair[0] == endpoint]
+            if not mine:
+                return None
+            self._idle.remove(mine[-1])
+        connection = mine[-1][1]
+        # A connection that the server has closed is readable. A request on it would end in Ambiguous.
+        if connection.sock is not None and not _readable(connection.sock):
+            return connection
+        connection.close()
+        return None
+
+    def keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request."""
+        with self.lock:
+            if len(self._idle) < 4:
+                self._idle.append((endpoint, connection))
+                return
+        connection.close()
+
+    @contextlib.contextmanager
+    def waiting(self, endpoint: Endpoint, sock: socket.socket) -> Iterator[None]:
+        """Around waiting for something from the endpoint, which `give_up` may end."""
+        pair = (endpoint, sock)
+        with self.lock:
+            self._waiting.append(pair)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._waiting.remove(pair)
+
+    def give_up(self, endpoint: Endpoint) -> None:
+        """End all waiting for the endpoint."""
+        with self.lock:
+            for sock in (sock for each, sock in self._waiting if each == endpoint):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
+def _readable(sock: socket.socket) -> bool:
+    # Unlike select, poll takes descriptors above 1023.
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class _Stream:
     """The lines of a response that does not end by itself. Any thread may close it."""
 
-    def __init__(self, endpoint: Endpoint, sock: socket.socket, response: http.client.HTTPResponse) -> None:
+    def __init__(
+        self, shared: _Shared, endpoint: Endpoint, sock: socket.socket, response: http.client.HTTPResponse
+    ) -> None:
         self.endpoint = endpoint
+        self._shared = shared
         self._sock = sock
         self._response = response
         self.closed = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
-            for line in iter(self._response.readline, b""):
-                if line.strip():
-                    yield _decode(self.endpoint, 200, line)
+            with self._shared.waiting(self.endpoint, self._sock):
+                for line in iter(self._response.readline, b""):
+                    if line.strip():
+                        yield _decode(self.endpoint, 200, line)
         except (*BROKEN, ValueError, AttributeError) as error:
             if not self.closed:
                 raise Unavailable(f"{self.endpoint} ended the watch ({reason(error)})") from error
