@@ -325,6 +325,53 @@ def test_a_missing_script_is_a_usage_error(start: Start) -> None:
     assert "the script /no/such/train.py does not exist" in worker.words
 
 
+def with_another_worker(on_etcd: dict[str, str], start: Start) -> Worker:
+    other = start("pathlib.Path('world').write_text('x'); time.sleep(60)", **on_etcd)
+    other.file("world")
+    return other
+
+
+REAL = (sys.executable, "-m", "bireme_runtime.elastic.supervisor", "--")
+
+
+def test_what_is_wrong_in_one_worker_of_a_run_ends_only_that_worker(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    other = with_another_worker(on_etcd, start)
+    without_torch = start("", command=REAL, **on_etcd)
+    without_script = start("", command=(sys.executable, "-c", MAIN, "--", "/no/such/train.py"), **on_etcd)
+    assert (without_torch.end(), without_script.end()) == (75, 75)
+    assert "No module named 'torch'" in without_torch.words
+    assert "the script /no/such/train.py does not exist" in without_script.words
+    for worker in (without_torch, without_script):
+        assert "the run has begun: only this pod is replaced" in worker.words
+    assert other.process.poll() is None
+
+
+def test_what_is_wrong_before_any_worker_has_started_fails_the_job(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    assert start("", command=REAL, **on_etcd).end() == 78
+
+
+def test_a_library_that_is_missing_on_one_machine_does_not_fail_the_job(start: Start, tmp_path: Path) -> None:
+    torch = tmp_path / "broken" / "torch"
+    torch.mkdir(parents=True)
+    error = "libcudart.so.12: cannot open shared object file: No such file or directory"
+    (torch / "__init__.py").write_text(f"raise ImportError({error!r})")
+    worker = start("", command=REAL, PYTHONPATH=f"{RUNTIME}:{torch.parent}")
+    assert worker.end() == 75
+    assert f"torchrun cannot start on this machine: ImportError: {error}" in worker.words
+
+
+def test_a_scripts_own_usage_error_does_not_look_like_the_agents(start: Start, tmp_path: Path) -> None:
+    torchrun = tmp_path / "torchrun.py"
+    torchrun.write_text("import sys; sys.exit(64)")
+    worker = start("", command=(sys.executable, "-c", MAIN.replace(str(TINY), str(torchrun)), "--"))
+    assert worker.end() == 1
+    assert "the script failed for good, with code 64" in worker.words
+
+
 def test_without_torch_in_the_image_the_real_launcher_reports_that(start: Start) -> None:
     worker = start("", command=(sys.executable, "-m", "bireme_runtime.elastic.supervisor", "--"))
     assert worker.end() == 78

@@ -34,7 +34,10 @@ class ChildFailedError(Exception):
         (ChildFailedError(3221225477), launch.SCRIPT, 1),
         (RendezvousTimeoutError("late"), launch.RENDEZVOUS, 1),
         (ModuleNotFoundError("No module named 'torch'"), launch.CONFIG, 1),
-        (ValueError("nproc"), launch.CONFIG, 1),
+        (ImportError("libcudart.so.12: cannot open shared object file"), launch.MACHINE, 1),
+        (launch.DeviceMissing("Cuda is not available."), launch.MACHINE, 1),
+        (launch.ArgumentError("nproc"), launch.CONFIG, 1),
+        (ValueError("somewhere"), launch.AGENT, 1),
         (RuntimeError("store"), launch.AGENT, 1),
     ],
 )
@@ -42,3 +45,19 @@ def test_what_ended_torchrun_says_whether_the_script_or_the_agent_is_to_blame(
     error: Exception, cause: str, code: int
 ) -> None:
     assert launch.classify(error) == (cause, code)
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        ("Unsupported nproc_per_node value: x", launch.ArgumentError),
+        ("Cuda is not available.", launch.DeviceMissing),
+    ],
+)
+def test_what_torchrun_lacks_on_a_machine_is_no_wrong_argument(problem: str, kind: type[Exception]) -> None:
+    def config_from_args(arguments: list[str]) -> None:
+        raise ValueError(problem)
+
+    torchrun = SimpleNamespace(parse_args=list, config_from_args=config_from_args)
+    with pytest.raises(kind, match=problem):
+        launch.check_arguments(torchrun, ["train.py"])

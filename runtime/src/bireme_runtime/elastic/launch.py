@@ -19,11 +19,12 @@ from typing import Any
 
 from bireme_runtime.elastic import torch_handler
 from bireme_runtime.process import environment
+from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import as_shell
 
-# Why a run of torchrun ended, as the supervisor distinguishes it.
-SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, AGENT = (
-    "success", "script", "rendezvous", "config", "usage", "agent",
+# Why a run of torchrun ended, as the supervisor distinguishes it. MACHINE: it may well start on another one.
+SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
+    "success", "script", "rendezvous", "config", "usage", "machine", "agent",
 )  # fmt: skip
 REPORT_FD = "BIREME_REPORT_FD"
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         run = importlib.import_module("torch.distributed.run")
         adapt_torch()
+        check_arguments(run, argv)
         run.main(list(argv))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -51,6 +53,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+class ArgumentError(BiremeError):
+    """torchrun refuses the value of an option."""
+
+
+class DeviceMissing(BiremeError):
+    """An option asks for devices that this machine does not have."""
+
+
+def check_arguments(run: Any, argv: Sequence[str]) -> None:
+    """Raise ArgumentError or DeviceMissing when torchrun cannot use a value."""
+    try:
+        run.config_from_args(run.parse_args(list(argv)))
+    except ValueError as error:
+        kind = DeviceMissing if "not available" in str(error) else ArgumentError
+        raise kind(str(error)) from error
+
+
 def classify(error: Exception) -> tuple[str, int]:
     """The cause and the exit code for an exception that ended torchrun."""
     names = {each.__name__ for each in type(error).__mro__}
@@ -58,8 +77,10 @@ def classify(error: Exception) -> tuple[str, int]:
         return SCRIPT, _exit_code(error)
     if "RendezvousError" in names or "DistError" in names:
         return RENDEZVOUS, 1
-    if isinstance(error, (ImportError, ValueError)):
+    if isinstance(error, (ArgumentError, ModuleNotFoundError)):
         return CONFIG, 1
+    if isinstance(error, (DeviceMissing, ImportError)):
+        return MACHINE, 1
     return AGENT, 1
 
 

@@ -840,6 +840,11 @@ def outcome_of(client: etcd.Client, root: str) -> str:
     return str(json.loads(kv.value).get("outcome", CLOSED)) if kv else ""
 
 
+def has_begun(client: etcd.Client, root: str) -> bool:
+    """Whether a round was ever agreed, or a member is here."""
+    return bool(client.get(root + "round") or client.range(root + "members/").keys)
+
+
 def end_run(client: etcd.Client, root: str, outcome: str) -> None:
     """Mark the run as ended, unless it is marked already. Raises etcd.EtcdError after three attempts."""
     put = etcd.put_op(root + "done", json.dumps({"outcome": outcome}))

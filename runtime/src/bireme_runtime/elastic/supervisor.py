@@ -23,7 +23,7 @@ from bireme_runtime.elastic import fence, launch, rendezvous, torch_handler
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children, environment
 from bireme_runtime.process.errors import SettingError, Stop
-from bireme_runtime.process.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE, as_shell
+from bireme_runtime.process.exits import CONFIG, FAILED, NO_PERMISSION, TEMPORARY, USAGE, as_shell
 from bireme_runtime.process.http import parse_address
 from bireme_runtime.process.log import log_of
 
@@ -94,6 +94,14 @@ class End:
     reason: str
 
 
+class ScriptFailed(Stop):
+    """The script failed for good. Its code is passed on, except that of the worker's own usage error."""
+
+    def __init__(self, end: End) -> None:
+        sentence = f"the script failed for good, with code {end.code}: {end.reason}"
+        super().__init__(FAILED if end.code == USAGE else end.code, sentence)
+
+
 class Backend:
     """What the supervisor does for a rendezvous backend, beside torchrun. For most backends nothing."""
 
@@ -121,6 +129,10 @@ class Backend:
 
     def release(self) -> None:
         """Remove the membership of the last torchrun, which has ended."""
+
+    def has_begun(self) -> bool:
+        """Whether torchrun has started before in a worker of this run; True also if that is unknown."""
+        return False
 
 
 class EtcdBackend(Backend):
@@ -178,6 +190,13 @@ class EtcdBackend(Backend):
         except etcd.EtcdError as error:
             say(f"cannot revoke the lease; it will expire: {error}")
 
+    def has_begun(self) -> bool:
+        try:
+            return rendezvous.has_begun(self._client, self._root)
+        except etcd.EtcdError as error:
+            say(f"cannot read from etcd whether the run has begun: {error}")
+            return True
+
     def _leases(self) -> tuple[int, ...]:
         return rendezvous.leases_of(self._client, self._root, self._base) if self._base else ()
 
@@ -222,16 +241,30 @@ class C10dBackend(Backend):
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
         }
 
+    def has_begun(self) -> bool:
+        # Worker 0 listens as soon as its torchrun has started.
+        try:
+            socket.create_connection((self._endpoint.host, self._endpoint.port), _ETCD_SECONDS).close()
+            return True
+        except OSError:
+            return False
+
 
 class Supervisor:
     """Runs torchrun until the run succeeds, the script fails for good, or SIGTERM arrives."""
 
     def __init__(
-        self, options: Options, backend: Backend, command: Sequence[str], env: Mapping[str, str]
+        self,
+        options: Options,
+        backend: Backend,
+        launcher: Sequence[str],
+        arguments: Sequence[str],
+        env: Mapping[str, str],
     ) -> None:
         self._options = options
         self._backend = backend
-        self._command = tuple(command)
+        self._arguments = tuple(arguments)
+        self._command = (*launcher, *arguments)
         self._env = dict(env)
 
     def run(self) -> int:
@@ -246,11 +279,21 @@ class Supervisor:
             return as_shell(-end.number)
         except Stop as stop:
             say(str(stop))
-            return stop.code
+            return self._code(stop)
         finally:
             children.kill_descendants()
 
+    def _code(self, stop: Stop) -> int:
+        """The exit code for this end. The Job fails at once only for what is wrong in all workers."""
+        if stop.code not in (USAGE, CONFIG) or isinstance(stop, ScriptFailed):
+            return stop.code
+        if not self._backend.has_begun():
+            return stop.code
+        say("the run has begun: only this pod is replaced")
+        return TEMPORARY
+
     def _run(self) -> int:
+        check_script(self._arguments)
         restarts = 0
         while True:
             self._while_listening(self._backend.wait)
@@ -279,11 +322,13 @@ class Supervisor:
 
     def _stop_unless_restarting_helps(self, end: End) -> None:
         if end.cause == launch.SCRIPT:
-            raise Stop(end.code, f"the script failed for good, with code {end.code}: {end.reason}")
+            raise ScriptFailed(end)
         if end.cause == launch.USAGE:
             raise Stop(USAGE, f"torchrun refuses its arguments: {end.reason}")
         if end.cause == launch.CONFIG:
             raise Stop(CONFIG, f"torchrun cannot start as configured: {end.reason}")
+        if end.cause == launch.MACHINE:
+            raise Stop(TEMPORARY, f"torchrun cannot start on this machine: {end.reason}")
 
     def _while_listening(self, action: Callable[[], Any]) -> Any:
         """Call ``action`` in a thread; raises Terminated if SIGTERM or SIGINT arrives meanwhile."""
@@ -411,13 +456,12 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Seq
     """Run one worker and return its exit code; `launcher` is the command that runs torchrun."""
     arguments = list(argv[1:] if argv[:1] == ["--"] else argv)
     try:
-        check_script(arguments)
         options = Options.from_env(env)
         backend = make_backend(options, env)
     except Stop as stop:
         say(str(stop))
         return stop.code
-    return Supervisor(options, backend, [*launcher, *arguments], env).run()
+    return Supervisor(options, backend, launcher, arguments, env).run()
 
 
 if __name__ == "__main__":
