@@ -36,6 +36,11 @@ import torch
 import torch._dynamo  # torch.optim would import it later: so it counts as import_seconds
 import torch.distributed as dist
 
+try:
+    from bireme_runtime.elastic import fence
+except ImportError:  # outside the chart's pods there is no fence
+    fence = None
+
 State = dict[str, Any]
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=5)
@@ -264,12 +269,17 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 
 
 def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` write the file ``path``; readers find the complete file or none."""
+    """Let ``write`` write the file ``path``; readers find the complete file or none.
+
+    Raises when this process no longer belongs to the world that trains: another one writes this folder then.
+    """
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     with partial.open("wb") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
+    if fence:
+        fence.check()
     partial.replace(path)
 
 

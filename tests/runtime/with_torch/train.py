@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from bireme_runtime.elastic import fence
+
 folder, name, steps, pause = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 checkpoint = folder / "checkpoint.pt"
 told_to_end: list[float] = []
@@ -42,6 +44,7 @@ note(event="start", rank=rank, world=world, step=step, pid=os.getpid(), agent=os
 def save() -> None:
     part = checkpoint.with_suffix(f".{os.getpid()}")
     torch.save({"model": model.module.state_dict(), "step": step}, part)
+    fence.check()
     part.replace(checkpoint)
 
 
