@@ -415,6 +415,55 @@ def test_a_member_finishes_while_etcd_is_out_of_reach_and_succeeds_afterwards(
     proxy.close()
 
 
+def test_a_second_run_of_a_release_waits_says_why_and_goes_on_when_the_first_is_gone(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, more = (make(slot, run_id="first", lock="training/imagenet") for slot in (0, 1))
+    join_all(first, more)
+    second = make(0, run_id="second", lock="training/imagenet", join_timeout=1)
+    other = make(0, run_id="other", lock="training/another")
+    assert join_all(other)[0].size == 1
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.join)
+        until(lambda: "waiting for run first" in caplog.text)
+        assert "it trains with 2 workers, and two runs of training/imagenet must not" in caplog.text
+        # Longer than its join_timeout; that one member of the first run goes is not enough.
+        first.leave()
+        time.sleep(1.5)
+        assert not joining.done()
+        assert more.join().size == 1, "the first run is disturbed by none of it"
+        # Its last member dies without a word, and its lease ends.
+        more._closing.set()
+        assert joining.result(timeout=8).size == 1
+    assert caplog.text.count("waiting for run first") == 1
+
+
+def test_of_two_runs_that_start_at_the_same_time_one_trains(make: Make) -> None:
+    members = [make(0, run_id=f"run-{n % 2}", lock="training/imagenet", min_nodes=2) for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        joining = [pool.submit(each.join) for each in members]
+        until(lambda: sum(each.done() for each in joining) == 2)
+        time.sleep(0.5)
+        done = {each.settings.run_id for each, future in zip(members, joining, strict=True) if future.done()}
+        assert len(done) == 1
+        for each in members:
+            if each.settings.run_id in done:
+                each.leave()
+        assert {future.result(timeout=8).size for future in joining} == {2}
+
+
+def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: EtcdServer) -> None:
+    join_all(make(0, run_id="first", lock="training/imagenet"))
+    second = make(0, run_id="second", lock="training/imagenet")
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.join)
+        time.sleep(0.3)
+        rendezvous.end_run(client, second.settings.root, rendezvous.SUCCESS)
+        with pytest.raises(rendezvous.RunOver):
+            joining.result(timeout=5)
+
+
 def test_the_leases_of_a_member_are_found_by_its_name(
     make: Make, shared_etcd: EtcdServer, settings: Settings
 ) -> None:

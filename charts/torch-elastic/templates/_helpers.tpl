@@ -40,6 +40,10 @@ Arguments: root, worker (the result of common.worker).
 - name: PET_LOCAL_ADDR
   valueFrom:
     fieldRef: {fieldPath: status.podIP}
+{{- if eq $v.rendezvous.backend "etcd" }}
+# Runs with the same lock never train at the same time.
+- {name: BIREME_LOCK, value: "{{ .root.Release.Namespace }}/{{ include "common.fullname" (dict "root" .root) }}"}
+{{- end }}
 - {name: PET_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
 - {name: PET_MONITOR_INTERVAL, value: "{{ $v.monitorInterval }}"}
 - {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.agentRestarts }}"}

@@ -7,6 +7,10 @@ Keys under `<prefix><run id>/`:
     store          under the lease of rank 0: the address where the agents of this round exchange data
     done           the run has ended: {"outcome": "success"}, when all members of the round have finished
 
+and, with a lock, under `<prefix>.lock/<lock>/`:
+
+    <run id>/<id>  under the lease of each member: this run trains; written only while no other run has any
+
 A member that trains in round n blocks round n+1 until it declares itself ready or its lease ends. So a lost
 member delays the others at most by the life of its lease, and no member is placed in two rounds at once. Its
 processes end before its lease can have ended (fence.py), so no two worlds train at once.
@@ -14,8 +18,10 @@ processes end before its lease can have ended (fence.py), so no two worlds train
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import random
 import secrets
 import threading
 import time
@@ -32,6 +38,7 @@ SUCCESS, CLOSED = "success", "closed"
 # Seconds without an event after which the keys are read again, in case the watch's connection is dead.
 _WATCH_IDLE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
+_LOCK_LOG_SECONDS = 60.0
 
 log = logging.getLogger("bireme_runtime")
 
@@ -42,6 +49,10 @@ class RunOver(BiremeError):
     def __init__(self, outcome: str) -> None:
         super().__init__(f"the run has ended: {outcome}")
         self.outcome = outcome
+
+
+class _Locked(Exception):
+    """Another run took the lock first."""
 
 
 class JoinTimeout(BiremeError):
@@ -55,13 +66,14 @@ class Settings:
     A lease lives for `keep_alive_interval` times `keep_alive_max_attempt`: a member whose machine died is
     lost after that time, and one that cannot renew for two thirds of it stops its processes. For
     `settle_timeout` after a new round, newcomers do not interrupt it, because its processes would have to
-    import and load everything again.
+    import and load everything again. Of the runs with the same `lock`, one trains and the others wait.
     """
 
     run_id: str
     min_nodes: int
     max_nodes: int
     prefix: str = DEFAULT_PREFIX
+    lock: str = ""
     join_timeout: float = 600.0
     last_call_timeout: float = 1.0
     settle_timeout: float = 10.0
@@ -122,6 +134,11 @@ class Settings:
     def root(self) -> str:
         """The prefix of the run's keys."""
         return f"{self.prefix}{self.run_id}/"
+
+    @property
+    def lock_root(self) -> str:
+        """The prefix of the keys by which runs hold the lock."""
+        return f"{self.prefix}.lock/{self.lock}/"
 
 
 def _number(name: str, value: Any) -> float:
@@ -399,8 +416,14 @@ class Rendezvous:
         etcd.AuthError or etcd.Refused.
         """
         self._admitted(None)
-        deadline = time.monotonic() + self.settings.join_timeout
         self._start_threads()
+        while True:
+            if self._registration is None or self._registration.lost:
+                self._wait_for_lock()
+            with contextlib.suppress(_Locked):
+                return self._join(time.monotonic() + self.settings.join_timeout)
+
+    def _join(self, deadline: float) -> World:
         self._get_ready(deadline)
         progress = _Progress()
         while True:
@@ -613,10 +636,47 @@ class Rendezvous:
             id, self.identity.base, self.identity.slot, self.identity.address, self._view.number + 1
         )
         registration = _Registration(self._key(f"members/{id}"), lease, member, asked)
+        if self.settings.lock:
+            self._claim(registration, deadline)
         self._write(registration, member, deadline)
         with self._changed:
             self._registration, self._world = registration, None
             self._changed.notify_all()
+
+    def _claim(self, registration: _Registration, deadline: float) -> None:
+        """Hold the lock under the member's lease. Raises _Locked when another run holds it."""
+        root, mine = self.settings.lock_root, self._lock_key()
+        compare = [etcd.none_in(root, mine), etcd.none_in(etcd.prefix_end(mine), etcd.prefix_end(root))]
+        put = etcd.put_op(f"{mine}{registration.member.id}", "", registration.lease)
+        # Doing it twice is harmless.
+        if not self._persist(lambda: self._client.txn(compare, [put]), deadline).succeeded:
+            with contextlib.suppress(etcd.EtcdError):
+                self._renewal_client.lease_revoke(registration.lease)
+            raise _Locked
+
+    def _wait_for_lock(self) -> None:
+        """Wait, for as long as it takes, until no other run holds the lock."""
+        next_log = 0.0
+        while self.settings.lock:
+            if self.outcome:
+                raise RunOver(self.outcome)
+            deadline = time.monotonic() + self.settings.join_timeout
+            held = self._persist(lambda: self._client.range(self.settings.lock_root), deadline).keys
+            others = [kv.key for kv in held if not kv.key.startswith(self._lock_key())]
+            if not others:
+                return
+            if time.monotonic() >= next_log:
+                next_log = time.monotonic() + _LOCK_LOG_SECONDS
+                run = others[0][len(self.settings.lock_root) :].rpartition("/")[0]
+                log.warning(
+                    "waiting for run %s to end: it trains with %d workers, and two runs of %s must not write "
+                    "one checkpoint", run, len(others), self.settings.lock,
+                )  # fmt: skip
+            if self._closing.wait(random.uniform(0.5, 1.5)):
+                raise Unreachable("this member has left while it waited for another run to end")
+
+    def _lock_key(self) -> str:
+        return f"{self.settings.lock_root}{self.settings.run_id}/"
 
     def _write(self, registration: _Registration, member: Member, deadline: float) -> None:
         """Write this value to the member's key. A delayed duplicate of an older write cannot overwrite it."""

@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +41,7 @@ def create_handler(params: Any) -> Any:
     settings = rendezvous.Settings.from_config(
         params.run_id, params.min_nodes, params.max_nodes, params.config
     )
+    settings = replace(settings, lock=os.environ.get("BIREME_LOCK", ""))
     client = etcd.client_from(params.endpoint, os.environ, settings.heartbeat_timeout, params.config)
     address = params.get("local_addr") or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())

@@ -210,6 +210,12 @@ def none_newer(prefix: str, revision: int) -> dict[str, Any]:
     return {**keys, "target": "MOD", "result": "LESS", "mod_revision": str(revision + 1)}
 
 
+def none_in(first: str | bytes, end: str | bytes) -> dict[str, Any]:
+    """Comparison: there is no key from `first` up to but not including `end`."""
+    keys = {"key": _b64(first), "range_end": _b64(end)}
+    return {**keys, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+
+
 def put_op(key: str, value: str, lease: int = 0) -> dict[str, Any]:
     """Operation of a transaction: write a key, attached to a lease if one is given."""
     return {"request_put": {"key": _b64(key), "value": _b64(value), "lease": str(lease)}}
