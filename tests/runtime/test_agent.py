@@ -361,7 +361,7 @@ def test_a_library_that_is_missing_on_one_machine_does_not_fail_the_job(start: S
     (torch / "__init__.py").write_text(f"raise ImportError({error!r})")
     worker = start("", command=REAL, PYTHONPATH=f"{RUNTIME}:{torch.parent}")
     assert worker.end() == 75
-    assert f"torchrun cannot start on this machine: ImportError: {error}" in worker.words
+    assert f"torchrun cannot run here: ImportError: {error}" in worker.words
 
 
 def test_a_scripts_own_usage_error_does_not_look_like_the_agents(start: Start, tmp_path: Path) -> None:

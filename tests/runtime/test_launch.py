@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bireme_runtime.elastic import launch
+from bireme_runtime.elastic import launch, rendezvous
 
 
 class RendezvousError(Exception):
@@ -37,6 +37,7 @@ class ChildFailedError(Exception):
         (ImportError("libcudart.so.12: cannot open shared object file"), launch.MACHINE, 1),
         (launch.DeviceMissing("Cuda is not available."), launch.MACHINE, 1),
         (launch.ArgumentError("nproc"), launch.CONFIG, 1),
+        (rendezvous.ThreadEnded("a thread ended"), launch.MACHINE, 1),
         (ValueError("somewhere"), launch.AGENT, 1),
         (RuntimeError("store"), launch.AGENT, 1),
     ],

@@ -464,6 +464,37 @@ def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: 
             joining.result(timeout=5)
 
 
+def test_foreign_keys_among_the_members_are_ignored(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    for name, value in (("text", "hello"), ("number", "5"), ("other", '{"a": 1}'), ("list", "[]")):
+        client.put(f"{settings.root}members/{name}", value)
+    a, b = make(0), make(1)
+    assert [world.size for world in join_all(a, b)] == [2, 2]
+    client.put(f"{settings.root}members/later", "hello")
+    client.put(f"{settings.root}elsewhere", "hello")
+    time.sleep(0.3)
+    assert (a.waiting(), b.waiting()) == (0, 0)
+    b.leave()
+    until(a.waiting)
+
+
+def test_a_thread_that_ends_unexpectedly_ends_the_member_with_a_sentence(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
+    a, b = make(0), make(1)
+    join_all(a)
+    etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(f"{settings.root}round", "hello")
+    with pytest.raises(
+        rendezvous.ThreadEnded, match=r"bireme-follow ended .*the key .*round .*cannot be read"
+    ):
+        until(a.waiting)
+    for ask in (a.join, a.all_finished, b.join):
+        with pytest.raises(rendezvous.ThreadEnded):
+            ask()
+
+
 def test_the_leases_of_a_member_are_found_by_its_name(
     make: Make, shared_etcd: EtcdServer, settings: Settings
 ) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import torch_handler
+from bireme_runtime.elastic import rendezvous, torch_handler
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import as_shell
 
-# Why a run of torchrun ended, as the supervisor distinguishes it. MACHINE: it may well start on another one.
+# Why a run of torchrun ended, as the supervisor distinguishes it. MACHINE: it may well run on another one.
 SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
     "success", "script", "rendezvous", "config", "usage", "machine", "agent",
 )  # fmt: skip
@@ -79,7 +79,7 @@ def classify(error: Exception) -> tuple[str, int]:
         return RENDEZVOUS, 1
     if isinstance(error, (ArgumentError, ModuleNotFoundError)):
         return CONFIG, 1
-    if isinstance(error, (DeviceMissing, ImportError)):
+    if isinstance(error, (DeviceMissing, ImportError, rendezvous.ThreadEnded)):
         return MACHINE, 1
     return AGENT, 1
 

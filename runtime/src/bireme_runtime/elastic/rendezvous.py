@@ -25,7 +25,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -53,6 +53,10 @@ class RunOver(BiremeError):
 
 class _Locked(Exception):
     """Another run took the lock first."""
+
+
+class ThreadEnded(BiremeError):
+    """A thread of this member ended unexpectedly, so that it does not know any more what the others do."""
 
 
 class JoinTimeout(BiremeError):
@@ -239,9 +243,17 @@ class View:
         return replace(self, finished=self.finished | (previous.finished - self.members.keys()))
 
     def changed(self, root: str, kv: etcd.KeyValue, deleted: bool) -> View:
-        """The view after a change of one key."""
+        """The view after a change of one key. Raises ValueError for a key of the run that cannot be read."""
         name = kv.key[len(root) :]
-        record = {} if deleted else json.loads(kv.value)
+        try:
+            return self._changed(name, {} if deleted else json.loads(kv.value), kv.mod_revision, deleted)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if name in ("round", "store", "done"):
+                raise ValueError(f"the key {kv.key} in etcd cannot be read: {error!r}") from error
+            # Somebody else's.
+            return self
+
+    def _changed(self, name: str, record: Any, mod_revision: int, deleted: bool) -> View:
         if name.startswith("members/"):
             members = dict(self.members)
             members.pop(name[8:], None)
@@ -252,7 +264,7 @@ class View:
             return replace(self, members=members, finished=finished)
         if name == "round":
             finished = frozenset(member.id for member in self.members.values() if member.finished)
-            round = None if deleted else _round(record, kv.mod_revision)
+            round = None if deleted else _round(record, mod_revision)
             return replace(self, round=round, finished=finished)
         if name == "store":
             return replace(self, store=None if deleted else (int(record["round"]), str(record["address"])))
@@ -406,16 +418,18 @@ class Rendezvous:
         self._entered = 0.0
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._thread_ended = ""
 
     # Called by the agent ----------------------------------------
 
     def join(self) -> World:
         """Wait for a round that includes this member.
 
-        The processes of an earlier round have ended. Raises RunOver, JoinTimeout, Unreachable, and
-        etcd.AuthError or etcd.Refused.
+        The processes of an earlier round have ended. Raises RunOver, JoinTimeout, Unreachable,
+        ThreadEnded, and etcd.AuthError or etcd.Refused.
         """
         self._admitted(None)
+        self._check_threads()
         self._start_threads()
         while True:
             if self._registration is None or self._registration.lost:
@@ -428,6 +442,7 @@ class Rendezvous:
         progress = _Progress()
         while True:
             with self._changed:
+                self._check_threads()
                 registration = self._registration
                 lost = registration is None or registration.lost
                 reading = self._view
@@ -454,6 +469,7 @@ class Rendezvous:
         must stop (fence.py).
         """
         with self._changed:
+            self._check_threads()
             if self._world is None or self._view.outcome == SUCCESS:
                 return 0
             if (
@@ -473,6 +489,7 @@ class Rendezvous:
     def broken(self, world: World) -> bool:
         """Whether this world's round has lost a member or is no longer the latest."""
         with self._changed:
+            self._check_threads()
             lost = self._registration is None or self._registration.lost or self._uncertain()
             return lost or self._view.number != world.number or bool(self._view.leavers())
 
@@ -521,6 +538,7 @@ class Rendezvous:
         """
         with self._changed:
             view, world, registration = self._view, self._world, self._registration
+            self._check_threads()
             if view.outcome == SUCCESS:
                 return True
             lost = registration is None or registration.lost
@@ -767,9 +785,26 @@ class Rendezvous:
         if self._threads:
             return
         for target in (self._renew, self._follow):
-            thread = threading.Thread(target=target, name=f"bireme-{target.__name__.strip('_')}", daemon=True)
+            name = f"bireme-{target.__name__.strip('_')}"
+            thread = threading.Thread(target=self._work, args=(target,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _work(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except Exception as error:
+            if self._closing.is_set():
+                return
+            name = threading.current_thread().name
+            log.exception("the thread %s ended", name)
+            with self._changed:
+                self._thread_ended = f"the thread {name} ended unexpectedly: {type(error).__name__}: {error}"
+                self._changed.notify_all()
+
+    def _check_threads(self) -> None:
+        if self._thread_ended:
+            raise ThreadEnded(self._thread_ended)
 
     def _renew(self) -> None:
         while not self._closing.wait(self.settings.keep_alive_interval):
@@ -851,6 +886,7 @@ class Rendezvous:
             if self._watch:
                 self._watch.close()
             while self._reading < wanted:
+                self._check_threads()
                 if time.monotonic() >= deadline or self._closing.is_set():
                     raise Unreachable(f"etcd cannot be reached: {self._trouble}")
                 self._changed.wait(0.5)

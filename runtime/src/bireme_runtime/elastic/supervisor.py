@@ -328,7 +328,7 @@ class Supervisor:
         if end.cause == launch.CONFIG:
             raise Stop(CONFIG, f"torchrun cannot start as configured: {end.reason}")
         if end.cause == launch.MACHINE:
-            raise Stop(TEMPORARY, f"torchrun cannot start on this machine: {end.reason}")
+            raise Stop(TEMPORARY, f"torchrun cannot run here: {end.reason}")
 
     def _while_listening(self, action: Callable[[], Any]) -> Any:
         """Call ``action`` in a thread; raises Terminated if SIGTERM or SIGINT arrives meanwhile."""
@@ -398,13 +398,17 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _repeating(action: Callable[[], None], seconds: float) -> Any:
-    """Call ``action`` repeatedly, in a thread, while the block runs."""
+    """Call ``action`` repeatedly, in a thread, while the block runs; log when it fails."""
     over = threading.Event()
 
     def repeat() -> None:
-        action()
-        while not over.wait(seconds):
-            action()
+        while True:
+            try:
+                action()
+            except Exception as error:
+                say(f"{type(error).__name__}: {error}")
+            if over.wait(seconds):
+                return
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
