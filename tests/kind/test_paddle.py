@@ -126,7 +126,9 @@ class PaddleJob:
             status = api.proxied(self.release.namespace, name, 7190, "v1/status", 5)
         except ApiError:
             return {}
-        return {"leader": status["leader"], **(status["datasets"][0] if status["datasets"] else {})}
+        # Each attempt has a dataset of its own, whose name ends with the attempt's number.
+        by_attempt = sorted(status["datasets"], key=lambda each: int(each["dataset"].rpartition("-")[2]))
+        return {"leader": status["leader"], **(by_attempt[-1] if by_attempt else {})}
 
     def leader(self) -> str:
         """The pod whose dispatcher is the leader; empty while there is none."""

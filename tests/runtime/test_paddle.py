@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ import pytest
 from bireme_runtime.dispatcher import Dispatcher
 from bireme_runtime.paddle.run import Client, Report, Rules, Run, last_save, serve, write_whole
 from tests.runtime.dispatcher_replicas import Dispatchers
-from tests.runtime.etcd_servers import EtcdServer
+from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.runtime.paddle_pods import SECONDS, SOURCE, PaddleJob
 
-SOURCE = Path(__file__).parents[2] / "runtime" / "src"
-SECONDS = 60
 # A script for both roles: pservers listen until they are killed, trainers follow the arguments.
 SCRIPT = """
 import os, socket, sys, time
@@ -45,94 +43,11 @@ sys.exit(int(Path(sys.argv[1]).read_text() or 0))
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-class PaddleJob:
-    """The pods of one job, as processes on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.output = folder / "output"
-        self.go = folder / "go"
-        self._folder = folder
-        self._control = free_port()
-        self._ports = [free_port(), free_port()]
-        self.pods: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        (folder / "script.py").write_text(SCRIPT)
-        self.release(revision=1, trainers=2)
-
-    def release(self, revision: int, trainers: int) -> None:
-        """Write the settings as an upgrade does."""
-        settings = self._folder / "settings"
-        settings.mkdir(exist_ok=True)
-        (settings / "PADDLE_TRAINERS_NUM").write_text(str(trainers))
-        (settings / "BIREME_REVISION").write_text(str(revision))
-
-    def start(self, role: str, index: int, **more: str) -> None:
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(SOURCE),
-            "JOB_COMPLETION_INDEX": str(index),
-            "POD_IP": "127.0.0.1",
-            "PADDLE_PORT": str(self._ports[index] if role == "server" else self._ports[0]),
-            "BIREME_PADDLE_COORDINATOR": f"127.0.0.1:{self._control}",
-            "BIREME_PADDLE_OUTPUT": str(self.output),
-            "BIREME_PADDLE_SETTINGS": str(self._folder / "settings"),
-            "BIREME_PADDLE_PSERVERS": "2",
-            "PADDLE_TRAINERS_NUM": "2",
-            "BIREME_RUN_ID": "run",
-            "BIREME_LOST_SECONDS": "3",
-            **more,
-        }
-        command = [sys.executable, "-m", "bireme_runtime.paddle.supervisor", role, "--"]
-        command += [str(self._folder / "script.py"), str(self.go)]
-        with (self._folder / f"{role}-{index}.log").open("ab") as log:
-            self.pods[role, index] = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-
-    def start_all(self, **more: str) -> None:
-        for role in ("server", "trainer"):
-            for index in range(2):
-                self.start(role, index, **more)
-
-    def log(self, role: str, index: int) -> str:
-        return (self._folder / f"{role}-{index}.log").read_text()
-
-    def trained(self, index: int) -> list[list[str]]:
-        """Attempt, number of trainers and restored save for each start of a trainer's script."""
-        log = self.output / f"node_{index}" / "train.log"
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [line.split(" ")[1:] for line in lines if line.startswith("trains ")]
-
-    def until(self, done: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not done():
-            logs = "\n".join(self.log(*pod) for pod in self.pods)
-            assert time.monotonic() < deadline, f"not in {SECONDS} s: {what}\n{logs}"
-            time.sleep(0.05)
-
-    def codes(self) -> set[int]:
-        """Wait for all supervisors; returns their exit codes."""
-        return {pod.wait(SECONDS) for pod in self.pods.values()}
-
-    def kill(self, role: str, index: int) -> None:
-        """Kill a supervisor and its script at once."""
-        supervisor = self.pods.pop((role, index))
-        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
-        for pid in (supervisor.pid, *map(int, children)):
-            os.kill(pid, signal.SIGKILL)
-        supervisor.wait()
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[PaddleJob]:
-    one = PaddleJob(tmp_path)
+    one = PaddleJob(tmp_path, SCRIPT)
     yield one
-    for pod in one.pods.values():
-        pod.terminate()
-    for pod in one.pods.values():
-        pod.wait(SECONDS)
+    one.stop()
 
 
 def test_trainers_start_after_all_pservers_and_pservers_end_after_all_trainers(
@@ -330,3 +245,43 @@ def test_without_pserver_0_a_request_fails_as_unreachable() -> None:
 
     with pytest.raises(Unreachable, match=r"127\.0"):
         Client(f"127.0.0.1:{free_port()}").size(0)
+
+
+def test_a_script_of_an_attempt_that_is_over_changes_the_last_save_no_more(run: Run, tmp_path: Path) -> None:
+    write_whole(tmp_path / "pass-00000/done", json.dumps({"passes": 1}))
+    assert run.point_to(run.attempt, "pass-00000") == ""
+    begun, lost = run.attempt, report("server", 0, run, "broken")
+    run.report(lost)
+    write_whole(tmp_path / "steps-1-9/done", json.dumps({"passes": 1}))
+    assert run.point_to(begun, "steps-1-9") == "attempt 1 is over"
+    assert run.point_to(run.attempt, "steps-2-1") == "steps-2-1 is not complete"
+    save = last_save(tmp_path)
+    assert save is not None
+    assert run.begun_from() == (begun + 1, save)
+    assert Path(save.folder).name == "pass-00000"
+
+
+def test_a_pserver_that_comes_back_after_it_was_asked_to_go_has_lost_its_parameters(run: Run) -> None:
+    attempt = run.attempt
+    assert run.report(report("server", 0, run, "leaving")).server_leaves
+    run.report(replace(report("server", 0, run, "waiting"), boot="another", attempt=0))
+    assert run.attempt == attempt + 1
+
+
+def test_a_job_with_dispatched_shards_is_not_done_without_trainer_0(tmp_path: Path) -> None:
+    rules = Rules(servers=1, trainers=2, dynamic=True, max_restarts=3, lost_seconds=0.05)
+    run = Run(rules, tmp_path, "run")
+    run.begin()
+    run.report(report("trainer", 0, run, "leaving"))
+    time.sleep(0.1)
+    assert run.report(report("trainer", 1, run, "finished")).outcome == "running"
+    run.report(report("trainer", 0, run, "finished"))
+    assert run.report(report("trainer", 1, run, "finished")).outcome == "done"
+
+
+def test_a_file_that_there_is_no_space_for_leaves_the_old_one(tmp_path: Path) -> None:
+    write_whole(tmp_path / "last-save", "pass-00001\n")
+    (tmp_path / ".last-save.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        write_whole(tmp_path / "last-save", "pass-00002\n")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["pass-00001\n"]

@@ -8,10 +8,11 @@ with Dispatcher() as dispatcher:
 from bireme_runtime.dispatcher.client import (
     Dispatcher,
     DispatcherError,
+    Progress,
     Refused,
     Shard,
     Unavailable,
     give_back,
 )
 
-__all__ = ["Dispatcher", "DispatcherError", "Refused", "Shard", "Unavailable", "give_back"]
+__all__ = ["Dispatcher", "DispatcherError", "Progress", "Refused", "Shard", "Unavailable", "give_back"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bireme_runtime.dispatcher.messages import BLOCK
+from bireme_runtime.dispatcher.messages import BLOCK, numbers_of
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, SettingError, Unreachable
 from bireme_runtime.process.http import Address, Connection, parse_address
@@ -88,6 +88,15 @@ class Shard:
             with contextlib.suppress(DispatcherError):
                 body = {"failed": [[self.index, self._token, reason]]}
                 self._dispatcher._settle(body, self, _LEAVE_SECONDS)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a dataset is: which shards of the pass are done or given up, by index."""
+
+    pass_number: int
+    is_over: bool
+    settled: frozenset[int]
 
 
 class Dispatcher:
@@ -237,6 +246,11 @@ class Dispatcher:
         """The leader and the datasets, as in `/v1/status`."""
         return self._leader.ask("GET", "/v1/status")
 
+    def progress(self) -> Progress:
+        """How far this dataset is."""
+        said = self._leader.ask("GET", f"/v1/{self.dataset}/progress")
+        return Progress(int(said["pass"]), bool(said["over"]), frozenset(numbers_of(said["settled"])))
+
     def wait_finished(self) -> None:
         """Wait until all passes are over and the last trainer has left."""
         while not self._leader.ask("GET", f"/v1/{self.dataset}/finished?wait=4").get("finished"):
@@ -290,7 +304,7 @@ class Dispatcher:
             atexit.register(self.close)
         self._trainer = str(answer["trainer"])
         if self._note is not None:
-            self._note.write_text(self._trainer)
+            self._note.write_text(f"{self.dataset} {self._trainer}")
         path = f"/v1/{self.dataset}/heartbeat"
         self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]))
 
@@ -303,11 +317,11 @@ def give_back(note: Path, env: Mapping[str, str] = os.environ) -> None:
     failure.
     """
     try:
-        trainer = note.read_text()
+        dataset, trainer = note.read_text().split()
         note.unlink()
     except FileNotFoundError:
         return
-    killed = Dispatcher(env=env, wait_seconds=_LEAVE_SECONDS)
+    killed = Dispatcher(dataset=dataset, env=env, wait_seconds=_LEAVE_SECONDS)
     killed._trainer = trainer
     killed.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -22,9 +23,9 @@ from bireme_runtime.process.errors import Unreachable
 
 SERVER, TRAINER = "server", "trainer"
 RUNNING, DONE, FAILED = "running", "done", "failed"
-# The states of a participant's script.
-WAITING, STARTING, SERVING, TRAINING, BROKEN, FINISHED = (
-    "waiting", "starting", "serving", "training", "broken", "finished",
+# The states of a participant's script. One that is leaving was asked to go, and still serves or saves.
+WAITING, STARTING, SERVING, TRAINING, LEAVING, BROKEN, FINISHED = (
+    "waiting", "starting", "serving", "training", "leaving", "broken", "finished",
 )  # fmt: skip
 _LONGEST_POLL_SECONDS = 5.0
 
@@ -45,7 +46,10 @@ class Report:
 
 @dataclass(frozen=True)
 class View:
-    """The response to a report. ``servers`` is empty until all pservers have reported."""
+    """The response to a report. ``servers`` is empty until all pservers have reported.
+
+    ``saver`` is the state of trainer 0 in this attempt; ``server_leaves`` asks it to save.
+    """
 
     attempt: int
     outcome: str
@@ -56,32 +60,59 @@ class View:
     initialised: bool
     restore: str
     first_pass: int
-    base_pass: int
+    saver: str
+    server_leaves: bool
 
 
 @dataclass(frozen=True)
 class Save:
-    """The last save: its folder, and the number of passes that it contains completely."""
+    """The last save: its folder, and the number of passes that it contains completely.
+
+    ``trained`` are the shards of the next pass that it contains, as spans of their indices in the list with
+    the digest ``shards``. ``steps`` are those of trainer 0.
+    """
 
     folder: str
     passes: int
+    steps: int = 0
+    trained: tuple[tuple[int, int], ...] = ()
+    shards: str = ""
 
 
 def last_save(output: Path) -> Save | None:
     """The save to which ``output/last-save`` points, if it is complete."""
     try:
         folder = output / (output / "last-save").read_text().strip()
-        return Save(str(folder), int(json.loads((folder / "done").read_text())["passes"]))
-    except (OSError, ValueError, KeyError):
+        done = json.loads((folder / "done").read_text())
+        trained = tuple((int(first), int(end)) for first, end in done.get("trained", ()))
+        steps, shards = int(done.get("steps", 0)), str(done.get("shards", ""))
+        return Save(str(folder), int(done["passes"]), steps, trained, shards)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step: it exists completely or not at all."""
+    """Write a file in one step: it exists completely, on the disk, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        partial.write_text(text)
+        to_disk(partial)
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    to_disk(path.parent)
+
+
+def to_disk(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass
@@ -113,7 +144,6 @@ class Run:
     outcome: str = RUNNING
     reason: str = ""
     save: Save | None = None
-    base_pass: int = 0
     initialised: bool = False
     trainers: int = 0
     _revision: int = 0
@@ -136,11 +166,8 @@ class Run:
         if (self.output / "done").exists():
             self.outcome = DONE
             return
-        save = last_save(self.output)
-        self.base_pass = save.passes if save else 0
         if kept.get("run") == self.run_id:
             self.restarts = int(kept["restarts"])
-            self.base_pass = int(kept["base_pass"])
             self._restart("pserver 0 restarted without its parameters")
         else:
             self._start()
@@ -177,6 +204,27 @@ class Run:
             self._changed.wait_for(lambda: self.initialised or attempt != self.attempt, seconds)
             return self.initialised and attempt == self.attempt
 
+    def begun_from(self) -> tuple[int, Save | None]:
+        """The current attempt, and the save from which it began."""
+        with self._changed:
+            return self.attempt, self.save
+
+    def point_to(self, attempt: int, name: str) -> str:
+        """Make a complete save the last one; returns why not.
+
+        That is decided here, so that a script of an attempt that is over changes nothing any more.
+        """
+        with self._changed:
+            if attempt != self.attempt:
+                return f"attempt {attempt} is over"
+            if not (self.output / name / "done").exists():
+                return f"{name} is not complete"
+            try:
+                write_whole(self.output / "last-save", f"{name}\n")
+            except OSError as error:
+                return f"last-save cannot be written: {error}"
+            return ""
+
     def size(self, number: int) -> int:
         """The number of trainers of pass ``number``, fixed when the first trainer starts the pass."""
         with self._changed:
@@ -210,7 +258,11 @@ class Run:
         return [index for index in range(size) if self._progress.get(index, start) < here]
 
     def _check_server(self, report: Report, before: Report | None) -> None:
-        ours = before is not None and before.attempt == self.attempt and before.state in (STARTING, SERVING)
+        ours = (
+            before is not None
+            and before.attempt == self.attempt
+            and before.state in (STARTING, SERVING, LEAVING)
+        )
         if ours and before is not None and before.boot != report.boot:
             self._restart(f"pserver {report.index} restarted without its parameters")
         elif report.attempt == self.attempt and report.state == BROKEN:
@@ -226,18 +278,20 @@ class Run:
                 self._restart(f"pserver {index} has not reported for {self.rules.lost_seconds:g} s")
                 return
         if self._all_finished(now):
-            self.outcome = DONE
             write_whole(self.output / "done", json.dumps({"attempt": self.attempt}))
+            self.outcome = DONE
             self._changed.notify_all()
 
     def _all_finished(self, now: float) -> bool:
         states = {
             index: seen.report.state if seen.report.attempt == self.attempt else WAITING
             for (role, index), seen in self._seen.items()
-            if role == TRAINER and (not self.rules.dynamic or now - seen.at < self.rules.lost_seconds)
+            # Trainer 0 saves, so it is waited for, even if it is between two pods.
+            if role == TRAINER
+            and (not self.rules.dynamic or not index or now - seen.at < self.rules.lost_seconds)
         }
         if self.rules.dynamic:
-            return bool(states) and all(state == FINISHED for state in states.values())
+            return 0 in states and all(state == FINISHED for state in states.values())
         return all(states.get(index) == FINISHED for index in range(self.trainers))
 
     def _restart(self, reason: str) -> None:
@@ -256,17 +310,16 @@ class Run:
         self.initialised = False
         self._progress.clear()
         self._sizes.clear()
-        kept = {
-            "run": self.run_id,
-            "attempt": self.attempt,
-            "restarts": self.restarts,
-            "base_pass": self.base_pass,
-        }
+        kept = {"run": self.run_id, "attempt": self.attempt, "restarts": self.restarts}
         write_whole(self.output / "run.json", json.dumps(kept))
         self._changed.notify_all()
 
     def _first_pass(self) -> int:
         return self.save.passes if self.save else 0
+
+    def _saver(self) -> str:
+        seen = self._seen.get((TRAINER, 0))
+        return seen.report.state if seen and seen.report.attempt == self.attempt else WAITING
 
     def _view(self) -> View:
         found = [self._seen.get((SERVER, index)) for index in range(self.rules.servers)]
@@ -283,7 +336,8 @@ class Run:
             initialised=self.initialised,
             restore=self.save.folder if self.save else "",
             first_pass=self._first_pass(),
-            base_pass=self.base_pass,
+            saver=self._saver(),
+            server_leaves=any(each.state == LEAVING and each.attempt == self.attempt for each in there),
         )
 
 
@@ -304,6 +358,11 @@ def _answer(run: Run, path: str, body: Mapping[str, Any]) -> Any:
         if body["mark"]:
             run.mark_initialised(body["attempt"])
         return run.is_initialised(body["attempt"], wait)
+    if path == "/begun-from":
+        attempt, save = run.begun_from()
+        return {"attempt": attempt, "save": asdict(save) if save else None}
+    if path == "/point-to":
+        return run.point_to(body["attempt"], body["name"])
     if path == "/size":
         return run.size(body["pass"])
     if path == "/progress":
@@ -340,6 +399,23 @@ class Client:
     def is_initialised(self, attempt: int, seconds: float = 0.0) -> bool:
         """Whether the parameters are on the servers; waits for that at most ``seconds``."""
         return bool(self._ask("/initialised", {"attempt": attempt, "mark": False, "seconds": seconds}))
+
+    def begun_from(self, attempt: int) -> Save | None:
+        """The save from which the attempt began."""
+        while True:
+            begun = self._ask("/begun-from", {})
+            if begun["attempt"] == attempt:
+                break
+            # The attempt is over: the supervisor is about to end this process.
+            time.sleep(0.2)
+        save = begun["save"]
+        if save is None:
+            return None
+        return Save(**{**save, "trained": tuple((first, end) for first, end in save["trained"])})
+
+    def point_to(self, attempt: int, name: str) -> str:
+        """Make a complete save the last one; returns why that was not done."""
+        return str(self._ask("/point-to", {"attempt": attempt, "name": name}))
 
     def size(self, number: int) -> int:
         """The number of trainers of a pass."""

@@ -28,6 +28,7 @@ from bireme_runtime.paddle.run import (
     BROKEN,
     FAILED,
     FINISHED,
+    LEAVING,
     SERVER,
     SERVING,
     STARTING,
@@ -56,6 +57,7 @@ _VARIABLES_OF_ONE_PROCESS = {
 }
 _TICK_SECONDS = 0.5
 _RESTART_SECONDS = 2.0
+_SAVER_SECONDS = 5.0
 
 say = log_of("paddle")
 
@@ -168,11 +170,19 @@ class Script:
         children.kill_descendants()
         self._over()
 
-    def terminate(self, seconds: float) -> None:
-        """Send SIGTERM, so that the script can save, and SIGKILL after ``seconds``."""
+    def ask_to_go(self) -> None:
+        """Send SIGTERM, so that the script can save."""
         if self.runs:
             children.send([self._pid], signal.SIGTERM)
-            children.wait_for_end([self._pid], seconds)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the script to end, whatever signals arrive."""
+        return not self.runs or not children.wait_for_end([self._pid], seconds)
+
+    def terminate(self, seconds: float) -> None:
+        """Send SIGTERM, so that the script can save, and SIGKILL after ``seconds``."""
+        self.ask_to_go()
+        self.ends_within(seconds)
         self.kill()
 
     def _over(self) -> None:
@@ -227,10 +237,15 @@ class Role(ABC):
                 if code is not None:
                     self._ended(code)
         except children.Terminated:
-            self.script.terminate(self.options.grace_seconds)
+            self._leave(time.monotonic() + self.options.grace_seconds)
+            self.script.kill()
             if not self._keeps_the_run():
                 self._tell(BROKEN)
             raise
+
+    @abstractmethod
+    def _leave(self, deadline: float) -> None:
+        """Let the script save before it is killed."""
 
     def _keeps_the_run(self) -> bool:
         return False
@@ -334,7 +349,6 @@ class Role(ABC):
                 "BIREME_PADDLE_ATTEMPT": str(view.attempt),
                 "BIREME_PADDLE_RESTORE": view.restore,
                 "BIREME_PADDLE_FIRST_PASS": str(view.first_pass),
-                "BIREME_PADDLE_BASE_PASS": str(view.base_pass),
                 "BIREME_DISPATCHER_NOTE": str(self.note),
             },
         )
@@ -377,6 +391,24 @@ class Server(Role):
         say(f"attempt {view.attempt} of pserver {self.options.index}, on port {self.options.port}")
         self.start_script(view, "PSERVER")
         self.state = STARTING
+
+    def _leave(self, deadline: float) -> None:
+        """Serve on until trainer 0 has saved: what is on this server is lost with it.
+
+        Trainer 0 may be asked to go as well, a moment later; and it is told that this server leaves.
+        """
+        begun = time.monotonic()
+        while self.script.runs and time.monotonic() < deadline:
+            view = self._tell(LEAVING)
+            is_over = view is None or view.outcome != runs.RUNNING or view.attempt != self.attempt
+            is_saving = view is not None and view.saver == LEAVING
+            may_save = view is not None and view.saver == TRAINING
+            is_late = time.monotonic() > begun + _SAVER_SECONDS
+            if is_over or not (is_saving or (may_save and not is_late)):
+                break
+            if self.script.ends_within(_TICK_SECONDS):
+                break
+        self.script.terminate(1.0)
 
     def _report(self) -> View | None:
         if self.state == STARTING and _accepts(self.options.address, self.options.port):
@@ -435,6 +467,21 @@ class Trainer(Role):
         self.start_script(view, "TRAINER")
         self.state = TRAINING
 
+    def _leave(self, deadline: float) -> None:
+        self.script.ask_to_go()
+        while time.monotonic() < deadline:
+            # Pservers stay while trainer 0 saves.
+            self._tell(LEAVING)
+            if self.script.ends_within(min(_TICK_SECONDS, max(0.0, deadline - time.monotonic()))):
+                break
+
+    def _follow(self, view: View) -> None:
+        super()._follow(view)
+        if self.options.index == 0 and self.state == TRAINING and view.server_leaves:
+            say("a pserver is asked to go: saving before its part of the parameters is lost")
+            self.script.ask_to_go()
+            self.state = LEAVING
+
     def _reset(self) -> None:
         super()._reset()
         # Without this, repeated losses of a pserver would count as failures of the first shards.
@@ -444,6 +491,10 @@ class Trainer(Role):
     def _ended(self, code: int) -> None:
         if code == 0:
             self.state = FINISHED
+            return
+        if self.state == LEAVING:
+            # A new attempt begins when the pserver is gone.
+            self.state = BROKEN
             return
         self._failures += 1
         # The shard that the script had may be the cause, so that failure does count.

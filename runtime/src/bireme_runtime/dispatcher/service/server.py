@@ -18,14 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bireme_runtime.dispatcher.messages import DEFAULT_PORT
+from bireme_runtime.dispatcher.messages import DEFAULT_PORT, spans
 from bireme_runtime.dispatcher.service import metrics
 from bireme_runtime.dispatcher.service.http import HttpRequest, Response, serve_connection
-from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, after
+from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, after, last_part
 from bireme_runtime.dispatcher.service.replica import Replica
 from bireme_runtime.dispatcher.service.requests import (
     Answer,
     BadRequest,
+    Definition,
     Request,
     checked_name,
     checked_names,
@@ -42,6 +43,7 @@ LONGEST_WAIT = 20.0
 # The limit for an answer of the leader's thread that need not wait; longer than etcd's timeouts together.
 _ANSWER_SECONDS = 15.0
 _ETCD_SECONDS = 3.0
+_SHARDS_AT_ONCE = 10_000
 _LEADER_REQUESTS = ("add", "next", "settle", "once", "once-done", "once-failed", "finished")
 
 log = logging.getLogger("bireme_runtime")
@@ -135,6 +137,10 @@ class Service:
         if verb == "heartbeat":
             lease = lease_of(str(body.get("trainer", "")))
             return Response.of(200, {"seconds": await self._in_thread(self._client.lease_keepalive, lease)})
+        if verb == "progress":
+            return Response.of(
+                200, await self._in_thread(self._progress, Keys(self._settings.prefix, dataset))
+            )
         if verb == "block":
             return await self._put_block(dataset, body)
         if not self._replica.leads:
@@ -206,6 +212,28 @@ class Service:
         key = Keys(self._settings.prefix, dataset).block(digest, number)
         await self._in_thread(self._client.put, key, names)
         return Response.of(200, {})
+
+    def _progress(self, keys: Keys) -> dict[str, Any]:
+        """The pass, and what is done or given up in it, as etcd has it."""
+        meta, current = self._client.get(keys.meta), self._client.get(keys.current_pass)
+        if meta is None or current is None:
+            return {"pass": 0, "over": False, "settled": []}
+        record, shards = json.loads(current.value), Definition.from_json(json.loads(meta.value)).shards
+        number = int(record["number"])
+        settled = {int(last_part(kv.key)) for kv in self._client.range(keys.failed(number)).keys}
+        for first in range(0, shards, _SHARDS_AT_ONCE):
+            end = min(first + _SHARDS_AT_ONCE, shards)
+            span = keys.done(number, first), keys.done(number, end)
+            if self._client.count(*span) == end - first:
+                settled.update(range(first, end))
+            else:
+                marks = self._client.span(*span, keys_only=True)
+                settled.update(int(last_part(mark.key)) for mark in marks.keys)
+        now = self._client.get(keys.current_pass)
+        if now is None or now.mod_revision != current.mod_revision:
+            # The marks of a pass that has ended meanwhile go away.
+            return self._progress(keys)
+        return {"pass": number, "over": bool(record["over"]), "settled": spans(settled)}
 
     async def _ask(self, request: Request, wait: float, is_connected: Callable[[], bool]) -> Answer:
         answer = await self._future(
