@@ -13,7 +13,9 @@ import pytest
 from bireme_runtime.elastic import rendezvous
 from bireme_runtime.elastic.rendezvous import Rendezvous, Settings
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer
+from tests.runtime.test_etcd import protected
 from tests.support import waiting
 
 Start = Callable[..., list[Rendezvous]]
@@ -24,7 +26,9 @@ def start(prefix: str) -> Iterator[Start]:
     """Make members with the default lease and join them; each has a client of its own, as in a pod."""
     members: list[Rendezvous] = []
 
-    def start(count: int, *servers: EtcdServer, user: str = "", **changes: Any) -> list[Rendezvous]:
+    def start(
+        count: int, *servers: EtcdServer, user: str = "", spread: float = 0.0, **changes: Any
+    ) -> list[Rendezvous]:
         endpoints = etcd.parse_endpoints(",".join(server.endpoint for server in servers))
         fields = {"prefix": prefix, "join_timeout": 40, "settle_timeout": 0, **changes}
         settings = Settings("run", count, count, **fields)
@@ -32,7 +36,7 @@ def start(prefix: str) -> Iterator[Start]:
             client = etcd.Client(endpoints, etcd.Credentials(user, user[:1]), settings.heartbeat_timeout)
             identity = rendezvous.Identity(rendezvous.new_base(f"m{slot}"), slot, "10.0.0.1")
             members.append(Rendezvous(client, settings, identity))
-        join_all(members)
+        join_all(members, spread)
         return members
 
     yield start
@@ -40,9 +44,15 @@ def start(prefix: str) -> Iterator[Start]:
         list(pool.map(lambda each: each.leave(), members))
 
 
-def join_all(members: list[Rendezvous]) -> list[rendezvous.World]:
+def join_all(members: list[Rendezvous], spread: float = 0.0) -> None:
+    """Join them, one after another within so many seconds, as pods start."""
     with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(lambda each: each.join(), members))
+        joining = []
+        for each in members:
+            joining.append(pool.submit(each.join))
+            time.sleep(spread / len(members))
+        for world in joining:
+            world.result()
 
 
 @pytest.mark.parametrize("run", range(5))
@@ -58,6 +68,42 @@ def test_a_silent_etcd_among_three_ends_no_lease_and_delays_no_round(
             waiting.until(each.waiting, seconds=6, what="a member to see the failure of another", every=0.02)
         worlds = [failed, *[pool.submit(each.join) for each in members[1:]]]
         assert {(each.result().number, each.result().size) for each in worlds} == {(2, 6)}
-    assert time.monotonic() - stopped < 8
-    time.sleep(max(0.0, 9 - (time.monotonic() - stopped)))
+    assert time.monotonic() - stopped < 10
+    time.sleep(max(0.0, 11 - (time.monotonic() - stopped)))
     assert [each.waiting() for each in members] == [0] * 6
+
+
+def test_with_users_a_restart_of_etcd_for_3_s_costs_none_of_100_members_its_lease(
+    new_etcd: Callable[..., EtcdServer], start: Start
+) -> None:
+    server = new_etcd().start()
+    protected(server)
+    members = start(100, server, user="ann", prefix="/m/", spread=15, keep_alive_max_attempt=10)
+    server.stop()
+    time.sleep(3)
+    server.start()
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        assert [each.waiting() for each in members] == [0] * 100
+        time.sleep(0.5)
+
+
+def test_where_etcd_is_out_of_space_a_member_says_so_and_what_to_do(
+    new_etcd: Callable[..., EtcdServer], start: Start
+) -> None:
+    server = new_etcd("--quota-backend-bytes=100000").start()
+    client = etcd.Client(etcd.parse_endpoints(server.endpoint))
+    sentence = r"^etcd is out of space \(NOSPACE alarm\): compact and defragment, or raise the quota$"
+    with pytest.raises(etcd.Unavailable, match=sentence):
+        list(map(client.put, map(str, range(100)), ["x" * 20_000] * 100))
+    with pytest.raises(Unreachable, match=sentence):
+        start(1, server, join_timeout=1)
+
+
+def test_a_watch_on_a_member_without_a_majority_ends(three_etcds: list[EtcdServer], prefix: str) -> None:
+    client = etcd.Client(etcd.parse_endpoints(three_etcds[0].endpoint))
+    watch = client.watch(prefix, 0, idle_timeout=20)
+    for server in three_etcds[1:]:
+        server.signal(signal.SIGSTOP)
+    with pytest.raises(etcd.Unavailable, match="no leader"):
+        list(watch)

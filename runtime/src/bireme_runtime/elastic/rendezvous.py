@@ -19,13 +19,14 @@ processes end before its lease can have ended (fence.py), so no two worlds train
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -35,9 +36,14 @@ from bireme_runtime.process.errors import BiremeError, Unreachable
 
 DEFAULT_PREFIX = "/bireme/rendezvous/"
 SUCCESS, CLOSED = "success", "closed"
-# Seconds without an event after which the keys are read again, in case the watch's connection is dead.
-_WATCH_IDLE_SECONDS = 30.0
+# Seconds without an event after which the keys are watched anew, in case the watch's connection is dead.
+_WATCH_IDLE_SECONDS = 60.0
+# The same if renewals show that something was written meanwhile, perhaps to other keys.
+_BLIND_SECONDS = 10.0
+# What all members together ask of etcd while nothing happens: a tenth of a core.
+_RENEWALS_PER_SECOND = 400
 _RETRY_SECONDS = 0.2
+_RETRY_SECONDS_PER_MEMBER = 0.001
 _LOCK_LOG_SECONDS = 60.0
 
 log = logging.getLogger("bireme_runtime")
@@ -191,6 +197,11 @@ class Round:
     bases: tuple[str, ...]
     mod_revision: int = 0
 
+    @functools.cached_property
+    def ids(self) -> frozenset[str]:
+        """The members, to look one up."""
+        return frozenset(self.members)
+
 
 @dataclass(frozen=True)
 class View:
@@ -211,20 +222,18 @@ class View:
 
     def placed(self, member: Member) -> bool:
         """Whether the member trains in the latest round, rather than waiting for the next."""
-        return (
-            self.round is not None and member.id in self.round.members and member.ready <= self.round.number
-        )
+        return self.round is not None and member.id in self.round.ids and member.ready <= self.round.number
 
     def leavers(self) -> set[str]:
         """Members of the latest round that left it unfinished: without a lease, or ready for the next."""
         if self.round is None:
             return set()
         here = {member.id for member in self.members.values() if self.placed(member)}
-        return set(self.round.members) - here - self.finished
+        return set(self.round.ids - here - self.finished)
 
     def arrivals(self) -> set[str]:
         """Members with a lease that are not in the latest round."""
-        names = self.round.members if self.round else ()
+        names = self.round.ids if self.round else frozenset()
         return {id for id in self.members if id not in names}
 
     def first(self) -> str:
@@ -242,35 +251,32 @@ class View:
             return self
         return replace(self, finished=self.finished | (previous.finished - self.members.keys()))
 
-    def changed(self, root: str, kv: etcd.KeyValue, deleted: bool) -> View:
-        """The view after a change of one key. Raises ValueError for a key of the run that cannot be read."""
-        name = kv.key[len(root) :]
-        try:
-            return self._changed(name, {} if deleted else json.loads(kv.value), kv.mod_revision, deleted)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if name in ("round", "store", "done"):
-                raise ValueError(f"the key {kv.key} in etcd cannot be read: {error!r}") from error
-            # Somebody else's.
-            return self
-
-    def _changed(self, name: str, record: Any, mod_revision: int, deleted: bool) -> View:
-        if name.startswith("members/"):
-            members = dict(self.members)
-            members.pop(name[8:], None)
-            finished = self.finished
-            if not deleted:
-                member = members[name[8:]] = _member(name[8:], record)
-                finished = finished | {member.id} if member.finished else finished - {member.id}
-            return replace(self, members=members, finished=finished)
-        if name == "round":
-            finished = frozenset(member.id for member in self.members.values() if member.finished)
-            round = None if deleted else _round(record, mod_revision)
-            return replace(self, round=round, finished=finished)
-        if name == "store":
-            return replace(self, store=None if deleted else (int(record["round"]), str(record["address"])))
-        if name == "done":
-            return replace(self, outcome="" if deleted else str(record.get("outcome", CLOSED)))
-        return self
+    def changed(self, root: str, events: Iterable[etcd.Event]) -> View:
+        """The view after changes of keys. Raises ValueError for a key of the run that cannot be read."""
+        members, finished = dict(self.members), set(self.finished)
+        round, store, outcome = self.round, self.store, self.outcome
+        for event in events:
+            kv, deleted = event.kv, event.deleted
+            name = kv.key[len(root) :]
+            try:
+                record = {} if deleted else json.loads(kv.value)
+                if name.startswith("members/") and deleted:
+                    members.pop(name[8:], None)
+                elif name.startswith("members/"):
+                    member = members[name[8:]] = _member(name[8:], record)
+                    (finished.add if member.finished else finished.discard)(member.id)
+                elif name == "round":
+                    round = None if deleted else _round(record, kv.mod_revision)
+                    finished = {member.id for member in members.values() if member.finished}
+                elif name == "store":
+                    store = None if deleted else (int(record["round"]), str(record["address"]))
+                elif name == "done":
+                    outcome = "" if deleted else str(record.get("outcome", CLOSED))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                # Other keys are somebody else's.
+                if name in ("round", "store", "done"):
+                    raise ValueError(f"the key {kv.key} in etcd cannot be read: {error!r}") from error
+        return View(self.revision, members, round, store, outcome, frozenset(finished))
 
 
 def _member(id: str, record: Mapping[str, Any]) -> Member:
@@ -284,10 +290,8 @@ def _round(record: Mapping[str, Any], revision: int) -> Round:
 
 def view_of(root: str, snapshot: etcd.Snapshot) -> View:
     """The view for all keys under the root."""
-    view = View()
-    for kv in snapshot.keys:
-        view = view.changed(root, kv, deleted=False)
-    return replace(view, revision=snapshot.revision)
+    view = View(snapshot.revision)
+    return view.changed(root, (etcd.Event(kv, deleted=False) for kv in snapshot.keys))
 
 
 # Decisions of a waiting member ----------------------------------------
@@ -353,14 +357,14 @@ def decide(view: View, me: str, ready: int, settings: Settings, quiet_seconds: f
 
 
 def _newcomers(view: View, members: list[Member]) -> bool:
-    known = view.round.bases if view.round else ()
+    known = frozenset(view.round.bases if view.round else ())
     return any(member.base not in known for member in members)
 
 
 def _next_round(view: View, members: list[Member], most: int) -> Round:
     """Members of the last round keep their order and newcomers follow by slot, up to the maximum."""
-    known = view.round.bases if view.round else ()
-    survivors = sorted((m for m in members if m.base in known), key=lambda m: known.index(m.base))
+    known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
+    survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
     newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
     chosen = (survivors + newcomers)[:most]
     return Round(view.number + 1, tuple(m.id for m in chosen), tuple(m.base for m in chosen))
@@ -402,7 +406,7 @@ class Rendezvous:
         self.board = board or fence.Board.new()
         self._client = client
         # The client for renewals has a timeout shorter than the lease.
-        self._renewal_client = client.with_timeout(max(1.0, settings.lease_ttl / 4))
+        self._renewal_client = client.with_timeout(max(1.0, settings.lease_ttl / 6))
         self._changed = threading.Condition()
         self._view = View()
         self._reading = 0
@@ -412,6 +416,8 @@ class Rendezvous:
         self._finishing = _Progress()
         self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
+        # The revision up to which the watch has told everything, and when it said so.
+        self._followed = (0, 0.0)
         self._registration: _Registration | None = None
         self._registrations = 0
         self._world: World | None = None
@@ -771,8 +777,22 @@ class Rendezvous:
                 self._pause(deadline, error)
 
     def _pause(self, deadline: float, error: etcd.EtcdError) -> None:
-        if time.monotonic() >= deadline or self._closing.wait(_RETRY_SECONDS):
+        if time.monotonic() >= deadline or self._closing.wait(self._retry_seconds()):
+            if isinstance(error, etcd.OutOfSpace):
+                raise Unreachable(str(error)) from error
             raise Unreachable(f"etcd cannot be reached: {error}") from error
+
+    def _renewal_seconds(self) -> float:
+        """How long to wait between renewals: longer if many members renew, at most a quarter of the lease."""
+        share = len(self._view.members) / _RENEWALS_PER_SECOND
+        quarter = max(self.settings.keep_alive_interval, self.settings.lease_ttl / 4)
+        return random.uniform(0.8, 1.0) * min(quarter, max(self.settings.keep_alive_interval, share))
+
+    def _retry_seconds(self) -> float:
+        """How long to wait before another attempt: the longer the more members do the same."""
+        return random.uniform(0.5, 1.5) * max(
+            _RETRY_SECONDS, _RETRY_SECONDS_PER_MEMBER * len(self._view.members)
+        )
 
     def _key(self, name: str) -> str:
         return self.settings.root + name
@@ -807,7 +827,9 @@ class Rendezvous:
             raise ThreadEnded(self._thread_ended)
 
     def _renew(self) -> None:
-        while not self._closing.wait(self.settings.keep_alive_interval):
+        pause = 0.0
+        while not self._closing.wait(pause):
+            pause = self._renewal_seconds()
             registration = self._registration
             if registration is None or registration.lost:
                 continue
@@ -815,6 +837,7 @@ class Rendezvous:
             try:
                 self._renewal_client.lease_keepalive(registration.lease)
                 self._renewed(registration, asked)
+                self._mind_the_watch()
             except etcd.LeaseLost:
                 log.warning(
                     "the lease of %s has ended: the others continue without it until it joins again",
@@ -822,6 +845,7 @@ class Rendezvous:
                 )
                 self._mark_lost(registration)
             except etcd.EtcdError as error:
+                pause = self._retry_seconds()
                 log.info("cannot renew the lease: %s", error)
 
     def _renewed(self, registration: _Registration, asked: float) -> None:
@@ -832,36 +856,56 @@ class Rendezvous:
             self._changed.notify_all()
 
     def _follow(self) -> None:
+        known = False
         while not self._closing.is_set():
+            with self._changed:
+                wanted = self._wanted_reading
+                known = known and self._reading == wanted
             try:
-                self._read_and_watch()
+                if not known:
+                    self._show(view_of(self.settings.root, self._client.range(self.settings.root)))
+                    known = True
+                self._watch_from_here(wanted)
+            except etcd.Idle:
+                # The next watch tells whether this one's connection was dead.
+                continue
             except etcd.EtcdError as error:
-                log.info("reading all members again: %s", error)
+                known = known and not isinstance(error, etcd.Compacted)
+                log.info("watching the members again: %s", error)
                 self._trouble = str(error)
-                self._closing.wait(_RETRY_SECONDS)
+                self._closing.wait(self._retry_seconds())
 
-    def _read_and_watch(self) -> None:
+    def _watch_from_here(self, wanted: int) -> None:
+        """Follow what was written after the view. Raises Compacted when the keys must be read again."""
+        idle = random.uniform(0.8, 1.2) * _WATCH_IDLE_SECONDS
+        watch = self._client.watch(self.settings.root, self._view.revision + 1, idle)
         with self._changed:
-            reading = self._wanted_reading
-        snapshot = self._client.range(self.settings.root)
-        self._show(view_of(self.settings.root, snapshot))
-        watch = self._client.watch(self.settings.root, snapshot.revision + 1, _WATCH_IDLE_SECONDS)
-        with self._changed:
-            self._reading = reading
             self._watch = watch
-            stale = self._wanted_reading != reading or self._closing.is_set()
-            self._changed.notify_all()
         try:
-            if stale:
-                return
             for revision, events in watch:
-                view = self._view
-                for event in events:
-                    view = view.changed(self.settings.root, event.kv, event.deleted)
+                if revision < self._view.revision:
+                    raise etcd.Compacted("etcd has older data than this member has seen")
                 if events:
+                    view = self._view.changed(self.settings.root, events)
                     self._show(replace(view, revision=max(revision, view.revision)))
+                    self._followed = (revision, time.monotonic())
+                    continue
+                with self._changed:
+                    self._reading = wanted
+                    self._followed = (revision, time.monotonic())
+                    self._changed.notify_all()
+                    if self._wanted_reading != wanted or self._closing.is_set():
+                        return
         finally:
             watch.close()
+
+    def _mind_the_watch(self) -> None:
+        """End a watch that has told nothing for a while although etcd has newer data: it may be blind."""
+        revision, since = self._followed
+        if self._renewal_client.revision > revision and time.monotonic() - since > _BLIND_SECONDS:
+            with self._changed:
+                if self._watch:
+                    self._watch.close()
 
     def _show(self, view: View) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ import copy
 import http.client
 import json
 import os
+import random
 import secrets
 import select
 import socket
@@ -45,6 +46,13 @@ class Unavailable(EtcdError):
     """No endpoint accepted the request. It was not carried out: repeating it is safe."""
 
 
+class OutOfSpace(Unavailable):
+    """etcd takes no writes because its quota is used up."""
+
+    def __init__(self) -> None:
+        super().__init__("etcd is out of space (NOSPACE alarm): compact and defragment, or raise the quota")
+
+
 class Ambiguous(EtcdError):
     """The response to a write was lost.
 
@@ -66,6 +74,10 @@ class LeaseLost(Refused):
 
 class AuthError(Refused):
     """The user or the password is wrong, or the user lacks the permission."""
+
+
+class Idle(Unavailable):
+    """A watch told nothing for as long as it may."""
 
 
 class Compacted(EtcdError):
@@ -302,13 +314,18 @@ class Client:
     def watch(self, prefix: str, revision: int, idle_timeout: float | None = None) -> Watch:
         """Watch all keys with the prefix, from a revision on.
 
-        It ends after `idle_timeout` seconds without events.
+        It ends with Idle after `idle_timeout` seconds without events.
         """
         keys = {"key": _b64(prefix), "range_end": _b64(prefix_end(prefix))}
         request = {"create_request": {**keys, "start_revision": str(revision)}}
         return Watch(self._stream("/v3/watch", request, idle_timeout))
 
     # Leases ----------------------------------------
+
+    @property
+    def revision(self) -> int:
+        """The store's revision at the last renewal of a lease; 0 before."""
+        return self._shared.revision
 
     def lease_grant(self, ttl: int) -> int:
         """Make a lease of `ttl` seconds and return its id.
@@ -333,7 +350,9 @@ class Client:
         _, answer = self._call("/v3/lease/keepalive", {"ID": str(lease)}, repeatable=True, failed=failed)
         for endpoint in failed:
             self._shared.give_up(endpoint)
-        ttl = int(answer.get("result", answer).get("TTL", 0))
+        answer = answer.get("result", answer)
+        self._shared.revision = _revision(answer)
+        ttl = int(answer.get("TTL", 0))
         if ttl <= 0:
             raise LeaseLost(f"lease {lease:x} has ended", _NOT_FOUND)
         return ttl
@@ -418,6 +437,8 @@ class Client:
         for endpoint in self._shared.in_order():
             try:
                 answer = self._ask(endpoint, path, body)
+            except OutOfSpace:
+                raise
             except (Unavailable, Ambiguous) as failure:
                 if isinstance(failure, Ambiguous) and not repeatable:
                     self._shared.avoid(endpoint)
@@ -438,17 +459,21 @@ class Client:
         except AuthError as refused:
             if not (self._credentials.username and _wants_login(refused)):
                 raise
-        with self._shared.lock:
-            stale = self._shared.token == token
-        if stale:
-            self._login(endpoint)
+        self._login(endpoint, token)
         return self._exchange(endpoint, path, body, self._shared.token)
 
-    def _login(self, endpoint: Endpoint) -> None:
-        body = {"name": self._credentials.username, "password": self._credentials.password}
-        answer = self._exchange(endpoint, "/v3/auth/authenticate", body, "")
-        with self._shared.lock:
+    def _login(self, endpoint: Endpoint, stale: str) -> None:
+        """Replace the token `stale`, for all threads."""
+        with self._shared.logging_in:
+            if self._shared.token != stale:
+                return
+            # etcd forgets all tokens when it restarts, and computes a twentieth of a second for each login.
+            if not self._shared.login_pace.wait(self._timeout, at_once=not stale):
+                raise Unavailable(f"{endpoint} demands a login, which waits its turn")
+            body = {"name": self._credentials.username, "password": self._credentials.password}
+            answer = self._exchange(endpoint, "/v3/auth/authenticate", body, "")
             self._shared.token = str(answer.get("token", ""))
+            self._shared.login_pace.reset()
 
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         connection = self._shared.idle(endpoint) or self._new_connection(endpoint)
@@ -496,16 +521,20 @@ class Client:
     def _open_stream(
         self, endpoint: Endpoint, path: str, body: dict[str, Any], idle_timeout: float | None
     ) -> _Stream:
-        if self._credentials.username and not self._shared.token:
+        token = self._shared.token
+        if self._credentials.username and not token:
             try:
-                self._login(endpoint)
+                self._login(endpoint, token)
             except Refused as refused:
                 if not _auth_is_off(refused):
                     raise
+            token = self._shared.token
         connection = self._new_connection(endpoint)
         sock = connection.sock
         try:
-            connection.request("POST", path, json.dumps(body), _headers(self._shared.token))
+            # A member without a leader ends a watch that asks for one, rather than telling it nothing.
+            leader = {"Grpc-Metadata-hasleader": "true"} if path == "/v3/watch" else {}
+            connection.request("POST", path, json.dumps(body), {**_headers(token), **leader})
             response = connection.getresponse()
             if response.status != 200:
                 _decode(endpoint, response.status, response.read())
@@ -516,8 +545,7 @@ class Client:
         except EtcdError as error:
             connection.close()
             if isinstance(error, AuthError) and _wants_login(error):
-                with self._shared.lock:
-                    self._shared.token = ""
+                self._login(endpoint, token)
                 raise Unavailable(f"{endpoint} demands a new login") from error
             raise
         return _Stream(self._shared, endpoint, sock, response)
@@ -528,7 +556,10 @@ class _Shared:
 
     def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
         self.lock = threading.Lock()
+        self.logging_in = threading.Lock()
+        self.login_pace = _LoginPace()
         self.token = ""
+        self.revision = 0
         self._endpoints = endpoints
         self._preferred = secrets.randbelow(len(endpoints))
         self._without_address: dict[Endpoint, float] = {}
@@ -595,6 +626,31 @@ class _Shared:
                     sock.shutdown(socket.SHUT_RDWR)
 
 
+class _LoginPace:
+    """When to log in: spread over 5 s, and over twice as long after each failure, up to 80 s."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._due = 0.0
+
+    def wait(self, seconds: float, at_once: bool) -> bool:
+        """Wait for the turn, at most so many seconds; returns whether it has come. The first is at once."""
+        if not self._due:
+            window = 0.0 if at_once and not self._failures else 5.0 * 2 ** min(self._failures, 4)
+            self._due = time.monotonic() + random.uniform(0, window)
+        remaining = self._due - time.monotonic()
+        time.sleep(max(0.0, min(remaining, seconds)))
+        if remaining > seconds:
+            return False
+        self._due = 0.0
+        self._failures += 1
+        return True
+
+    def reset(self) -> None:
+        """The login has succeeded."""
+        self._failures = 0
+
+
 def _readable(sock: socket.socket) -> bool:
     # Unlike select, poll takes descriptors above 1023.
     poll = select.poll()
@@ -621,6 +677,8 @@ class _Stream:
                     if line.strip():
                         yield _decode(self.endpoint, 200, line)
         except (*BROKEN, ValueError, AttributeError) as error:
+            if not self.closed and isinstance(error, socket.timeout):
+                raise Idle(f"{self.endpoint} told nothing of late ({reason(error)})") from error
             if not self.closed:
                 raise Unavailable(f"{self.endpoint} ended the watch ({reason(error)})") from error
         if not self.closed:
@@ -763,6 +821,8 @@ def _error(endpoint: Endpoint, code: int, message: str) -> EtcdError:
         return LeaseLost(text, code)
     if code in (_UNAUTHENTICATED, _PERMISSION_DENIED) or any(part in text for part in _LOGIN_MESSAGES):
         return AuthError(text, code)
+    if "database space exceeded" in text:
+        return OutOfSpace()
     if code == _EXHAUSTED or text == "no leader":
         return Unavailable(f"{endpoint}: {text}")
     # etcd also reports a violated membership rule as "unavailable"; it is a refusal.
