@@ -178,6 +178,38 @@ def test_a_run_that_has_succeeded_is_not_repeated(start: Start, on_etcd: dict[st
     assert "the run has already succeeded" in late.words
 
 
+def test_waiting_for_the_others_is_no_stable_time(start: Start, on_etcd: dict[str, str]) -> None:
+    on_etcd["PET_RDZV_CONF"] += ",join_timeout=0.7"
+    on_etcd["PET_NNODES"] = "2:2"
+    worker = start("", **on_etcd, BIREME_AGENT_RESTARTS="2", BIREME_STABLE_SECONDS="0.5")
+    assert worker.end() == 75
+    assert "the agent ended 3 times" in worker.words
+
+
+def test_a_process_that_cannot_be_killed_ends_the_worker_but_not_its_lease(
+    start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str, tmp_path: Path
+) -> None:
+    # For a process in state D: the signal is not sent to the processes in a file.
+    pids = tmp_path / "undying"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, pathlib; kill, listed = os.kill, pathlib.Path({str(pids)!r})\n"
+        "os.kill = lambda pid, number: (number == 9 and str(pid) in listed.read_text().split())"
+        " or kill(pid, number)"
+    )
+    script = f"pathlib.Path({str(pids)!r}).write_text(str(os.getpid()))\n" + WRITE_PIDS + "time.sleep(60)"
+    pids.touch()
+    worker = start(script, **on_etcd, PYTHONPATH=f"{RUNTIME}:{tmp_path}")
+    agent, undying = map(int, worker.file("pids").split())
+    try:
+        os.kill(agent, signal.SIGKILL)
+        assert worker.end() == 75
+        client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+        assert client.range(f"{prefix}run/members/").keys
+        assert f"process {undying} cannot be killed" in worker.words
+    finally:
+        os.kill(undying, signal.SIGKILL)
+
+
 def test_a_worker_succeeds_only_with_all_others_of_its_round(start: Start, on_etcd: dict[str, str]) -> None:
     on_etcd["PET_NNODES"] = "2:2"
     early = start("", **on_etcd)

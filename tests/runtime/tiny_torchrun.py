@@ -7,6 +7,7 @@ to PET_MAX_RESTARTS) and when the members change, and ends as they end.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,15 @@ def start(member: rendezvous.Rendezvous | None) -> list[subprocess.Popen[bytes]]
 
 
 def main() -> int:
+    try:
+        return run()
+    except rendezvous.JoinTimeout:
+        # The real one reports that the rendezvous failed: as if the agent had died.
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise
+
+
+def run() -> int:
     rendezvous = member()
     restarts = int(os.environ.get("PET_MAX_RESTARTS", "0"))
     while True:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, free_port
 
 Make = Callable[..., Any]
@@ -128,6 +129,52 @@ def test_when_a_worker_goes_before_its_final_save_the_others_make_it(job: Make) 
     run.workers["a"].send_signal(signal.SIGTERM)
     first_success(run, 60)
     assert (run.end("a"), run.end("b")) == (143, 0)
+
+
+# A process in state D does not end on SIGKILL. Here the signal is not sent, to processes listed in a file.
+NO_KILL = """
+import os, pathlib
+kill, killpg, listed = os.kill, os.killpg, pathlib.Path("/mnt/undying")
+def ends(pid, number):
+    return number != 9 or not listed.exists() or str(pid) not in listed.read_text().split()
+os.kill = lambda pid, number: kill(pid, number) if ends(pid, number) else None
+os.killpg = lambda pid, number: killpg(pid, number) if ends(pid, number) else None
+"""
+UNDYING = """
+import os, pathlib, signal, sys, time
+folder, name, world = pathlib.Path(sys.argv[1]), sys.argv[2], os.environ["WORLD_SIZE"]
+if name == "b":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "undying").write_text(str(os.getpid()))
+elif world == "1":
+    (folder / "alone").touch()
+    sys.exit(0)
+else:
+    while not (folder / "undying").exists():
+        time.sleep(0.1)
+    sys.exit(1)
+time.sleep(120)
+"""
+
+
+def test_a_process_that_cannot_be_killed_takes_only_its_own_worker_out(
+    job: Make, shared_etcd: EtcdServer, prefix: str
+) -> None:
+    run = job(PET_NNODES="1:2", PET_RDZV_CONF=f"etcd_prefix={prefix},last_call_timeout=5")
+    (run.folder / "sitecustomize.py").write_text(NO_KILL)
+    (run.folder / "train.py").write_text(UNDYING)
+    run.start("a", 0)
+    run.start("b", 1, PYTHONPATH="/srv:/mnt")
+    try:
+        assert run.end("b", 60) == 75
+        client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+        members = client.range(f"{prefix}run/members/").keys
+        assert len(members) == 2, "the lease is not released while the process lives"
+        assert "cannot be killed" in run.words("b")
+        run.wait_for_file("alone", 20)
+        assert run.end("a") == 0
+    finally:
+        os.kill(int((run.folder / "undying").read_text()), signal.SIGKILL)
 
 
 def test_a_killed_training_process_is_restarted_by_its_agent(job: Make) -> None:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,6 +28,10 @@ SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
     "success", "script", "rendezvous", "config", "usage", "machine", "agent",
 )  # fmt: skip
 REPORT_FD = "BIREME_REPORT_FD"
+# Seconds after which a process that got SIGKILL is given up.
+_KILL_SECONDS = 5.0
+
+Report = Callable[[str, int, str], None]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     report = _report_to(os.environ.pop(REPORT_FD, ""))
     try:
         run = importlib.import_module("torch.distributed.run")
-        adapt_torch()
+        adapt_torch(report)
         check_arguments(run, argv)
         run.main(list(argv))
     except SystemExit as error:
@@ -90,11 +95,17 @@ def _exit_code(error: Any) -> int:
     return as_shell(code) if -128 < code < 256 and code else 1
 
 
-def adapt_torch() -> None:
+def adapt_torch(report: Report) -> None:
     """Adapt torch to the supervisor and to the rendezvous."""
     _register_backend()
     _end_together()
-    _stop_processes_soon(environment.seconds(os.environ, "BIREME_STOP_SECONDS", 0.5))
+
+    def give_up() -> None:
+        report(MACHINE, 1, "a training process did not end on SIGKILL")
+        # The main thread waits for that process. Nothing renews the lease any more.
+        os._exit(1)
+
+    _stop_processes_soon(environment.seconds(os.environ, "BIREME_STOP_SECONDS", 0.5), give_up)
     if not _has_libuv():
         _do_without_libuv()
 
@@ -130,17 +141,29 @@ def _end_together() -> None:
     local._monitor_workers, local._exit_barrier = monitor_workers, exit_barrier
 
 
-def _stop_processes_soon(longest: float) -> None:
+def _stop_processes_soon(longest: float, give_up: Callable[[], None]) -> None:
     """Limit the time that processes have to end before a new round.
 
     torch waits 30 seconds after SIGTERM. A process that handles SIGTERM, in order to save, uses all of them
     when it hangs in a collective operation with a lost member, and all other members would wait for it.
+    After SIGKILL torch waits for ever; here the agent gives up.
     """
     context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
     stock = context.close
 
     def close(self: Any, death_sig: Any = None, timeout: float = 30) -> None:
-        stock(self, death_sig, min(timeout, longest))
+        seconds, ended = min(timeout, longest), threading.Event()
+
+        def watch() -> None:
+            # The second wait is for an agent that was paused itself, for longer than the first.
+            if not (ended.wait(seconds + _KILL_SECONDS) or ended.wait(1)):
+                give_up()
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            stock(self, death_sig, seconds)
+        finally:
+            ended.set()
 
     context.close = close
 
@@ -181,7 +204,7 @@ def _do_without_libuv() -> None:
         module.TCPStore = TCPStore  # type: ignore[attr-defined]
 
 
-def _report_to(descriptor: str) -> Callable[[str, int, str], None]:
+def _report_to(descriptor: str) -> Report:
     if not descriptor:
         return lambda cause, code, error: None
     fd = int(descriptor)

@@ -682,6 +682,7 @@ class Rendezvous:
         """Wait, for as long as it takes, until no other run holds the lock."""
         next_log = 0.0
         while self.settings.lock:
+            self._check_threads()
             if self.outcome:
                 raise RunOver(self.outcome)
             deadline = time.monotonic() + self.settings.join_timeout

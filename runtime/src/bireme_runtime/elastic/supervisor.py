@@ -102,6 +102,15 @@ class ScriptFailed(Stop):
         super().__init__(FAILED if end.code == USAGE else end.code, sentence)
 
 
+class Unkillable(Stop):
+    """A process does not end on SIGKILL: it waits in the kernel, mostly for a file system."""
+
+    def __init__(self, pid: int) -> None:
+        what = f"process {pid} cannot be killed, because it waits in the kernel (state D)"
+        consequence = "the lease of this worker is left to expire, and this pod ends with the process"
+        super().__init__(TEMPORARY, f"{what}: {consequence}")
+
+
 class Backend:
     """What the supervisor does for a rendezvous backend, beside torchrun. For most backends nothing."""
 
@@ -109,6 +118,14 @@ class Backend:
     def fenced(self) -> bool:
         """Whether processes run that must not, because others may soon form a world without them."""
         return False
+
+    @property
+    def trains(self) -> bool:
+        """Whether processes of a world run, as far as is known, rather than wait for one."""
+        return True
+
+    def expel(self) -> None:
+        """The processes that are left may commit nothing any more."""
 
     def wait(self) -> None:
         """Wait until torchrun can start. Raises Stop when that takes too long."""
@@ -155,6 +172,13 @@ class EtcdBackend(Backend):
     @property
     def fenced(self) -> bool:
         return self._board.expired
+
+    @property
+    def trains(self) -> bool:
+        return self._board.round > 0
+
+    def expel(self) -> None:
+        self._board.expel()
 
     def wait(self) -> None:
         try:
@@ -264,6 +288,7 @@ class Supervisor:
         self._options = options
         self._backend = backend
         self._arguments = tuple(arguments)
+        self._stable_seconds = 0.0
         self._command = (*launcher, *arguments)
         self._env = dict(env)
 
@@ -273,15 +298,27 @@ class Supervisor:
         try:
             return self._run()
         except children.Terminated as end:
-            # End the processes before the membership, so that none trains beside the next world.
-            children.kill_descendants()
-            self._backend.release()
+            try:
+                self._end_processes()
+            except Unkillable as stop:
+                say(str(stop))
             return as_shell(-end.number)
         except Stop as stop:
             say(str(stop))
             return self._code(stop)
         finally:
-            children.kill_descendants()
+            children.kill_descendants(1.0)
+
+    def _end_processes(self) -> None:
+        """End all processes, and then the membership, so that none trains beside the next world.
+
+        Raises Unkillable, with the membership left to its lease, when a process does not end.
+        """
+        left = children.kill_descendants()
+        if left:
+            self._backend.expel()
+            raise Unkillable(left[0])
+        self._backend.release()
 
     def _code(self, stop: Stop) -> int:
         """The exit code for this end. The Job fails at once only for what is wrong in all workers."""
@@ -300,17 +337,16 @@ class Supervisor:
             if self._while_listening(self._backend.succeeded):
                 say("the run has already succeeded: there is nothing to do")
                 return 0
-            started = time.monotonic()
+            self._stable_seconds = 0.0
             end = self._attempt()
             if end.cause == launch.SUCCESS:
                 return 0
-            children.kill_descendants()
-            self._backend.release()
+            self._end_processes()
             if self._backend.succeeded():
                 say("the run has succeeded, although this worker's last processes failed")
                 return 0
             self._stop_unless_restarting_helps(end)
-            restarts = 1 if time.monotonic() - started >= self._options.stable_seconds else restarts + 1
+            restarts = 1 if self._stable_seconds >= self._options.stable_seconds else restarts + 1
             if restarts > self._options.restarts:
                 raise Stop(TEMPORARY, f"the agent ended {restarts} times; the last reason: {end.reason}")
             delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** (restarts - 1))
@@ -360,7 +396,10 @@ class Supervisor:
         ended: dict[int, int] = {}
         try:
             while agent not in ended:
+                since = time.monotonic()
                 children.wait(_FENCE_SECONDS, ended)
+                if self._backend.trains:
+                    self._stable_seconds += time.monotonic() - since
                 if self._backend.fenced and agent not in ended:
                     children.kill_descendants()
                     return End(launch.AGENT, -signal.SIGKILL, f"{_NOT_RENEWED}: its processes were killed")

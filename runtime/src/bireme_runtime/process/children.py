@@ -103,10 +103,13 @@ def environment(pid: int) -> bytes:
         return b""
 
 
-def kill_descendants(seconds: float = 5.0) -> None:
-    """Send SIGKILL to all descendants of this process and reap them."""
+def kill_descendants(seconds: float = 5.0) -> list[int]:
+    """Send SIGKILL to all descendants of this process and reap them. Returns those that do not end in time.
+
+    A process in an uninterruptible wait (state D) ends only when the wait does.
+    """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while True:
         left = descendants(os.getpid())
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -114,8 +117,8 @@ def kill_descendants(seconds: float = 5.0) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not left:
-            return
+        if not left or time.monotonic() >= deadline:
+            return left
         time.sleep(0.02)
 
 
