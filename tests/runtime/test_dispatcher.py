@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme_runtime.dispatcher import Dispatcher, Refused, Shard, give_back
+from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, give_back
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
@@ -259,6 +259,25 @@ def test_a_supervisor_returns_a_killed_trainers_shard_without_a_failure(
         assert not note.exists()
         assert [shard.name for shard in survivor.shards()] == ["a"]
         assert of(shared, survivor.dataset)["redispatched"] == {"released": 1}
+
+
+def test_progress_tells_which_shards_of_the_pass_are_done_or_given_up(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    with trainer() as dispatcher:
+        assert dispatcher.progress() == Progress(0, False, frozenset())
+        dispatcher.add(names(4), passes=2, failures=1)
+        loop = dispatcher.shards()
+        first, second = next(loop), next(loop)
+        assert dispatcher.progress() == Progress(0, False, frozenset({first.index}))
+        second._fail("on purpose")
+        third = next(loop)
+        assert dispatcher.progress().settled == {first.index, second.index}
+        third.done()
+        for shard in loop:
+            if shard.pass_number == 1:
+                assert dispatcher.progress().pass_number == 1
+        assert dispatcher.progress() == Progress(1, True, frozenset(range(4)))
 
 
 def test_a_trainer_whose_lease_has_ended_joins_as_a_new_one(

@@ -256,3 +256,19 @@ def test_a_full_disk_leaves_the_old_save_and_the_error_names_the_folder(job: Tra
     assert not list(job.output.glob(".saving-*")), "what was written of it takes no space"
     (job.folder / "is-full").unlink()
     job.ends_well()
+
+
+def test_a_restarted_trainer_0_of_a_static_job_waits_before_its_final_save(job: TrainingJob) -> None:
+    job.hold("shard-1")
+    job.start_all(BIREME_DISPATCHER="")
+    job.until_there("hold-shard-1-here")
+    job.until_trained(SHARDS)
+    job.until(lambda: job.saved()[0] == PASSES - 1, "trainer 0 to be in the last pass")
+    time.sleep(0.5)
+    job.lose("trainer", 0, signal.SIGKILL)
+    job.start("trainer", 0, BIREME_DISPATCHER="")
+    job.until(lambda: (job.folder / "starts-0").read_text() == "1\n1\n", "trainer 0 to start again")
+    time.sleep(1)
+    assert job.saved()[0] == PASSES - 1, "the other trainer still trains"
+    job.unhold("shard-1")
+    job.ends_well()
