@@ -15,6 +15,7 @@ import pytest
 
 from bireme_runtime.elastic import rendezvous
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process import children
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
 
 TINY = Path(__file__).with_name("tiny_torchrun.py")
@@ -66,8 +67,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for worker in workers:
+        # Without it, the supervisor leaves its torchrun and the training processes behind.
+        others = children.descendants(worker.process.pid)
         worker.process.kill()
         worker.process.wait()
+        children.send(others, signal.SIGKILL)
 
 
 @pytest.fixture
