@@ -62,6 +62,25 @@ def test_there_is_a_last_call_for_newcomers_unless_the_round_is_full() -> None:
     )
 
 
+def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_ever() -> None:
+    settings = replace(SETTINGS, max_nodes=9, first_nodes=3, first_call_timeout=60)
+    two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
+    decision = rendezvous.decide(view(*two), "a.1", 1, settings, 50, 58)
+    assert decision == Wait("workers: 2 of the first 3 are here", 2)
+    assert isinstance(rendezvous.decide(view(*two), "a.1", 1, settings, 50, 61), Propose)
+    assert isinstance(rendezvous.decide(view(*three), "a.1", 1, settings, 0, 0), Propose)
+    later = view(member("a", 0, ready=5), member("d", 3), round=world(4, "a", "b"))
+    assert isinstance(rendezvous.decide(later, "a.1", 5, settings, 2, 2), Propose)
+
+
+def test_after_a_loss_of_etcds_data_a_lease_passes_and_no_round_number_comes_again() -> None:
+    here = view(member("a", 0, ready=8), member("b", 1, ready=1), member("c", 2, ready=8))
+    decision = rendezvous.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl - 1)
+    assert decision == Wait("leases that may still live: etcd has lost its data", 1)
+    decision = rendezvous.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl)
+    assert decision == Propose(replace(world(8, "a", "b", "c"), mod_revision=0))
+
+
 def test_only_one_member_proposes() -> None:
     here = view(member("a", 1), member("b", 0))
     assert rendezvous.decide(here, "a.1", 1, SETTINGS, 9) == Wait("another member to propose the round")
@@ -307,7 +326,24 @@ def test_after_etcd_lost_its_data_the_members_agree_on_a_new_round(
     fresh = new_etcd(port=server.port, peer_port=server.peer_port).start()
     assert fresh.folder != server.folder
     until(lambda: a.waiting() and b.waiting())
-    assert [(world.number, world.rank, world.size) for world in join_all(a, b)] == [(1, 0, 2), (1, 1, 2)]
+    assert [(world.number, world.rank, world.size) for world in join_all(a, b)] == [(3, 0, 2), (3, 1, 2)]
+
+
+def test_given_an_etcd_that_comes_back_empty_then_no_world_forms_beside_one_that_trains(
+    make: Make, new_etcd: Callable[..., EtcdServer]
+) -> None:
+    server = new_etcd().start()
+    proxy = Proxy(server.port)
+    a, b = make(0, server.endpoint), make(1, proxy.endpoint)
+    join_all(a, b)
+    # b does not notice at once that etcd has lost its data.
+    proxy.mode = "silent"
+    server.stop()
+    new_etcd(port=server.port, peer_port=server.peer_port).start()
+    until(a.waiting)
+    assert (a.join().size, b.board.expired) == (1, True)
+    proxy.mode = "refuse"
+    proxy.close()
 
 
 def test_only_a_mark_ends_a_run_and_the_first_one_is_kept(

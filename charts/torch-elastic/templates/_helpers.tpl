@@ -28,6 +28,8 @@ Arguments: root, worker (the result of common.worker).
 {{- define "torch-elastic.env" -}}
 {{- $v := .root.Values }}
 {{- $conf := list }}
+{{- $etcd := eq $v.rendezvous.backend "etcd" }}
+{{- if and $etcd (not (hasKey $v.rendezvous.conf "first_call_timeout")) }}{{ $conf = append $conf (printf "first_call_timeout=%d" (int64 $v.rendezvous.firstRoundSeconds)) }}{{ end }}
 {{- range $key, $value := $v.rendezvous.conf }}{{ $conf = append $conf (printf "%s=%s" $key (include "common.text" (dict "value" $value))) }}{{ end -}}
 - {name: PET_NNODES, value: "{{ int64 $v.minWorkers }}:{{ int64 $v.maxWorkers }}"}
 - {name: PET_NPROC_PER_NODE, value: "{{ int64 .worker.processes }}"}
@@ -40,7 +42,8 @@ Arguments: root, worker (the result of common.worker).
 - name: PET_LOCAL_ADDR
   valueFrom:
     fieldRef: {fieldPath: status.podIP}
-{{- if eq $v.rendezvous.backend "etcd" }}
+{{- if $etcd }}
+- {name: BIREME_WORKERS_FILE, value: /bireme/job/workers}
 # Runs with the same lock never train at the same time.
 - {name: BIREME_LOCK, value: "{{ .root.Release.Namespace }}/{{ include "common.fullname" (dict "root" .root) }}"}
 {{- end }}
@@ -48,6 +51,23 @@ Arguments: root, worker (the result of common.worker).
 - {name: PET_MONITOR_INTERVAL, value: "{{ $v.monitorInterval }}"}
 - {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.agentRestarts }}"}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
+- {name: BIREME_JOIN_SECONDS, value: "{{ $v.rendezvous.joinSeconds }}"}
+- {name: BIREME_STOP_SECONDS, value: "{{ $v.rendezvous.stopSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
 {{- include "common.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
+{{- end }}
+
+{{/*
+The number of workers reaches the pods as a file: a variable would change the pods whenever the job is scaled.
+*/}}
+{{- define "torch-elastic.workers.mount" -}}
+{{- if eq .Values.rendezvous.backend "etcd" -}}
+- {name: job, mountPath: /bireme/job, readOnly: true}
+{{- end }}
+{{- end }}
+{{- define "torch-elastic.workers.volume" -}}
+{{- if eq .Values.rendezvous.backend "etcd" -}}
+- name: job
+  configMap: {name: {{ include "common.jobName" (dict "root" .) }}}
+{{- end }}
 {{- end }}

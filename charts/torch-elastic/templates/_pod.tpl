@@ -11,10 +11,10 @@ The template of a pod: {metadata, spec}.
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
-    "mounts" (include "common.etcdTls.mount" $etcd)) }}
+    "mounts" (printf "%s\n%s" (include "common.etcdTls.mount" $etcd) (include "torch-elastic.workers.mount" .))) }}
 {{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm
     "containers" $container
     "placement" (include "common.workerPlacement" (dict "root" . "worker" $worker))
-    "volumes" (include "common.etcdTls.volume" $etcd)
+    "volumes" (printf "%s\n%s" (include "common.etcdTls.volume" $etcd) (include "torch-elastic.workers.volume" .))
     "subdomain" (include "common.fullname" (dict "root" .))) }}
 {{- end }}

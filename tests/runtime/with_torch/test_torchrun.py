@@ -253,3 +253,14 @@ def test_a_run_survives_random_kills_of_agents_and_training_processes(job: Make)
         time.sleep(chance.uniform(0, 4))
     assert [run.end(name, 300) for name in NAMES] == [0, 0, 0]
     run.check_steps(40 * (kills + 1))
+
+
+def test_a_newcomer_leaves_healthy_processes_the_time_to_save(job: Make) -> None:
+    run = job(steps=30, pause=2)
+    run.env["PET_RDZV_CONF"] += ",settle_timeout=0"
+    run.start("a", 0)
+    run.wait_for("a", "step", world=1)
+    since = time.time()
+    run.start("b", 1)
+    saved = run.wait_for("a", "saved", since)
+    assert run.wait_for("a", "start", since, world=2)["step"] == saved["step"]

@@ -105,7 +105,11 @@ def adapt_torch(report: Report) -> None:
         # The main thread waits for that process. Nothing renews the lease any more.
         os._exit(1)
 
-    _stop_processes_soon(environment.seconds(os.environ, "BIREME_STOP_SECONDS", 0.5), give_up)
+    _limit_time_to_stop(
+        environment.seconds(os.environ, "BIREME_STOP_SECONDS", 0.5),
+        environment.seconds(os.environ, "BIREME_JOIN_SECONDS", 30),
+        give_up,
+    )
     if not _has_libuv():
         _do_without_libuv()
 
@@ -141,15 +145,27 @@ def _end_together() -> None:
     local._monitor_workers, local._exit_barrier = monitor_workers, exit_barrier
 
 
-def _stop_processes_soon(longest: float, give_up: Callable[[], None]) -> None:
+def _limit_time_to_stop(after_loss: float, for_newcomers: float, give_up: Callable[[], None]) -> None:
     """Limit the time that processes have to end before a new round.
 
     torch waits 30 seconds after SIGTERM. A process that handles SIGTERM, in order to save, uses all of them
-    when it hangs in a collective operation with a lost member, and all other members would wait for it.
-    After SIGKILL torch waits for ever; here the agent gives up.
+    when it hangs in a collective operation with a lost member, and all other members would wait for it. When
+    there are only newcomers, nothing hangs, and the processes can save. After SIGKILL torch waits for ever;
+    here the agent gives up.
     """
+    agent = importlib.import_module("torch.distributed.elastic.agent.server.api").SimpleElasticAgent
     context = importlib.import_module("torch.distributed.elastic.multiprocessing.api").PContext
-    stock = context.close
+    restart, stock = agent._restart_workers, context.close
+    longest = after_loss
+
+    def restart_workers(self: Any, group: Any) -> None:
+        nonlocal longest
+        if getattr(group.spec.rdzv_handler, "only_arrivals", False) and group.state.name == "HEALTHY":
+            longest = for_newcomers
+        try:
+            restart(self, group)
+        finally:
+            longest = after_loss
 
     def close(self: Any, death_sig: Any = None, timeout: float = 30) -> None:
         seconds, ended = min(timeout, longest), threading.Event()
@@ -165,7 +181,7 @@ def _stop_processes_soon(longest: float, give_up: Callable[[], None]) -> None:
         finally:
             ended.set()
 
-    context.close = close
+    agent._restart_workers, context.close = restart_workers, close
 
 
 def _has_libuv() -> bool:

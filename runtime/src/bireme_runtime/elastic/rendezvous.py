@@ -76,7 +76,9 @@ class Settings:
     A lease lives for `keep_alive_interval` times `keep_alive_max_attempt`: a member whose machine died is
     lost after that time, and one that cannot renew for two thirds of it stops its processes. For
     `settle_timeout` after a new round, newcomers do not interrupt it, because its processes would have to
-    import and load everything again. Of the runs with the same `lock`, one trains and the others wait.
+    import and load everything again. The first round of a run waits for `first_nodes` members, if that is
+    known, for `first_call_timeout`, and at least the life of a lease. Of the runs with the same `lock`, one
+    trains and the others wait.
     """
 
     run_id: str
@@ -86,6 +88,8 @@ class Settings:
     lock: str = ""
     join_timeout: float = 600.0
     last_call_timeout: float = 1.0
+    first_nodes: int = 0
+    first_call_timeout: float = 300.0
     settle_timeout: float = 10.0
     close_timeout: float = 10.0
     read_timeout: float = 60.0
@@ -109,7 +113,7 @@ class Settings:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds (PET_RDZV_CONF)")
-        for name in ("last_call_timeout", "settle_timeout"):
+        for name in ("last_call_timeout", "first_call_timeout", "settle_timeout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative (PET_RDZV_CONF)")
         if self.lease_ttl < 2:
@@ -122,8 +126,8 @@ class Settings:
         """Read the times, under torch's names, from a `rdzv_conf`; its other keys are ignored."""
         changes: dict[str, Any] = {}
         for name in (
-            "join_timeout", "last_call_timeout", "settle_timeout", "close_timeout", "read_timeout",
-            "heartbeat_timeout", "keep_alive_interval",
+            "join_timeout", "last_call_timeout", "first_call_timeout", "settle_timeout", "close_timeout",
+            "read_timeout", "heartbeat_timeout", "keep_alive_interval",
         ):  # fmt: skip
             if config.get(name) is not None:
                 changes[name] = _number(name, config[name])
@@ -329,10 +333,12 @@ class Over:
 Decision = Union[Joined, Propose, Wait, Over]
 
 
-def decide(view: View, me: str, ready: int, settings: Settings, quiet_seconds: float) -> Decision:
+def decide(
+    view: View, me: str, ready: int, settings: Settings, quiet_seconds: float, gathering_seconds: float = 0.0
+) -> Decision:
     """What the member with id `me`, ready for round `ready`, does for this view.
 
-    `quiet_seconds` is the time since the last new member arrived.
+    `quiet_seconds` is the time since the last new member arrived, `gathering_seconds` since the first one.
     """
     if view.round and me in view.round.members and view.round.number >= ready:
         return Joined(view.round.members.index(me))
@@ -348,7 +354,16 @@ def decide(view: View, me: str, ready: int, settings: Settings, quiet_seconds: f
         return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
     if me != min(members, key=lambda member: member.order).id:
         return Wait("another member to propose the round")
-    if len(members) < settings.max_nodes and _newcomers(view, members):
+    if any(member.ready > view.number + 1 for member in members):
+        # They know of a round that etcd does not. Others of that round may not know yet what happened.
+        remaining = settings.lease_ttl - quiet_seconds
+        if remaining > 0:
+            return Wait("leases that may still live: etcd has lost its data", remaining)
+    elif view.round is None and settings.first_nodes:
+        remaining = max(settings.first_call_timeout, settings.lease_ttl) - gathering_seconds
+        if remaining > 0 and len(members) < min(settings.first_nodes, settings.max_nodes):
+            return Wait(f"workers: {len(members)} of the first {settings.first_nodes} are here", remaining)
+    elif len(members) < settings.max_nodes and _newcomers(view, members):
         # After a mere loss of members there is no last call: lost members still block with their leases.
         remaining = settings.last_call_timeout - quiet_seconds
         if remaining > 0:
@@ -362,12 +377,16 @@ def _newcomers(view: View, members: list[Member]) -> bool:
 
 
 def _next_round(view: View, members: list[Member], most: int) -> Round:
-    """Members of the last round keep their order and newcomers follow by slot, up to the maximum."""
+    """Members of the last round keep their order and newcomers follow by slot, up to the maximum.
+
+    The number is higher than that of every round that etcd or one of the members knows.
+    """
     known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
     survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
     newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
     chosen = (survivors + newcomers)[:most]
-    return Round(view.number + 1, tuple(m.id for m in chosen), tuple(m.base for m in chosen))
+    number = max(view.number + 1, *(member.ready for member in members))
+    return Round(number, tuple(m.id for m in chosen), tuple(m.base for m in chosen))
 
 
 # A member ----------------------------------------
@@ -412,9 +431,11 @@ class Rendezvous:
         self._reading = 0
         self._wanted_reading = 0
         self._trouble = "no answer yet"
+        # The highest round that this member has ever seen; etcd may have lost it.
+        self._highest = 0
         self._seen: set[str] = set()
         self._finishing = _Progress()
-        self._last_arrival = time.monotonic()
+        self._first_arrival = self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
         # The revision up to which the watch has told everything, and when it said so.
         self._followed = (0, 0.0)
@@ -491,6 +512,13 @@ class Rendezvous:
             full = self._world.size >= self.settings.max_nodes
             settling = time.monotonic() - self._entered < self.settings.settle_timeout
             return arrivals + leavers if leavers or not (full or ending or settling) else 0
+
+    @property
+    def only_arrivals(self) -> bool:
+        """Whether this member's round is whole, so that its processes can save before a new round."""
+        with self._changed:
+            world = self._world
+        return world is not None and not self.broken(world)
 
     def broken(self, world: World) -> bool:
         """Whether this world's round has lost a member or is no longer the latest."""
@@ -594,10 +622,9 @@ class Rendezvous:
 
     def _decide(self) -> Decision:
         assert self._registration is not None
-        quiet = time.monotonic() - self._last_arrival
-        return decide(
-            self._view, self._registration.member.id, self._registration.member.ready, self.settings, quiet
-        )
+        member, now = self._registration.member, time.monotonic()
+        quiet, gathering = now - self._last_arrival, now - self._first_arrival
+        return decide(self._view, member.id, member.ready, self.settings, quiet, gathering)
 
     def _enter(self, joined: Joined) -> World:
         current = self._view.round
@@ -641,7 +668,7 @@ class Rendezvous:
                 else:
                     self._write(
                         self._registration,
-                        replace(self._registration.member, ready=self._view.number + 1, finished=False),
+                        replace(self._registration.member, ready=self._highest + 1, finished=False),
                         deadline,
                     )
                 return
@@ -656,9 +683,7 @@ class Rendezvous:
         )
         self._registrations += 1
         id = f"{self.identity.base}.{self._registrations}"
-        member = Member(
-            id, self.identity.base, self.identity.slot, self.identity.address, self._view.number + 1
-        )
+        member = Member(id, self.identity.base, self.identity.slot, self.identity.address, self._highest + 1)
         registration = _Registration(self._key(f"members/{id}"), lease, member, asked)
         if self.settings.lock:
             self._claim(registration, deadline)
@@ -911,9 +936,12 @@ class Rendezvous:
     def _show(self, view: View) -> None:
         with self._changed:
             self._view = view = view.after(self._view)
+            self._highest = max(self._highest, view.number)
             if not view.members.keys() <= self._seen:
-                self._seen |= view.members.keys()
                 self._last_arrival = time.monotonic()
+                if not self._seen:
+                    self._first_arrival = self._last_arrival
+                self._seen |= view.members.keys()
             registration = self._registration
             if (
                 registration

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -41,7 +41,9 @@ def create_handler(params: Any) -> Any:
     settings = rendezvous.Settings.from_config(
         params.run_id, params.min_nodes, params.max_nodes, params.config
     )
-    settings = replace(settings, lock=os.environ.get("BIREME_LOCK", ""))
+    settings = replace(
+        settings, lock=os.environ.get("BIREME_LOCK", ""), first_nodes=first_workers(os.environ)
+    )
     client = etcd.client_from(params.endpoint, os.environ, settings.heartbeat_timeout, params.config)
     address = params.get("local_addr") or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
@@ -49,6 +51,15 @@ def create_handler(params: Any) -> Any:
     identity = rendezvous.Identity(base, slot, str(address))
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
     return _handler_class()(rendezvous.Rendezvous(client, settings, identity, board), client)
+
+
+def first_workers(env: Mapping[str, str]) -> int:
+    """How many workers the first round waits for: the number in the file BIREME_WORKERS_FILE; 0: unknown."""
+    try:
+        with open(env["BIREME_WORKERS_FILE"], encoding="utf-8") as file:
+            return int(file.read())
+    except (KeyError, OSError, ValueError):
+        return 0
 
 
 def own_address(peer: etcd.Endpoint) -> str:
@@ -126,6 +137,11 @@ def _handler_class() -> Any:
         def all_finished(self) -> bool:
             """Whether the processes of all agents have succeeded, as this agent's have. launch.py asks."""
             return self._member.all_finished()
+
+        @property
+        def only_arrivals(self) -> bool:
+            """Whether nobody has left the round. launch.py asks before it stops the processes."""
+            return bool(self._member.only_arrivals)
 
         def shutdown(self) -> bool:
             self._member.leave()
