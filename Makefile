@@ -100,6 +100,7 @@ bench: setup ## Run the benchmarks (some minutes)
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/dispatcher.py
 	$(BIN)/python benchmarks/staging.py
+	PYTHONPATH=.:runtime/src $(BIN)/python benchmarks/rendezvous_scale.py
 
 .PHONY: bench-startup
 bench-startup: setup ## Measure how fast workers of MPI jobs start, compared with other controllers (half an hour, and their builds)

@@ -40,8 +40,8 @@ SUCCESS, CLOSED = "success", "closed"
 _WATCH_IDLE_SECONDS = 60.0
 # The same if renewals show that something was written meanwhile, perhaps to other keys.
 _BLIND_SECONDS = 10.0
-# What all members together ask of etcd while nothing happens: a tenth of a core.
-_RENEWALS_PER_SECOND = 400
+# What all members together ask of etcd while nothing happens.
+_RENEWALS_PER_SECOND = 200
 _RETRY_SECONDS = 0.2
 _RETRY_SECONDS_PER_MEMBER = 0.001
 _LOCK_LOG_SECONDS = 60.0
