@@ -133,7 +133,7 @@ def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_noth
     kill_copier(place, job)
     assert not (place.staged / "sets/pictures").exists()
     assert place.ends(job) == "Complete", place.log(job)
-    copied = int(place.log(job).partition("is complete, ")[2].split()[0])
+    copied = int(place.log(job).partition("is complete; ")[2].split()[0])
     assert 0 < copied < sum(map(len, files.values())) - 15 * SMALL
     assert place.read("sets/pictures") == files
     place.shell.helm("test", job.name, "-n", job.namespace, "--timeout", "2m")
