@@ -44,6 +44,10 @@ test: lint tools ## Lint, types, charts, unit, render and embedded tests
 	$(BIN)/bireme lint charts
 	$(PYTEST) $(PARALLEL) tests/embedded tests/runtime tests/unit tests/render
 
+.PHONY: test-torch
+test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, six minutes)
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) tests/runtime/with_torch
+
 KIND_NODES := p5.4xlarge=3
 KIND_IMAGES := etcd python torch mpi-4 mpi-5 mpi-operator paddle nfs moto
 # Two workers share one cluster: its tests wait more than they compute. KIND_WORKERS=0 runs one test at a time.

@@ -24,7 +24,7 @@ from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 
 ROOT = os.environ.get("BIREME_TORCH_ROOT", "")
 AGENT = os.environ.get("BIREME_TORCH_AGENT", "")
-# Not part of a normal run: `BIREME_TORCH_ROOT=/path pytest tests/runtime/with_torch` as root.
+# `make test` needs no root and leaves these out; `make test-torch` runs them.
 collect_ignore_glob = [] if ROOT else ["test_*.py"]
 
 
