@@ -137,10 +137,11 @@ def _watch_all(pid: int, workers: Mapping[str, socket.socket]) -> int:
     ended: dict[int, int] = {}
     while not (lost := _lost(workers)) and pid not in ended:
         children.wait(1.0, ended)
-    if not lost and ended[pid] == 0:
-        # mpirun may have noticed the loss of a worker before this process did.
+    # mpirun may have noticed the loss of a worker before this process did, and then fails most of the time.
+    pauses = 1 if ended.get(pid) == 0 else 3
+    while not lost and pauses:
         children.pause(1.0)
-        lost = _lost(workers)
+        lost, pauses = _lost(workers), pauses - 1
     if not lost:
         return children.exit_code(ended[pid])
     children.wait_for_end([pid], _EXIT_SECONDS)
