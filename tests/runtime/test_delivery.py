@@ -94,8 +94,7 @@ def test_the_metadata_in_the_folder_is_that_of_the_distribution() -> None:
     assert written == [f"[{group}]", *(word for key, value in points.items() for word in (key, "=", value))]
 
 
-def test_the_files_are_small_and_their_paths_can_be_keys_of_a_config_map() -> None:
-    assert sum(path.stat().st_size for path in FILES) < 400_000
+def test_the_paths_of_the_files_can_be_keys_of_a_config_map() -> None:
     keys = {str(path.relative_to(RUNTIME)).replace("/", "__") for path in FILES}
     assert len(keys) == len(FILES)
     assert all(key.replace("_", "").replace(".", "").replace("-", "").isalnum() for key in keys)

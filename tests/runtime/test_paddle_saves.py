@@ -149,7 +149,7 @@ def test_trainer_0_that_goes_before_its_first_shard_saves_nothing(
 
 
 @HOW
-def test_the_final_model_is_saved_when_trainer_0_is_back_from_between_last_shard_and_save(
+def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job: TrainingJob, how: signal.Signals
 ) -> None:
     job.start_all()

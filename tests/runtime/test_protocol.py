@@ -329,7 +329,7 @@ def test_after_etcd_lost_its_data_the_members_agree_on_a_new_round(
     assert [(world.number, world.rank, world.size) for world in join_all(a, b)] == [(3, 0, 2), (3, 1, 2)]
 
 
-def test_given_an_etcd_that_comes_back_empty_then_no_world_forms_beside_one_that_trains(
+def test_no_world_forms_beside_one_that_trains_when_etcd_comes_back_empty(
     make: Make, new_etcd: Callable[..., EtcdServer]
 ) -> None:
     server = new_etcd().start()
