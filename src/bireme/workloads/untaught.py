@@ -9,7 +9,7 @@ from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.workloads.model import WorkloadKind, WorkloadPlan, role_of, spec_of
 
-# Kinds of the field that describe their pods by fields of their own, without a pod template.
+# Well-known kinds that have no pod template: other fields describe their pods.
 _WITHOUT_TEMPLATE = frozenset(
     {
         ("argoproj.io", "Workflow"),
