@@ -1,0 +1,56 @@
+data "aws_partition" "this" {}
+
+locals {
+  policies = "arn:${data.aws_partition.this.partition}:iam::aws:policy"
+}
+
+resource "aws_iam_role" "cluster" {
+  name = "${var.name}-cluster"
+  assume_role_policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "eks.amazonaws.com" } }]
+  })
+}
+
+resource "aws_iam_role_policy_attachment" "cluster" {
+  role       = aws_iam_role.cluster.name
+  policy_arn = "${local.policies}/AmazonEKSClusterPolicy"
+}
+
+resource "aws_eks_cluster" "this" {
+  name     = var.name
+  role_arn = aws_iam_role.cluster.arn
+  version  = var.kubernetes
+
+  bootstrap_self_managed_addons = false
+
+  access_config {
+    authentication_mode                         = "API"
+    bootstrap_cluster_creator_admin_permissions = true
+  }
+
+  vpc_config {
+    subnet_ids              = [for zone in var.zones : aws_subnet.private[zone].id]
+    endpoint_private_access = true
+    endpoint_public_access  = length(var.admitted) > 0
+    public_access_cidrs     = length(var.admitted) > 0 ? var.admitted : null
+  }
+
+  depends_on = [aws_iam_role_policy_attachment.cluster]
+}
+
+resource "aws_eks_access_entry" "administrator" {
+  for_each      = toset(var.administrators)
+  cluster_name  = aws_eks_cluster.this.name
+  principal_arn = each.key
+}
+
+resource "aws_eks_access_policy_association" "administrator" {
+  for_each      = aws_eks_access_entry.administrator
+  cluster_name  = aws_eks_cluster.this.name
+  principal_arn = each.value.principal_arn
+  policy_arn    = "arn:${data.aws_partition.this.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+  access_scope {
+    type = "cluster"
+  }
+}

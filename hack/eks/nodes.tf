@@ -1,0 +1,184 @@
+locals {
+  # What EKS calls an image, and where AWS publishes its newest version.
+  images = {
+    al2023 = {
+      cpu    = { type = "AL2023_x86_64_STANDARD", parameter = "/aws/service/eks/optimized-ami/${var.kubernetes}/amazon-linux-2023/x86_64/standard/recommended/release_version" }
+      nvidia = { type = "AL2023_x86_64_NVIDIA", parameter = "/aws/service/eks/optimized-ami/${var.kubernetes}/amazon-linux-2023/x86_64/nvidia/recommended/release_version" }
+      neuron = { type = "AL2023_x86_64_NEURON", parameter = "/aws/service/eks/optimized-ami/${var.kubernetes}/amazon-linux-2023/x86_64/neuron/recommended/release_version" }
+    }
+    bottlerocket = {
+      cpu    = { type = "BOTTLEROCKET_x86_64", parameter = "/aws/service/bottlerocket/aws-k8s-${var.kubernetes}/x86_64/latest/image_version" }
+      nvidia = { type = "BOTTLEROCKET_x86_64_NVIDIA", parameter = "/aws/service/bottlerocket/aws-k8s-${var.kubernetes}-nvidia/x86_64/latest/image_version" }
+      # The plain image has the driver of Neuron.
+      neuron = { type = "BOTTLEROCKET_x86_64", parameter = "/aws/service/bottlerocket/aws-k8s-${var.kubernetes}/x86_64/latest/image_version" }
+    }
+  }
+  image = local.images[var.os]
+
+  user_data = {
+    for name, group in local.groups : name => var.os == "bottlerocket" ? templatefile("${path.module}/user-data.toml", {
+      huge_pages = group.efa > 0 ? local.huge_pages : 0
+      nvme       = group.nvme
+      }) : templatefile("${path.module}/user-data.mime", {
+      huge_pages = group.efa > 0 ? local.huge_pages : 0
+      nvme       = group.nvme
+    })
+  }
+}
+
+data "aws_ssm_parameter" "image" {
+  for_each = toset(concat(["cpu"], values(local.groups)[*].ami))
+  name     = local.image[each.key].parameter
+}
+
+resource "aws_iam_role" "node" {
+  name = "${var.name}-node"
+  assume_role_policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]
+  })
+}
+
+resource "aws_iam_role_policy_attachment" "node" {
+  for_each   = toset(["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"])
+  role       = aws_iam_role.node.name
+  policy_arn = "${local.policies}/${each.key}"
+}
+
+# Nodes that are near one another; a type with EFA has one of its own.
+resource "aws_placement_group" "this" {
+  for_each = { for name, group in local.groups : name => group if group.efa > 0 }
+  name     = "${var.name}-${each.key}"
+  strategy = "cluster"
+}
+
+resource "aws_launch_template" "cpu" {
+  name = "${var.name}-cpu"
+  metadata_options {
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+  block_device_mappings {
+    device_name = var.os == "bottlerocket" ? "/dev/xvdb" : "/dev/xvda"
+    ebs {
+      volume_size           = 80
+      volume_type           = "gp3"
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+}
+
+resource "aws_launch_template" "accelerated" {
+  for_each      = local.groups
+  name          = "${var.name}-${each.key}"
+  instance_type = each.value.type
+  user_data     = base64encode(local.user_data[each.key])
+
+  # EKS adds the cluster's security group only where no interface is described.
+  vpc_security_group_ids = each.value.efa > 0 ? null : [aws_eks_cluster.this.vpc_config[0].cluster_security_group_id]
+
+  # An interface with an address for pods on the first card, and EFA alone on the others.
+  dynamic "network_interfaces" {
+    for_each = each.value.efa > 0 ? range(each.value.cards) : []
+    iterator = card
+    content {
+      network_card_index = card.value
+      device_index       = card.value == 0 ? 0 : 1
+      interface_type     = card.value > 0 ? "efa-only" : each.value.cards > each.value.efa ? "interface" : "efa"
+      # EC2 allows no public address with several interfaces; the subnets give none.
+      associate_public_ip_address = card.value == 0 ? false : null
+      security_groups             = [aws_eks_cluster.this.vpc_config[0].cluster_security_group_id, aws_security_group.efa.id]
+    }
+  }
+
+  dynamic "placement" {
+    for_each = each.value.efa > 0 ? [1] : []
+    content {
+      group_name = aws_placement_group.this[each.key].name
+    }
+  }
+
+  dynamic "capacity_reservation_specification" {
+    for_each = each.value.reservation == null ? [] : [1]
+    content {
+      capacity_reservation_target {
+        capacity_reservation_id = each.value.reservation
+      }
+    }
+  }
+
+  dynamic "instance_market_options" {
+    for_each = each.value.kind == "block" ? [1] : []
+    content {
+      market_type = "capacity-block"
+    }
+  }
+
+  metadata_options {
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  block_device_mappings {
+    device_name = var.os == "bottlerocket" ? "/dev/xvdb" : "/dev/xvda"
+    ebs {
+      volume_size           = 80
+      volume_type           = "gp3"
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+}
+
+resource "aws_eks_node_group" "cpu" {
+  cluster_name    = aws_eks_cluster.this.name
+  node_group_name = "cpu"
+  node_role_arn   = aws_iam_role.node.arn
+  subnet_ids      = [for zone in var.zones : aws_subnet.private[zone].id]
+  instance_types  = ["m7i.2xlarge"]
+  ami_type        = local.image.cpu.type
+  release_version = nonsensitive(data.aws_ssm_parameter.image["cpu"].value)
+  labels          = { "bireme/node-type" = "cpu" }
+  launch_template {
+    id      = aws_launch_template.cpu.id
+    version = aws_launch_template.cpu.latest_version
+  }
+  scaling_config {
+    desired_size = var.cpu_nodes
+    min_size     = 0
+    max_size     = var.cpu_nodes
+  }
+  depends_on = [aws_iam_role_policy_attachment.node, aws_eks_addon.early]
+}
+
+resource "aws_eks_node_group" "accelerated" {
+  for_each        = local.groups
+  cluster_name    = aws_eks_cluster.this.name
+  node_group_name = each.key
+  node_role_arn   = aws_iam_role.node.arn
+  # EFA, placement groups, FSx and reservations have one zone.
+  subnet_ids      = [aws_subnet.private[var.zones[0]].id]
+  ami_type        = local.image[each.value.ami].type
+  release_version = nonsensitive(data.aws_ssm_parameter.image[each.value.ami].value)
+  capacity_type   = lookup({ spot = "SPOT", block = "CAPACITY_BLOCK" }, each.value.kind, "ON_DEMAND")
+  labels          = { "bireme/node-type" = each.value.type }
+  taint {
+    key    = each.value.resource
+    value  = "present"
+    effect = "NO_SCHEDULE"
+  }
+  launch_template {
+    id      = aws_launch_template.accelerated[each.key].id
+    version = aws_launch_template.accelerated[each.key].latest_version
+  }
+  scaling_config {
+    desired_size = each.value.count
+    min_size     = 0
+    max_size     = each.value.count
+  }
+  update_config {
+    max_unavailable = 1
+  }
+  depends_on = [aws_iam_role_policy_attachment.node, aws_eks_addon.early]
+}

@@ -1,0 +1,147 @@
+mock_provider "aws" {
+  mock_data "aws_partition" {
+    defaults = { partition = "aws" }
+  }
+  mock_data "aws_ssm_parameter" {
+    defaults = { value = "1.34.0-20261101" }
+  }
+  mock_resource "aws_iam_role" {
+    defaults = { arn = "arn:aws:iam::123456789012:role/bireme" }
+  }
+  mock_resource "aws_iam_policy" {
+    defaults = { arn = "arn:aws:iam::123456789012:policy/bireme" }
+  }
+  mock_resource "aws_eks_cluster" {
+    defaults = { vpc_config = { cluster_security_group_id = "sg-cluster" } }
+  }
+  mock_resource "aws_launch_template" {
+    defaults = { id = "lt-0123456789abcdef0", latest_version = 1 }
+  }
+  mock_resource "aws_eks_node_group" {
+    defaults = { resources = [{ autoscaling_groups = [{ name = "asg" }] }] }
+  }
+  mock_resource "aws_efs_file_system" {
+    defaults = { id = "fs-0123456789abcdef0" }
+  }
+  mock_resource "aws_fsx_lustre_file_system" {
+    defaults = {
+      id         = "fs-0fedcba9876543210"
+      dns_name   = "fs-0fedcba9876543210.fsx.us-west-2.amazonaws.com"
+      mount_name = "fsx"
+    }
+  }
+}
+
+run "defaults" {
+  command = apply
+  assert {
+    condition     = !aws_eks_cluster.this.vpc_config[0].endpoint_public_access && aws_eks_cluster.this.vpc_config[0].endpoint_private_access
+    error_message = "the API server answers only inside the VPC"
+  }
+  assert {
+    condition     = alltrue([for subnet in concat(values(aws_subnet.public), values(aws_subnet.private)) : !coalesce(subnet.map_public_ip_on_launch, false)])
+    error_message = "no subnet gives public addresses"
+  }
+  assert {
+    condition     = length(aws_autoscaling_schedule.expires) == 0 && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
+    error_message = "guard and CloudWatch are options"
+  }
+}
+
+# tests/eks compares what this makes with the instance table.
+run "everything" {
+  command = apply
+  variables {
+    nodes      = { for file in fileset("../../values/instances", "*.yaml") : trimsuffix(file, ".yaml") => 3 }
+    admitted   = ["192.0.2.0/24"]
+    fsx_gib    = 2400
+    cloudwatch = true
+    expires    = "2026-12-01T18:00:00Z"
+  }
+  assert {
+    condition     = aws_eks_cluster.this.vpc_config[0].endpoint_public_access && aws_eks_cluster.this.vpc_config[0].public_access_cidrs == toset(["192.0.2.0/24"])
+    error_message = "only admitted networks reach the API server"
+  }
+}
+
+run "bottlerocket" {
+  command = apply
+  variables {
+    os    = "bottlerocket"
+    nodes = { "p4d.24xlarge" = 1, "trn1.32xlarge" = 1, "g5.xlarge" = 1, "p3.8xlarge" = 1 }
+  }
+  assert {
+    condition     = aws_eks_node_group.accelerated["p4d-24xlarge"].ami_type == "BOTTLEROCKET_x86_64_NVIDIA" && aws_eks_node_group.accelerated["trn1-32xlarge"].ami_type == "BOTTLEROCKET_x86_64"
+    error_message = "images of Bottlerocket"
+  }
+}
+
+run "bought" {
+  command = apply
+  variables {
+    nodes = { "p4d.24xlarge" = 3, "p5.48xlarge" = 2, "p5e.48xlarge" = 4, "g5.xlarge" = 2 }
+    capacity = {
+      "p5.48xlarge"  = { kind = "reservation", reservation = "cr-0a1" }
+      "p5e.48xlarge" = { kind = "block", reservation = "cr-0a2" }
+      "g5.xlarge"    = { kind = "spot" }
+    }
+    expires = "2026-12-01T18:00:00Z"
+  }
+  assert {
+    condition     = { for name, group in aws_eks_node_group.accelerated : name => group.capacity_type } == { "p4d-24xlarge" = "ON_DEMAND", "p5-48xlarge" = "ON_DEMAND", "p5e-48xlarge" = "CAPACITY_BLOCK", "g5-xlarge" = "SPOT" }
+    error_message = "capacity types"
+  }
+  assert {
+    condition     = one(one(aws_launch_template.accelerated["p5e-48xlarge"].capacity_reservation_specification).capacity_reservation_target).capacity_reservation_id == "cr-0a2"
+    error_message = "the block's nodes come from it"
+  }
+  assert {
+    condition     = one(aws_launch_template.accelerated["p5e-48xlarge"].instance_market_options).market_type == "capacity-block" && length(aws_launch_template.accelerated["p5-48xlarge"].instance_market_options) == 0
+    error_message = "only a block is a market"
+  }
+  assert {
+    condition     = output.quotas == { "L-1216C47A" = 16, "L-417A185B" = 3 * 96 + 2 * 192, "L-3819A6DF" = 8 }
+    error_message = "quotas: ${jsonencode(output.quotas)}"
+  }
+  assert {
+    condition     = output.without_price == ["p5e.48xlarge"] && abs(output.cost_per_hour - (0.1 + 2 * 0.4032 + 3 * 21.957642 + 2 * 55.04 + 2 * 1.006)) < 0.001
+    error_message = "cost: ${output.cost_per_hour}"
+  }
+  assert {
+    condition     = length(aws_autoscaling_schedule.expires) == 5 && alltrue([for each in values(aws_autoscaling_schedule.expires) : each.desired_capacity == 0 && each.start_time == "2026-12-01T18:00:00Z"])
+    error_message = "every group ends at expires"
+  }
+}
+
+run "unknown_types_are_refused" {
+  command = plan
+  variables {
+    nodes = { "p4d.24xlarg" = 1 }
+  }
+  expect_failures = [var.nodes]
+}
+
+run "a_block_needs_its_id" {
+  command = plan
+  variables {
+    nodes    = { "p5e.48xlarge" = 1 }
+    capacity = { "p5e.48xlarge" = { kind = "block" } }
+  }
+  expect_failures = [var.capacity]
+}
+
+run "one_zone_is_refused" {
+  command = plan
+  variables {
+    zones = ["us-west-2a"]
+  }
+  expect_failures = [var.zones]
+}
+
+run "a_day_is_no_time" {
+  command = plan
+  variables {
+    expires = "tomorrow"
+  }
+  expect_failures = [var.expires]
+}

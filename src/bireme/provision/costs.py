@@ -1,0 +1,110 @@
+"""What groups of nodes cost an hour, and the quotas that they count against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bireme.errors import BiremeError
+from bireme.helm import values
+from bireme.paths import Paths
+from bireme.provision.groups import Group
+
+_REMARKS = {
+    "on-demand": "",
+    "spot": ", on demand; spot is cheaper",
+    "reservation": ", also while the reservation is unused",
+    "block": ", on demand; a capacity block is paid for in advance, at its own price",
+}
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A quota on vCPUs: its name, and its codes in Service Quotas."""
+
+    name: str
+    on_demand: str
+    spot: str
+
+
+@dataclass(frozen=True)
+class Prices:
+    """List prices in USD per hour by instance type, and where and when they were read."""
+
+    source: str
+    date: str
+    region: str
+    control_plane: float
+    on_demand: Mapping[str, float]
+    quotas: Mapping[str, Quota]
+
+    def quota(self, instance_type: str) -> Quota:
+        """The quota that a type counts against. Raises BiremeError when none is known."""
+        fitting = [prefix for prefix in self.quotas if instance_type.startswith(prefix)]
+        if not fitting:
+            raise BiremeError(f"values/prices.yaml has no quota for {instance_type}: add its letters")
+        return self.quotas[max(fitting, key=len)]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What must be known before anything is created, a sentence each.
+
+    ``per_hour`` is the sum in USD, without types that have no list price.
+    """
+
+    per_hour: float
+    sentences: tuple[str, ...]
+
+
+def load_prices(paths: Paths) -> Prices:
+    """The prices of values/prices.yaml. Raises BiremeError naming the file when one is broken."""
+    file = paths.values / "prices.yaml"
+    try:
+        facts: Mapping[str, Any] = values.read_file(file)
+        return Prices(
+            source=str(facts["source"]),
+            date=str(facts["date"]),
+            region=str(facts["region"]),
+            control_plane=float(facts["controlPlane"]),
+            on_demand={str(name): float(price) for name, price in facts["onDemand"].items()},
+            quotas={
+                str(prefix): Quota(str(each["name"]), str(each["onDemand"]), str(each["spot"]))
+                for prefix, each in facts["quotas"].items()
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BiremeError(f"{file}: a price or a quota is not as it should be: {error!r}") from error
+
+
+def estimate(groups: Iterable[Group], prices: Prices, control_plane: bool = True) -> Estimate:
+    """The cost of ``groups`` and their quotas; with ``control_plane``, that of a new cluster too."""
+    groups = list(groups)
+    total = prices.control_plane if control_plane else 0.0
+    lines = [f"control plane: {_usd(prices.control_plane)}"] if control_plane else []
+    vcpus: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        price = prices.on_demand.get(group.instance_type)
+        what = f"{group.count} × {group.instance_type}"
+        if price is None:
+            lines.append(f"{what}: no list price, only offers (aws ec2 describe-capacity-block-offerings)")
+        else:
+            total += group.count * price
+            lines.append(f"{what}: {_usd(group.count * price)}{_REMARKS[group.capacity.kind]}")
+        if group.capacity.kind != "block":
+            quota, spot = prices.quota(group.instance_type), group.capacity.kind == "spot"
+            name = f"{'spot' if spot else 'on-demand'} {quota.name}"
+            vcpus[quota.spot if spot else quota.on_demand, name] += group.count * group.vcpu
+    head = (
+        f"An hour costs {_usd(total)} by the list of {prices.region} on {prices.date}, "
+        "without storage, NAT, traffic and tax:"
+    )
+    needs = [f"quota {code}: {count} vCPUs of {name}" for (code, name), count in vcpus.items()]
+    check = "aws service-quotas get-service-quota --service-code ec2 --quota-code CODE"
+    return Estimate(total, (head, *(f"  {each}" for each in [*lines, *needs]), f"To check a quota: {check}"))
+
+
+def _usd(amount: float) -> str:
+    return f"{amount:.2f} USD"

@@ -1,0 +1,92 @@
+"""eksctl's ClusterConfig for a fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bireme.instances import ROOT_VOLUME_GIB
+from bireme.provision.groups import Capacity, Fleet, Group
+
+_ADDONS = (
+    "vpc-cni",
+    "coredns",
+    "kube-proxy",
+    "eks-pod-identity-agent",
+    "aws-ebs-csi-driver",
+    "aws-efs-csi-driver",
+    "aws-fsx-csi-driver",
+)
+_RAID0 = """\
+apiVersion: node.eks.aws/v1alpha1
+kind: NodeConfig
+spec:
+  instance:
+    localStorage:
+      strategy: RAID0
+"""
+
+
+def cluster_config(fleet: Fleet, kubernetes: str, admitted: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The configuration for ``eksctl create cluster -f``.
+
+    ``kubernetes``: the minor version, e.g. ``1.34``. ``admitted``: networks whose addresses may reach the API
+    server from outside; without any it answers only inside the VPC.
+    """
+    vpc: dict[str, Any] = {
+        "nat": {"gateway": "Single"},
+        "clusterEndpoints": {"privateAccess": True, "publicAccess": bool(admitted)},
+    }
+    if admitted:
+        vpc["publicAccessCIDRs"] = list(admitted)
+    return {
+        "apiVersion": "eksctl.io/v1alpha5",
+        "kind": "ClusterConfig",
+        "metadata": {"name": fleet.name, "region": fleet.region, "version": kubernetes},
+        "availabilityZones": list(fleet.zones),
+        "vpc": vpc,
+        "iam": {"withOIDC": True},
+        "addonsConfig": {"autoApplyPodIdentityAssociations": True},
+        "addons": [{"name": name} for name in _ADDONS],
+        "managedNodeGroups": [_node_group(group, fleet.placement_group) for group in fleet.groups],
+    }
+
+
+def _node_group(group: Group, placement_group: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": group.name,
+        "amiFamily": "AmazonLinux2023",
+        "instanceType": group.instance_type,
+        "desiredCapacity": group.count,
+        "minSize": 0 if group.taint else group.count,
+        "maxSize": group.count,
+        "privateNetworking": True,
+        "disableIMDSv1": True,
+        "disablePodIMDS": True,
+        "volumeSize": ROOT_VOLUME_GIB,
+        "volumeEncrypted": True,
+        "labels": dict(group.labels),
+    }
+    if group.taints:
+        found["taints"] = group.taints
+    if group.zone:
+        found["availabilityZones"] = [group.zone]
+    if group.efa:
+        # eksctl makes a placement group of its own for nodes with EFA, and an interface on each network card.
+        found["efaEnabled"] = True
+    if placement_group and group.taint:
+        found["placement"] = {"groupName": placement_group}
+    if group.boot_script:
+        found["preBootstrapCommands"] = [group.boot_script]
+    if group.has_nvme:
+        found["overrideBootstrapCommand"] = _RAID0
+    return found | _bought(group.capacity)
+
+
+def _bought(capacity: Capacity) -> dict[str, Any]:
+    if capacity.kind == "spot":
+        return {"spot": True}
+    if not capacity.reservation:
+        return {}
+    target = {"capacityReservationTarget": {"capacityReservationID": capacity.reservation}}
+    block = {"instanceMarketOptions": {"marketType": "capacity-block"}} if capacity.kind == "block" else {}
+    return {"capacityReservation": target} | block

@@ -1,0 +1,117 @@
+"""Karpenter's objects for a fleet: a NodePool, an EC2NodeClass and a NodeOverlay for each type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bireme.instances import ROOT_VOLUME_GIB
+from bireme.labels import ARCHITECTURE_LABEL, INSTANCE_TYPE_LABEL, ZONE_LABEL
+from bireme.provision.groups import Fleet, Group
+from bireme.quantities import HUGE_PAGES
+
+_CAPACITY_TYPES = {"on-demand": "on-demand", "spot": "spot", "reservation": "reserved", "block": "reserved"}
+
+
+def karpenter_objects(fleet: Fleet, role: str) -> list[dict[str, Any]]:
+    """The objects for ``kubectl apply``, of Karpenter 1.11 or newer.
+
+    ``role``: the IAM role of the nodes. Subnets and security groups are those with the tag
+    ``karpenter.sh/discovery: CLUSTER``.
+    """
+    found: list[dict[str, Any]] = []
+    for group in fleet.groups:
+        found += [_node_class(group, fleet, role), _node_pool(group)]
+        if group.huge_pages_mib:
+            found.append(_overlay(group))
+    return found
+
+
+def _node_class(group: Group, fleet: Fleet, role: str) -> dict[str, Any]:
+    cluster = [{"tags": {"karpenter.sh/discovery": fleet.name}}]
+    volume = {
+        "volumeSize": f"{ROOT_VOLUME_GIB}Gi",
+        "volumeType": "gp3",
+        "encrypted": True,
+        "deleteOnTermination": True,
+    }
+    spec: dict[str, Any] = {
+        "role": role,
+        "amiSelectorTerms": [{"alias": "al2023@latest"}],
+        "subnetSelectorTerms": cluster,
+        "securityGroupSelectorTerms": cluster,
+        "blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": volume}],
+        # Pods do not reach the nodes' credentials.
+        "metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 1},
+        "tags": {"bireme/cluster": fleet.name},
+    }
+    if group.has_nvme:
+        spec["instanceStorePolicy"] = "RAID0"
+    if group.boot_script:
+        spec["userData"] = f"#!/bin/bash\n{group.boot_script}"
+    if group.capacity.reservation:
+        spec["capacityReservationSelectorTerms"] = [{"id": group.capacity.reservation}]
+    if fleet.placement_group and group.taint:
+        spec["placementGroupSelector"] = {"name": fleet.placement_group}
+    return {
+        "apiVersion": "karpenter.k8s.aws/v1",
+        "kind": "EC2NodeClass",
+        "metadata": {"name": group.name},
+        "spec": spec,
+    }
+
+
+def _node_pool(group: Group) -> dict[str, Any]:
+    requirements = [
+        _one_of(INSTANCE_TYPE_LABEL, group.instance_type),
+        _one_of("karpenter.sh/capacity-type", _CAPACITY_TYPES[group.capacity.kind]),
+        _one_of(ARCHITECTURE_LABEL, "amd64"),
+    ]
+    if group.zone:
+        requirements.append(_one_of(ZONE_LABEL, group.zone))
+    spec: dict[str, Any] = {
+        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": group.name},
+        "requirements": requirements,
+        "expireAfter": "Never",
+        # Without it, pods that must not be disrupted are not told when AWS takes a node back: they are told
+        # their own grace period before its end. AWS takes spot nodes two minutes after it says so.
+        "terminationGracePeriod": "2m" if group.capacity.kind == "spot" else "10m",
+    }
+    if group.taints:
+        spec["taints"] = group.taints
+    limit = {group.taint: group.count * group.accelerators} if group.taint else {}
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": group.name},
+        "spec": {
+            "template": {"metadata": {"labels": dict(group.labels)}, "spec": spec},
+            "limits": limit or {"cpu": group.count * group.vcpu},
+            "disruption": {
+                "consolidationPolicy": "WhenEmpty",
+                "consolidateAfter": "5m",
+                # A training is moved by nobody: a node that has pods stays, also when its image is outdated.
+                "budgets": [
+                    {"nodes": "100%", "reasons": ["Empty"]},
+                    {"nodes": "0", "reasons": ["Drifted", "Underutilized"]},
+                ],
+            },
+        },
+    }
+
+
+def _overlay(group: Group) -> dict[str, Any]:
+    # Karpenter cannot know what user data sets aside; without this no node of it has huge pages, and their
+    # pods wait for ever.
+    return {
+        "apiVersion": "karpenter.sh/v1alpha1",
+        "kind": "NodeOverlay",
+        "metadata": {"name": f"{group.name}-huge-pages"},
+        "spec": {
+            "requirements": [_one_of("karpenter.sh/nodepool", group.name)],
+            "capacity": {HUGE_PAGES: f"{group.huge_pages_mib}Mi"},
+        },
+    }
+
+
+def _one_of(key: str, value: str) -> dict[str, Any]:
+    return {"key": key, "operator": "In", "values": [value]}

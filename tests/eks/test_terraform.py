@@ -1,0 +1,135 @@
+"""hack/eks makes the nodes that `bireme eksctl` makes, and values that the charts take."""
+
+from __future__ import annotations
+
+import base64
+import tomllib
+from collections.abc import Mapping
+from email import message_from_string
+from typing import Any
+
+import pytest
+import yaml
+
+from bireme.helm import Renderer, RenderRequest
+from bireme.instances import load_instances
+from bireme.paths import Paths
+from bireme.provision import Fleet, estimate, load_prices
+from bireme.tools import Toolbox
+from tests.eks.conftest import ROOT, Terraform
+
+PATHS = Paths.discover(start=ROOT)
+INSTANCES = load_instances(PATHS)
+NODES = {"cpu": 2} | dict.fromkeys(INSTANCES, 3)
+FLEET = Fleet("bireme", "us-west-2", ("us-west-2a", "us-west-2b"), NODES, INSTANCES)
+
+
+def resources(state: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    """The values of all resources of a kind, by their key."""
+    return {
+        str(each.get("index", "")): each["values"]
+        for each in state["root_module"]["resources"]
+        if each["type"] == kind and each["mode"] == "managed"
+    }
+
+
+def parts(template: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The shell script and the NodeConfig of a node's user data."""
+    message = message_from_string(base64.b64decode(template["user_data"]).decode())
+    script, config = (str(part.get_payload()) for part in message.walk() if not part.is_multipart())
+    # The line end before a boundary belongs to the boundary.
+    return f"{script}\n", yaml.safe_load(config)
+
+
+def test_the_configuration_is_formatted_and_valid(terraform: Terraform) -> None:
+    done = terraform.run("fmt", "-check", "-recursive", "-diff")
+    assert done.returncode == 0, done.stdout
+    done = terraform.run("validate", "-no-color")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("group", FLEET.groups, ids=lambda group: group.name)
+def test_a_group_is_that_of_eksctl(states: Mapping[str, Mapping[str, Any]], group: Any) -> None:
+    state = states["everything"]
+    made = resources(state, "aws_eks_node_group")["" if group.name == "cpu" else group.name]
+    assert made["node_group_name"] == group.name
+    assert made["labels"] == group.labels
+    taints = [{"key": each["key"], "value": each["value"]} for each in made["taint"]]
+    assert taints == [{"key": each["key"], "value": each["value"]} for each in group.taints]
+    assert [each["effect"] for each in made["taint"]] == ["NO_SCHEDULE"] * len(taints)
+    assert made["scaling_config"][0]["max_size"] == group.count
+    if group.name == "cpu":
+        assert made["instance_types"] == [group.instance_type]
+        return
+    template = resources(state, "aws_launch_template")[group.name]
+    assert template["instance_type"] == group.instance_type
+    interfaces = template["network_interfaces"]
+    with_efa = [each for each in interfaces if each["interface_type"] in ("efa", "efa-only")]
+    assert len(with_efa) == group.efa
+    assert [each["network_card_index"] for each in interfaces] == list(range(len(interfaces)))
+    assert [each["interface_type"] for each in interfaces[:1]] in ([], ["efa"], ["interface"])
+    assert (group.name in resources(state, "aws_placement_group")) == bool(group.efa)
+    assert len(made["subnet_ids"]) == 1
+    assert template["metadata_options"][0]["http_tokens"] == "required"
+    script, config = parts(template)
+    assert script.startswith("#!/bin/bash")
+    assert (group.boot_script or "") in script
+    assert ("nr_hugepages" in script) == bool(group.huge_pages_mib)
+    local = {"localStorage": {"strategy": "RAID0"}} if group.has_nvme else {}
+    assert config["spec"] == {"instance": local}
+
+
+def test_one_card_of_p6_b300_has_no_efa(states: Mapping[str, Mapping[str, Any]]) -> None:
+    template = resources(states["everything"], "aws_launch_template")["p6-b300-48xlarge"]
+    kinds = [each["interface_type"] for each in template["network_interfaces"]]
+    assert kinds == ["interface"] + ["efa-only"] * 16
+
+
+def test_costs_and_quotas_are_those_of_the_harness(states: Mapping[str, Mapping[str, Any]]) -> None:
+    outputs = states["everything"]["outputs"]
+    costs = estimate(FLEET.groups, load_prices(PATHS))
+    assert outputs["cost_per_hour"]["value"] == pytest.approx(costs.per_hour)
+    quotas = {f"  quota {code}: {count} vCPUs" for code, count in outputs["quotas"]["value"].items()}
+    assert quotas == {each.split(" of ")[0] for each in costs.sentences if "quota L-" in each}
+
+
+def test_bottlerocket_has_its_settings(states: Mapping[str, Mapping[str, Any]]) -> None:
+    templates = resources(states["bottlerocket"], "aws_launch_template")
+    settings = {
+        name: tomllib.loads(base64.b64decode(template["user_data"]).decode())["settings"]
+        for name, template in templates.items()
+        if name
+    }
+    pages = {"p4d-24xlarge": "2560", "trn1-32xlarge": "2560", "g5-xlarge": None, "p3-8xlarge": None}
+    found = {
+        name: each.get("kernel", {}).get("sysctl", {}).get("vm.nr_hugepages")
+        for name, each in settings.items()
+    }
+    assert found == pages
+    assert {name for name, each in settings.items() if "bootstrap-commands" in each} == {
+        "p4d-24xlarge",
+        "trn1-32xlarge",
+        "g5-xlarge",
+    }
+
+
+@pytest.mark.parametrize("chart", ["efs", "fsx"])
+def test_the_charts_take_the_outputs_as_values(
+    states: Mapping[str, Mapping[str, Any]], chart: str, tmp_path: Any
+) -> None:
+    values = yaml.safe_load(states["everything"]["outputs"][f"{chart}_values"]["value"])
+    values["checkDriver"] = False
+    request = RenderRequest(PATHS.charts / chart, values, chart)
+    manifests = Renderer(Toolbox(PATHS), PATHS).render(request).manifests
+    volumes = [each.thaw() for each in manifests if each.kind == "PersistentVolume"]
+    assert len(volumes) == 1
+    assert "fs-0" in str(volumes[0]["spec"]["csi"])
+
+
+def test_roles_of_drivers_can_only_be_taken_by_pods(states: Mapping[str, Mapping[str, Any]]) -> None:
+    roles = resources(states["everything"], "aws_iam_role")
+    drivers = {name: role["assume_role_policy"] for name, role in roles.items() if name}
+    assert set(drivers) >= {"aws-efs-csi-driver", "aws-fsx-csi-driver", "vpc-cni"}
+    assert all("pods.eks.amazonaws.com" in policy for policy in drivers.values())
+    attached = resources(states["everything"], "aws_iam_role_policy_attachment").values()
+    assert not [each["policy_arn"] for each in attached if each["policy_arn"].endswith("FullAccess")]
