@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from bireme.paths import Paths
 from bireme.tools import Toolbox
+from bireme_runtime.process import children
 from tests.runtime.etcd_servers import EtcdServer, new_cluster
+from tests.runtime.workers import MAIN, Start, Worker
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +70,32 @@ def three_etcds(cluster_of_three: list[EtcdServer]) -> Iterator[list[EtcdServer]
 def prefix() -> str:
     """A prefix of keys that no other test uses."""
     return f"/test/{uuid.uuid4().hex[:8]}/"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    workers: list[Worker] = []
+
+    def start(
+        script: str, command: tuple[str, ...] = (sys.executable, "-c", MAIN, "--"), **env: str
+    ) -> Worker:
+        workers.append(Worker(tmp_path / f"worker-{len(workers)}", script, env, list(command)))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        # Without it, the supervisor leaves its torchrun and the training processes behind.
+        others = children.descendants(worker.process.pid)
+        worker.process.kill()
+        worker.process.wait()
+        children.send(others, signal.SIGKILL)
+
+
+@pytest.fixture
+def on_etcd(shared_etcd: EtcdServer, prefix: str) -> dict[str, str]:
+    """The environment of a worker of a new run."""
+    return {
+        "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",
+        "PET_RDZV_CONF": f"etcd_prefix={prefix},last_call_timeout=0.1,settle_timeout=0", "PET_NNODES": "1:4",
+        "BIREME_WAIT_SECONDS": "5",
+    }  # fmt: skip

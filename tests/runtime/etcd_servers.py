@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -19,10 +20,12 @@ RUNTIME = Path(__file__).parents[2] / "runtime" / "src"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
+    """A port on which nothing listens, below those that the kernel gives to connections meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(12000, 30000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((host, port))
+            return port
 
 
 @dataclass

@@ -4,84 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bireme_runtime.elastic import rendezvous
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import children
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
-
-TINY = Path(__file__).with_name("tiny_torchrun.py")
-MAIN = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
-
-
-class Worker:
-    """One supervised worker, as a pod runs it."""
-
-    def __init__(self, folder: Path, script: str, env: dict[str, str], command: list[str]) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-        (folder / "train.py").write_text("import os, pathlib, signal, sys, time\n" + script)
-        self.errors = folder / "stderr"
-        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "PYTHONUNBUFFERED": "1", **env}
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen([*command, str(folder / "train.py"), "one", "two"],
-                                            env=environ, cwd=folder, stderr=errors)  # fmt: skip
-
-    def file(self, name: str, seconds: float = 10) -> str:
-        """What a training process wrote; waits for it."""
-        path, deadline = self.folder / name, time.monotonic() + seconds
-        while not path.exists() or not path.read_text():
-            assert time.monotonic() < deadline, f"{name} is missing; the log:\n{self.words}"
-            assert self.process.poll() is None or path.exists(), f"the agent has ended:\n{self.words}"
-            time.sleep(0.01)
-        return path.read_text()
-
-    @property
-    def words(self) -> str:
-        return self.errors.read_text()
-
-    def end(self, seconds: float = 15) -> int:
-        return self.process.wait(seconds)
-
-
-Start = Callable[..., Worker]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    workers: list[Worker] = []
-
-    def start(
-        script: str, command: tuple[str, ...] = (sys.executable, "-c", MAIN, "--"), **env: str
-    ) -> Worker:
-        workers.append(Worker(tmp_path / f"worker-{len(workers)}", script, env, list(command)))
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        # Without it, the supervisor leaves its torchrun and the training processes behind.
-        others = children.descendants(worker.process.pid)
-        worker.process.kill()
-        worker.process.wait()
-        children.send(others, signal.SIGKILL)
-
-
-@pytest.fixture
-def on_etcd(shared_etcd: EtcdServer, prefix: str) -> dict[str, str]:
-    """The environment of a worker of a new run."""
-    return {
-        "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",
-        "PET_RDZV_CONF": f"etcd_prefix={prefix},last_call_timeout=0.1,settle_timeout=0", "PET_NNODES": "1:4",
-        "BIREME_WAIT_SECONDS": "5",
-    }  # fmt: skip
+from tests.runtime.workers import MAIN, TINY, Start, Worker
 
 
 def gone(pid: int) -> bool:
@@ -154,11 +89,24 @@ def test_when_the_grace_period_is_over_all_processes_are_killed(start: Start) ->
     worker = start(script, BIREME_GRACE_SECONDS="0.5")
     pids = [int(pid) for pid in worker.file("pids").split()]
     worker.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    # Of two signals that wait, the lower number arrives first.
+    worker.wait_for("received SIGTERM")
     worker.process.send_signal(signal.SIGINT)
-    assert worker.end(3) == 143
+    assert worker.end() == 143
     assert all(gone(pid) for pid in pids)
     assert "1 training processes did not end in time" in worker.words
+
+
+def test_no_thread_of_the_supervisor_takes_a_signal_away(start: Start, on_etcd: dict[str, str]) -> None:
+    worker = start(WRITE_PIDS + "time.sleep(60)", **on_etcd, BIREME_METRICS_PORT=str(free_port()))
+    worker.file("pids")
+    pid = str(worker.process.pid)
+    # The main thread waits for signals.
+    threads = [thread for thread in Path(f"/proc/{pid}/task").iterdir() if thread.name != pid]
+    blocked = [re.search(r"SigBlk:\s*(\w+)", (thread / "status").read_text()) for thread in threads]
+    assert len(threads) > 3
+    # SIGTERM has number 15.
+    assert all(mask and int(mask.group(1), 16) >> 14 & 1 for mask in blocked)
 
 
 def test_orphans_that_end_are_reaped(start: Start) -> None:
@@ -400,12 +348,15 @@ def test_a_library_that_is_missing_on_one_machine_does_not_fail_the_job(start: S
     assert f"torchrun cannot run here: ImportError: {error}" in worker.words
 
 
-def test_a_scripts_own_usage_error_does_not_look_like_the_agents(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [64, 78])
+def test_a_scripts_own_exit_code_does_not_look_like_the_agents(
+    start: Start, tmp_path: Path, code: int
+) -> None:
     torchrun = tmp_path / "torchrun.py"
-    torchrun.write_text("import sys; sys.exit(64)")
+    torchrun.write_text(f"import sys; sys.exit({code})")
     worker = start("", command=(sys.executable, "-c", MAIN.replace(str(TINY), str(torchrun)), "--"))
     assert worker.end() == 1
-    assert "the script failed for good, with code 64" in worker.words
+    assert f"the script failed for good, with code {code}" in worker.words
 
 
 def test_without_torch_in_the_image_the_real_launcher_reports_that(start: Start) -> None:

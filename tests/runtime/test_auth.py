@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from bireme_runtime.etcd import check
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import auth
 from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.support import waiting
 
 NewEtcd = Callable[..., EtcdServer]
 
@@ -113,3 +118,52 @@ def test_an_unusable_setting_is_reported_in_one_sentence(
            "BIREME_ETCD_USERNAME": "u", "BIREME_ETCD_PASSWORD": "p"}  # fmt: skip
     assert auth.main({**env, **change}) == 1
     assert sentence in capsys.readouterr().err
+
+
+def logins(server: EtcdServer) -> int:
+    """How often somebody has logged in, by etcd's own counter."""
+    with urllib.request.urlopen(f"http://{server.endpoint}/metrics", timeout=30) as answer:
+        name = r'grpc_server_started_total\{grpc_method="Authenticate",.* (\d+)'
+        return int(re.findall(name, answer.read().decode())[0])
+
+
+def test_the_clients_of_a_pod_share_one_login_also_after_a_restart_of_etcd(
+    server: EtcdServer, secret: dict[str, str], tmp_path: Path
+) -> None:
+    assert auth.main(secret) == 0
+    env = {**secret, etcd.LOGIN_FILE: str(tmp_path / "login")}
+    clients = [etcd.client_from(server.endpoint, env, timeout=60) for _ in range(5)]
+    before = logins(server)
+    for each in clients:
+        each.put("/bireme/a", "1")
+    assert logins(server) - before == 1
+    server.stop()
+    server.start()
+    for each in clients:
+        waiting.until(lambda each=each: succeeds(partial(each.put, "/bireme/a", "2")), seconds=90)  # type: ignore[misc]
+    assert logins(server) <= 1, "the login may have outlived the restart"
+
+
+def succeeds(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except etcd.Unavailable:
+        return False
+    return True
+
+
+def test_a_client_logs_in_again_where_etcd_has_lost_its_data(
+    server: EtcdServer, secret: dict[str, str], new_etcd: NewEtcd
+) -> None:
+    assert auth.main(secret) == 0
+    filler = client(server, "trainer", "one")
+    for number in range(50):
+        filler.put("/bireme/filler", str(number))
+    # This login is of a later point of the log than the next etcd will have reached.
+    late = etcd.Client(etcd.parse_endpoints(server.endpoint), etcd.Credentials("trainer", "one"), timeout=2)
+    late.put("/bireme/a", "1")
+    server.stop()
+    new_etcd(port=server.port, peer_port=server.peer_port).start()
+    assert auth.main(secret) == 0
+    waiting.until(lambda: succeeds(lambda: late.get("/bireme/a")), seconds=60)
+    assert late.txn([], [etcd.put_op("/bireme/a", "2")]).succeeded

@@ -162,6 +162,31 @@ def test_the_newest_snapshots_are_kept_in_s3_and_can_be_fetched(
     assert not (back / backup.LATEST).exists()
 
 
+@pytest.mark.parametrize(("name", "has_data"), [("etcd-0", True), ("etcd-1", False), ("etcd-10", False)])
+def test_a_member_that_does_not_start_from_the_snapshot_asks_nothing_of_s3(
+    tmp_path: Path, name: str, has_data: bool
+) -> None:
+    (tmp_path / "data/member" / ("wal" if has_data else "")).mkdir(parents=True)
+    env = {"POD_NAME": name, "BIREME_ETCD_DATA_DIR": str(tmp_path / "data")}
+    env |= {"BIREME_BACKUP_URL": "s3://gone/etcd", "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
+    assert backup_s3.main(["fetch", str(tmp_path), backup.LATEST], env) == 0
+    # The next container restores something, which nobody uses.
+    etcdutl = Toolbox(Paths.discover(start=Path(__file__))).path("etcdutl")
+    target = f"--data-dir={tmp_path}/restored"
+    restore = [str(etcdutl), "snapshot", "restore", str(tmp_path / backup.LATEST), target]
+    subprocess.run([*restore, "--bump-revision=1000", "--mark-compacted"], check=True, capture_output=True)
+    assert (tmp_path / "restored/member/wal").is_dir()
+
+
+def test_a_first_member_without_data_fetches_the_snapshot(
+    s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = {**s3.env, "POD_NAME": "etcd-0", "BIREME_ETCD_DATA_DIR": str(tmp_path / "data")}
+    place = {"BIREME_BACKUP_URL": "s3://ships/none"}
+    assert backup_s3.main(["fetch", str(tmp_path), backup.LATEST], {**env, **place}) == 1
+    assert "s3://ships/none has no snapshot latest.db" in capsys.readouterr().err
+
+
 def test_a_backup_url_that_is_not_a_bucket_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

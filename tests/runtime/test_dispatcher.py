@@ -243,6 +243,30 @@ def test_a_killed_trainers_shards_are_back_within_its_lease(
         assert of(shared, survivor.dataset)["redispatched"] == {"lost": 1}
 
 
+HOLD_THE_INTERPRETER = """
+import ctypes, time
+from bireme_runtime.dispatcher import Dispatcher
+with Dispatcher() as dispatcher:
+    for shard in dispatcher.shards():
+        while not dispatcher._renewal.is_in_process:
+            time.sleep(0.05)
+        # Unlike CDLL, a function of PyDLL keeps the interpreter to itself.
+        ctypes.PyDLL(None).sleep(8)
+        print(shard.name, flush=True)
+"""
+
+
+def test_a_step_that_holds_the_interpreter_longer_than_the_lease_is_no_failure(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    with trainer("other") as other:
+        other.add(["a"])
+        holder = start_trainer(shared, other.dataset, HOLD_THE_INTERPRETER)
+        assert holder.communicate(timeout=120)[0] == "a\n"
+        status = of(shared, other.dataset)
+        assert (status["done"], status["redispatched"]) == (1, {})
+
+
 def test_a_supervisor_returns_a_killed_trainers_shard_without_a_failure(
     shared: Dispatchers, trainer: Callable[..., Dispatcher], tmp_path: Path
 ) -> None:
@@ -555,6 +579,10 @@ def test_the_command_adds_shows_and_waits(shared: Dispatchers, tmp_path: Path, p
         assert len(list(dispatcher.shards())) == 3
     finished = shared.run("wait-finished", dataset=dataset)
     assert (finished.returncode, finished.stdout) == (0, f"dataset {dataset} is finished\n")
+    deleted = shared.run("delete", dataset=dataset)
+    assert (deleted.returncode, deleted.stdout) == (0, f"dataset {dataset} is deleted\n")
+    assert f"{dataset}:" not in shared.run("status").stdout
+    assert shared.run("delete", dataset=dataset).returncode == 0
 
 
 def test_the_commands_exit_codes_distinguish_errors(shared: Dispatchers) -> None:
@@ -622,7 +650,7 @@ def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None
 def test_the_files_that_the_paddle_chart_ships_are_enough_to_serve(tmp_path: Path) -> None:
     annotations = yaml.safe_load((DOCS.parents[1] / "charts/paddle/Chart.yaml").read_text())["annotations"]
     package = RUNTIME / "bireme_runtime"
-    for folder in ("", *yaml.safe_load(annotations["bireme.dev/runtime"])["dispatcher"]):
+    for folder in ("", *yaml.safe_load(annotations["bireme/runtime"])["dispatcher"]):
         for path in (package / folder).glob("*.py"):
             copy = tmp_path / path.relative_to(RUNTIME)
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,9 @@ class Office:
         self.lease = self.client.lease_grant(600)
         leadership = Leadership(self.network, f"{self.prefix}leader", "here:1", self.lease)
         assert leadership.campaign()
-        self.coordinator = Coordinator(self.network, self.prefix, leadership, lambda: self.now)
+        self.coordinator = Coordinator(
+            self.network, self.prefix, leadership, lambda: self.now, lambda: self.now
+        )
         return self.coordinator
 
     def define(self, shards: int, **limits: Any) -> Definition:
@@ -265,3 +267,75 @@ def test_neither_keys_nor_the_writes_of_a_step_grow_with_the_dataset(office: Off
     changed = {kv.key for kv in state if kv.mod_revision > before}
     assert changed == {keys.done(0, first.shard), keys.held(second.shard)}
     assert max(len(kv.value) for kv in state) < 200
+
+
+@pytest.mark.parametrize("trouble", ["conflict", "takeover"])
+def test_the_time_that_a_trainer_has_had_a_shard_survives_a_reload(office: Office, trouble: str) -> None:
+    office.define(3, timeout=600)
+    office.join("hung", "well")
+    office.take("hung")
+    for office.now in (400.0, 500.0, 599.0):
+        if trouble == "takeover":
+            office.take_over()
+        else:
+            # A key that changed behind the leader's back makes its next transaction fail.
+            late = office.take("well")
+            office.client.put(
+                Keys(office.prefix, SET).held(late.shard), json.dumps({"trainer": "x", "name": "s"})
+            )
+            office.answer("settle", "well", done=(late,))
+        office.coordinator.tick()
+    assert office.status()["redispatched"].get("timeout", 0) == 0
+    office.now = 601
+    office.coordinator.tick()
+    assert office.status()["redispatched"]["timeout"] >= 1
+
+
+def keys_below(office: Office) -> list[str]:
+    root = Keys(office.prefix, SET).root
+    return [kv.key.removeprefix(root) for kv in office.client.range(root).keys]
+
+
+def test_a_finished_dataset_leaves_a_few_keys_and_the_same_status(office: Office) -> None:
+    office.define(40, passes=2, block=10, failures=1)
+    office.join("a")
+    done: tuple[Settled, ...] = ()
+    office.ask("settle", "a", failed=(office.take("a"),))
+    while "shard" in (body := office.ask("next", "a", done=done)):
+        done = (Settled(body["shard"]["shard"], body["shard"]["token"]),)
+    office.ask("leave", "a")
+    before = office.status()
+    for _ in range(3):
+        office.coordinator.tick()
+    assert keys_below(office) == ["finished", "meta", "pass", "passes/0000000", "passes/0000001"]
+    assert office.status() == before
+    office.take_over()
+    assert (office.status()["done"], office.status()["finished"]) == (40, True)
+    assert office.ask("add", "", definition=Definition(40, "abcdef01", passes=2, block=10, failures=1)) == {
+        "added": False
+    }
+    office.join("late")
+    assert office.ask("next", "late")["over"]
+
+
+def test_a_deleted_dataset_leaves_no_keys_and_its_name_is_free(office: Office) -> None:
+    office.define(30, block=10)
+    office.join("a")
+    office.ask("settle", "a", done=(office.take("a"),))
+    refused = office.answer("delete", "")
+    assert refused is not None
+    assert (refused.status, "has 1 trainers (a): end them first" in refused.body["error"]) == (409, True)
+    office.ask("leave", "a")
+    assert office.answer("delete", "") is None
+    # The next leader goes on with it.
+    office.take_over()
+    busy = office.answer("add", "", definition=Definition(5, "abcdef02"))
+    assert busy is not None
+    assert busy.status == 503
+    for _ in range(3):
+        office.coordinator.tick()
+    assert keys_below(office) == []
+    assert office.coordinator.report()["datasets"] == []
+    assert office.ask("delete", "") == {"gone": True}
+    office.define(3)
+    assert office.counts() == (3, 0, 0, 0)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bireme_runtime.elastic import rendezvous
-from bireme_runtime.elastic.rendezvous import Rendezvous, Settings
+from bireme_runtime.elastic.rendezvous import Rendezvous
+from bireme_runtime.elastic.rules import Settings
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bireme_runtime.elastic import fence, rendezvous
+from bireme_runtime.elastic import fence, rendezvous, rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy
 from tests.support import waiting
@@ -29,7 +29,7 @@ def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
 def member(proxy: Proxy, prefix: str) -> Iterator[Member]:
     """Make a member in a world, and the environment of its training processes."""
     made: list[rendezvous.Rendezvous] = []
-    settings = rendezvous.Settings(
+    settings = rules.Settings(
         "a-run", 1, 4, prefix, join_timeout=15, last_call_timeout=0.1, settle_timeout=0,
         keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
     )  # fmt: skip

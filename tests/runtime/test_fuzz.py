@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bireme_runtime.elastic import rendezvous
+from bireme_runtime.elastic import rendezvous, rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 
@@ -28,7 +28,7 @@ class Agent:
     """A simulated torchrun: joins, trains, checks for waiting members, sometimes fails."""
 
     slot: int
-    settings: rendezvous.Settings
+    settings: rules.Settings
     proxy: Proxy
     chance: random.Random
     worlds: list[rendezvous.World] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Fuzz:
     def __init__(self, server: EtcdServer, prefix: str, seed: int) -> None:
         self.chance = random.Random(seed)
         self.server = server
-        self.settings = rendezvous.Settings(
+        self.settings = rules.Settings(
             "run", MIN, MAX, prefix, join_timeout=60, last_call_timeout=0.1, settle_timeout=0.2,
             close_timeout=2, keep_alive_interval=0.3, keep_alive_max_attempt=7,
         )  # fmt: skip

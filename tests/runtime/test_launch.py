@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bireme_runtime.elastic import launch, rendezvous
+from bireme_runtime.elastic import launch, rendezvous, report
 
 
 class RendezvousError(Exception):
@@ -29,17 +29,17 @@ class ChildFailedError(Exception):
 @pytest.mark.parametrize(
     ("error", "cause", "code"),
     [
-        (ChildFailedError(42), launch.SCRIPT, 42),
-        (ChildFailedError(-9), launch.SCRIPT, 137),
-        (ChildFailedError(3221225477), launch.SCRIPT, 1),
-        (RendezvousTimeoutError("late"), launch.RENDEZVOUS, 1),
-        (ModuleNotFoundError("No module named 'torch'"), launch.CONFIG, 1),
-        (ImportError("libcudart.so.12: cannot open shared object file"), launch.MACHINE, 1),
-        (launch.DeviceMissing("Cuda is not available."), launch.MACHINE, 1),
-        (launch.ArgumentError("nproc"), launch.CONFIG, 1),
-        (rendezvous.ThreadEnded("a thread ended"), launch.MACHINE, 1),
-        (ValueError("somewhere"), launch.AGENT, 1),
-        (RuntimeError("store"), launch.AGENT, 1),
+        (ChildFailedError(42), report.SCRIPT, 42),
+        (ChildFailedError(-9), report.SCRIPT, 137),
+        (ChildFailedError(3221225477), report.SCRIPT, 1),
+        (RendezvousTimeoutError("late"), report.RENDEZVOUS, 1),
+        (ModuleNotFoundError("No module named 'torch'"), report.CONFIG, 1),
+        (ImportError("libcudart.so.12: cannot open shared object file"), report.MACHINE, 1),
+        (launch.DeviceMissing("Cuda is not available."), report.MACHINE, 1),
+        (launch.ArgumentError("nproc"), report.CONFIG, 1),
+        (rendezvous.ThreadEnded("a thread ended"), report.MACHINE, 1),
+        (ValueError("somewhere"), report.AGENT, 1),
+        (RuntimeError("store"), report.AGENT, 1),
     ],
 )
 def test_what_ended_torchrun_says_whether_the_script_or_the_agent_is_to_blame(

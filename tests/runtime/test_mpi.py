@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from bireme_runtime.mpi.ssh import greet, is_broken
+from bireme_runtime.mpi.ssh import Ssh, greet, is_broken
 from bireme_runtime.mpi.world import World
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
@@ -105,3 +107,53 @@ def test_a_worker_counts_while_its_sshd_answers_and_its_connection_stands() -> N
             answering.close()
             assert is_broken(calling)
     assert greet("127.0.0.1", port) is None
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a pod's ssh, whose user has the home folder `home` and a configuration there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sshd").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/sshd").chmod(0o755)
+    (tmp_path / "home/.ssh").mkdir(parents=True)
+    (tmp_path / "home/.ssh/config").write_text("Host github.com\n  User git\n")
+    subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(tmp_path / "id_rsa")], check=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    entry = pwd.struct_passwd(("me", "x", 1, 1, "", str(tmp_path / "home"), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: entry)
+    env = {"BIREME_MPI_FOLDER": str(tmp_path / "mpi"), "BIREME_MPI_KEY": str(tmp_path / "id_rsa")}
+    for _ in range(2):
+        Ssh.prepare({**env, **VARIABLES, "HOME": "/efs/home", "USER": "root"})
+    return tmp_path
+
+
+def ssh_options(folder: Path, host: str) -> dict[str, str]:
+    """What ssh, started by the user, does to reach the host."""
+    command = ["ssh", "-F", str(folder / "home/.ssh/config"), "-G", host]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {name: value for name, _, value in (line.partition(" ") for line in lines)}
+
+
+@pytest.mark.parametrize("host", ["train-r1-1.train", "train-r1-1", "train-r1-1.train.team.svc"])
+def test_a_plain_ssh_finds_port_and_key_of_the_workers(prepared: Path, host: str) -> None:
+    found = ssh_options(prepared, host)
+    assert (found["port"], found["user"], found["hostkeyalias"]) == ("2222", "me", "bireme")
+    assert found["identityfile"] == str(prepared / "mpi/key")
+
+
+def test_the_users_own_settings_of_ssh_stay_for_other_hosts(prepared: Path) -> None:
+    found = ssh_options(prepared, "github.com")
+    assert (found["port"], found["user"]) == ("22", "git")
+
+
+def test_a_home_of_the_values_reaches_the_ranks(prepared: Path) -> None:
+    login = {"SSH_ORIGINAL_COMMAND": "echo $HOME $USER", "HOME": "/home/me", "USER": "me"}
+    command = ["sh", str(prepared / "mpi/session")]
+    done = subprocess.run(command, env=login, capture_output=True, text=True, check=True)
+    assert done.stdout == "/efs/home me\n"
+
+
+def test_pdsh_finds_the_workers(tmp_path: Path) -> None:
+    variables = WORLD.environment(("-F", "/bireme/mpi/ssh_config"), tmp_path, {})
+    assert variables["PDSH_RCMD_TYPE"] == "ssh"
+    assert variables["PDSH_SSH_ARGS_APPEND"] == "-F /bireme/mpi/ssh_config"

@@ -12,18 +12,9 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.elastic import rendezvous
-from bireme_runtime.elastic.rendezvous import (
-    Joined,
-    Member,
-    Over,
-    Propose,
-    Rendezvous,
-    Round,
-    Settings,
-    View,
-    Wait,
-)
+from bireme_runtime.elastic import rendezvous, rules
+from bireme_runtime.elastic.rendezvous import Rendezvous
+from bireme_runtime.elastic.rules import Joined, Member, Over, Propose, Round, Settings, View, Wait
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 from tests.support import waiting
@@ -47,17 +38,17 @@ def world(number: int, *bases: str) -> Round:
 
 
 def test_the_first_round_waits_for_the_minimum() -> None:
-    decision = rendezvous.decide(view(member("a", 0)), "a.1", 1, SETTINGS, 99)
+    decision = rules.decide(view(member("a", 0)), "a.1", 1, SETTINGS, 99)
     assert decision == Wait("members: there are 1, and 2 is the minimum")
 
 
 def test_there_is_a_last_call_for_newcomers_unless_the_round_is_full() -> None:
     two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
-    assert rendezvous.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
-    assert rendezvous.decide(view(*two), "a.1", 1, SETTINGS, 1.1) == Propose(
+    assert rules.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
+    assert rules.decide(view(*two), "a.1", 1, SETTINGS, 1.1) == Propose(
         replace(world(1, "a", "b"), mod_revision=0)
     )
-    assert rendezvous.decide(view(*three), "a.1", 1, SETTINGS, 0) == Propose(
+    assert rules.decide(view(*three), "a.1", 1, SETTINGS, 0) == Propose(
         replace(world(1, "a", "b", "c"), mod_revision=0)
     )
 
@@ -65,54 +56,52 @@ def test_there_is_a_last_call_for_newcomers_unless_the_round_is_full() -> None:
 def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_ever() -> None:
     settings = replace(SETTINGS, max_nodes=9, first_nodes=3, first_call_timeout=60)
     two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
-    decision = rendezvous.decide(view(*two), "a.1", 1, settings, 50, 58)
+    decision = rules.decide(view(*two), "a.1", 1, settings, 50, 58)
     assert decision == Wait("workers: 2 of the first 3 are here", 2)
-    assert isinstance(rendezvous.decide(view(*two), "a.1", 1, settings, 50, 61), Propose)
-    assert isinstance(rendezvous.decide(view(*three), "a.1", 1, settings, 0, 0), Propose)
+    assert isinstance(rules.decide(view(*two), "a.1", 1, settings, 50, 61), Propose)
+    assert isinstance(rules.decide(view(*three), "a.1", 1, settings, 0, 0), Propose)
     later = view(member("a", 0, ready=5), member("d", 3), round=world(4, "a", "b"))
-    assert isinstance(rendezvous.decide(later, "a.1", 5, settings, 2, 2), Propose)
+    assert isinstance(rules.decide(later, "a.1", 5, settings, 2, 2), Propose)
 
 
 def test_after_a_loss_of_etcds_data_a_lease_passes_and_no_round_number_comes_again() -> None:
     here = view(member("a", 0, ready=8), member("b", 1, ready=1), member("c", 2, ready=8))
-    decision = rendezvous.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl - 1)
+    decision = rules.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl - 1)
     assert decision == Wait("leases that may still live: etcd has lost its data", 1)
-    decision = rendezvous.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl)
+    decision = rules.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl)
     assert decision == Propose(replace(world(8, "a", "b", "c"), mod_revision=0))
 
 
 def test_only_one_member_proposes() -> None:
     here = view(member("a", 1), member("b", 0))
-    assert rendezvous.decide(here, "a.1", 1, SETTINGS, 9) == Wait("another member to propose the round")
-    assert isinstance(rendezvous.decide(here, "b.1", 1, SETTINGS, 9), Propose)
+    assert rules.decide(here, "b.1", 1, SETTINGS, 9) == Wait("another member to propose the round")
+    assert isinstance(rules.decide(here, "a.1", 1, SETTINGS, 9), Propose)
 
 
 def test_no_new_round_is_proposed_while_a_member_still_trains() -> None:
     here = view(member("a", 0, ready=2), member("b", 1), member("c", 2), round=world(1, "a", "b"))
-    assert rendezvous.decide(here, "a.1", 2, SETTINGS, 9) == Wait(
-        "1 members of round 1 to stop, among them b.1"
-    )
+    assert rules.decide(here, "a.1", 2, SETTINGS, 9) == Wait("1 members of round 1 to stop, among them b.1")
 
 
 def test_survivors_keep_their_order_and_newcomers_follow_up_to_the_maximum() -> None:
     here = view(
         member("a", 9, 5), member("b", 8, 5), member("c", 1), member("d", 0), round=world(4, "a", "x", "b")
     )
-    decision = rendezvous.decide(here, "d.1", 5, SETTINGS, 9)
+    decision = rules.decide(here, "a.1", 5, SETTINGS, 9)
     assert decision == Propose(replace(world(5, "a", "b", "d"), mod_revision=0))
 
 
 def test_after_a_mere_loss_there_is_no_last_call() -> None:
     here = view(member("a", 0, 5), member("b", 1, 5), round=world(4, "a", "b", "c"))
-    assert isinstance(rendezvous.decide(here, "a.1", 5, SETTINGS, 0), Propose)
+    assert isinstance(rules.decide(here, "a.1", 5, SETTINGS, 0), Propose)
 
 
 def test_a_member_that_has_finished_a_broken_round_is_in_the_next_one_too() -> None:
     here = view(member("a", 0, 1, finished=True), member("b", 1, 2), member("c", 2), round=world(1, "a", "b"))
-    decision = rendezvous.decide(here, "b.1", 2, SETTINGS, 9)
+    decision = rules.decide(here, "b.1", 2, SETTINGS, 9)
     assert decision == Wait("1 members of round 1 to stop, among them a.1")
     again = replace(here, members={**here.members, "a.1": member("a", 0, 2)})
-    decision = rendezvous.decide(again, "a.1", 2, SETTINGS, 9)
+    decision = rules.decide(again, "a.1", 2, SETTINGS, 9)
     assert decision == Propose(replace(world(2, "a", "b", "c"), mod_revision=0))
 
 
@@ -128,8 +117,8 @@ def test_what_a_member_has_finished_stays_known_until_the_next_round() -> None:
 
 def test_a_placed_member_joins_although_the_run_has_just_ended() -> None:
     here = view(member("a", 0), member("b", 1), round=world(1, "a", "b"), outcome="success")
-    assert rendezvous.decide(here, "b.1", 1, SETTINGS, 0) == Joined(1)
-    assert rendezvous.decide(here, "b.1", 2, SETTINGS, 0) == Over("success")
+    assert rules.decide(here, "b.1", 1, SETTINGS, 0) == Joined(1)
+    assert rules.decide(here, "b.1", 2, SETTINGS, 0) == Over("success")
 
 
 @pytest.mark.parametrize(
@@ -354,8 +343,8 @@ def test_only_a_mark_ends_a_run_and_the_first_one_is_kept(
     a.leave()
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     assert rendezvous.outcome_of(client, settings.root) == ""
-    rendezvous.end_run(client, settings.root, rendezvous.SUCCESS)
-    rendezvous.end_run(client, settings.root, rendezvous.CLOSED)
+    rendezvous.end_run(client, settings.root, rules.SUCCESS)
+    rendezvous.end_run(client, settings.root, rules.CLOSED)
     assert rendezvous.outcome_of(client, settings.root) == "success"
     for each in (b, make(2)):
         with pytest.raises(rendezvous.RunOver) as over:
@@ -495,7 +484,7 @@ def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: 
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(second.join)
         time.sleep(0.3)
-        rendezvous.end_run(client, second.settings.root, rendezvous.SUCCESS)
+        rendezvous.end_run(client, second.settings.root, rules.SUCCESS)
         with pytest.raises(rendezvous.RunOver):
             joining.result(timeout=5)
 

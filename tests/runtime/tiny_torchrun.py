@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
-from bireme_runtime.elastic import fence, rendezvous
+from bireme_runtime.elastic import fence, progress, rendezvous, report, rules
 from bireme_runtime.etcd import client as etcd
 
 
@@ -22,18 +23,34 @@ def member() -> rendezvous.Rendezvous | None:
     client = etcd.Client(etcd.parse_endpoints(os.environ["PET_RDZV_ENDPOINT"]))
     low, high = os.environ["PET_NNODES"].split(":")
     conf = dict(pair.split("=") for pair in os.environ["PET_RDZV_CONF"].split(","))
-    settings = rendezvous.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
+    settings = rules.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
+    settings = replace(settings, lock=os.environ.get("BIREME_LOCK", ""))
     identity = rendezvous.Identity(os.environ["BIREME_MEMBER"], 0, "127.0.0.1")
-    return rendezvous.Rendezvous(client, settings, identity, fence.Board.at(os.environ[fence.BOARD]))
+    board, moment = fence.Board.at(os.environ[fence.BOARD]), progress.Moment.from_env(os.environ)
+    return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now)
 
 
-def start(member: rendezvous.Rendezvous | None) -> list[subprocess.Popen[bytes]]:
-    env = {**os.environ, "WORLD_SIZE": "1", "AGENT_PID": str(os.getpid())}
+def start(member: rendezvous.Rendezvous | None, reporter: report.Reporter) -> list[subprocess.Popen[bytes]]:
+    env = os.environ
+    env.update(WORLD_SIZE="1", AGENT_PID=str(os.getpid()), GROUP_RANK="0")
     if member:
         world = member.join()
-        env.update(member.token(world), WORLD_SIZE=str(world.size))
-    count = int(os.environ.get("PET_NPROC_PER_NODE", "1"))
-    return [subprocess.Popen([sys.executable, *sys.argv[1:]], env=env) for _ in range(count)]
+        env.update(member.token(world), WORLD_SIZE=str(world.size), GROUP_RANK=str(world.rank))
+    reporter.starting(*numbers(fence.ROUND, "GROUP_RANK", "WORLD_SIZE"))
+    count = int(env.get("PET_NPROC_PER_NODE", "1"))
+    first = int(env["GROUP_RANK"]) * count
+    trainers = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv[1:]], env={**env, "LOCAL_RANK": str(rank), "RANK": str(first + rank)}
+        )
+        for rank in range(count)
+    ]
+    reporter.started({trainer.pid: (first + at, at) for at, trainer in enumerate(trainers)})
+    return trainers
+
+
+def numbers(*names: str) -> list[int]:
+    return [int(os.environ.get(name, "0")) for name in names]
 
 
 def main() -> int:
@@ -48,13 +65,18 @@ def main() -> int:
 def run() -> int:
     rendezvous = member()
     restarts = int(os.environ.get("PET_MAX_RESTARTS", "0"))
+    reporter = report.Reporter.from_env()
     while True:
-        trainers = start(rendezvous)
+        trainers = start(rendezvous, reporter)
         while any(trainer.poll() is None for trainer in trainers) and not any(t.returncode for t in trainers):
             if rendezvous and rendezvous.waiting():
                 break
             time.sleep(0.02)
         codes = [trainer.poll() for trainer in trainers]
+        if any(codes):
+            round, world, place = numbers(fence.ROUND, "WORLD_SIZE", "GROUP_RANK")
+            first = next(rank for rank, code in enumerate(codes) if code)
+            reporter.failed(round, world, place * len(codes) + first, codes[first] or 0)
         succeeded = all(code == 0 for code in codes)
         while rendezvous and succeeded and not rendezvous.all_finished():
             # It stays a member until all have finished, or for the next round when one has not.

@@ -24,7 +24,7 @@ from bireme_runtime.process.errors import Unreachable
 from bireme_runtime.process.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.sources.aws import CredentialsError
-from bireme_runtime.sources.source import ATTEMPTS, SourceError
+from bireme_runtime.sources.source import ATTEMPTS, Changed, SourceError
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
@@ -48,10 +48,20 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     except Unreachable as error:
         say(f"{error}: tried {ATTEMPTS} times; the next attempt continues from here")
         return TEMPORARY
+    except Changed as error:
+        say(f"{error}; the next attempt lists the source again")
+        return TEMPORARY
     except CredentialsError as error:
         say(str(error))
         return NO_PERMISSION
-    except (SourceError, Corrupt, Unwritable) as error:
+    except OSError as error:
+        unwritable = Unwritable(f"{error.filename or 'a file'} cannot be used", error)
+        say(str(unwritable))
+        return TEMPORARY if unwritable.is_temporary else CONFIG
+    except Unwritable as error:
+        say(str(error))
+        return TEMPORARY if error.is_temporary else CONFIG
+    except (SourceError, Corrupt) as error:
         say(str(error))
         return CONFIG
     return 0

@@ -8,7 +8,9 @@ compares a dataset with its manifest. The settings are the JSON in BIREME_DATASE
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -16,12 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bireme_runtime.dataset.lists import Lists, Row, SortedRows, in_order, joined
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say
 from bireme_runtime.sources.source import (
     ATTEMPTS,
@@ -31,6 +35,7 @@ from bireme_runtime.sources.source import (
     S3Source,
     Source,
     SourceError,
+    files_below,
     open_source,
     pause,
     safe_path,
@@ -48,7 +53,12 @@ class Corrupt(BiremeError):
 
 
 class Unwritable(BiremeError):
-    """A file on the claim cannot be written."""
+    """A file on the claim cannot be written. Another attempt does not help, unless `is_temporary`."""
+
+    def __init__(self, sentence: str, error: OSError) -> None:
+        super().__init__(f"{sentence}: {reason(error)}")
+        final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
+        self.is_temporary = error.errno not in final
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,10 @@ class Settings:
     def staging(self) -> Path:
         """The folder that becomes the target when it is renamed, so it is on the same file system."""
         return self.target.parent / f".{self.target.name}.staging"
+
+    def lists(self) -> Lists:
+        """Where lists go that do not fit into memory."""
+        return Lists(self.target.parent / f".{self.target.name}.lists-{self.index}")
 
     @property
     def state(self) -> Path:
@@ -129,67 +143,113 @@ class Item:
     sha256: str = ""
 
 
-def listed(settings: Settings, env: Mapping[str, str]) -> list[Item]:
-    """All objects of all sources by path. Raises SourceError if two have the same path, and as sources do."""
-    found: dict[str, Item] = {}
-    for source in settings.sources:
-        for item in _of_source(source, env):
-            if item.path in found:
-                raise SourceError(f"{item.path} comes from two sources: give one of them a path of its own")
-            found[item.path] = item
-    return [found[path] for path in sorted(found)]
+@dataclass(frozen=True)
+class Listing:
+    """All objects of all sources. `identity` is a digest of everything that determines the dataset."""
+
+    sources: Sequence[Source]
+    rows: SortedRows
+    files: int
+    bytes: int
+    identity: str
+
+    def items(self) -> Iterator[tuple[str, Item]]:
+        """All objects, sorted by path."""
+        for path, row in self.rows:
+            yield path, self._item(path, row)
+
+    def share(self, index: int, workers: int) -> Iterator[tuple[str, Item]]:
+        """Those that the worker `index` copies."""
+        return itertools.islice(self.items(), index, None, workers)
+
+    def _item(self, path: str, row: Sequence[Any]) -> Item:
+        number, sha256, *entry = row
+        return Item(path, Entry(*entry), self.sources[number], sha256)
 
 
-def _of_source(wanted: Mapping[str, str], env: Mapping[str, str]) -> Iterator[Item]:
-    source = open_source(wanted["url"], env)
-    entries = list(source.entries())
-    url, folder = wanted["url"], f"{wanted['path'].strip('/')}/" if wanted.get("path") else ""
-    entries, known = _digests(source, entries, wanted)
-    list_name = wanted.get("sums") or MANIFEST
-    for entry in entries:
-        digest = known.get(entry.path, "")
-        if known and not digest and entry.path != list_name:
-            raise SourceError(f"{list_name} of {url} has no line for {entry.path}")
-        if wanted.get("sha256") and len(entries) > 1:
-            raise SourceError(f"sha256 is of one file, and {url} has {len(entries)}: use sums")
-        yield Item(safe_path(folder + entry.path), entry, source, digest or wanted.get("sha256", ""))
-
-
-def _digests(
-    source: Source, entries: list[Entry], wanted: Mapping[str, str]
-) -> tuple[list[Entry], Mapping[str, str]]:
-    """The entries that are data, and their digests from `sums` or from the source's own manifest."""
-    known = sums(_text(source, entries, wanted["sums"], wanted["url"])) if wanted.get("sums") else {}
-    data = [entry for entry in entries if entry.path != MANIFEST]
-    if len(data) == len(entries):
-        return data, known
-    # The source is a published dataset. The copy gets a manifest of its own.
-    url = wanted["url"]
-    _, rows = _read_manifest(_text(source, entries, MANIFEST, url), f"{MANIFEST} of {url}")
-    missing = {row["path"] for row in rows} - {entry.path for entry in data}
-    if missing:
-        raise Corrupt(f"{url} lacks {min(missing)}, which its {MANIFEST} lists")
-    return data, {**{row["path"]: row["sha256"] for row in rows}, **known}
-
-
-def _text(source: Source, entries: Sequence[Entry], path: str, url: str) -> str:
-    entry = next((each for each in entries if each.path == path), None)
-    if entry is None:
-        raise SourceError(f"{url} has no {path}, which should contain its checksums")
-    content = bytearray()
-    _fetch(source, entry, 0, entry.size, content.extend)
-    return content.decode()
-
-
-def identity_of(settings: Settings, items: Iterable[Item]) -> str:
-    """A digest of everything that determines the dataset. If it is unchanged, there is nothing to do."""
+def listed(settings: Settings, env: Mapping[str, str], lists: Lists) -> Listing:
+    """What the sources have. Raises SourceError if two have the same path, and as sources do."""
+    sources = [open_source(wanted["url"], env) for wanted in settings.sources]
+    rows = lists.sorted(
+        (path, [number, sha256, entry.path, entry.size, entry.version, entry.key])
+        for number, wanted in enumerate(settings.sources)
+        for path, sha256, entry in _of_source(sources[number], wanted, lists)
+    )
     digest = hashlib.sha256()
     digest.update(
         json.dumps([settings.prepare, [[each.file, each.count] for each in settings.shards]]).encode()
     )
-    for item in items:
-        digest.update(f"\n{item.path}\0{item.entry.size}\0{item.entry.version}\0{item.sha256}".encode())
-    return digest.hexdigest()
+    files = size = 0
+    before: list[str] = []
+    for path, (_, sha256, _, count, version, _) in rows:
+        # What begins with a path comes right after it, so these are all that could be folders of this one.
+        while before and not path.startswith(before[-1]):
+            before.pop()
+        if before and before[-1] == path:
+            raise SourceError(f"{path} comes from two sources: give one of them a path of its own")
+        for each in before:
+            if path.startswith(f"{each}/"):
+                raise SourceError(f"{each} is a file and a folder, because of {path}: rename one of them")
+        before.append(path)
+        digest.update(f"\n{path}\0{count}\0{version}\0{sha256}".encode())
+        files, size = files + 1, size + count
+    return Listing(sources, rows, files, size, digest.hexdigest())
+
+
+def _of_source(source: Source, wanted: Mapping[str, str], lists: Lists) -> Iterator[tuple[str, str, Entry]]:
+    """Path, digest and entry of each object that is data."""
+    url, folder = wanted["url"], f"{wanted['path'].strip('/')}/" if wanted.get("path") else ""
+    list_name = wanted.get("sums") or MANIFEST
+    # Their digests are in these two files of the source.
+    files: dict[str, Entry] = {}
+
+    def rows() -> Iterator[Row]:
+        for number, entry in enumerate(source.entries()):
+            if entry.path in (wanted.get("sums"), MANIFEST):
+                files[entry.path] = entry
+            if wanted.get("sha256") and number:
+                raise SourceError(f"sha256 is of one file, and {url} has more: use sums")
+            # The source may be a published dataset. The copy gets a manifest of its own.
+            if entry.path != MANIFEST:
+                yield entry.path, [entry.size, entry.version, entry.key]
+
+    entries = lists.sorted(rows())
+    has_digests = bool(wanted.get("sums")) or MANIFEST in files
+    digests = lists.sorted(_digests(source, files, wanted, lists))
+    for path, found, known in joined(entries, digests.last()):
+        if found is None:
+            if known is not None and known[1] == MANIFEST:
+                raise Corrupt(f"{url} lacks {path}, which its {MANIFEST} lists")
+            continue
+        if has_digests and known is None and path != list_name:
+            raise SourceError(f"{list_name} of {url} has no line for {path}")
+        sha256 = known[0] if known else wanted.get("sha256", "")
+        yield safe_path(folder + path), sha256, Entry(path, *found)
+
+
+def _digests(
+    source: Source, files: Mapping[str, Entry], wanted: Mapping[str, str], lists: Lists
+) -> Iterator[Row]:
+    """The digests in the source's own manifest, and those in `sums`, which count more."""
+    url = wanted["url"]
+    if MANIFEST in files:
+        manifest = Manifest(_download(source, files[MANIFEST], lists), f"{MANIFEST} of {url}")
+        for row in manifest.rows():
+            yield safe_path(row["path"]), [row["sha256"], MANIFEST]
+    if wanted.get("sums"):
+        if wanted["sums"] not in files:
+            raise SourceError(f"{url} has no {wanted['sums']}, which should contain its checksums")
+        with _download(source, files[wanted["sums"]], lists).open(encoding="utf-8") as lines:
+            for path, digest in sums(lines):
+                if "\t" not in path:
+                    yield path, [digest, wanted["sums"]]
+
+
+def _download(source: Source, entry: Entry, lists: Lists) -> Path:
+    file = lists.file()
+    with file.open("wb") as out:
+        _fetch(source, entry, 0, entry.size, out.write)
+    return file
 
 
 # --- copying ---
@@ -220,7 +280,7 @@ def _write_to(sink: Callable[[bytes], object], chunk: bytes) -> None:
     try:
         sink(chunk)
     except OSError as error:
-        raise Unwritable(f"the claim cannot be written: {error}") from error
+        raise Unwritable("the claim cannot be written", error) from error
 
 
 def _chunks(body: Body, count: int) -> Iterator[bytes]:
@@ -232,37 +292,54 @@ def _chunks(body: Body, count: int) -> Iterator[bytes]:
         yield chunk
 
 
-class Journal:
-    """A log on the claim of what has been copied, a line of JSON each.
+@dataclass
+class Past:
+    """What earlier attempts copied of a path: the last complete file, and parts by version."""
 
-    It reads the journals of all indexes and appends to its own.
-    """
+    file: Mapping[str, Any] | None = None
+    parts: dict[str, set[int]] = field(default_factory=dict)
+
+
+class Journal:
+    """A log on the claim of what has been copied, a line of JSON each. Each index appends to its own."""
 
     def __init__(self, folder: Path, index: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.files: dict[str, dict[str, Any]] = {}
-        self.parts: dict[tuple[str, str], set[int]] = {}
-        for file in sorted(folder.glob("journal-*.jsonl")):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                self._take(line)
+        self._folder, self._name = folder, f"journal-{index}.jsonl"
         self._lock = threading.Lock()
-        self._file = (folder / f"journal-{index}.jsonl").open("a", encoding="utf-8")
+        self._file = (folder / self._name).open("a", encoding="utf-8")
 
-    def _take(self, line: str) -> None:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            return  # a line that was not completed when a pod was killed
-        if "part" in record:
-            self.parts.setdefault((record["path"], record["version"]), set()).add(record["part"])
-        else:
-            self.files[record["path"]] = record
+    def past(self, lists: Lists) -> Iterator[tuple[str, Past]]:
+        """What the journals of all indexes have until now, sorted by path; parts of this index only."""
+        rows = lists.sorted(self._rows())
+        return self._by_path(rows)
+
+    def _by_path(self, rows: SortedRows) -> Iterator[tuple[str, Past]]:
+        for path, records in itertools.groupby(rows, key=lambda row: row[0]):
+            past = Past()
+            for _, (record,) in records:
+                if "part" in record:
+                    past.parts.setdefault(record["version"], set()).add(record["part"])
+                else:
+                    past.file = record
+            yield path, past
+
+    def _rows(self) -> Iterator[Row]:
+        for file in sorted(self._folder.glob("journal-*.jsonl")):
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    try:
+                        record = json.loads(line)
+                        path = record.pop("path")
+                    except (ValueError, KeyError, AttributeError):
+                        continue  # a line that was not completed when a pod was killed
+                    if "part" not in record or file.name == self._name:
+                        yield path, [record]
 
     def add(self, **record: Any) -> None:
         """Append a file or a part that has been written."""
         line = json.dumps(record)
         with self._lock:
-            self._take(line)
             # The first newline ends a line that was not completed.
             self._file.write(f"\n{line}\n")
             self._file.flush()
@@ -278,11 +355,15 @@ class Copier:
         self._bytes = self._done = self._copied = 0
         self._open_parts: dict[str, int] = {}
 
-    def run(self, items: Sequence[Item]) -> int:
-        """Copy what is missing; returns the number of bytes copied. Raises the first error of a thread."""
+    def run(self, listing: Listing, index: int, lists: Lists) -> int:
+        """Copy what is missing of a share; returns how many bytes. Raises a thread's first error."""
         (self._settings.state / "parts").mkdir(parents=True, exist_ok=True)
-        total = sum(item.entry.size for item in items)
-        tasks = self._tasks(items)
+        workers = self._settings.workers
+        files = total = 0
+        for _, item in listing.share(index, workers):
+            files, total = files + 1, total + item.entry.size
+        self._bytes = self._done = 0
+        tasks = self._tasks(joined(listing.share(index, workers), self._journal.past(lists)))
         started = shown = time.monotonic()
         threads = [
             threading.Thread(target=self._work, args=(tasks,), daemon=True)
@@ -295,10 +376,10 @@ class Copier:
                 thread.join(0.2)
                 if time.monotonic() - shown > _PROGRESS_SECONDS:
                     shown = time.monotonic()
-                    self._report(len(items), total, shown - started)
+                    self._report(files, total, shown - started)
         if self._error is not None:
             raise self._error
-        self._report(len(items), total, time.monotonic() - started)
+        self._report(files, total, time.monotonic() - started)
         return self._copied
 
     def _report(self, files: int, total: int, seconds: float) -> None:
@@ -308,15 +389,18 @@ class Copier:
             f"{rate:.1f} MiB/s"
         )
 
-    def _tasks(self, items: Iterable[Item]) -> Iterator[Callable[[], None]]:
-        for item in items:
-            if self._is_here(item):
+    def _tasks(self, items: Iterable[tuple[str, Item | None, Past | None]]) -> Iterator[Callable[[], None]]:
+        for _, item, found in items:
+            past = found or Past()
+            if item is None:
+                continue
+            if self._is_here(item, past):
                 with self._lock:
                     self._done, self._bytes = self._done + 1, self._bytes + item.entry.size
             elif item.entry.size <= self._settings.part_bytes:
                 yield lambda item=item: self._whole(item)  # type: ignore[misc]
             else:
-                yield from self._in_parts(item)
+                yield from self._in_parts(item, past)
 
     def _work(self, tasks: Iterator[Callable[[], None]]) -> None:
         while self._error is None:
@@ -329,15 +413,17 @@ class Copier:
             except BaseException as error:
                 self._error = self._error or error
 
-    def _is_here(self, item: Item) -> bool:
-        record = self._journal.files.get(item.path)
+    def _is_here(self, item: Item, past: Past) -> bool:
+        record = past.file
         if record is None or (record["version"], record["size"]) != (item.entry.version, item.entry.size):
             return False
         file = self._settings.staging / item.path
         return file.is_file() and file.stat().st_size == item.entry.size
 
     def _unfinished(self, item: Item) -> Path:
-        name = hashlib.sha256(f"{item.path}\0{item.entry.version}".encode()).hexdigest()[:32]
+        # Two workers may copy one file, see _wait_for_shares.
+        text = f"{item.path}\0{item.entry.version}\0{self._settings.index}"
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
         return self._settings.state / "parts" / name
 
     def _whole(self, item: Item) -> None:
@@ -352,14 +438,17 @@ class Copier:
                 self._count(len(chunk))
 
             expected = _fetch(item.source, item.entry, 0, item.entry.size, take)
+            # The journal must not promise what a loss of power could take back.
+            file.flush()
+            os.fsync(file.fileno())
         if expected and md5.hexdigest() != expected:
             raise Corrupt(f"{item.path} has MD5 {md5.hexdigest()}, its source says {expected}")
         self._finish(item, unfinished, sha256.hexdigest())
 
-    def _in_parts(self, item: Item) -> Iterator[Callable[[], None]]:
+    def _in_parts(self, item: Item, past: Past) -> Iterator[Callable[[], None]]:
         size, step = item.entry.size, self._settings.part_bytes
         unfinished = self._unfinished(item)
-        done = self._journal.parts.get((item.path, item.entry.version), set())
+        done = past.parts.get(item.entry.version, set())
         if not (unfinished.is_file() and unfinished.stat().st_size == size):
             done = set()
             with unfinished.open("wb") as file:
@@ -389,6 +478,7 @@ class Copier:
             self._open_parts[item.path] -= 1
             is_last = self._open_parts[item.path] == 0
         if is_last:
+            del self._open_parts[item.path]
             self._finish(item, unfinished, Part.whole(unfinished).digest("sha256"))
 
     def _finish(self, item: Item, unfinished: Path, sha256: str) -> None:
@@ -400,8 +490,13 @@ class Copier:
             unfinished.unlink()
             raise Corrupt(f"{item.path} has sha256 {sha256}, it should have {item.sha256}")
         file = self._settings.staging / item.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(unfinished, file)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(unfinished, file)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise SourceError(
+                f"{item.path}: a part of this path is a file and a folder too; rename one"
+            ) from error
         self._journal.add(path=item.path, version=item.entry.version, size=item.entry.size, sha256=sha256)
         with self._lock:
             self._done += 1
@@ -416,33 +511,52 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
 
     Returns False when the target has this dataset already.
 
-    Raises SourceError, Unreachable, CredentialsError or Corrupt.
+    Raises SourceError, Unreachable, Changed, CredentialsError or Corrupt.
     """
-    items = listed(settings, env)
-    identity = identity_of(settings, items)
-    published = read_header(settings.target)
-    if published is not None and published["identity"] == identity:
-        say(f"{settings.target} has this dataset already: {published['files']} files, nothing to copy")
-        return False
-    if settings.target.exists() and not settings.replace:
-        what = "another dataset, or another version of it" if published else "files that are not of a dataset"
-        raise SourceError(f"{settings.target} has {what}: choose another path, or set replace=true")
-    journal = Journal(settings.state, settings.index)
-    copied = Copier(settings, journal, say).run(items[settings.index :: settings.workers])
-    share = {"identity": identity, "files": len(items), "bytes": sum(item.entry.size for item in items)}
-    _write(settings.state / f"share-{settings.index}.json", json.dumps(share))
-    say(f"share {settings.index + 1} of {settings.workers} is complete; {copied} bytes were copied now")
-    if settings.index == 0:
-        _wait_for_shares(settings, identity, say)
-        _remove_others(settings, items)
+    with settings.lists() as lists:
+        listing = listed(settings, env, lists)
+        published = read_header(settings.target)
+        if published is not None and published["identity"] == listing.identity:
+            say(f"{settings.target} has this dataset already: {published['files']} files, nothing to copy")
+            return False
+        if settings.target.exists() and not settings.replace:
+            what = (
+                "another dataset, or another version of it"
+                if published
+                else "files that are not of a dataset"
+            )
+            raise SourceError(f"{settings.target} has {what}: choose another path, or set replace=true")
+        # Index 0 does the work of a worker whose share is of another list, unless that worker starts again.
+        old = _share(settings, settings.index)
+        if old is not None and old["identity"] != listing.identity:
+            _share_file(settings, settings.index).unlink()
+        copier = Copier(settings, Journal(settings.state, settings.index), say)
+        _copy_share(settings, listing, settings.index, copier, lists, say)
+        if settings.index == 0:
+            _wait_for_shares(settings, listing, copier, lists, say)
+            _remove_others(settings, listing, lists)
     return True
 
 
-def _wait_for_shares(settings: Settings, identity: str, say: Say) -> None:
+def _copy_share(
+    settings: Settings, listing: Listing, index: int, copier: Copier, lists: Lists, say: Say
+) -> None:
+    copied = copier.run(listing, index, lists)
+    share = {"identity": listing.identity, "files": listing.files, "bytes": listing.bytes}
+    _write(_share_file(settings, index), json.dumps(share))
+    say(f"share {index + 1} of {settings.workers} is complete; {copied} bytes were copied now")
+
+
+def _wait_for_shares(settings: Settings, listing: Listing, copier: Copier, lists: Lists, say: Say) -> None:
     missing: list[int] = []
     while True:
         shares = {index: _share(settings, index) for index in range(settings.workers)}
-        left = [index for index, share in shares.items() if share is None or share["identity"] != identity]
+        for index, share in shares.items():
+            if share is not None and share["identity"] != listing.identity:
+                # That worker has ended, and nobody starts it again: what it lacks is copied here.
+                say(f"the sources changed after worker {index} had listed them: its share is copied again")
+                _copy_share(settings, listing, index, copier, lists, say)
+        left = [index for index, share in shares.items() if share is None]
         if not left:
             return
         if left != missing:
@@ -451,19 +565,25 @@ def _wait_for_shares(settings: Settings, identity: str, say: Say) -> None:
         time.sleep(1)
 
 
-def _remove_others(settings: Settings, items: Iterable[Item]) -> None:
+def _remove_others(settings: Settings, listing: Listing, lists: Lists) -> None:
     """Delete files that an earlier attempt copied and that the sources no longer have."""
-    wanted = {item.path for item in items}
-    for path in [*_files(settings.staging), MANIFEST]:
-        if path not in wanted:
+    for path, _, item in joined(_staged(settings, lists), listing.rows):
+        if item is None:
             (settings.staging / path).unlink(missing_ok=True)
+    (settings.staging / MANIFEST).unlink(missing_ok=True)
+
+
+def _staged(settings: Settings, lists: Lists) -> SortedRows:
+    return lists.sorted((safe_path(path), []) for path in _files(settings.staging))
+
+
+def _share_file(settings: Settings, index: int) -> Path:
+    return settings.state / f"share-{index}.json"
 
 
 def _share(settings: Settings, index: int) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(
-            (settings.state / f"share-{index}.json").read_text(encoding="utf-8")
-        )
+        found: dict[str, Any] = json.loads(_share_file(settings, index).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found
@@ -499,26 +619,42 @@ def publish(settings: Settings, say: Say) -> bool:
 def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Split files into shards and write the manifest; returns its header. Does not delete the split files."""
     staging = settings.staging
-    known: Mapping[str, str] = {}
-    if not settings.prepare:
-        _check_complete(settings, share)
-        known = {path: record["sha256"] for path, record in Journal(settings.state, 0).files.items()}
-    records: dict[str, int] = {}
-    for shards in settings.shards:
-        records.update(split(staging, shards, say))
-    paths = sorted({*_files(staging)} - {shards.file for shards in settings.shards})
-    with ThreadPoolExecutor(settings.parallel) as pool:
-        digests = pool.map(lambda path: known.get(path) or Part.whole(staging / path).digest("sha256"), paths)
-        rows = [_row(staging, path, digest, records) for path, digest in zip(paths, digests)]
-    return _write_manifest(staging, rows, share["identity"])
+    with settings.lists() as lists, ThreadPoolExecutor(settings.parallel) as pool:
+        known: Iterable[tuple[str, Past]] = ()
+        if not settings.prepare:
+            _check_complete(settings, share)
+            known = Journal(settings.state, 0).past(lists)
+        records: dict[str, int] = {}
+        for shards in settings.shards:
+            records.update(split(staging, shards, say))
+        without = {shards.file for shards in settings.shards}
+        found = (
+            (path, past)
+            for path, is_there, past in joined(_staged(settings, lists), known)
+            if is_there is not None and path not in without
+        )
+
+        def row(found: tuple[str, Past | None]) -> dict[str, Any]:
+            path, past = found
+            # Shards are made here, though an object could have had their name.
+            if past is not None and past.file is not None and path not in records:
+                digest = past.file["sha256"]
+            else:
+                digest = Part.whole(staging / path).digest("sha256")
+            return _row(staging, path, digest, records)
+
+        return _write_manifest(staging, in_order(pool, row, found), share["identity"], lists)
 
 
 def _check_complete(settings: Settings, share: Mapping[str, Any]) -> None:
     staging, shards = settings.staging, {name for each in settings.shards for name in each.names}
-    sizes = [(staging / path).stat().st_size for path in _files(staging) if path not in shards]
-    if (len(sizes), sum(sizes)) != (share["files"], share["bytes"]):
+    files = size = 0
+    for path in _files(staging):
+        if path not in shards:
+            files, size = files + 1, size + (staging / path).stat().st_size
+    if (files, size) != (share["files"], share["bytes"]):
         raise Corrupt(
-            f"{len(sizes)} files with {sum(sizes)} bytes are staged, the sources have {share['files']} with "
+            f"{files} files with {size} bytes are staged, the sources have {share['files']} with "
             f"{share['bytes']}: nothing is published; the next attempt copies what is missing"
         )
 
@@ -563,40 +699,54 @@ def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     place, folder = open_source(settings.upload, env), settings.target
     if not isinstance(place, S3Source):
         raise SourceError(f"upload: {settings.upload} is not s3://BUCKET/PREFIX")
-    _, rows = _manifest_of(folder)
-    there = {entry.path: entry for entry in place.listed()}
+    manifest = _manifest_of(folder)
+    with settings.lists() as lists, ThreadPoolExecutor(settings.parallel) as pool:
+        there = lists.sorted((each.path, [each.size, each.version]) for each in place.found())
+        rows = lists.sorted((row["path"], [row["bytes"]]) for row in manifest.rows())
 
-    def put(path: str, parallel: int = 1) -> int:
-        file = folder / path
-        size, entry = file.stat().st_size, there.get(path)
-        # An object with another tag, because of KMS or of other part sizes, is sent again.
-        if entry is not None and entry.size == size and entry.version == place.tag(file):
-            return 0
-        place.put(path, file, parallel)
-        return 1
+        def put(path: str, known: Sequence[Any] | None, parallel: int = 1) -> int:
+            file = folder / path
+            # An object with another tag, because of KMS or of other part sizes, is sent again.
+            if known and known[0] == file.stat().st_size and known[1] == place.tag(file):
+                return 0
+            place.put(path, file, parallel)
+            return 1
 
-    # Small files are sent in parallel; large ones one after another, each with its parts in parallel.
-    small = [row["path"] for row in rows if row["bytes"] <= place.part_bytes]
-    with ThreadPoolExecutor(settings.parallel) as pool:
-        sent = sum(pool.map(put, small))
-    sent += sum(put(row["path"], settings.parallel) for row in rows if row["bytes"] > place.part_bytes)
-    sent += put(MANIFEST)
-    say(f"{settings.upload} has the dataset: {sent} of {len(rows) + 1} files were sent now")
+        def wanted(is_large: bool) -> Iterator[tuple[str, Sequence[Any] | None]]:
+            for path, row, known in joined(rows, there.last()):
+                if row is not None and (row[0] > place.part_bytes) == is_large:
+                    yield path, known
+
+        # Small files are sent in parallel; large ones one after another, each with its parts in parallel.
+        sent = sum(in_order(pool, lambda each: put(*each), wanted(is_large=False)))
+        sent += sum(put(*each, settings.parallel) for each in wanted(is_large=True))
+        sent += put(MANIFEST, next((row for path, row in there if path == MANIFEST), None))
+    say(f"{settings.upload} has the dataset: {sent} of {manifest.header['files'] + 1} files were sent now")
     return sent > 0
 
 
 # --- the manifest ---
 
 
-def _write_manifest(folder: Path, rows: Sequence[Mapping[str, Any]], identity: str) -> dict[str, Any]:
-    body = "".join(json.dumps(row) + "\n" for row in rows)
-    header = {
-        "files": len(rows),
-        "bytes": sum(row["bytes"] for row in rows),
-        "sha256": hashlib.sha256(body.encode()).hexdigest(),
-        "identity": identity,
-    }
-    _write(folder / MANIFEST, json.dumps(header) + "\n" + body)
+def _write_manifest(
+    folder: Path, rows: Iterable[Mapping[str, Any]], identity: str, lists: Lists
+) -> dict[str, Any]:
+    body, digest = lists.file(), hashlib.sha256()
+    files = size = 0
+    with body.open("wb") as out:
+        for row in rows:
+            line = f"{json.dumps(row)}\n".encode()
+            out.write(line)
+            digest.update(line)
+            files, size = files + 1, size + row["bytes"]
+    header = {"files": files, "bytes": size, "sha256": digest.hexdigest(), "identity": identity}
+    unfinished = lists.file()
+    with unfinished.open("wb") as out, body.open("rb") as lines:
+        out.write(f"{json.dumps(header)}\n".encode())
+        shutil.copyfileobj(lines, out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(unfinished, folder / MANIFEST)
     return header
 
 
@@ -610,35 +760,48 @@ def read_header(folder: Path) -> dict[str, Any] | None:
     return header
 
 
-def _read_manifest(text: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The header and the rows of a manifest. Raises Corrupt if it was changed or has another format."""
-    first, _, body = text.partition("\n")
-    try:
-        header = json.loads(first)
-        is_whole = hashlib.sha256(body.encode()).hexdigest() == header["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f"{name} is not a manifest of charts/dataset, which reserves this name") from error
-    if not is_whole:
-        raise Corrupt(f"{name} has been changed since it was written")
-    return header, [json.loads(line) for line in body.splitlines()]
+class Manifest:
+    """A manifest that is as it was written. Raises Corrupt if it was changed or has another format."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        self._file, digest = file, hashlib.sha256()
+        try:
+            with file.open("rb") as lines:
+                self.header: dict[str, Any] = json.loads(lines.readline())
+                wanted = self.header["sha256"]
+                while chunk := lines.read(_CHUNK):
+                    digest.update(chunk)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{name} is not a manifest of charts/dataset, which reserves this name") from error
+        if digest.hexdigest() != wanted:
+            raise Corrupt(f"{name} has been changed since it was written")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A file each: its path, its bytes and its sha256."""
+        with self._file.open("rb") as lines:
+            yield from map(json.loads, itertools.islice(lines, 1, None))
 
 
-def _manifest_of(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _manifest_of(folder: Path) -> Manifest:
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        return Manifest(folder / MANIFEST, str(folder / MANIFEST))
     except OSError as error:
         raise Corrupt(f"{folder} is not a dataset: it has no {MANIFEST}") from error
-    return _read_manifest(text, str(folder / MANIFEST))
 
 
 def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
     """Compare a dataset with its manifest, only sizes if `is_quick`; returns a sentence. Raises Corrupt."""
-    header, rows = _manifest_of(folder)
+    manifest = _manifest_of(folder)
+    some: list[str] = []
+    wrong = 0
     with ThreadPoolExecutor(parallel) as pool:
-        wrong = [problem for problem in pool.map(lambda row: _wrong(folder, row, is_quick), rows) if problem]
+        for problem in in_order(pool, lambda row: _wrong(folder, row, is_quick), manifest.rows()):
+            if problem:
+                wrong += 1
+                some += [problem] if wrong <= 5 else []
     if wrong:
-        raise Corrupt("; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""))
-    checked = "sizes" if is_quick else "sha256"
+        raise Corrupt("; ".join(some) + (f" and {wrong - 5} more" if wrong > 5 else ""))
+    header, checked = manifest.header, "sizes" if is_quick else "sha256"
     return (
         f"{folder} is complete: {header['files']} files, {header['bytes']} bytes, {checked} as in {MANIFEST}"
     )
@@ -660,11 +823,7 @@ def _wrong(folder: Path, row: Mapping[str, Any], is_quick: bool) -> str:
 
 def _files(folder: Path) -> Iterator[str]:
     """Paths of all files of a dataset, except the manifest and the folder with the journals."""
-    for base, folders, names in os.walk(folder):
-        if Path(base) == folder:
-            folders[:] = [name for name in folders if name != _STATE]
-            names = [name for name in names if name != MANIFEST]
-        yield from (str(Path(base, name).relative_to(folder)) for name in names)
+    return (path for path in files_below(folder) if path != MANIFEST and not path.startswith(f"{_STATE}/"))
 
 
 def _write(file: Path, text: str) -> None:

@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("wait", help="wait until the service answers and has a leader")
     commands.add_parser("wait-finished", help="wait until the last trainer has left after the last pass")
+    commands.add_parser("delete", help="delete the dataset, which must have no trainers")
     status = commands.add_parser("status", help="show passes, counts, trainers and failed shards")
     status.add_argument("-o", "--output", choices=("table", "json"), default="table")
     return parser
@@ -68,6 +69,9 @@ def _act_as_client(options: argparse.Namespace, dispatcher: Dispatcher) -> int:
     elif options.command == "wait-finished":
         dispatcher.wait_finished()
         print(f"dataset {dispatcher.dataset} is finished")
+    elif options.command == "delete":
+        dispatcher.delete()
+        print(f"dataset {dispatcher.dataset} is deleted")
     else:
         status = dispatcher.status()
         print(json.dumps(status, indent=2) if options.output == "json" else _table(status))

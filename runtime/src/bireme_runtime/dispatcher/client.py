@@ -10,6 +10,8 @@ import logging
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -122,8 +124,8 @@ class Dispatcher:
         seconds = (
             environment.seconds(env, "BIREME_WAIT_SECONDS", 600) if wait_seconds is None else wait_seconds
         )
-        self._addresses = _parse(addresses or env.get("BIREME_DISPATCHER", ""))
-        self._leader = _LeaderConnection(self._addresses, seconds)
+        self._addresses = parse(addresses or env.get("BIREME_DISPATCHER", ""))
+        self._leader = LeaderConnection(self._addresses, seconds)
         self._note = Path(env["BIREME_DISPATCHER_NOTE"]) if env.get("BIREME_DISPATCHER_NOTE") else None
         self._trainer = ""
         self._renewal: _Renewal | None = None
@@ -256,6 +258,11 @@ class Dispatcher:
         while not self._leader.ask("GET", f"/v1/{self.dataset}/finished?wait=4").get("finished"):
             pass
 
+    def delete(self) -> None:
+        """Delete this dataset, also if it is not finished. Raises Refused while it has trainers."""
+        while not self._post("delete", {"wait": _POLL_SECONDS}).get("gone"):
+            pass
+
     # Private ----------------------------------------
 
     def _next(self, done: list[list[int]]) -> Shard | None:
@@ -332,22 +339,40 @@ def _warn_if_late(answer: Mapping[str, Any]) -> None:
 
 
 class _Renewal:
-    """Renews a trainer's lease, in a thread and on a connection of its own."""
+    """Renews a trainer's lease, in a process; in a thread until that has begun, and if there can be none."""
 
     def __init__(self, addresses: tuple[Address, ...], path: str, trainer: str, seconds: float) -> None:
-        self._leader = _LeaderConnection(addresses, seconds, seconds / 4)
+        self._leader = LeaderConnection(addresses, seconds, seconds / 4)
         self._path = path
         self._trainer = trainer
         self._pause = seconds / 3
         self._over = threading.Event()
+        self._has_begun = False
+        arguments = [",".join(map(str, addresses)), path, trainer, str(seconds), str(os.getpid())]
+        self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments])
         threading.Thread(target=self._run, name="bireme-renewal", daemon=True).start()
 
     def stop(self) -> None:
         """End the renewal, without waiting for the thread."""
         self._over.set()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the process renews the lease."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            self._has_begun = self._has_begun or bool(process.stdout and os.read(process.stdout.fileno(), 1))
+        return self._has_begun
 
     def _run(self) -> None:
         while not self._over.wait(self._pause):
+            if self.is_in_process:
+                continue
             try:
                 self._leader.ask("POST", self._path, {"trainer": self._trainer})
             except Refused:
@@ -357,7 +382,23 @@ class _Renewal:
         self._leader.close()
 
 
-class _LeaderConnection:
+def _start(arguments: list[str]) -> subprocess.Popen[bytes] | None:
+    """A Python process with this package, or None."""
+    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+    except OSError as error:
+        log.debug("no process renews the lease: %s", error)
+        return None
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    return process
+
+
+class LeaderConnection:
     """A connection to the leader, found through any of the addresses. For one thread."""
 
     def __init__(
@@ -420,7 +461,7 @@ class _LeaderConnection:
         return reply.status, reply.headers.get("Location", ""), answer
 
 
-def _parse(text: str) -> tuple[Address, ...]:
+def parse(text: str) -> tuple[Address, ...]:
     """Parse `host:port[,host:port…]`. Raises SettingError."""
     addresses = []
     for part in (part.strip() for part in text.split(",") if part.strip()):

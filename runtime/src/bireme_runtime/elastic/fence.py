@@ -14,7 +14,6 @@ still runs at the written time the supervisor kills. A script calls `check` righ
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Mapping
 
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.page import Page
 
 # Shares of the lease, from the sending of the last renewal on.
 STOP_SHARE, KILL_SHARE = 2 / 3, 5 / 6
@@ -39,31 +39,13 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Board:
+class Board(Page):
     """What the processes of one worker may do: until when they may run, and in which round.
 
     Without processes in a world, `deadline` and `round` are 0. A board outlives the agents that write it.
     """
 
-    def __init__(self, descriptor: int, path: str) -> None:
-        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
-        self.path = path
-
-    @classmethod
-    def new(cls) -> Board:
-        """An empty board. It ends with this process, which leaves its descriptor open."""
-        descriptor = os.memfd_create("bireme-fence")
-        os.ftruncate(descriptor, mmap.PAGESIZE)
-        return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
-
-    @classmethod
-    def at(cls, path: str) -> Board:
-        """The board that another process made. Raises OSError when that process is gone."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls(descriptor, path)
-        finally:
-            os.close(descriptor)
+    NAME = "bireme-fence"
 
     # Native format: each word is one store to memory, which no reader sees by halves.
 

@@ -2,45 +2,55 @@
 
 It runs torch's own `torch.distributed.run` with these changes: the backend is registered also on releases
 without entry points, the store uses a transport that the build of torch has, the agent stops its processes
-within seconds before a new round, it succeeds only together with all others, and the supervisor gets a report
-of how the run ended.
+within seconds before a new round, it succeeds only together with all others, and the supervisor is told when
+processes start, when one fails and how the run ended.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import rendezvous, torch_handler
-from bireme_runtime.process import environment
+from bireme_runtime.elastic import fence, rendezvous, torch_handler, warm
+from bireme_runtime.elastic.report import (
+    AGENT,
+    CONFIG,
+    MACHINE,
+    RENDEZVOUS,
+    SCRIPT,
+    SUCCESS,
+    USAGE,
+    Reporter,
+)  # fmt: skip
+from bireme_runtime.process import devices, environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import as_shell
+from bireme_runtime.process.log import log_of
 
-# Why a run of torchrun ended, as the supervisor distinguishes it. MACHINE: it may well run on another one.
-SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
-    "success", "script", "rendezvous", "config", "usage", "machine", "agent",
-)  # fmt: skip
-REPORT_FD = "BIREME_REPORT_FD"
 # Seconds after which a process that got SIGKILL is given up.
 _KILL_SECONDS = 5.0
 
-Report = Callable[[str, int, str], None]
 
+def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
+    """Run torchrun with these arguments, report, and return the exit code.
 
-def main(argv: Sequence[str]) -> int:
-    """Run torchrun with these arguments, report, and return the exit code."""
-    report = _report_to(os.environ.pop(REPORT_FD, ""))
+    ``template``: ranks are forked from it.
+    """
+    reporter = Reporter.from_env()
+    report = reporter.ended
     try:
         run = importlib.import_module("torch.distributed.run")
-        adapt_torch(report)
+        adapt_torch(reporter)
+        if template is not None:
+            warm.fork_ranks_from(template, log_of("agent"))
         check_arguments(run, argv)
+        check_kernels(importlib.import_module("torch.cuda").get_arch_list(), devices.gpu_capabilities())
         run.main(list(argv))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -66,6 +76,18 @@ class DeviceMissing(BiremeError):
     """An option asks for devices that this machine does not have."""
 
 
+class KernelsMissing(BiremeError):
+    """The build of torch cannot run on the GPUs of this machine."""
+
+
+def check_kernels(architectures: Sequence[str], capabilities: Mapping[str, str]) -> None:
+    """Raise KernelsMissing unless torch was built for every model of GPU; it names none without CUDA."""
+    for model, capability in capabilities.items():
+        if architectures and not devices.has_kernels(architectures, capability):
+            has = f"has kernels for {' '.join(architectures)} only"
+            raise KernelsMissing(f"{model} has compute capability {capability}, but this torch {has}")
+
+
 def check_arguments(run: Any, argv: Sequence[str]) -> None:
     """Raise ArgumentError or DeviceMissing when torchrun cannot use a value."""
     try:
@@ -82,7 +104,7 @@ def classify(error: Exception) -> tuple[str, int]:
         return SCRIPT, _exit_code(error)
     if "RendezvousError" in names or "DistError" in names:
         return RENDEZVOUS, 1
-    if isinstance(error, (ArgumentError, ModuleNotFoundError)):
+    if isinstance(error, (ArgumentError, KernelsMissing, ModuleNotFoundError)):
         return CONFIG, 1
     if isinstance(error, (DeviceMissing, ImportError, rendezvous.ThreadEnded)):
         return MACHINE, 1
@@ -95,13 +117,14 @@ def _exit_code(error: Any) -> int:
     return as_shell(code) if -128 < code < 256 and code else 1
 
 
-def adapt_torch(report: Report) -> None:
+def adapt_torch(reporter: Reporter) -> None:
     """Adapt torch to the supervisor and to the rendezvous."""
     _register_backend()
     _end_together()
+    _tell_of_processes(reporter)
 
     def give_up() -> None:
-        report(MACHINE, 1, "a training process did not end on SIGKILL")
+        reporter.ended(MACHINE, 1, "a training process did not end on SIGKILL")
         # The main thread waits for that process. Nothing renews the lease any more.
         os._exit(1)
 
@@ -143,6 +166,35 @@ def _end_together() -> None:
             barrier(self)
 
     local._monitor_workers, local._exit_barrier = monitor_workers, exit_barrier
+
+
+def _tell_of_processes(reporter: Reporter) -> None:
+    """Tell the supervisor when processes start, and when one fails; then wait for whether to go on."""
+    api = importlib.import_module("torch.distributed.elastic.agent.server.api")
+    agent = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
+    local = agent.LocalElasticAgent
+    monitor, start = local._monitor_workers, local._start_workers
+
+    def monitor_workers(self: Any, group: Any) -> Any:
+        result = monitor(self, group)
+        if result.state == api.WorkerState.FAILED and result.failures:
+            rank, failure = min(result.failures.items(), key=lambda each: (each[1].timestamp, each[0]))
+            reporter.failed(_round(), group.group_world_size, rank, int(failure.exitcode))
+        return result
+
+    def start_workers(self: Any, group: Any) -> Any:
+        reporter.starting(_round(), group.group_rank, group.group_world_size)
+        ids: Mapping[int, Any] = start(self, group)
+        ranks = {int(pid): (group.workers[at].global_rank, at) for at, pid in ids.items()}
+        reporter.started(ranks)
+        return ids
+
+    local._monitor_workers, local._start_workers = monitor_workers, start_workers
+
+
+def _round() -> int:
+    """The number of the round, where there is one."""
+    return int(os.environ.get(fence.ROUND, "0"))
 
 
 def _limit_time_to_stop(after_loss: float, for_newcomers: float, give_up: Callable[[], None]) -> None:
@@ -220,18 +272,7 @@ def _do_without_libuv() -> None:
         module.TCPStore = TCPStore  # type: ignore[attr-defined]
 
 
-def _report_to(descriptor: str) -> Report:
-    if not descriptor:
-        return lambda cause, code, error: None
-    fd = int(descriptor)
-    # The training processes must not inherit the pipe.
-    os.set_inheritable(fd, False)
-
-    def report(cause: str, code: int, error: str) -> None:
-        os.write(fd, json.dumps({"cause": cause, "code": code, "error": error[:500]}).encode())
-
-    return report
-
-
 if __name__ == "__main__":
+    if warm.SOCKET_FD in os.environ:
+        sys.exit(warm.main(sys.argv[1:], main))
     sys.exit(main(sys.argv[1:]))

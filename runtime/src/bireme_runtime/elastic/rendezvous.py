@@ -5,39 +5,55 @@ Keys under `<prefix><run id>/`:
     members/<id>   under the member's lease: its address, and the first round in which it can be placed
     round          the number and the members, in rank order, of the latest round; compare-and-swap only
     store          under the lease of rank 0: the address where the agents of this round exchange data
+    call           a member has left this round, or newcomers wait and the round has to end
     done           the run has ended: {"outcome": "success"}, when all members of the round have finished
-
-and, with a lock, under `<prefix>.lock/<lock>/`:
-
-    <run id>/<id>  under the lease of each member: this run trains; written only while no other run has any
 
 A member that trains in round n blocks round n+1 until it declares itself ready or its lease ends. So a lost
 member delays the others at most by the life of its lease, and no member is placed in two rounds at once. Its
 processes end before its lease can have ended (fence.py), so no two worlds train at once.
+
+What one member writes is told to two: the first of the latest round, which counts who waits and who has
+finished, and the one with the first key, which proposes rounds. All others hear of rounds, calls and ended
+leases only, so that a round of N members costs N messages and not N². What follows from
+these keys is in rules.py, and the lock that keeps a second run of the same job waiting in lock.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.lock import Locked, RunLock
+from bireme_runtime.elastic.rules import (
+    CLOSED,
+    SUCCESS,
+    Decision,
+    Joined,
+    Member,
+    Over,
+    Propose,
+    Round,
+    Settings,
+    View,
+    Wait,
+    decide,
+    view_of,
+)
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
-DEFAULT_PREFIX = "/bireme/rendezvous/"
-SUCCESS, CLOSED = "success", "closed"
 # Seconds without an event after which the keys are watched anew, in case the watch's connection is dead.
 _WATCH_IDLE_SECONDS = 60.0
+_WATCH_IDLE_SECONDS_PER_MEMBER = 0.3
 # The same if renewals show that something was written meanwhile, perhaps to other keys.
 _BLIND_SECONDS = 10.0
 # What all members together ask of etcd while nothing happens.
@@ -57,336 +73,12 @@ class RunOver(BiremeError):
         self.outcome = outcome
 
 
-class _Locked(Exception):
-    """Another run took the lock first."""
-
-
 class ThreadEnded(BiremeError):
     """A thread of this member ended unexpectedly, so that it does not know any more what the others do."""
 
 
 class JoinTimeout(BiremeError):
     """No round with this member was agreed in time; the message says what was missing."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a rendezvous. Times are in seconds; all members need the same bounds.
-
-    A lease lives for `keep_alive_interval` times `keep_alive_max_attempt`: a member whose machine died is
-    lost after that time, and one that cannot renew for two thirds of it stops its processes. For
-    `settle_timeout` after a new round, newcomers do not interrupt it, because its processes would have to
-    import and load everything again. The first round of a run waits for `first_nodes` members, if that is
-    known, for `first_call_timeout`, and at least the life of a lease. Of the runs with the same `lock`, one
-    trains and the others wait.
-    """
-
-    run_id: str
-    min_nodes: int
-    max_nodes: int
-    prefix: str = DEFAULT_PREFIX
-    lock: str = ""
-    join_timeout: float = 600.0
-    last_call_timeout: float = 1.0
-    first_nodes: int = 0
-    first_call_timeout: float = 300.0
-    settle_timeout: float = 10.0
-    close_timeout: float = 10.0
-    read_timeout: float = 60.0
-    heartbeat_timeout: float = 5.0
-    keep_alive_interval: float = 1.0
-    keep_alive_max_attempt: int = 10
-
-    def __post_init__(self) -> None:
-        if not self.run_id:
-            raise ValueError("the rendezvous needs a run id (PET_RDZV_ID)")
-        if not 1 <= self.min_nodes <= self.max_nodes:
-            raise ValueError(
-                f"the bounds {self.min_nodes}:{self.max_nodes} are not 1 ≤ min ≤ max (PET_NNODES)"
-            )
-        for name in (
-            "join_timeout",
-            "close_timeout",
-            "read_timeout",
-            "heartbeat_timeout",
-            "keep_alive_interval",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0 seconds (PET_RDZV_CONF)")
-        for name in ("last_call_timeout", "first_call_timeout", "settle_timeout"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative (PET_RDZV_CONF)")
-        if self.lease_ttl < 2:
-            raise ValueError(
-                "keep_alive_interval * keep_alive_max_attempt must be 2 seconds or more (PET_RDZV_CONF)"
-            )
-
-    @classmethod
-    def from_config(cls, run_id: str, min_nodes: int, max_nodes: int, config: Mapping[str, Any]) -> Settings:
-        """Read the times, under torch's names, from a `rdzv_conf`; its other keys are ignored."""
-        changes: dict[str, Any] = {}
-        for name in (
-            "join_timeout", "last_call_timeout", "first_call_timeout", "settle_timeout", "close_timeout",
-            "read_timeout", "heartbeat_timeout", "keep_alive_interval",
-        ):  # fmt: skip
-            if config.get(name) is not None:
-                changes[name] = _number(name, config[name])
-        if config.get("keep_alive_max_attempt") is not None:
-            changes["keep_alive_max_attempt"] = int(
-                _number("keep_alive_max_attempt", config["keep_alive_max_attempt"])
-            )
-        if config.get("etcd_prefix"):
-            changes["prefix"] = str(config["etcd_prefix"]).rstrip("/") + "/"
-        return cls(run_id, min_nodes, max_nodes, **changes)
-
-    @property
-    def lease_ttl(self) -> int:
-        """The time to live of a lease, in whole seconds."""
-        return round(self.keep_alive_interval * self.keep_alive_max_attempt)
-
-    @property
-    def root(self) -> str:
-        """The prefix of the run's keys."""
-        return f"{self.prefix}{self.run_id}/"
-
-    @property
-    def lock_root(self) -> str:
-        """The prefix of the keys by which runs hold the lock."""
-        return f"{self.prefix}.lock/{self.lock}/"
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}={value} is not a number of seconds (PET_RDZV_CONF)") from None
-
-
-# What is in etcd ----------------------------------------
-
-
-@dataclass(frozen=True)
-class Member:
-    """One agent. With a new lease it gets a new `id`, but keeps its `base`.
-
-    `ready` is the first round in which it can be placed. `finished` means that its processes have succeeded
-    in the latest round.
-    `slot` orders newcomers (the completion index of the pod).
-    """
-
-    id: str
-    base: str
-    slot: int
-    address: str
-    ready: int
-    finished: bool = False
-
-    def to_json(self) -> str:
-        """The value of the member's key."""
-        record = {"base": self.base, "slot": self.slot, "address": self.address, "ready": self.ready}
-        return json.dumps({**record, "finished": self.finished}, sort_keys=True)
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """The sort key among newcomers."""
-        return (self.slot, self.id)
-
-
-@dataclass(frozen=True)
-class Round:
-    """One agreed world: the ids of the members, and their bases, by rank."""
-
-    number: int
-    members: tuple[str, ...]
-    bases: tuple[str, ...]
-    mod_revision: int = 0
-
-    @functools.cached_property
-    def ids(self) -> frozenset[str]:
-        """The members, to look one up."""
-        return frozenset(self.members)
-
-
-@dataclass(frozen=True)
-class View:
-    """The keys of a run at one revision."""
-
-    revision: int = 0
-    members: Mapping[str, Member] = field(default_factory=dict)
-    round: Round | None = None
-    store: tuple[int, str] | None = None
-    outcome: str = ""
-    finished: frozenset[str] = frozenset()
-    """Members of the latest round that have finished it, also those whose lease has ended since."""
-
-    @property
-    def number(self) -> int:
-        """The number of the latest round; 0 before the first."""
-        return self.round.number if self.round else 0
-
-    def placed(self, member: Member) -> bool:
-        """Whether the member trains in the latest round, rather than waiting for the next."""
-        return self.round is not None and member.id in self.round.ids and member.ready <= self.round.number
-
-    def leavers(self) -> set[str]:
-        """Members of the latest round that left it unfinished: without a lease, or ready for the next."""
-        if self.round is None:
-            return set()
-        here = {member.id for member in self.members.values() if self.placed(member)}
-        return set(self.round.ids - here - self.finished)
-
-    def arrivals(self) -> set[str]:
-        """Members with a lease that are not in the latest round."""
-        names = self.round.ids if self.round else frozenset()
-        return {id for id in self.members if id not in names}
-
-    def first(self) -> str:
-        """The member of the latest round with the lowest rank among those with a lease."""
-        names = self.round.members if self.round else ()
-        return next((id for id in names if id in self.members), "")
-
-    def all_finished(self) -> bool:
-        """Whether every member of the latest round has finished it."""
-        return self.round is not None and self.finished.issuperset(self.round.members)
-
-    def after(self, previous: View) -> View:
-        """This view, with the members that the previous one knew to have finished the same round."""
-        if previous.number != self.number:
-            return self
-        return replace(self, finished=self.finished | (previous.finished - self.members.keys()))
-
-    def changed(self, root: str, events: Iterable[etcd.Event]) -> View:
-        """The view after changes of keys. Raises ValueError for a key of the run that cannot be read."""
-        members, finished = dict(self.members), set(self.finished)
-        round, store, outcome = self.round, self.store, self.outcome
-        for event in events:
-            kv, deleted = event.kv, event.deleted
-            name = kv.key[len(root) :]
-            try:
-                record = {} if deleted else json.loads(kv.value)
-                if name.startswith("members/") and deleted:
-                    members.pop(name[8:], None)
-                elif name.startswith("members/"):
-                    member = members[name[8:]] = _member(name[8:], record)
-                    (finished.add if member.finished else finished.discard)(member.id)
-                elif name == "round":
-                    round = None if deleted else _round(record, kv.mod_revision)
-                    finished = {member.id for member in members.values() if member.finished}
-                elif name == "store":
-                    store = None if deleted else (int(record["round"]), str(record["address"]))
-                elif name == "done":
-                    outcome = "" if deleted else str(record.get("outcome", CLOSED))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                # Other keys are somebody else's.
-                if name in ("round", "store", "done"):
-                    raise ValueError(f"the key {kv.key} in etcd cannot be read: {error!r}") from error
-        return View(self.revision, members, round, store, outcome, frozenset(finished))
-
-
-def _member(id: str, record: Mapping[str, Any]) -> Member:
-    slot, ready = int(record["slot"]), int(record["ready"])
-    return Member(id, str(record["base"]), slot, str(record["address"]), ready, bool(record.get("finished")))
-
-
-def _round(record: Mapping[str, Any], revision: int) -> Round:
-    return Round(int(record["number"]), tuple(record["members"]), tuple(record["bases"]), revision)
-
-
-def view_of(root: str, snapshot: etcd.Snapshot) -> View:
-    """The view for all keys under the root."""
-    view = View(snapshot.revision)
-    return view.changed(root, (etcd.Event(kv, deleted=False) for kv in snapshot.keys))
-
-
-# Decisions of a waiting member ----------------------------------------
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The latest round includes the member."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Propose:
-    """The member is the one that proposes this round."""
-
-    round: Round
-
-
-@dataclass(frozen=True)
-class Wait:
-    """There is nothing to do until the view changes or `seconds` have passed."""
-
-    reason: str
-    seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Over:
-    """The run has ended."""
-
-    outcome: str
-
-
-Decision = Union[Joined, Propose, Wait, Over]
-
-
-def decide(
-    view: View, me: str, ready: int, settings: Settings, quiet_seconds: float, gathering_seconds: float = 0.0
-) -> Decision:
-    """What the member with id `me`, ready for round `ready`, does for this view.
-
-    `quiet_seconds` is the time since the last new member arrived, `gathering_seconds` since the first one.
-    """
-    if view.round and me in view.round.members and view.round.number >= ready:
-        return Joined(view.round.members.index(me))
-    if view.outcome:
-        return Over(view.outcome)
-    if me not in view.members:
-        return Wait("its own registration to appear")
-    members = list(view.members.values())
-    placed = [member.id for member in members if view.placed(member)]
-    if placed:
-        return Wait(f"{len(placed)} members of round {view.number} to stop, among them {placed[0]}")
-    if len(members) < settings.min_nodes:
-        return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
-    if me != min(members, key=lambda member: member.order).id:
-        return Wait("another member to propose the round")
-    if any(member.ready > view.number + 1 for member in members):
-        # They know of a round that etcd does not. Others of that round may not know yet what happened.
-        remaining = settings.lease_ttl - quiet_seconds
-        if remaining > 0:
-            return Wait("leases that may still live: etcd has lost its data", remaining)
-    elif view.round is None and settings.first_nodes:
-        remaining = max(settings.first_call_timeout, settings.lease_ttl) - gathering_seconds
-        if remaining > 0 and len(members) < min(settings.first_nodes, settings.max_nodes):
-            return Wait(f"workers: {len(members)} of the first {settings.first_nodes} are here", remaining)
-    elif len(members) < settings.max_nodes and _newcomers(view, members):
-        # After a mere loss of members there is no last call: lost members still block with their leases.
-        remaining = settings.last_call_timeout - quiet_seconds
-        if remaining > 0:
-            return Wait("the last call to end", remaining)
-    return Propose(_next_round(view, members, settings.max_nodes))
-
-
-def _newcomers(view: View, members: list[Member]) -> bool:
-    known = frozenset(view.round.bases if view.round else ())
-    return any(member.base not in known for member in members)
-
-
-def _next_round(view: View, members: list[Member], most: int) -> Round:
-    """Members of the last round keep their order and newcomers follow by slot, up to the maximum.
-
-    The number is higher than that of every round that etcd or one of the members knows.
-    """
-    known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
-    survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
-    newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
-    chosen = (survivors + newcomers)[:most]
-    number = max(view.number + 1, *(member.ready for member in members))
-    return Round(number, tuple(m.id for m in chosen), tuple(m.base for m in chosen))
 
 
 # A member ----------------------------------------
@@ -418,24 +110,37 @@ class Rendezvous:
     """
 
     def __init__(
-        self, client: etcd.Client, settings: Settings, identity: Identity, board: fence.Board | None = None
+        self,
+        client: etcd.Client,
+        settings: Settings,
+        identity: Identity,
+        board: fence.Board | None = None,
+        may_join: Callable[[], bool] = lambda: True,
     ) -> None:
+        # Asked while newcomers wait: whether they may interrupt the training.
+        self._may_join = may_join
         self.settings = settings
         self.identity = identity
         self.board = board or fence.Board.new()
         self._client = client
+        self._lock = RunLock(client, settings)
         # The client for renewals has a timeout shorter than the lease.
         self._renewal_client = client.with_timeout(max(1.0, settings.lease_ttl / 6))
         self._changed = threading.Condition()
         self._view = View()
         self._reading = 0
         self._wanted_reading = 0
+        # The member with the first key, as far as this member has to know: as long as it lives.
+        self._first = ""
+        self._deletions = 0
+        # Where the watches of a member without a whole view resume: of members, and of all other keys.
+        self._resume = (0, 0)
         self._trouble = "no answer yet"
         # The highest round that this member has ever seen; etcd may have lost it.
         self._highest = 0
         self._seen: set[str] = set()
         self._finishing = _Progress()
-        self._first_arrival = self._last_arrival = time.monotonic()
+        self._gathering = self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
         # The revision up to which the watch has told everything, and when it said so.
         self._followed = (0, 0.0)
@@ -461,7 +166,7 @@ class Rendezvous:
         while True:
             if self._registration is None or self._registration.lost:
                 self._wait_for_lock()
-            with contextlib.suppress(_Locked):
+            with contextlib.suppress(Locked):
                 return self._join(time.monotonic() + self.settings.join_timeout)
 
     def _join(self, deadline: float) -> World:
@@ -506,12 +211,26 @@ class Rendezvous:
                 or self._view.number != self._world.number
             ):
                 return 1
-            leavers = len(self._view.leavers())
-            arrivals = len(self._view.arrivals())
-            ending = bool(self._view.finished)
-            full = self._world.size >= self.settings.max_nodes
-            settling = time.monotonic() - self._entered < self.settings.settle_timeout
-            return arrivals + leavers if leavers or not (full or ending or settling) else 0
+            view, world = self._view, self._world
+            leavers = len(view.leavers())
+            if leavers:
+                return leavers + (len(view.arrivals()) if view.whole else 0)
+            if (
+                world.size >= self.settings.max_nodes
+                or view.finished
+                or time.monotonic() - self._entered < self.settings.settle_timeout
+            ):
+                return 0
+            if view.called() or view.first() != self._registration.member.id or not view.whole:
+                return int(view.called())
+            arrivals = len(view.arrivals())
+        # The first one tells the others, which do not know of newcomers.
+        try:
+            agreed = arrivals and self._may_join() and self._call(self._renewal_client, world, "")
+            return arrivals if agreed else 0
+        except etcd.EtcdError as error:
+            log.info("cannot call for another round: %s", error)
+            return 0
 
     @property
     def only_arrivals(self) -> bool:
@@ -584,10 +303,12 @@ class Rendezvous:
                 self._finishing = _Progress()
                 finished = replace(registration.member, finished=True)
                 self._write(registration, finished, time.monotonic())
-            elif not view.all_finished():
-                self._finishing.log(f"{world.size - len(view.finished)} members to finish")
-            elif registration.member.id == view.first():
+            elif registration.member.id != view.first():
+                self._finishing.log(f"the others to finish, of whom {view.first()} keeps count")
+            elif view.whole and view.all_finished():
                 return self._succeed(world)
+            else:
+                self._finishing.log(f"{world.size - len(view.finished)} members to finish")
         except etcd.LeaseLost:
             self._lose_registration()
         except (etcd.EtcdError, Unreachable) as error:
@@ -623,7 +344,7 @@ class Rendezvous:
     def _decide(self) -> Decision:
         assert self._registration is not None
         member, now = self._registration.member, time.monotonic()
-        quiet, gathering = now - self._last_arrival, now - self._first_arrival
+        quiet, gathering = now - self._last_arrival, now - self._gathering
         return decide(self._view, member.id, member.ready, self.settings, quiet, gathering)
 
     def _enter(self, joined: Joined) -> World:
@@ -666,6 +387,7 @@ class Rendezvous:
                 if self._registration is None or self._registration.lost:
                     self._register(deadline)
                 else:
+                    self._say_goodbye(self._registration, deadline)
                     self._write(
                         self._registration,
                         replace(self._registration.member, ready=self._highest + 1, finished=False),
@@ -674,6 +396,34 @@ class Rendezvous:
                 return
             except etcd.LeaseLost:
                 self._lose_registration()
+
+    def _say_goodbye(self, registration: _Registration, deadline: float) -> None:
+        """Tell the members of a round that still trains that this one does not any more."""
+        with self._changed:
+            world, view = self._world, self._view
+            known = world is None or view.number != world.number or bool(view.leavers())
+        if world is None or known:
+            return
+        for _ in range(3):
+            # Another member may call at the same time.
+            if self._persist(lambda: self._call(self._client, world, registration.member.id), deadline):
+                return
+
+    def _call(self, client: etcd.Client, world: World, leaver: str) -> bool:
+        """Tell the members of this round that it has to end, unless it has ended or all know.
+
+        A repetition is harmless. Returns whether they will know.
+        """
+        key = self._key("call")
+        call = View().changed(self.settings.root, _put(client.get(key))).call
+        if call and call.round == world.number and (call.leaver or not leaver):
+            return True
+        value = json.dumps({"round": world.number, "leaver": leaver})
+        compare = [
+            etcd.key_is_unchanged(self._key("round"), world.mod_revision),
+            etcd.key_is_unchanged(key, call.mod_revision if call else 0),
+        ]
+        return client.txn(compare, [etcd.put_op(key, value)]).succeeded
 
     def _register(self, deadline: float) -> None:
         # etcd may have been restored or emptied: read the current round before deriving `ready` from it.
@@ -688,20 +438,20 @@ class Rendezvous:
         if self.settings.lock:
             self._claim(registration, deadline)
         self._write(registration, member, deadline)
+        self._persist(self._find_first, deadline)
         with self._changed:
             self._registration, self._world = registration, None
+            self._see_more()
             self._changed.notify_all()
 
     def _claim(self, registration: _Registration, deadline: float) -> None:
-        """Hold the lock under the member's lease. Raises _Locked when another run holds it."""
-        root, mine = self.settings.lock_root, self._lock_key()
-        compare = [etcd.none_in(root, mine), etcd.none_in(etcd.prefix_end(mine), etcd.prefix_end(root))]
-        put = etcd.put_op(f"{mine}{registration.member.id}", "", registration.lease)
-        # Doing it twice is harmless.
-        if not self._persist(lambda: self._client.txn(compare, [put]), deadline).succeeded:
+        """Hold the lock under the member's lease. Raises Locked when another run holds it."""
+        try:
+            self._persist(lambda: self._lock.claim(registration.member.id, registration.lease), deadline)
+        except Locked:
             with contextlib.suppress(etcd.EtcdError):
                 self._renewal_client.lease_revoke(registration.lease)
-            raise _Locked
+            raise
 
     def _wait_for_lock(self) -> None:
         """Wait, for as long as it takes, until no other run holds the lock."""
@@ -711,22 +461,17 @@ class Rendezvous:
             if self.outcome:
                 raise RunOver(self.outcome)
             deadline = time.monotonic() + self.settings.join_timeout
-            held = self._persist(lambda: self._client.range(self.settings.lock_root), deadline).keys
-            others = [kv.key for kv in held if not kv.key.startswith(self._lock_key())]
-            if not others:
+            other = self._persist(self._lock.holder, deadline)
+            if other is None:
                 return
             if time.monotonic() >= next_log:
                 next_log = time.monotonic() + _LOCK_LOG_SECONDS
-                run = others[0][len(self.settings.lock_root) :].rpartition("/")[0]
                 log.warning(
                     "waiting for run %s to end: it trains with %d workers, and two runs of %s must not write "
-                    "one checkpoint", run, len(others), self.settings.lock,
+                    "one checkpoint", other.run, other.members, self.settings.lock,
                 )  # fmt: skip
             if self._closing.wait(random.uniform(0.5, 1.5)):
                 raise Unreachable("this member has left while it waited for another run to end")
-
-    def _lock_key(self) -> str:
-        return f"{self.settings.lock_root}{self.settings.run_id}/"
 
     def _write(self, registration: _Registration, member: Member, deadline: float) -> None:
         """Write this value to the member's key. A delayed duplicate of an older write cannot overwrite it."""
@@ -810,15 +555,19 @@ class Rendezvous:
 
     def _renewal_seconds(self) -> float:
         """How long to wait between renewals: longer if many members renew, at most a quarter of the lease."""
-        share = len(self._view.members) / _RENEWALS_PER_SECOND
+        share = self._crowd() / _RENEWALS_PER_SECOND
         quarter = max(self.settings.keep_alive_interval, self.settings.lease_ttl / 4)
         return random.uniform(0.8, 1.0) * min(quarter, max(self.settings.keep_alive_interval, share))
 
     def _retry_seconds(self) -> float:
         """How long to wait before another attempt: the longer the more members do the same."""
-        return random.uniform(0.5, 1.5) * max(
-            _RETRY_SECONDS, _RETRY_SECONDS_PER_MEMBER * len(self._view.members)
-        )
+        return random.uniform(0.5, 1.5) * max(_RETRY_SECONDS, _RETRY_SECONDS_PER_MEMBER * self._crowd())
+
+    def _crowd(self) -> int:
+        """About how many members there are."""
+        view = self._view
+        placed = len(view.round.members) if view.round else self.settings.first_nodes
+        return max(placed, len(view.members))
 
     def _key(self, name: str) -> str:
         return self.settings.root + name
@@ -885,11 +634,11 @@ class Rendezvous:
         known = False
         while not self._closing.is_set():
             with self._changed:
-                wanted = self._wanted_reading
-                known = known and self._reading == wanted
+                wanted, more = self._wanted_reading, self._needs_more()
+                known = known and self._reading == wanted and not more
             try:
                 if not known:
-                    self._show(view_of(self.settings.root, self._client.range(self.settings.root)))
+                    self._show(self._read(more))
                     known = True
                 self._watch_from_here(wanted)
             except etcd.Idle:
@@ -901,10 +650,65 @@ class Rendezvous:
                 self._trouble = str(error)
                 self._closing.wait(self._retry_seconds())
 
+    def _needs_more(self) -> bool:
+        """Whether this member needs the whole view and lacks it."""
+        registration, view = self._registration, self._view
+        if (view.whole and view.revision) or registration is None or registration.lost:
+            return False
+        return registration.member.id in (self._first, view.first())
+
+    def _see_more(self) -> None:
+        """Let the other thread read what this member needs to know now."""
+        if self._watch and (self._needs_more() or not self._first):
+            self._watch.close()
+
+    def _find_first(self) -> None:
+        """Find the member with the first key. Only deletions change that for those that come after it."""
+        root = self._key("members/")
+        while True:
+            with self._changed:
+                deletions = self._deletions
+            start, found = root, ""
+            while not found:
+                keys = self._client.span(start, etcd.prefix_end(root), limit=1).keys
+                if not keys:
+                    return
+                start = keys[0].key + "\0"
+                # A key that is not a member's is somebody else's.
+                found = next(iter(view_of(self.settings.root, etcd.Snapshot(0, keys)).members), "")
+            with self._changed:
+                # If a lease has ended meanwhile, it may have been this one's.
+                if self._deletions == deletions:
+                    self._first = found
+                    return
+
+    def _read(self, whole: bool) -> View:
+        """Read all keys, or all but those of the other members."""
+        root, members = self.settings.root, self._key("members/")
+        if whole:
+            return view_of(root, self._client.range(root))
+        with self._changed:
+            registration, placed = self._registration, self._world is not None
+        # Who was lost while this member did not look.
+        end = etcd.prefix_end(members)
+        spans = [etcd.Span(root, members), etcd.Span(end.decode(), etcd.prefix_end(root))]
+        spans += [etcd.Span(members, end, keys_only=True)] if placed else []
+        before, after, *here = self._client.spans(*spans)
+        view = View(before.revision, whole=False)
+        view = view.changed(root, (etcd.Event(kv, False) for kv in (*before.keys, *after.keys)))
+        there = {kv.key[len(members) :] for snapshot in here for kv in snapshot.keys}
+        gone = view.round.ids - there if placed and view.round else frozenset()
+        if placed and registration and registration.member.id not in there:
+            gone |= {registration.member.id}
+        with self._changed:
+            self._first = ""
+            self._resume = (view.revision + 1, view.revision + 1)
+        return replace(view, gone=gone)
+
     def _watch_from_here(self, wanted: int) -> None:
         """Follow what was written after the view. Raises Compacted when the keys must be read again."""
-        idle = random.uniform(0.8, 1.2) * _WATCH_IDLE_SECONDS
-        watch = self._client.watch(self.settings.root, self._view.revision + 1, idle)
+        idle = max(_WATCH_IDLE_SECONDS, _WATCH_IDLE_SECONDS_PER_MEMBER * self._crowd())
+        watch = self._new_watch(random.uniform(0.8, 1.2) * idle)
         with self._changed:
             self._watch = watch
         try:
@@ -914,16 +718,48 @@ class Rendezvous:
                 if events:
                     view = self._view.changed(self.settings.root, events)
                     self._show(replace(view, revision=max(revision, view.revision)))
+                    self._follow_from(events)
                     self._followed = (revision, time.monotonic())
-                    continue
-                with self._changed:
-                    self._reading = wanted
-                    self._followed = (revision, time.monotonic())
-                    self._changed.notify_all()
-                    if self._wanted_reading != wanted or self._closing.is_set():
-                        return
+                else:
+                    with self._changed:
+                        self._reading = wanted
+                        self._followed = (revision, time.monotonic())
+                        self._changed.notify_all()
+                if self._registration and not self._first:
+                    self._find_first()
+                if self._wanted_reading != wanted or self._closing.is_set() or self._needs_more():
+                    return
         finally:
             watch.close()
+
+    def _new_watch(self, idle: float) -> etcd.Watch:
+        root, members = self.settings.root, self._key("members/")
+        if self._view.whole:
+            return self._client.watch(root, self._view.revision + 1, idle)
+        end = etcd.prefix_end(members)
+        of_members, of_others = self._resume
+        spans = [
+            etcd.Span(root, members, revision=of_others),
+            etcd.Span(end.decode(), etcd.prefix_end(root), revision=of_others),
+            etcd.Span(members, end, revision=of_members, deletions=True),
+        ]
+        return self._client.watch_spans(spans, idle)
+
+    def _follow_from(self, events: tuple[etcd.Event, ...]) -> None:
+        """Note where watches resume, and whether the first member is gone."""
+        members = self._key("members/")
+        of_members, of_others = self._resume
+        for event in events:
+            if not event.kv.key.startswith(members):
+                of_others = max(of_others, event.kv.mod_revision + 1)
+                continue
+            of_members = max(of_members, event.kv.mod_revision + 1)
+            if event.deleted:
+                with self._changed:
+                    self._deletions += 1
+                    if event.kv.key[len(members) :] == self._first:
+                        self._first = ""
+        self._resume = (of_members, of_others)
 
     def _mind_the_watch(self) -> None:
         """End a watch that has told nothing for a while although etcd has newer data: it may be blind."""
@@ -939,14 +775,15 @@ class Rendezvous:
             self._highest = max(self._highest, view.number)
             if not view.members.keys() <= self._seen:
                 self._last_arrival = time.monotonic()
-                if not self._seen:
-                    self._first_arrival = self._last_arrival
                 self._seen |= view.members.keys()
             registration = self._registration
-            if (
-                registration
-                and registration.mod_revision <= view.revision
-                and registration.member.id not in view.members
+            if registration and (
+                registration.member.id in view.gone
+                or (
+                    view.whole
+                    and registration.mod_revision <= view.revision
+                    and registration.member.id not in view.members
+                )
             ):
                 self._mark_lost(registration)
             self._changed.notify_all()
@@ -963,6 +800,10 @@ class Rendezvous:
                 if time.monotonic() >= deadline or self._closing.is_set():
                     raise Unreachable(f"etcd cannot be reached: {self._trouble}")
                 self._changed.wait(0.5)
+
+
+def _put(kv: etcd.KeyValue | None) -> list[etcd.Event]:
+    return [etcd.Event(kv, deleted=False)] if kv else []
 
 
 class _Registration:
@@ -1011,7 +852,10 @@ def outcome_of(client: etcd.Client, root: str) -> str:
 
 def has_begun(client: etcd.Client, root: str) -> bool:
     """Whether a round was ever agreed, or a member is here."""
-    return bool(client.get(root + "round") or client.range(root + "members/").keys)
+    return bool(
+        client.get(root + "round")
+        or client.span(root + "members/", etcd.prefix_end(root + "members/"), limit=1).keys
+    )
 
 
 def end_run(client: etcd.Client, root: str, outcome: str) -> None:

@@ -8,29 +8,44 @@ save on SIGTERM, and removes the member from the rendezvous at once when it ends
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bireme_runtime.elastic import fence, launch, rendezvous, torch_handler
+from bireme_runtime.elastic import (
+    failures,
+    fence,
+    hang,
+    preflight,
+    progress,
+    rendezvous,
+    report,
+    rules,
+    torch_handler,
+    warm,
+)
+from bireme_runtime.elastic.lock import RunLock
+from bireme_runtime.elastic.observer import Limits, Observer
+from bireme_runtime.elastic.status import Status, serve
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import children, environment
+from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop
-from bireme_runtime.process.exits import CONFIG, FAILED, NO_PERMISSION, TEMPORARY, USAGE, as_shell
+from bireme_runtime.process.exits import CONFIG, FAILED, GIVEN_UP, NO_PERMISSION, TEMPORARY, USAGE, as_shell
 from bireme_runtime.process.http import parse_address
-from bireme_runtime.process.log import log_of
+from bireme_runtime.process.log import last_words, log_of
 
 LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
 _ETCD_SECONDS = 2.0
 _FENCE_SECONDS = 0.25
+_ANSWER_SECONDS = 0.02
 
 _NOT_RENEWED = "this worker's lease was not renewed in time, and the others may go on without it"
 
@@ -52,6 +67,11 @@ class Options:
     wait_seconds: float
     grace_seconds: float
     stable_seconds: float
+    limits: Limits
+    pattern: str
+    node: str
+    metrics_port: int
+    warm: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Options:
@@ -70,6 +90,16 @@ class Options:
                 wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
                 grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
                 stable_seconds=environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
+                limits=Limits(
+                    environment.integer(env, "BIREME_FAILURES_WITHOUT_PROGRESS", 5),
+                    environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
+                    environment.seconds(env, "BIREME_HANG_SECONDS", 0),
+                    environment.seconds(env, "BIREME_FIRST_STEP_SECONDS", 1800),
+                ),
+                pattern=env.get("BIREME_PROGRESS_PATTERN", ""),
+                metrics_port=environment.integer(env, "BIREME_METRICS_PORT", 0),
+                node=env.get("BIREME_NODE") or socket.gethostname(),
+                warm=env.get("BIREME_WARM_START") == "true",
             )
         except SettingError as error:
             raise Stop(CONFIG, str(error)) from None
@@ -87,7 +117,7 @@ def _parse_conf(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class End:
-    """How one run of torchrun ended: one of the causes in launch.py, the exit code, and a sentence."""
+    """How one run of torchrun ended: one of the causes in report.py, the exit code, and a sentence."""
 
     cause: str
     code: int
@@ -95,11 +125,11 @@ class End:
 
 
 class ScriptFailed(Stop):
-    """The script failed for good. Its code is passed on, except that of the worker's own usage error."""
+    """The script failed for good. Its code is passed on, except those by which a worker ends the Job."""
 
     def __init__(self, end: End) -> None:
         sentence = f"the script failed for good, with code {end.code}: {end.reason}"
-        super().__init__(FAILED if end.code == USAGE else end.code, sentence)
+        super().__init__(FAILED if end.code in (USAGE, GIVEN_UP, CONFIG) else end.code, sentence)
 
 
 class Unkillable(Stop):
@@ -151,21 +181,36 @@ class Backend:
         """Whether torchrun has started before in a worker of this run; True also if that is unknown."""
         return False
 
+    def waits(self) -> str:
+        """For what else the workers wait, beside each other."""
+        return ""
+
+    def ledger(self) -> failures.Ledger:
+        """What is known of the failures of the run."""
+        return failures.Ledger()
+
 
 class EtcdBackend(Backend):
     """The backend `bireme-etcd`, which keeps leases and the mark of success in etcd."""
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         try:
-            settings = rendezvous.Settings.from_config(
+            settings = rules.Settings.from_config(
                 options.run_id, options.min_nodes, options.max_nodes, options.conf
             )
-            self._client = etcd.client_from(options.endpoint, env, _ETCD_SECONDS, options.conf)
+            self._login = _shared_file()
+            self._client = etcd.client_from(
+                options.endpoint, {**env, **self._login}, _ETCD_SECONDS, options.conf
+            )
+            self._client.expect(torch_handler.first_workers(env))
         except (ValueError, OSError) as error:
             raise Stop(CONFIG, str(error)) from None
         self._wait_seconds = options.wait_seconds
         self._root = settings.root
+        self._prefix, self._run_id = settings.prefix, settings.run_id
         self._ttl = settings.lease_ttl
+        lock = env.get("BIREME_LOCK", "")
+        self._lock = RunLock(self._client, replace(settings, lock=lock)) if lock else None
         self._board = fence.Board.new()
         self._base = ""
 
@@ -191,11 +236,11 @@ class EtcdBackend(Backend):
     def environment(self) -> dict[str, str]:
         self._base = rendezvous.new_base(socket.gethostname())
         self._board.clear()
-        return {"BIREME_MEMBER": self._base, fence.BOARD: self._board.path}
+        return {"BIREME_MEMBER": self._base, fence.BOARD: self._board.path, **self._login}
 
     def succeeded(self) -> bool:
         try:
-            return rendezvous.outcome_of(self._client, self._root) == rendezvous.SUCCESS
+            return rendezvous.outcome_of(self._client, self._root) == rules.SUCCESS
         except etcd.EtcdError as error:
             say(f"cannot read from etcd whether the run has ended: {error}")
             return False
@@ -221,8 +266,22 @@ class EtcdBackend(Backend):
             say(f"cannot read from etcd whether the run has begun: {error}")
             return True
 
+    def waits(self) -> str:
+        holder = self._lock.holder() if self._lock and not self.trains else None
+        if holder is None:
+            return ""
+        return f"run {holder.run} to end: it trains with {holder.members} workers"
+
+    def ledger(self) -> failures.Ledger:
+        return failures.EtcdLedger(self._client, self._prefix, self._run_id)
+
     def _leases(self) -> tuple[int, ...]:
         return rendezvous.leases_of(self._client, self._root, self._base) if self._base else ()
+
+
+def _shared_file() -> dict[str, str]:
+    """A file in memory that this worker's processes share, for their login to etcd."""
+    return {etcd.LOGIN_FILE: f"/proc/{os.getpid()}/fd/{os.memfd_create('bireme-login')}"}
 
 
 class C10dBackend(Backend):
@@ -290,13 +349,28 @@ class Supervisor:
         self._arguments = tuple(arguments)
         self._stable_seconds = 0.0
         self._command = (*launcher, *arguments)
-        self._env = dict(env)
+        try:
+            seen = progress.Progress(options.pattern)
+        except re.error as error:
+            raise Stop(CONFIG, f"BIREME_PROGRESS_PATTERN={options.pattern} cannot be used: {error}") from None
+        ledger = backend.ledger()
+        self._observer = Observer(
+            ledger, seen, options.index or socket.gethostname(), options.node,
+            options.limits, say,
+        )  # fmt: skip
+        self._status = Status(self._observer.starts, seen, ledger, backend.waits)
+        self._env = {**env, **self._observer.environment, **hang.environment(env)}
+        self._template: warm.Template | None = None
 
     def run(self) -> int:
         """Run and supervise torchrun; returns the exit code of the worker."""
         children.take_charge()
         try:
-            return self._run()
+            # After that: a thread that does not block SIGTERM would take it, and end this process.
+            self._observer.start()
+            self._serve_status()
+            with _repeating(self._observer.tick, 1.0):
+                return self._run()
         except children.Terminated as end:
             try:
                 self._end_processes()
@@ -305,20 +379,32 @@ class Supervisor:
             return as_shell(-end.number)
         except Stop as stop:
             say(str(stop))
+            last_words("\n".join(filter(None, (self._observer.words(), str(stop)))), self._env)
             return self._code(stop)
         finally:
             children.kill_descendants(1.0)
+            self._observer.close()
+
+    def _serve_status(self) -> None:
+        if self._options.metrics_port:
+            try:
+                serve(self._status, self._options.metrics_port)
+            except OSError as error:
+                say(f"no metrics at port {self._options.metrics_port}: {error}")
 
     def _end_processes(self) -> None:
-        """End all processes, and then the membership, so that none trains beside the next world.
+        """End all processes but the template, then the membership: none trains beside the next world.
 
         Raises Unkillable, with the membership left to its lease, when a process does not end.
         """
-        left = children.kill_descendants()
+        left = self._kill_processes()
         if left:
             self._backend.expel()
             raise Unkillable(left[0])
         self._backend.release()
+
+    def _kill_processes(self) -> list[int]:
+        return children.kill_descendants(but=self._template.pid if self._template else 0)
 
     def _code(self, stop: Stop) -> int:
         """The exit code for this end. The Job fails at once only for what is wrong in all workers."""
@@ -331,17 +417,23 @@ class Supervisor:
 
     def _run(self) -> int:
         check_script(self._arguments)
+        if self._options.warm:
+            self._template = warm.start(self._command, self._env, self._observer.writers)
         restarts = 0
         while True:
             self._while_listening(self._backend.wait)
+            self._while_listening(self._observer.enter)
             if self._while_listening(self._backend.succeeded):
                 say("the run has already succeeded: there is nothing to do")
                 return 0
             self._stable_seconds = 0.0
             end = self._attempt()
-            if end.cause == launch.SUCCESS:
+            if end.cause == report.SUCCESS:
                 return 0
             self._end_processes()
+            if self._observer.verdict:
+                code = GIVEN_UP if self._observer.verdict == "run" else TEMPORARY
+                raise Stop(code, self._observer.sentence)
             if self._backend.succeeded():
                 say("the run has succeeded, although this worker's last processes failed")
                 return 0
@@ -349,6 +441,7 @@ class Supervisor:
             restarts = 1 if self._stable_seconds >= self._options.stable_seconds else restarts + 1
             if restarts > self._options.restarts:
                 raise Stop(TEMPORARY, f"the agent ended {restarts} times; the last reason: {end.reason}")
+            self._observer.starts.because("agent")
             delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2 ** (restarts - 1))
             say(
                 f"{end.reason}; restarting the agent in {delay:.1f} s "
@@ -357,13 +450,13 @@ class Supervisor:
             children.pause(delay)
 
     def _stop_unless_restarting_helps(self, end: End) -> None:
-        if end.cause == launch.SCRIPT:
+        if end.cause == report.SCRIPT:
             raise ScriptFailed(end)
-        if end.cause == launch.USAGE:
+        if end.cause == report.USAGE:
             raise Stop(USAGE, f"torchrun refuses its arguments: {end.reason}")
-        if end.cause == launch.CONFIG:
+        if end.cause == report.CONFIG:
             raise Stop(CONFIG, f"torchrun cannot start as configured: {end.reason}")
-        if end.cause == launch.MACHINE:
+        if end.cause == report.MACHINE:
             raise Stop(TEMPORARY, f"torchrun cannot run here: {end.reason}")
 
     def _while_listening(self, action: Callable[[], Any]) -> Any:
@@ -386,14 +479,13 @@ class Supervisor:
         return outcome[0]
 
     def _attempt(self) -> End:
-        reading, writing = os.pipe()
-        os.set_inheritable(writing, True)
-        env = {**self._env, **self._backend.environment(), launch.REPORT_FD: str(writing)}
-        try:
-            agent = children.start(self._command, env)
-        finally:
-            os.close(writing)
+        listener = report.Listener(self._observer.starting, self._observer.started, self._observer.failed)
+        env = {**self._env, **self._backend.environment(), **listener.environment}
         ended: dict[int, int] = {}
+        try:
+            agent = self._start_agent(env, tuple(listener.environment), ended)
+        finally:
+            listener.started()
         try:
             while agent not in ended:
                 since = time.monotonic()
@@ -401,15 +493,33 @@ class Supervisor:
                 if self._backend.trains:
                     self._stable_seconds += time.monotonic() - since
                 if self._backend.fenced and agent not in ended:
-                    children.kill_descendants()
-                    return End(launch.AGENT, -signal.SIGKILL, f"{_NOT_RENEWED}: its processes were killed")
-            return _end_of(children.exit_code(ended[agent]), _read(reading))
+                    self._kill_processes()
+                    return End(report.AGENT, -signal.SIGKILL, f"{_NOT_RENEWED}: its processes were killed")
+                if self._observer.verdict and agent not in ended:
+                    return End(report.AGENT, FAILED, self._observer.sentence)
+            return _end_of(children.exit_code(ended[agent]), listener.end())
         except children.Terminated:
             if agent not in ended:
                 self._let_save(agent)
             raise
-        finally:
-            os.close(reading)
+
+    def _start_agent(self, env: Mapping[str, str], pipes: Sequence[str], ended: dict[int, int]) -> int:
+        """Start torchrun, forked from the template if there is one; returns its process id.
+
+        ``pipes``: the variables that hold numbers of descriptors.
+        """
+        if self._template is not None:
+            try:
+                request = warm.agent_request(self._arguments, env, pipes)
+                self._template.ask(request, [int(env[name]) for name in pipes])
+                while (agent := self._template.answer(0)) is None:
+                    children.wait(_ANSWER_SECONDS, ended)
+                return agent
+            except warm.Unusable as reason:
+                say(f"starts are cold: {reason}")
+                self._template.close()
+                self._template = None
+        return children.start(self._command, env, self._observer.writers)
 
     def _let_save(self, agent: int) -> None:
         """Send SIGTERM to the training processes and wait for them during the grace period.
@@ -417,7 +527,7 @@ class Supervisor:
         The agent is stopped (SIGSTOP) meanwhile: it would restart the first that ends and kill the others.
         """
         children.send([agent], signal.SIGSTOP)
-        trainers = children.children_of(agent)
+        trainers = children.children_of(agent, but=warm.TEMPLATE_NAME)
         children.send(trainers, signal.SIGTERM)
         grace = self._options.grace_seconds
         say(f"received SIGTERM: {len(trainers)} training processes have {grace:.0f} s to save")
@@ -458,21 +568,12 @@ def _repeating(action: Callable[[], None], seconds: float) -> Any:
         thread.join(_ETCD_SECONDS)
 
 
-def _read(descriptor: int) -> dict[str, Any]:
-    os.set_blocking(descriptor, False)
-    try:
-        raw = os.read(descriptor, 65536)
-    except BlockingIOError:
-        return {}
-    return dict(json.loads(raw)) if raw else {}
-
-
-def _end_of(code: int, report: Mapping[str, Any]) -> End:
-    if report and code >= 0:
-        return End(report["cause"], int(report["code"]), report["error"])
+def _end_of(code: int, told: Mapping[str, Any]) -> End:
+    if told and code >= 0:
+        return End(told["cause"], int(told["code"]), told["error"])
     if code < 0:
-        return End(launch.AGENT, code, f"the agent was killed by {signal.Signals(-code).name}")
-    return End(launch.SCRIPT if code else launch.SUCCESS, code, f"torchrun ended with code {code}")
+        return End(report.AGENT, code, f"the agent was killed by {signal.Signals(-code).name}")
+    return End(report.SCRIPT if code else report.SUCCESS, code, f"torchrun ended with code {code}")
 
 
 def make_backend(options: Options, env: Mapping[str, str]) -> Backend:
@@ -500,11 +601,14 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Seq
     arguments = list(argv[1:] if argv[:1] == ["--"] else argv)
     try:
         options = Options.from_env(env)
-        backend = make_backend(options, env)
+        devices.check_efa(env, say)
+        preflight.check(env, say)
+        supervisor = Supervisor(options, make_backend(options, env), launcher, arguments, env)
     except Stop as stop:
         say(str(stop))
+        last_words(str(stop), env)
         return stop.code
-    return Supervisor(options, backend, launcher, arguments, env).run()
+    return supervisor.run()
 
 
 if __name__ == "__main__":

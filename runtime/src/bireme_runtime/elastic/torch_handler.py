@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import fence, rendezvous
+from bireme_runtime.elastic import fence, progress, rendezvous, rules
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
@@ -38,19 +38,20 @@ def torchrun_handler() -> Callable[[Any], Any]:
 
 def create_handler(params: Any) -> Any:
     """Make the handler of one agent. Raises ValueError when a parameter cannot be used."""
-    settings = rendezvous.Settings.from_config(
-        params.run_id, params.min_nodes, params.max_nodes, params.config
-    )
+    settings = rules.Settings.from_config(params.run_id, params.min_nodes, params.max_nodes, params.config)
     settings = replace(
         settings, lock=os.environ.get("BIREME_LOCK", ""), first_nodes=first_workers(os.environ)
     )
     client = etcd.client_from(params.endpoint, os.environ, settings.heartbeat_timeout, params.config)
+    client.expect(settings.first_nodes)
     address = params.get("local_addr") or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
     slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", _NO_SLOT)
     identity = rendezvous.Identity(base, slot, str(address))
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
-    return _handler_class()(rendezvous.Rendezvous(client, settings, identity, board), client)
+    moment = progress.Moment.from_env(os.environ)
+    member = rendezvous.Rendezvous(client, settings, identity, board, moment.is_now)
+    return _handler_class()(member, client)
 
 
 def first_workers(env: Mapping[str, str]) -> int:
@@ -132,7 +133,7 @@ def _handler_class() -> Any:
             return bool(self._member.outcome)
 
         def set_closed(self) -> None:
-            rendezvous.end_run(self._client, self._member.settings.root, rendezvous.CLOSED)
+            rendezvous.end_run(self._client, self._member.settings.root, rules.CLOSED)
 
         def all_finished(self) -> bool:
             """Whether the processes of all agents have succeeded, as this agent's have. launch.py asks."""

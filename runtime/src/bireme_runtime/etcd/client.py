@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bireme_runtime.process.errors import BiremeError
@@ -29,6 +30,13 @@ from bireme_runtime.process.http import BROKEN, Address, connect, parse_address,
 from bireme_runtime.process.log import Say
 
 DEFAULT_PORT = 2379
+# Seconds between first logins of clients that start together: etcd computes a twentieth of a second for each.
+_LOGIN_SECONDS = 0.03
+_LOGIN_TIMEOUT = 30.0
+# Without an answer for so long, a login is thought to be one of an etcd that lost its data.
+_DOUBT_SECONDS = 10.0
+# A file in which the clients of one pod share their login.
+LOGIN_FILE = "BIREME_ETCD_LOGIN"
 # Seconds for which an endpoint whose name has no address is not asked.
 _ADDRESS_SECONDS = 30.0
 
@@ -97,18 +105,53 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Keys, and the revision of the store at which they were read."""
+    """Keys, and the revision of the store at which they were read. `count` includes those beyond a limit."""
 
     revision: int
     keys: tuple[KeyValue, ...]
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """The keys from `first` up to but not including `end`, as much of them as a reader needs.
+
+    A watch begins at `revision`. With `deletions` it tells nothing else, and with each the last value.
+    """
+
+    first: str
+    end: str | bytes
+    keys_only: bool = False
+    limit: int = 0
+    revision: int = 0
+    deletions: bool = False
+
+    @property
+    def _keys(self) -> dict[str, Any]:
+        return {"key": _b64(self.first), "range_end": _b64(self.end)}
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The request to read it."""
+        return {**self._keys, "keys_only": self.keys_only, "limit": str(self.limit)}
+
+    @property
+    def watching(self) -> dict[str, Any]:
+        """The request to watch it."""
+        told = {"filters": ["NOPUT"], "prev_kv": True} if self.deletions else {}
+        return {"create_request": {**self._keys, "start_revision": str(self.revision), **told}}
 
 
 @dataclass(frozen=True)
 class Event:
-    """A change of one key. A `deleted` event has only the key and the revision of the deletion."""
+    """A change of one key. A `deleted` event has only the key and the revision of the deletion.
+
+    `last` is the value that was deleted, where the watch asked for it.
+    """
 
     kv: KeyValue
     deleted: bool
+    last: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,7 +289,11 @@ class Client:
     """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], credentials: Credentials | None = None, timeout: float = 5.0
+        self,
+        endpoints: Sequence[Endpoint],
+        credentials: Credentials | None = None,
+        timeout: float = 5.0,
+        login_file: str = "",
     ) -> None:
         credentials = credentials or Credentials()
         if not endpoints:
@@ -256,12 +303,17 @@ class Client:
         self._timeout = timeout
         self._context = _tls(credentials) if any(e.scheme == "https" for e in endpoints) else None
         self._shared = _Shared(self.endpoints)
+        self._login_file = login_file
 
     def with_timeout(self, seconds: float) -> Client:
         """This client with another timeout, in seconds. Both share connections, login and endpoint."""
         other = copy.copy(self)
         other._timeout = seconds
         return other
+
+    def expect(self, clients: int) -> None:
+        """So many clients start together with this one: spread the first logins."""
+        self._shared.login_pace.clients = clients
 
     # Keys ----------------------------------------
 
@@ -276,11 +328,20 @@ class Client:
 
     def _range(self, body: dict[str, Any]) -> Snapshot:
         answer = self.call("/v3/kv/range", body)
-        return Snapshot(_revision(answer), tuple(_key_value(kv) for kv in answer.get("kvs", ())))
+        return _snapshot(_revision(answer), answer)
 
-    def span(self, first: str, end: str, keys_only: bool = False) -> Snapshot:
-        """Read the keys from `first` up to but not including `end`, in order. Values may be left out."""
-        return self._range({"key": _b64(first), "range_end": _b64(end), "keys_only": keys_only})
+    def span(self, first: str, end: str | bytes, keys_only: bool = False, limit: int = 0) -> Snapshot:
+        """Read the keys from `first` up to but not including `end`, in order, at most `limit` of them.
+
+        Values may be left out.
+        """
+        return self._range(Span(first, end, keys_only, limit).reading)
+
+    def spans(self, *spans: Span) -> tuple[Snapshot, ...]:
+        """Read several spans at one revision."""
+        answer = self.call("/v3/kv/txn", {"success": [{"request_range": span.reading} for span in spans]})
+        revision = _revision(answer)
+        return tuple(_snapshot(revision, each["response_range"]) for each in answer["responses"])
 
     def count(self, first: str, end: str) -> int:
         """The number of keys from `first` up to but not including `end`."""
@@ -316,9 +377,12 @@ class Client:
 
         It ends with Idle after `idle_timeout` seconds without events.
         """
-        keys = {"key": _b64(prefix), "range_end": _b64(prefix_end(prefix))}
-        request = {"create_request": {**keys, "start_revision": str(revision)}}
-        return Watch(self._stream("/v3/watch", request, idle_timeout))
+        return self.watch_spans([Span(prefix, prefix_end(prefix), revision=revision)], idle_timeout)
+
+    def watch_spans(self, spans: Sequence[Span], idle_timeout: float | None = None) -> Watch:
+        """Watch several spans, each from its revision on. Among them events may come in another order."""
+        requests = [span.watching for span in spans]
+        return Watch(self._stream("/v3/watch", requests, idle_timeout))
 
     # Leases ----------------------------------------
 
@@ -396,7 +460,7 @@ class Client:
 
         The caller must compare the checksum: a server that stops may end the stream early.
         """
-        stream, remaining = self._stream("/v3/maintenance/snapshot", {}, self._timeout), 1
+        stream, remaining = self._stream("/v3/maintenance/snapshot", [{}], self._timeout), 1
         try:
             for message in stream:
                 result = message.get("result", message)
@@ -453,27 +517,55 @@ class Client:
 
     def _ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request to one endpoint; log in, or log in again, if it demands that."""
-        token = self._shared.token
-        try:
-            return self._exchange(endpoint, path, body, token)
-        except AuthError as refused:
-            if not (self._credentials.username and _wants_login(refused)):
-                raise
-        self._login(endpoint, token)
+        # The second login is for one that another process of this pod made, before etcd forgot it.
+        for _ in range(2):
+            token = self._shared.token
+            try:
+                return self._exchange(endpoint, path, body, token)
+            except AuthError as refused:
+                if not (self._credentials.username and _wants_login(refused)):
+                    raise
+            self._login(endpoint, token)
         return self._exchange(endpoint, path, body, self._shared.token)
 
     def _login(self, endpoint: Endpoint, stale: str) -> None:
-        """Replace the token `stale`, for all threads."""
-        with self._shared.logging_in:
-            if self._shared.token != stale:
+        """Replace the token `stale`, for all threads, and for all processes that share the file."""
+        shared = self._shared
+        with shared.logging_in:
+            if shared.token != stale:
+                return
+            if self._use_login_of_others():
                 return
             # etcd forgets all tokens when it restarts, and computes a twentieth of a second for each login.
-            if not self._shared.login_pace.wait(self._timeout, at_once=not stale):
+            if not shared.login_pace.wait(self._timeout, at_once=not shared.refused):
                 raise Unavailable(f"{endpoint} demands a login, which waits its turn")
+            if self._use_login_of_others():
+                return
             body = {"name": self._credentials.username, "password": self._credentials.password}
-            answer = self._exchange(endpoint, "/v3/auth/authenticate", body, "")
-            self._shared.token = str(answer.get("token", ""))
-            self._shared.login_pace.reset()
+            # To give up and ask again would let etcd compute it twice.
+            patient = self.with_timeout(max(self._timeout, _LOGIN_TIMEOUT))
+            answer = patient._exchange(endpoint, "/v3/auth/authenticate", body, "")
+            shared.token = str(answer.get("token", ""))
+            shared.login_pace.reset()
+            self._share_login(shared.token)
+
+    def _use_login_of_others(self) -> bool:
+        """Take the login in the file, if it is not one that has failed."""
+        shared = self._shared
+        shared.refused |= {shared.token} - {""}
+        with contextlib.suppress(OSError):
+            if self._login_file:
+                token = Path(self._login_file).read_text(encoding="utf-8")
+                if token and token not in shared.refused:
+                    shared.token = token
+                    shared.login_pace.reset()
+                    return True
+        return False
+
+    def _share_login(self, token: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._login_file:
+                Path(self._login_file).write_text(token, encoding="utf-8")
 
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         connection = self._shared.idle(endpoint) or self._new_connection(endpoint)
@@ -486,11 +578,15 @@ class Client:
                     response = connection.getresponse()
                     raw = response.read()
             except BROKEN as error:
+                self._shared.doubt(token, error)
                 raise Ambiguous(f"{endpoint} did not answer ({reason(error)})") from error
             answer = _decode(endpoint, response.status, raw)
         except BaseException:
             connection.close()
             raise
+        if path != "/v3/lease/keepalive":
+            # Renewals need no login.
+            self._shared.answered = time.monotonic()
         if response.will_close:
             connection.close()
         else:
@@ -506,7 +602,8 @@ class Client:
                 self._shared.has_no_address(endpoint)
             raise Unavailable(f"{endpoint} cannot be reached ({reason(error)})") from error
 
-    def _stream(self, path: str, body: dict[str, Any], idle_timeout: float | None) -> _Stream:
+    def _stream(self, path: str, requests: list[dict[str, Any]], idle_timeout: float | None) -> _Stream:
+        body = "\n".join(map(json.dumps, requests))
         failures: list[str] = []
         for endpoint in self._shared.in_order():
             try:
@@ -518,9 +615,7 @@ class Client:
             return stream
         raise Unavailable("; ".join(failures))
 
-    def _open_stream(
-        self, endpoint: Endpoint, path: str, body: dict[str, Any], idle_timeout: float | None
-    ) -> _Stream:
+    def _open_stream(self, endpoint: Endpoint, path: str, body: str, idle_timeout: float | None) -> _Stream:
         token = self._shared.token
         if self._credentials.username and not token:
             try:
@@ -534,13 +629,14 @@ class Client:
         try:
             # A member without a leader ends a watch that asks for one, rather than telling it nothing.
             leader = {"Grpc-Metadata-hasleader": "true"} if path == "/v3/watch" else {}
-            connection.request("POST", path, json.dumps(body), {**_headers(token), **leader})
+            connection.request("POST", path, body, {**_headers(token), **leader})
             response = connection.getresponse()
             if response.status != 200:
                 _decode(endpoint, response.status, response.read())
             sock.settimeout(idle_timeout)
         except BROKEN as error:
             connection.close()
+            self._shared.doubt(token, error)
             raise Unavailable(f"{endpoint} did not answer ({reason(error)})") from error
         except EtcdError as error:
             connection.close()
@@ -559,6 +655,10 @@ class _Shared:
         self.logging_in = threading.Lock()
         self.login_pace = _LoginPace()
         self.token = ""
+        # Tokens that etcd did not take.
+        self.refused: set[str] = set()
+        # When a request with the login was answered last.
+        self.answered = time.monotonic()
         self.revision = 0
         self._endpoints = endpoints
         self._preferred = secrets.randbelow(len(endpoints))
@@ -583,6 +683,19 @@ class _Shared:
     def has_no_address(self, endpoint: Endpoint) -> None:
         """Leave the endpoint out for a while, so that an outage of etcd is none of the DNS."""
         self._without_address[endpoint] = time.monotonic() + _ADDRESS_SECONDS
+
+    def doubt(self, token: str, error: BaseException) -> None:
+        """No request with this login is answered any more: the next goes without, and so asks for another.
+
+        etcd holds a request whose login is of a later point of its log than it has reached, and after it has
+        lost its data that is for ever. A slow etcd answers some, and has enough to do without logins.
+        """
+        silent = time.monotonic() - self.answered > _DOUBT_SECONDS
+        if token and silent and isinstance(error, socket.timeout):
+            with self.lock:
+                self.refused.add(token)
+                if self.token == token:
+                    self.token = ""
 
     def idle(self, endpoint: Endpoint) -> http.client.HTTPConnection | None:
         """An idle connection to the endpoint that is still open."""
@@ -627,16 +740,22 @@ class _Shared:
 
 
 class _LoginPace:
-    """When to log in: spread over 5 s, and over twice as long after each failure, up to 80 s."""
+    """When to log in: spread over 5 s, and over twice as long after each failure, up to 80 s.
+
+    The first login is at once, or spread over the time that etcd needs for all `clients`.
+    """
 
     def __init__(self) -> None:
+        self.clients = 0
         self._failures = 0
         self._due = 0.0
 
     def wait(self, seconds: float, at_once: bool) -> bool:
         """Wait for the turn, at most so many seconds; returns whether it has come. The first is at once."""
         if not self._due:
-            window = 0.0 if at_once and not self._failures else 5.0 * 2 ** min(self._failures, 4)
+            window = 5.0 * 2 ** min(self._failures, 4)
+            if at_once and not self._failures:
+                window = _LOGIN_SECONDS * self.clients if self.clients > 1 else 0.0
             self._due = time.monotonic() + random.uniform(0, window)
         remaining = self._due - time.monotonic()
         time.sleep(max(0.0, min(remaining, seconds)))
@@ -732,7 +851,7 @@ def client_from(
     files = {name: str(conf.get(name) or getattr(known, name)) for name in ("cacert", "cert", "key")}
     credentials = replace(known, **files)
     scheme = str(conf.get("protocol") or ("https" if credentials.cacert else "http"))
-    return Client(parse_endpoints(endpoints, scheme), credentials, timeout)
+    return Client(parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""))
 
 
 def wait_until_up(client: Client, seconds: float, say: Say) -> Status:
@@ -868,8 +987,14 @@ def _key_value(kv: Mapping[str, Any]) -> KeyValue:
     )  # fmt: skip
 
 
+def _snapshot(revision: int, answer: Mapping[str, Any]) -> Snapshot:
+    keys = tuple(_key_value(kv) for kv in answer.get("kvs", ()))
+    return Snapshot(revision, keys, int(answer.get("count", 0)))
+
+
 def _event(event: Mapping[str, Any]) -> Event:
-    return Event(_key_value(event.get("kv", {})), event.get("type") == "DELETE")
+    last = _text(event.get("prev_kv", {}).get("value", ""))
+    return Event(_key_value(event.get("kv", {})), event.get("type") == "DELETE", last)
 
 
 def _members(answer: Mapping[str, Any]) -> tuple[ClusterMember, ...]:

@@ -5,6 +5,7 @@ So a pod may log in to another if both have the release's key, and each can veri
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shlex
@@ -39,7 +40,7 @@ ClientAliveInterval 15
 ClientAliveCountMax 4
 """
 _CLIENT = """\
-Host *
+Host {hosts}
   Port {port}
   User {user}
   IdentityFile {folder}/key
@@ -55,6 +56,7 @@ Host *
   ServerAliveCountMax 4
   LogLevel ERROR
 """
+_MARK = "# The workers of this job, by bireme."
 # A lost machine closes no connection; these options detect the loss within half a minute.
 _KEEPALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
@@ -63,7 +65,7 @@ _KEEPALIVE = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
 }
 # Variables of one process or login, not of the pod.
-_NOT_FOR_SESSIONS = frozenset({"_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "USER"})
+_NOT_FOR_SESSIONS = frozenset({"_", "LOGNAME", "OLDPWD", "PWD", "SHELL", "SHLVL", "USER"})
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Ssh:
         _copy_key(Path(env.get("BIREME_MPI_KEY", "/bireme/ssh/id_rsa")), folder)
         values = {"folder": folder, "port": port, "user": user, "level": env.get("BIREME_SSHD_LOG", "FATAL")}
         _write(folder / "sshd_config", _SERVER.format(**values))
-        _write(folder / "ssh_config", _CLIENT.format(**values))
+        _write(folder / "ssh_config", _CLIENT.format(hosts="*", **values))
+        _write_for_user(_CLIENT.format(hosts=_patterns(env.get("BIREME_MPI_HOSTS", "")), **values))
         _write(folder / "session", _session(env))
         return cls(folder, port, server)
 
@@ -147,6 +150,25 @@ def _user() -> str:
             f"user {entry.pw_name} has the shell {entry.pw_shell}: ssh cannot log in; choose another shell",
         )
     return entry.pw_name
+
+
+def _patterns(hosts: str) -> str:
+    """Patterns of ssh for the names of the workers, short and long."""
+    short = hosts.partition(".")[0].replace("{}", "*")
+    return f"{short} {short}.*" if short else "127.0.0.1"
+
+
+def _write_for_user(text: str) -> None:
+    """Let a plain ssh, which programs such as DeepSpeed start, find the other pods' port and key.
+
+    ssh reads the folder that the image names for the user, whatever HOME is. An image may have it read-only.
+    """
+    config = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh" / "config"
+    with contextlib.suppress(OSError):
+        before = config.read_text() if config.exists() else ""
+        if _MARK not in before:
+            config.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write(config, f"{_MARK}\n{text}Match all\n{before}")
 
 
 def _program(name: str, package: str) -> str:

@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from bireme_runtime.mpi.ssh import Ssh, greet, is_broken
 from bireme_runtime.mpi.world import PROBE, World, interface_of
-from bireme_runtime.process import children, environment
+from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import CONFIG, TEMPORARY, USAGE, as_shell
-from bireme_runtime.process.log import log_of
+from bireme_runtime.process.log import last_words, log_of
 
 TERMINATED = as_shell(-signal.SIGTERM)
 _WAIT_SECONDS = 30.0
@@ -40,6 +40,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         return _run(_role(env), list(argv), env)
     except Stop as error:
         say(str(error))
+        last_words(str(error), env)
         return error.code
     except SettingError as error:
         say(str(error))
@@ -60,10 +61,11 @@ def _role(env: Mapping[str, str]) -> str:
 
 
 def _run(role: str, argv: list[str], env: Mapping[str, str]) -> int:
-    if role == "worker":
-        return _work(env)
     if role == "check":
         return _check(env)
+    devices.check_efa(env, say)
+    if role == "worker":
+        return _work(env)
     return _launch(argv, env)
 
 

@@ -100,6 +100,9 @@ class World:
             "I_MPI_HYDRA_BOOTSTRAP": "ssh",
             "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh,
             "I_MPI_PERHOST": self.slots,
+            # For pdsh, by which DeepSpeed starts its ranks.
+            "PDSH_RCMD_TYPE": "ssh",
+            "PDSH_SSH_ARGS_APPEND": ssh,
         }
         preferred = {name: value for name, value in _preferred(interface).items() if name not in env}
         return {name: str(value) for name, value in {**preferred, **fixed}.items()}

@@ -32,6 +32,7 @@ class _Process:
     pid: int
     parent: int
     state: str
+    name: str
 
 
 def take_charge() -> None:
@@ -41,16 +42,23 @@ def take_charge() -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     if os.getpid() != 1:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
 
 
-def start(command: Sequence[str], env: Mapping[str, str], output: int | None = None) -> int:
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start(command: Sequence[str], env: Mapping[str, str], output: int | tuple[int, int] | None = None) -> int:
     """Start a program with default signal handling and return its process id.
 
-    ``output`` is a file descriptor for what it prints; by default it prints to this process's output.
+    ``output`` is a file descriptor for what it prints, or one each for its standard output and error; by
+    default it prints to this process's output.
     """
-    moves = [] if output is None else [(os.POSIX_SPAWN_DUP2, output, each) for each in (1, 2)]
+    pair = (output, output) if isinstance(output, int) else output or ()
+    moves = [(os.POSIX_SPAWN_DUP2, writer, each) for each, writer in enumerate(pair, start=1)]
     return os.posix_spawnp(
         command[0], list(command), dict(env), file_actions=moves, setsigmask=[], setsigdef=list(_WATCHED)
     )
@@ -84,9 +92,13 @@ def exit_code(status: int) -> int:
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def children_of(parent: int) -> tuple[int, ...]:
-    """The running children of a process."""
-    return tuple(each.pid for each in _processes() if each.parent == parent and each.state != "Z")
+def children_of(parent: int, but: str = "") -> tuple[int, ...]:
+    """The running children of a process, except those of that name."""
+    return tuple(
+        each.pid
+        for each in _processes()
+        if each.parent == parent and each.state != "Z" and not (but and each.name == but)
+    )
 
 
 def alive(pids: Sequence[int]) -> list[int]:
@@ -103,14 +115,16 @@ def environment(pid: int) -> bytes:
         return b""
 
 
-def kill_descendants(seconds: float = 5.0) -> list[int]:
+def kill_descendants(seconds: float = 5.0, but: int = 0) -> list[int]:
     """Send SIGKILL to all descendants of this process and reap them. Returns those that do not end in time.
+
+    ``but``: the id of one that stays.
 
     A process in an uninterruptible wait (state D) ends only when the wait does.
     """
     deadline = time.monotonic() + seconds
     while True:
-        left = descendants(os.getpid())
+        left = [pid for pid in descendants(os.getpid()) if pid != but]
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -160,6 +174,7 @@ def _processes() -> list[_Process]:
             continue
         with contextlib.suppress(OSError, ValueError):
             # The second field, the name in parentheses, may contain spaces and parentheses.
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            found.append(_Process(int(entry.name), int(fields[1]), fields[0]))
+            start, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
+            fields, name = rest.split(), start.partition("(")[2]
+            found.append(_Process(int(entry.name), int(fields[1]), fields[0], name))
     return found

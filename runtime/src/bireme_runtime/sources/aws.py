@@ -9,7 +9,9 @@ import calendar
 import hashlib
 import hmac
 import json
+import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 import xml.etree.ElementTree as ElementTree
@@ -17,11 +19,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.http import BROKEN, reason
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 _REFRESH_SECONDS = 300
+# A provider that did not answer is asked again after this time, as long as the credentials are valid.
+_ASK_AGAIN_SECONDS = 20
+_LEAST_SECONDS = 10
 _TIMEOUT_SECONDS = 30
+# docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html
+_TEMPORARY = """
+BandwidthLimitExceeded EC2ThrottledException IDPCommunicationError InternalError LimitExceededException
+OperationAborted PriorRequestNotComplete ProvisionedThroughputExceededException RequestLimitExceeded
+RequestThrottled RequestThrottledException RequestTimeout RequestTimeTooSkewed RequestTimeoutException
+ServiceUnavailable SlowDown ThrottledException Throttling ThrottlingException TooManyRequestsException
+TransactionInProgressException
+"""
+_TEMPORARY_CODES = frozenset(_TEMPORARY.split())
 
 
 class CredentialsError(BiremeError):
@@ -48,12 +63,38 @@ class CredentialsProvider:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._current: Credentials | None = None
+        self._ask_at = 0.0
+        self._lock = threading.Lock()
 
     def credentials(self) -> Credentials:
-        """Credentials that are valid for some minutes at least. Raises CredentialsError."""
-        if self._current is None or self._current.expires - time.time() < _REFRESH_SECONDS:
-            self._current = self._find()
-        return self._current
+        """Credentials that are valid now. Raises CredentialsError, or Unreachable.
+
+        They are renewed some minutes before they expire; until then a provider that fails does no harm.
+        """
+        with self._lock:
+            now = time.time()
+            current = self._current
+            left = 0.0 if current is None else current.expires - now
+            if current is not None and left > (_LEAST_SECONDS if now < self._ask_at else _REFRESH_SECONDS):
+                return current
+            try:
+                self._current = self._find()
+            except (KeyError, ValueError, ElementTree.ParseError) as error:
+                raise Unreachable(f"the answer with AWS credentials cannot be read: {error!r}") from error
+            except (Unreachable, CredentialsError):
+                if current is None or left <= _LEAST_SECONDS:
+                    raise
+                self._ask_at = now + _ASK_AGAIN_SECONDS
+                return current
+            return self._current
+
+    def renew(self) -> bool:
+        """Forget credentials that a service calls expired. False if there can be no others."""
+        with self._lock:
+            if self._current is not None and self._current.expires == float("inf"):
+                return False
+            self._current = None
+            return True
 
     def _find(self) -> Credentials:
         env = self._env
@@ -138,6 +179,16 @@ def sign(
     return {**signed, "authorization": f"AWS4-HMAC-SHA256 {parts}"}
 
 
+def error_code(text: str) -> str:
+    """The code in the XML with which a service of AWS explains an error, "" if there is none."""
+    return text.partition("<Code>")[2].partition("</Code>")[0].strip()
+
+
+def is_temporary(status: int, code: str) -> bool:
+    """Whether another attempt may have another result than this error."""
+    return status >= 500 or status in (408, 425, 429) or code in _TEMPORARY_CODES
+
+
 def _ask(request: urllib.request.Request) -> bytes:
     # urllib, because it uses the proxies of the environment, and STS may be behind one.
     place = urllib.parse.urlsplit(request.full_url).netloc
@@ -145,8 +196,17 @@ def _ask(request: urllib.request.Request) -> bytes:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
             text: bytes = answer.read()
             return text
-    except OSError as error:
-        raise CredentialsError(f"{place} gives no AWS credentials: {error}") from error
+    except urllib.error.HTTPError as error:
+        with error:
+            code = error_code(error.read(4096).decode(errors="replace"))
+        sentence = " ".join(filter(None, (f"{place} gives no AWS credentials: HTTP {error.code}", code)))
+        if is_temporary(error.code, code):
+            raise Unreachable(sentence) from error
+        raise CredentialsError(sentence) from error
+    except BROKEN as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        words = reason(why) if isinstance(why, BaseException) else str(why)
+        raise Unreachable(f"{place} gives no AWS credentials: {words}") from error
 
 
 def _read(file: str) -> str:

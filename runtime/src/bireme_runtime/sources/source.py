@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from email.utils import parsedate, parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -45,6 +46,10 @@ _Answer = TypeVar("_Answer")
 
 class SourceError(BiremeError):
     """The source is not as the settings describe it. Another attempt would fail too."""
+
+
+class Changed(BiremeError):
+    """An object is not the one that was listed. An attempt that lists again may succeed."""
 
 
 @dataclass(frozen=True)
@@ -75,27 +80,46 @@ class Source(Protocol):
         """All objects. Raises SourceError, Unreachable or CredentialsError."""
 
     def read(self, entry: Entry, start: int, end: int) -> AbstractContextManager[Body]:
-        """The bytes from `start` up to but not including `end`. Raises as `entries` does."""
+        """The bytes from `start` up to but not including `end`. Raises as `entries` does, and Changed."""
 
 
 def open_source(url: str, env: Mapping[str, str]) -> Source:
     """The source at s3://BUCKET/PREFIX, http(s)://…/FILE or file:///FOLDER. Raises SourceError."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme == "s3":
-        return S3Source(parts.netloc, parts.path.lstrip("/"), env)
-    if parts.scheme in ("http", "https"):
+    scheme, _, rest = url.partition("://")
+    if scheme == "s3":
+        # Keys may contain # and ?, which a parser of URLs takes for the end of the path.
+        bucket, _, prefix = rest.partition("/")
+        return S3Source(bucket, prefix.lstrip("/"), env)
+    if scheme in ("http", "https"):
         return HttpSource(url)
-    if parts.scheme == "file":
-        return FolderSource(Path(urllib.parse.unquote(parts.path)))
+    if scheme == "file":
+        return FolderSource(Path(urllib.parse.unquote(rest)))
     raise SourceError(f"{url} is neither s3://BUCKET/PREFIX nor https://HOST/FILE nor a claim")
 
 
 def safe_path(path: str) -> str:
-    """The path, unless it would leave the folder into which it is copied. Raises SourceError."""
+    """The path, unless a folder on a claim cannot have it. Raises SourceError."""
     parts = PurePosixPath(path).parts
+    what = f"the source has an object named {path[:300]!r}, which"
     if not parts or path.startswith("/") or ".." in parts or parts[0].startswith(".bireme"):
-        raise SourceError(f"the source has an object named {path!r}, which is not a path below a folder")
+        raise SourceError(f"{what} is not a path below a folder")
+    if not path.isprintable() and any(each < " " or "\ud800" <= each <= "\udfff" for each in path):
+        raise SourceError(f"{what} has characters that are no text: rename it")
+    # Limits of Linux, less what the names of the folders above may need.
+    if max(len(part.encode()) for part in parts) > 255 or len(path.encode()) > 3500:
+        raise SourceError(f"{what} is longer than a file system allows: rename it")
     return str(PurePosixPath(path))
+
+
+def files_below(folder: Path, below: str = "") -> Iterator[str]:
+    """The paths of all files in a folder and those below it, in no order. Links to folders are left out."""
+    with os.scandir(folder / below) as found:
+        for each in found:
+            path = below + each.name
+            if each.is_dir(follow_symlinks=False):
+                yield from files_below(folder, f"{path}/")
+            elif not each.is_dir():
+                yield path
 
 
 class FolderSource:
@@ -110,11 +134,8 @@ class FolderSource:
             return
         if not self._folder.is_dir():
             raise SourceError(f"{self._folder} does not exist: check the path of the source")
-        for base, folders, files in os.walk(self._folder):
-            folders.sort()
-            for name in sorted(files):
-                file = Path(base, name)
-                yield self._entry(file, str(file.relative_to(self._folder)))
+        for path in files_below(self._folder):
+            yield self._entry(self._folder / path, path)
 
     def _entry(self, file: Path, path: str) -> Entry:
         stat = file.stat()
@@ -189,8 +210,10 @@ def check_status(answer: http.client.HTTPResponse, what: str, wanted: tuple[int,
         return
     text = answer.read(2048).decode(errors="replace").strip()
     sentence = f"{what}: HTTP {answer.status} {answer.reason} {' '.join(text.split())[:300]}".strip()
-    if answer.status >= 500 or answer.status in (408, 429):
+    if aws.is_temporary(answer.status, aws.error_code(text)):
         raise Unreachable(sentence)
+    if answer.status == 412:
+        raise Changed(f"{what} has changed since it was listed")
     raise SourceError(sentence)
 
 
@@ -244,32 +267,76 @@ class HttpSource:
 
     def __init__(self, url: str) -> None:
         self._url, self._pool = url, ConnectionPool()
+        # The query of a presigned URL is a password.
+        self._name = url.partition("?")[0]
+        self._lock = threading.Lock()
+        self._place = url
 
     def entries(self) -> Iterator[Entry]:
-        url = self._url
+        yield retry(self._entry)
+
+    def _entry(self) -> Entry:
+        headers = self._asked("HEAD", {}, (200,), (400, 401, 403, 405, 501))
+        size = None if headers is None else headers.get("Content-Length")
+        if headers is None or size is None:
+            # A URL that is signed for GET refuses HEAD, and some servers do not know the length of HEAD.
+            headers = self._asked("GET", {"range": "bytes=0-0"}, (200, 206, 416), ())
+            assert headers is not None
+            size = headers.get("Content-Range", "").rpartition("/")[2] or headers.get("Content-Length")
+        if size is None or not size.isdigit():
+            raise SourceError(f"{self._name} has no Content-Length, so its size cannot be checked")
+        version = headers.get("ETag") or headers.get("Last-Modified") or ""
+        name = urllib.parse.unquote(urllib.parse.urlsplit(self._url).path.rpartition("/")[2])
+        return Entry(safe_path(name), int(size), version, self._name)
+
+    def _asked(
+        self, method: str, headers: Mapping[str, str], wanted: tuple[int, ...], refused: tuple[int, ...]
+    ) -> http.client.HTTPMessage | None:
+        """The headers of the response, after redirects; None if its status is one of `refused`."""
+        place = self._url
         for _ in range(_REDIRECTS):
-            with self._pool.request(url, {}, "HEAD") as answer:
-                answer.read()
+            with self._pool.request(place, headers, method) as answer:
                 if answer.status in (301, 302, 303, 307, 308):
-                    url = urllib.parse.urljoin(url, answer.headers.get("Location", ""))
+                    place = urllib.parse.urljoin(place, answer.headers.get("Location", ""))
                     continue
-                check_status(answer, self._url, (200,))
-                size = answer.headers.get("Content-Length")
-                if size is None:
-                    raise SourceError(f"{self._url} has no Content-Length, so its size cannot be checked")
-                version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-                name = urllib.parse.unquote(urllib.parse.urlsplit(self._url).path.rpartition("/")[2])
-                yield Entry(safe_path(name), int(size), version, url)
-                return
-        raise SourceError(f"{self._url} redirects more than {_REDIRECTS} times")
+                if answer.status in refused:
+                    return None
+                check_status(answer, self._name, wanted)
+                with self._lock:
+                    self._place = place
+                return answer.headers
+        raise SourceError(f"{self._name} redirects more than {_REDIRECTS} times")
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
         if start >= end:
-            raise Unreachable(f"{self._url} has no bytes to read")
-        with self._pool.request(entry.key, {"range": f"bytes={start}-{end - 1}"}) as answer:
-            whole = start == 0 and end == entry.size
-            check_status(answer, self._url, (206, 200) if whole else (206,))
+            yield Body(lambda _: b"")
+            return
+        headers = {"range": f"bytes={start}-{end - 1}"}
+        # A file that was replaced in the meantime is another version. Only a strong tag can be a condition.
+        is_date = parsedate(entry.version) is not None
+        if is_date:
+            headers["if-unmodified-since"] = entry.version
+        elif entry.version.startswith('"'):
+            headers["if-match"] = entry.version
+        with contextlib.ExitStack() as stack:
+            place = self._place
+            answer = stack.enter_context(self._pool.request(place, headers))
+            if place != self._url and answer.status in (400, 401, 403, 404, 410):
+                # A redirect may be to an address that expires.
+                stack.close()
+                self._asked("GET", {"range": f"bytes={start}-{start}"}, (200, 206), ())
+                answer = stack.enter_context(self._pool.request(self._place, headers))
+            is_whole = start == 0 and end == entry.size
+            check_status(answer, self._name, (206, 200) if is_whole else (206,))
+            version = answer.headers.get("Last-Modified" if is_date else "ETag") or entry.version
+            total = (
+                answer.headers.get("Content-Range", "").rpartition("/")[2]
+                if answer.status == 206
+                else answer.headers.get("Content-Length", "")
+            )
+            if version != entry.version or (total.isdigit() and int(total) != entry.size):
+                raise Changed(f"{self._name} has changed since it was listed")
             yield Body(answer.read)
 
 
@@ -295,18 +362,23 @@ class S3Source:
         self._folder = f"/{self.bucket}" if by_path else ""
         anonymous = self.env.get("BIREME_S3_ANONYMOUS") == "true"
         self._provider = None if anonymous else CredentialsProvider(self.env)
+        # Seconds by which the server's clock is ahead of ours.
+        self._ahead = 0.0
 
     def entries(self) -> Iterator[Entry]:
-        found = self.listed()
-        if not found:
+        is_empty = True
+        for entry in self.found():
+            is_empty = False
+            yield entry
+        if is_empty:
             raise SourceError(f"s3://{self.bucket}/{self.prefix} has no objects")
-        return iter(found)
 
     def listed(self) -> list[Entry]:
-        """All objects; unlike `entries`, the list may be empty."""
-        return list(self._entries())
+        """All objects, as a list, which may be empty."""
+        return list(self.found())
 
-    def _entries(self) -> Iterator[Entry]:
+    def found(self) -> Iterator[Entry]:
+        """All objects; unlike with `entries`, there may be none."""
         # A prefix names a whole folder: train does not include train-2/.
         folder = self.prefix if not self.prefix or self.prefix.endswith("/") else f"{self.prefix}/"
         for key, size, tag in self._keys(self.prefix):
@@ -363,7 +435,7 @@ class S3Source:
         """Upload a part, or the whole file, and return its tag in quotes."""
         headers, digest = {"content-length": str(part.size)}, part.digest("sha256")
         with self._ask(key, query, headers, "PUT", digest, part.chunks()) as answer:
-            check_status(answer, f"s3://{self.bucket}/{key}", (200,))
+            self._check(answer, f"s3://{self.bucket}/{key}", (200,))
             answer.read()
             return answer.headers.get("ETag", "")
 
@@ -374,7 +446,7 @@ class S3Source:
 
         def ask() -> str:
             with self._ask(key, query, headers, "POST", digest, body) as answer:
-                check_status(answer, what, (200,))
+                self._check(answer, what, (200,))
                 text = answer.read()
             for each in ElementTree.fromstring(text).iter():
                 if each.tag.endswith(name):
@@ -386,23 +458,36 @@ class S3Source:
     def delete(self, key: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
         """Delete an object. Raises as `entries` does."""
         with self._ask(key, query, {}, "DELETE") as answer:
-            check_status(answer, f"s3://{self.bucket}/{key}", (200, 204))
+            self._check(answer, f"s3://{self.bucket}/{key}", (200, 204))
             answer.read()
 
     def _keys(self, prefix: str) -> Iterator[tuple[str, int, str]]:
         more = ""
         while True:
-            query = {"list-type": "2", "prefix": prefix, **({"continuation-token": more} if more else {})}
-            with self._ask("", query, {}) as answer:
-                check_status(answer, f"s3://{self.bucket}", (200,))
-                tree = ElementTree.fromstring(answer.read())
+            # Without an encoding, a key with control characters makes the list invalid XML.
+            query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
+            tree = self._list({**query, **({"continuation-token": more} if more else {})})
             space = tree.tag.partition("}")[0] + "}" if tree.tag.startswith("{") else ""
+            is_quoted = tree.findtext(f"{space}EncodingType") == "url"
             for each in tree.findall(f"{space}Contents"):
                 fields = {child.tag.removeprefix(space): child.text or "" for child in each}
-                yield fields["Key"], int(fields["Size"]), fields.get("ETag", "").strip('"')
+                key = urllib.parse.unquote_plus(fields["Key"]) if is_quoted else fields["Key"]
+                yield key, int(fields["Size"]), fields.get("ETag", "").strip('"')
             more = tree.findtext(f"{space}NextContinuationToken") or ""
             if not more:
                 return
+
+    def _list(self, query: Mapping[str, str]) -> ElementTree.Element:
+        def ask() -> ElementTree.Element:
+            with self._ask("", query, {}) as answer:
+                self._check(answer, f"s3://{self.bucket}", (200,))
+                text = answer.read()
+            try:
+                return ElementTree.fromstring(text)
+            except ElementTree.ParseError as error:
+                raise Unreachable(f"s3://{self.bucket}: its list cannot be read: {error}") from error
+
+        return retry(ask)
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
@@ -410,10 +495,28 @@ class S3Source:
         # An object that was overwritten in the meantime is another version.
         headers["if-match"] = f'"{entry.version}"'
         with self._ask(entry.key, {}, headers) as answer:
-            check_status(answer, f"s3://{self.bucket}/{entry.key}", (200, 206))
+            what = f"s3://{self.bucket}/{entry.key}"
+            if answer.status in (404, 416):
+                raise Changed(f"{what} has changed since it was listed")
+            self._check(answer, what, (200, 206))
             # The tag is the MD5, unless the object was uploaded in parts or is encrypted with a key of KMS.
             is_md5 = len(entry.version) == 32 and "kms" not in answer.headers.get(_ENCRYPTION, "")
             yield Body(answer.read, entry.version if is_md5 else "")
+
+    def _check(self, answer: http.client.HTTPResponse, what: str, wanted: tuple[int, ...]) -> None:
+        """As check_status. After an error of credentials or of the clock, the next try has others."""
+        try:
+            check_status(answer, what, wanted)
+        except Unreachable as error:
+            if "RequestTimeTooSkewed" in str(error) and (stamp := answer.headers.get("Date")):
+                self._ahead = parsedate_to_datetime(stamp).timestamp() - time.time()
+            raise
+        except SourceError as error:
+            if self._provider is None or "ExpiredToken" not in str(error):
+                raise
+            if not self._provider.renew():
+                raise aws.CredentialsError(f"the credentials of the Secret have expired: {error}") from error
+            raise Unreachable(str(error)) from error
 
     def _ask(
         self,
@@ -432,17 +535,15 @@ class S3Source:
         if self._provider is not None:
             host = urllib.parse.urlsplit(url).netloc
             given = self._provider.credentials()
-            now = time.time()
+            now = time.time() + self._ahead
             headers = aws.sign(host, path, text, headers, given, self._region, now, method, digest)
         return self.pool.request(url, headers, method, content)
 
 
-def sums(text: str) -> dict[str, str]:
-    """The digest of each path in the output of sha256sum. Raises SourceError."""
-    found: dict[str, str] = {}
-    for line in filter(None, map(str.strip, text.splitlines())):
+def sums(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each path in the output of sha256sum, and its digest. Raises SourceError."""
+    for line in filter(None, map(str.strip, lines)):
         digest, _, path = line.partition(" ")
         if len(digest) != 64 or not path.strip():
             raise SourceError(f"{line[:80]!r} is not a line of sha256sum")
-        found[path.strip().lstrip("*").removeprefix("./")] = digest.lower()
-    return found
+        yield path.strip().lstrip("*").removeprefix("./"), digest.lower()

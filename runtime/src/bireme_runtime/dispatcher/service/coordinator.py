@@ -36,6 +36,8 @@ _MOST = 120
 # Time constant of the moving average of a trainer's throughput, in seconds.
 _RATE_SECONDS = 30.0
 _SHOWN_FAILED = 1000
+# The number of marks that one tick deletes of a dataset that is over.
+_SWEPT = 10_000
 
 log = logging.getLogger("bireme_runtime")
 
@@ -47,6 +49,9 @@ Reply = Optional[Callable[[], Answer]]
 class _Conflict(etcd.EtcdError):
     """A comparison failed: the state in memory differs from etcd."""
 
+
+# The value of `finished` of a dataset that is being deleted.
+_GOES = "goes"
 
 _FIXED_BY_RELOAD = (_Conflict, etcd.Refused, etcd.Ambiguous)
 
@@ -115,6 +120,9 @@ class DatasetState:
         self.finished = False
         # Recorded as finished in etcd: nothing changes any more except trainers that join too late.
         self.is_closed = False
+        # Of a closed dataset: the first shard whose mark may still be there, and whether all of it is to go.
+        self.swept: float = 0
+        self.goes = False
         self.done = 0
         self.failed: dict[int, str] = {}
         self.tries: dict[int, int] = {}
@@ -192,11 +200,14 @@ class Coordinator:
         prefix: str,
         leadership: Leadership,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._prefix = prefix
         self._leadership = leadership
         self._clock = clock
+        # Only this clock means the same to the next leader.
+        self._wall = wall
         self._transaction = _Transaction()
         self.commits = 0
         self.commit_seconds = 0.0
@@ -246,6 +257,8 @@ class Coordinator:
 
     def _perform(self, request: Request) -> Reply:
         """Decide on one request and add its changes to the transaction."""
+        if request.verb == "delete" and request.dataset not in self.datasets:
+            return _ready(Answer(200, {"gone": True}))
         try:
             state = self._state_of(request.dataset)
             act: Callable[[DatasetState, Request], Reply] = getattr(
@@ -265,6 +278,8 @@ class Coordinator:
         """Whether a request that had to wait may be answered now."""
         state = self.datasets.get(request.dataset)
         if state is None:
+            return request.verb == "delete"
+        if request.verb == "delete":
             return False
         if request.verb == "next":
             return state.over or state.todo > 0
@@ -276,6 +291,8 @@ class Coordinator:
     def _do_add(self, state: DatasetState, request: Request) -> Reply:
         wanted = request.definition
         assert wanted is not None
+        if state.goes:
+            return _ready(refusal(503, f"dataset {state.keys.dataset} is being deleted: try again"))
         if state.definition is not None:
             if state.definition == wanted:
                 return _ready(Answer(200, {"added": False}))
@@ -363,6 +380,20 @@ class Coordinator:
             self._drop_task(state, request.name)
         return _ready(Answer(200, {}))
 
+    def _do_delete(self, state: DatasetState, request: Request) -> Reply:
+        if state.trainers:
+            some = ", ".join(sorted(state.trainers)[:3])
+            sentence = (
+                f"dataset {state.keys.dataset} has {len(state.trainers)} trainers ({some}): end them first"
+            )
+            return _ready(refusal(409, sentence))
+        if not state.goes:
+            # Marks go first: a dataset of the same name must not find them.
+            state.over = state.finished = state.goes = True
+            put = etcd.put_op(state.keys.finished, _GOES)
+            self._change([], [put], [state.keys.finished], lambda revision: state.close())
+        return None
+
     def _do_finished(self, state: DatasetState, request: Request) -> Reply:
         return _ready(Answer(200, {"finished": True})) if state.finished else None
 
@@ -386,6 +417,31 @@ class Coordinator:
                 # All have the same timeout, so the first one handed out is the first one due.
                 while state.held and next(iter(state.held.values())).deadline <= now:
                     self._fail(state, next(iter(state.held.values())), "timeout")
+            for state in [state for state in self.datasets.values() if state.is_closed]:
+                self._sweep(state)
+
+    def _sweep(self, state: DatasetState) -> None:
+        """Delete some of the keys of a dataset that is over; at last all but what its status needs."""
+        keys, shards = state.keys, state.definition.shards if state.definition else 0
+
+        def swept(number: float) -> Callable[[int], None]:
+            return lambda revision: setattr(state, "swept", number)
+
+        if state.swept < shards:
+            first, end = int(state.swept), int(state.swept) + _SWEPT
+            marks = keys.done(state.number, first), keys.done(state.number, end)
+            self._change([], [etcd.delete_op(*marks)], [marks[0]], swept(end))
+        elif state.goes:
+            del self.datasets[keys.dataset]
+            everything = etcd.delete_op(keys.root, after(keys.root))
+            self._change([], [everything, etcd.delete_op(keys.registered)], [keys.root, keys.registered])
+        elif state.swept < math.inf:
+            rest = [
+                (each, after(each)) for each in (keys.all_done, keys.all_blocks, keys.tries(state.number))
+            ]
+            # The status shows what was given up in the last pass.
+            rest.append((keys.failed(0), keys.failed(state.number)))
+            self._change([], [etcd.delete_op(*each) for each in rest], [keys.all_done], swept(math.inf))
 
     def trainers_are(self, alive: set[str], revision: int) -> None:
         """Take back the shards of trainers whose keys are not in `alive`, as read at `revision`."""
@@ -432,8 +488,8 @@ class Coordinator:
             etcd.key_is_unchanged(key, 0),
             etcd.key_is_same(state.keys.trainer(trainer.id), trainer.created),
         ]
-        put = etcd.put_op(key, json.dumps({"trainer": trainer.id, "name": name}))
-        self._change(compare, [put], [key], _set_token(held))
+        record = {"trainer": trainer.id, "name": name, "since": round(self._wall(), 3)}
+        self._change(compare, [etcd.put_op(key, json.dumps(record))], [key], _set_token(held))
         return held
 
     def _take(self, state: DatasetState) -> tuple[int, str] | None:
@@ -711,20 +767,22 @@ class Coordinator:
                 self.datasets[dataset] = known
                 continue
             state = DatasetState(Keys(self._prefix, dataset))
-            self._read(state)
+            self._read(state, known)
             if known is not None:
                 _keep_counts(known, state)
             self.datasets[dataset] = state
         self._take_back_orphans()
 
-    def _read(self, state: DatasetState) -> None:
+    def _read(self, state: DatasetState, known: DatasetState | None) -> None:
         keys, get = state.keys, self._client.get
         for kv in self._client.range(keys.trainer()).keys:
             trainer = Trainer(last_part(kv.key), kv.lease, Work(self._clock()), kv.create_revision)
             state.trainers[trainer.id] = trainer
         for kv in self._client.range(keys.once()).keys:
             state.tasks[last_part(kv.key)] = Task(json.loads(kv.value)["trainer"], kv.mod_revision)
-        state.finished = state.is_closed = get(keys.finished) is not None
+        finished = get(keys.finished)
+        state.finished = state.is_closed = finished is not None
+        state.goes = finished is not None and finished.value == _GOES
         meta, current = get(keys.meta), get(keys.current_pass)
         if meta is None or current is None:
             return
@@ -733,18 +791,33 @@ class Coordinator:
         state.number, state.over, state.pass_revision = record["number"], record["over"], current.mod_revision
         state.started = self._clock()
         number = state.number
-        state.done = self._client.count(keys.done(number), after(keys.done(number)))
+        ended = get(keys.ended(number)) if state.finished else None
+        if ended is not None:
+            # The marks of a finished dataset are deleted.
+            state.done = json.loads(ended.value)["done"]
+        else:
+            state.done = self._client.count(keys.done(number), after(keys.done(number)))
         for kv in self._client.range(keys.failed(number)).keys:
             state.failed[int(last_part(kv.key))] = json.loads(kv.value)["name"]
         for kv in self._client.range(keys.tries(number)).keys:
             state.tries[int(last_part(kv.key))] = json.loads(kv.value)["failures"]
-        deadline = self._clock() + state.definition.timeout
-        for kv in sorted(self._client.range(keys.held()).keys, key=lambda kv: kv.mod_revision):
-            record, shard = json.loads(kv.value), int(last_part(kv.key))
-            held = Held(shard, record["name"], record["trainer"], deadline, kv.mod_revision)
-            state.held[shard] = held
+        for held in sorted(self._held(state, known), key=lambda held: (held.deadline, held.token)):
+            state.held[held.shard] = held
             if held.trainer in state.trainers:
-                state.trainers[held.trainer].hand[shard] = held
+                state.trainers[held.trainer].hand[held.shard] = held
+
+    def _held(self, state: DatasetState, known: DatasetState | None) -> Iterator[Held]:
+        """The shards that trainers have. The time that they have had them counts."""
+        assert state.definition is not None
+        now, wall, limit = self._clock(), self._wall(), state.definition.timeout
+        before = known.held if known else {}
+        for kv in self._client.range(state.keys.held()).keys:
+            record, shard = json.loads(kv.value), int(last_part(kv.key))
+            left = limit - max(wall - record.get("since", wall), 0.0)
+            deadline = now + left
+            if shard in before and before[shard].token == kv.mod_revision:
+                deadline = before[shard].deadline
+            yield Held(shard, record["name"], record["trainer"], deadline, kv.mod_revision)
 
     def _take_back_orphans(self) -> None:
         """Take back shards and tasks of trainers that were lost while there was no leader."""

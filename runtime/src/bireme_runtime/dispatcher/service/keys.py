@@ -14,7 +14,9 @@ Keys below the prefix. Only the leader writes them, except `trainers/` and `bloc
     d/<name>/tries/<pass>/<shard>     failed, to be tried again
     d/<name>/once/<task>              a task that one trainer does while the others wait
     d/<name>/passes/<pass>            summary of a pass that has ended
-    d/<name>/finished                 all passes are over and the last trainer has left
+    d/<name>/finished                 all passes are over and the last trainer has left; "goes" if deleted
+
+Of a finished dataset, the marks, the names and the tries are deleted.
 
 A shard that is neither held nor done nor failed is still to do. So a new pass writes no keys of shards.
 """
@@ -62,6 +64,14 @@ class Keys:
     @property
     def finished(self) -> str:
         return f"{self.root}finished"
+
+    @property
+    def all_done(self) -> str:
+        return f"{self.root}done/"
+
+    @property
+    def all_blocks(self) -> str:
+        return f"{self.root}blocks/"
 
     def blocks(self, digest: str) -> str:
         return f"{self.root}blocks/{digest}/"

@@ -106,7 +106,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Request:
-    """A request of a trainer: `verb` is add, join, next, settle, once, once-done, leave or finished.
+    """A request of a trainer: `verb` is add, join, next, settle, once, once-done, leave, finished or delete.
 
     `have` are the tokens of the shards that the trainer has. If an answer with a shard was lost, its token is
     not among them, and the shard is sent again. All requests may be repeated.

@@ -44,7 +44,7 @@ LONGEST_WAIT = 20.0
 _ANSWER_SECONDS = 15.0
 _ETCD_SECONDS = 3.0
 _SHARDS_AT_ONCE = 10_000
-_LEADER_REQUESTS = ("add", "next", "settle", "once", "once-done", "once-failed", "finished")
+_LEADER_REQUESTS = ("add", "next", "settle", "once", "once-done", "once-failed", "finished", "delete")
 
 log = logging.getLogger("bireme_runtime")
 
@@ -220,6 +220,8 @@ class Service:
             return {"pass": 0, "over": False, "settled": []}
         record, shards = json.loads(current.value), Definition.from_json(json.loads(meta.value)).shards
         number = int(record["number"])
+        if record["over"]:
+            return {"pass": number, "over": True, "settled": [[0, shards]]}
         settled = {int(last_part(kv.key)) for kv in self._client.range(keys.failed(number)).keys}
         for first in range(0, shards, _SHARDS_AT_ONCE):
             end = min(first + _SHARDS_AT_ONCE, shards)

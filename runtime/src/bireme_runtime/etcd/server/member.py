@@ -53,6 +53,11 @@ def resolve(host: str) -> bool:
         raise
 
 
+def has_data(data_dir: Path) -> bool:
+    """Whether etcd has ever started on this directory."""
+    return (data_dir / "member" / "wal").is_dir()
+
+
 @dataclass(frozen=True)
 class Settings:
     """One member: its name and ordinal, the configuration that all members share, and its files.
@@ -113,7 +118,7 @@ class Settings:
     @property
     def has_data(self) -> bool:
         """Whether etcd has ever started on the data directory."""
-        return (self.data_dir / "member" / "wal").is_dir()
+        return has_data(self.data_dir)
 
 
 def prepare(settings: Settings, say: Say = lambda sentence: None) -> str:

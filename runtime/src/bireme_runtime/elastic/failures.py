@@ -1,0 +1,296 @@
+"""Failures of training processes: who failed first, and whether starting again helps.
+
+Keys in etcd, under `<prefix>.failures/<run id>/`:
+
+    rounds/<round>/<worker>   why processes of a worker failed in a round, written by the worker itself
+    nodes/<worker>            the node of the worker that started last under this index
+    hang                      the round whose workers are asked for their stacks, and a node whose worker ends
+    stacks/<round>/<worker>   where the processes of a worker stand
+    progress                  the highest steps of the run, written again whenever there is progress
+
+A failure counts as one without progress while `progress` has not been written after it. When so many rounds
+in a row have failed, starting again does not help: the run ends if processes failed on several nodes, or if
+there is only one; else only the worker on that node ends.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from bireme_runtime.elastic import hang, progress
+from bireme_runtime.etcd import client as etcd
+
+# What processes say that lost another one. They did not fail by themselves.
+_SECONDARY = re.compile(
+    r"closed by peer|reset by peer|remote process exited|ncclRemoteError|communicator was aborted"
+    r"|aborted comm|Broken pipe|recvValue failed|sendBytes failed|DistNetworkError|Timed out waiting"
+    r"|Connection refused",
+    re.IGNORECASE,
+)
+_KEPT_ROUNDS = 20
+# Of one round; where many workers fail at once, they write one after another, and most find that it is known.
+_KEPT_OF_A_ROUND = 32
+_WORKERS_PER_SECOND = 1000
+
+# The node of a failure that nobody can be blamed for.
+UNKNOWN = ""
+
+Verdict = Literal["", "run", "worker"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failed process of a worker in a round. ``code`` is negative for a signal."""
+
+    round: int
+    world: int
+    worker: str
+    node: str
+    rank: int
+    code: int
+    time: float
+    words: str
+    outside: bool = False
+    """Somebody else killed the process."""
+    revision: int = 0
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether it did not fail because it had lost another process."""
+        return not _SECONDARY.search(self.words)
+
+    @property
+    def last_line(self) -> str:
+        """What it said last."""
+        return self.words.rstrip().rpartition("\n")[2].strip()
+
+    @property
+    def sentence(self) -> str:
+        """Who failed, and how."""
+        how = f"exit code {self.code}" if self.code >= 0 else f"signal {-self.code}"
+        said = f": {self.last_line}" if self.words else ""
+        who = f"rank {self.rank} on {self.node}" if self.node else "an unknown rank"
+        return f"{who} failed in round {self.round} ({how}){said}"
+
+
+def first_of(failures: Iterable[Failure]) -> Failure | None:
+    """The failure of a round that caused the others: the first of those that failed by themselves, if any."""
+    found = sorted(failures, key=lambda each: (not each.by_itself, each.time, each.rank))
+    return found[0] if found else None
+
+
+def blamed(failures: Iterable[Failure]) -> list[Failure]:
+    """The cause in each round, in the order of the rounds."""
+    rounds: dict[int, list[Failure]] = {}
+    for each in failures:
+        rounds.setdefault(each.round, []).append(each)
+    return [cause for _, found in sorted(rounds.items()) if (cause := first_of(found))]
+
+
+def judge(failures: Iterable[Failure], mine: str, nodes: Iterable[str], limit: int) -> Verdict:
+    """What has to end after these failures without progress, as the worker on node ``mine`` sees it."""
+    found = list(failures)
+    rounds = {each.round for each in found}
+    own = {each.round for each in found if not each.outside}
+    # A kill from outside may be the kernel's, for memory; but it is half as likely to come from the script.
+    if not limit or len(rounds) + len(own) < 2 * limit:
+        return ""
+    guilty = {each.node for each in found if each.by_itself} or {each.node for each in found}
+    if len(guilty) > 1 or len({*nodes, *guilty}) == 1 or UNKNOWN in guilty:
+        return "run"
+    return "worker" if mine in guilty else ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The round whose workers are asked for their stacks, and a node whose worker shall end."""
+
+    round: int = 0
+    node: str = ""
+
+
+class Ledger:
+    """The failures that one worker knows: its own, without etcd."""
+
+    shared = False
+    """Whether the other workers of the run read and write it too."""
+
+    def __init__(self) -> None:
+        self._own: list[Failure] = []
+        self._stands: list[hang.Stand] = []
+        self._marks: progress.Marks = {}
+        self._lock = threading.Lock()
+
+    def enter(self, worker: str, node: str) -> None:
+        """This worker starts on this node."""
+
+    def advance(self, marks: Mapping[str, list[int]], lasted: bool = False) -> None:
+        """These are the highest steps. ``lasted``: the processes ran so long that it counts as progress."""
+        with self._lock:
+            known = progress.merged(self._marks, marks)
+            if lasted or known != self._marks:
+                self._own.clear()
+            self._marks = known
+
+    def knows_steps(self) -> bool:
+        """Whether a step was ever seen in the run."""
+        return bool(self._marks)
+
+    def add(self, failure: Failure) -> None:
+        """Record a failure of this worker."""
+        # Without etcd rounds have no numbers.
+        self._own.append(replace(failure, round=len(self._own)))
+
+    def recent(self) -> list[Failure]:
+        """The failures since the last progress."""
+        return list(self._own)
+
+    def all(self) -> list[Failure]:
+        """The failures that are known, of the last rounds."""
+        return list(self._own)
+
+    def ask_for_stacks(self, round: int) -> bool:
+        """Ask all workers for their stacks. False when another worker of this round has asked already."""
+        return True
+
+    def asked(self) -> Asked:
+        """Who is asked for stacks, and who shall end."""
+        return Asked()
+
+    def stand(self, round: int, worker: str, stands: Iterable[hang.Stand]) -> None:
+        """Tell where the processes of this worker stand."""
+        self._stands = list(stands)
+
+    def stands(self, round: int) -> tuple[int, list[hang.Stand]]:
+        """How many workers have told where their processes stand, and what they told."""
+        return 1, self._stands
+
+    def end_node(self, round: int, node: str) -> None:
+        """The worker on this node shall end."""
+
+    def verdict(self, mine: str, limit: int) -> Verdict:
+        """What has to end. Without etcd a worker does not know what happens to the others."""
+        recent = self.recent()
+        others = [""] if recent and recent[-1].world > 1 else []
+        return judge(recent, mine, [mine, *others], limit)
+
+
+class EtcdLedger(Ledger):
+    """The failures of all workers, in etcd. Without an answer of etcd nothing counts."""
+
+    shared = True
+
+    def __init__(self, client: etcd.Client, prefix: str, run_id: str) -> None:
+        super().__init__()
+        self._client = client
+        self._root = f"{prefix}.failures/{run_id}/"
+
+    def enter(self, worker: str, node: str) -> None:
+        self._client.put(f"{self._root}nodes/{worker}", node)
+
+    def advance(self, marks: Mapping[str, list[int]], lasted: bool = False) -> None:
+        with self._lock:
+            while lasted or progress.merged(self._marks, marks) != self._marks:
+                kv = self._client.get(self._key)
+                self._marks = _marks(kv)
+                known = progress.merged(self._marks, marks)
+                if known == self._marks and not lasted:
+                    return
+                compare = [etcd.key_is_unchanged(self._key, kv.mod_revision if kv else 0)]
+                if self._client.txn(compare, [etcd.put_op(self._key, json.dumps(known))]).succeeded:
+                    self._marks = known
+                    return
+
+    def knows_steps(self) -> bool:
+        return bool(self._marks or _marks(self._client.get(self._key)))
+
+    def add(self, failure: Failure) -> None:
+        if failure.world > _KEPT_OF_A_ROUND:
+            time.sleep(random.uniform(0, failure.world / _WORKERS_PER_SECOND))
+            known = self._client.count(self._round(failure.round), self._round(failure.round + 1))
+            if known >= _KEPT_OF_A_ROUND:
+                return
+        record = {key: value for key, value in asdict(failure).items() if key != "revision"}
+        self._client.put(self._round(failure.round) + failure.worker, json.dumps(record))
+        oldest = failure.round - _KEPT_ROUNDS
+        if oldest > 0:
+            self._client.delete_span(self._round(0), self._round(oldest))
+
+    def recent(self) -> list[Failure]:
+        kv = self._client.get(self._key)
+        return [each for each in self.all() if each.revision > (kv.mod_revision if kv else 0)]
+
+    def all(self) -> list[Failure]:
+        found = self._client.range(f"{self._root}rounds/").keys
+        return [failure for kv in found if (failure := _failure(kv))]
+
+    def ask_for_stacks(self, round: int) -> bool:
+        kv = self._client.get(self._hang)
+        if _asked(kv).round >= round:
+            return False
+        compare = [etcd.key_is_unchanged(self._hang, kv.mod_revision if kv else 0)]
+        record = json.dumps({"round": round, "node": ""})
+        return self._client.txn(compare, [etcd.put_op(self._hang, record)]).succeeded
+
+    def asked(self) -> Asked:
+        return _asked(self._client.get(self._hang))
+
+    def stand(self, round: int, worker: str, stands: Iterable[hang.Stand]) -> None:
+        self._client.delete_span(f"{self._root}stacks/", self._stacks(round))
+        self._client.put(self._stacks(round) + worker, json.dumps([each.to_json() for each in stands]))
+
+    def stands(self, round: int) -> tuple[int, list[hang.Stand]]:
+        told = self._client.range(self._stacks(round)).keys
+        return len(told), [hang.Stand(**each) for kv in told for each in json.loads(kv.value)]
+
+    def end_node(self, round: int, node: str) -> None:
+        self._client.put(self._hang, json.dumps({"round": round, "node": node}))
+
+    def verdict(self, mine: str, limit: int) -> Verdict:
+        nodes = [kv.value for kv in self._client.range(f"{self._root}nodes/").keys]
+        return judge(self.recent(), mine, nodes, limit)
+
+    @property
+    def _key(self) -> str:
+        return f"{self._root}progress"
+
+    @property
+    def _hang(self) -> str:
+        return f"{self._root}hang"
+
+    def _stacks(self, number: int) -> str:
+        return f"{self._root}stacks/{number:010d}/"
+
+    def _round(self, number: int) -> str:
+        return f"{self._root}rounds/{number:010d}/"
+
+
+def _marks(kv: etcd.KeyValue | None) -> progress.Marks:
+    try:
+        record = json.loads(kv.value) if kv else {}
+        return {str(form): [int(each) for each in numbers] for form, numbers in record.items()}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
+def _asked(kv: etcd.KeyValue | None) -> Asked:
+    try:
+        return Asked(**json.loads(kv.value)) if kv else Asked()
+    except (TypeError, ValueError):
+        return Asked()
+
+
+def _failure(kv: etcd.KeyValue) -> Failure | None:
+    try:
+        record: dict[str, Any] = json.loads(kv.value)
+        return Failure(**record, revision=kv.mod_revision)
+    except (TypeError, ValueError):
+        # Somebody else's key.
+        return None

@@ -1,0 +1,124 @@
+"""Training that makes no step: when that is, where each process stands, and which one the others wait for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bireme_runtime.elastic import progress
+
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 7
+SITE = Path(__file__).with_name("site")
+# Without a limit, a pause this long, and many times the longest until now, is only told.
+_TOLD_SECONDS, _TOLD_TIMES = 600.0, 10.0
+_STACK_SECONDS = 3.0
+_SPY_SECONDS = 30.0
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """What makes training processes print their stacks at the signal."""
+    path = os.pathsep.join(filter(None, (str(SITE), env.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "BIREME_STACKS_SIGNAL": str(STACKS_SIGNAL)}
+
+
+def overdue(seen: progress.Progress, seconds: float, first_seconds: float, now: float) -> float:
+    """For how many seconds there has been no step, if that is too long; else 0.
+
+    ``seconds`` may pass between two steps, and ``first_seconds`` until the first one of a start. With 0 they
+    are learnt, and only pauses between two steps count.
+    """
+    if not seen.marks:
+        # Its steps are not known, or another worker sees them.
+        return 0.0
+    silent = now - (seen.last or seen.since)
+    if not seconds:
+        limit = max(_TOLD_SECONDS, _TOLD_TIMES * seen.longest) if seen.last else float("inf")
+    else:
+        limit = seconds if seen.last else max(seconds, first_seconds)
+    return silent if silent > limit else 0.0
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where one training process stands: its last step, if it tells them, and what its main thread does."""
+
+    rank: int
+    node: str
+    step: int | None
+    frame: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The record in etcd."""
+        return asdict(self)
+
+
+def slowest(stands: Iterable[Stand]) -> Stand | None:
+    """The process for which the others wait, if that can be told.
+
+    It has made the fewest steps, or is the one that does something else than most.
+    """
+    found = sorted(stands, key=lambda each: each.rank)
+    steps = [each.step for each in found if each.step is not None]
+    if len(steps) == len(found) and len(set(steps)) > 1:
+        return min(found, key=lambda each: (each.step or 0, each.rank))
+    frames = Counter(each.frame for each in found)
+    if len(frames) > 1:
+        frame, count = min(frames.items(), key=lambda each: each[1])
+        if count * 2 < len(found):
+            return next(each for each in found if each.frame == frame)
+    return None
+
+
+def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
+    """Let a training process print its stacks, and return what it has printed.
+
+    ``lines`` are those printed since the call. Without its handler py-spy is asked, where that is possible.
+    """
+    if _catches(pid, STACKS_SIGNAL):
+        os.kill(pid, STACKS_SIGNAL)
+        deadline = time.monotonic() + _STACK_SECONDS
+        while time.monotonic() < deadline and not frame_of(lines()):
+            time.sleep(0.05)
+        time.sleep(0.1)
+        return lines()
+    spy = shutil.which("py-spy")
+    if spy is None:
+        return []
+    try:
+        done = subprocess.run(
+            [spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=_SPY_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return (done.stdout or done.stderr).splitlines()
+
+
+def frame_of(lines: Iterable[str]) -> str:
+    """What the main thread does, by the stacks of faulthandler: the signal interrupted it."""
+    main = False
+    for line in lines:
+        if "(most recent call first):" in line:
+            main = "Current thread" in line
+        elif main and (found := _FRAME.match(line)):
+            return f"{found['name']} ({os.path.basename(found['file'])}:{found['line']})"
+    return ""
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, which would end it without one."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(caught and int(caught.group(1), 16) >> (number - 1) & 1)

@@ -1,0 +1,279 @@
+"""What a supervisor sees of the training: the processes' output, their progress, and their failures."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bireme_runtime.elastic import failures, hang, progress
+from bireme_runtime.elastic.status import Starts
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process import children
+from bireme_runtime.process.log import Say
+from bireme_runtime.process.output import Copier
+
+_TRACEBACK = b"Traceback (most recent call last):"
+# torch and others put the rank in front of each line.
+_BEFORE = re.compile(rb"^(\[[^\]]{1,40}\]:? ?)?")
+_RECENT_SECONDS = 15.0
+_DRAIN_SECONDS = 1.0
+_WORDS = 1000
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+_PUBLISH_SECONDS = 5.0
+_ASKED_PER_SECOND = 20
+# A start that lasts so long counts as progress: its steps may be counted from each start.
+_LONG_SECONDS = 3600.0
+
+
+class Said:
+    """The tracebacks in the output of processes, and their last lines where there are none."""
+
+    def __init__(self) -> None:
+        self._found: deque[tuple[float, list[str]]] = deque(maxlen=8)
+        self._last: deque[tuple[float, str]] = deque(maxlen=5)
+        self._open: list[str] | None = None
+        self._prefix = b""
+
+    def start(self) -> None:
+        """The processes start anew."""
+        self._found.clear()
+        self._last.clear()
+        self._open = None
+
+    def take(self, line: bytes) -> None:
+        """Take one line."""
+        now = time.monotonic()
+        if self._open is None:
+            prefix = _BEFORE.match(line)
+            self._prefix = prefix.group() if prefix else b""
+            if line[len(self._prefix) :].startswith(_TRACEBACK):
+                self._open = []
+                self._found.append((now, self._open))
+            self._last.append((now, _text(line)))
+        if self._open is not None and line.startswith(self._prefix):
+            rest = line[len(self._prefix) :]
+            self._open.append(_text(rest))
+            if (rest[:1] not in (b" ", b"\t") and not rest.startswith(_TRACEBACK)) or len(self._open) > 200:
+                self._open = None
+
+    def words(self) -> str:
+        """The end of the first traceback of the last seconds, which caused the others; or the last lines."""
+        since = time.monotonic() - _RECENT_SECONDS
+        recent = [lines for when, lines in self._found if when >= since]
+        lines = recent[0] if recent else [line for when, line in self._last if when >= since]
+        return "\n".join(lines[-20:])[-_WORDS:]
+
+
+def _text(line: bytes) -> str:
+    return line[:500].decode(errors="replace").rstrip()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to give up: failures in a row without a new step, and seconds.
+
+    ``quiet_seconds`` of a start count as progress in a script whose steps are unknown. After ``hang_seconds``
+    without a step, or ``first_seconds`` without the first one of a start, processes are started again.
+    """
+
+    failures: int
+    quiet_seconds: float
+    hang_seconds: float = 0.0
+    first_seconds: float = 0.0
+
+
+class Observer:
+    """Follows the processes of one worker, and says when starting them again does not help."""
+
+    def __init__(
+        self,
+        ledger: failures.Ledger,
+        seen: progress.Progress,
+        worker: str,
+        node: str,
+        limits: Limits,
+        say: Say,
+    ) -> None:
+        self._ledger, self._progress, self._say = ledger, seen, say
+        self._worker, self._node, self._limits = worker, node, limits
+        self._printed: list[str] | None = None
+        self._told_in = self._asked_in = 0
+        self._hang = ""
+        self._slowest: hang.Stand | None = None
+        self._next_publish = 0.0
+        # Process id, rank and local rank of each training process.
+        self._processes: list[tuple[int, int, int]] = []
+        self._said = Said()
+        self.starts = Starts()
+        self._copier = Copier(self._take)
+        self.verdict: failures.Verdict = ""
+        self.sentence = ""
+
+    @property
+    def writers(self) -> tuple[int, int]:
+        """Where processes print: descriptors for their standard output and error."""
+        out, err = self._copier.writers
+        return out, err
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the training processes need to tell their steps."""
+        return {progress.BOARD: self._progress.board.path}
+
+    def start(self) -> None:
+        """Begin to copy what processes print, in a thread with this one's signal mask."""
+        self._copier.start()
+
+    def enter(self) -> None:
+        """This worker starts."""
+        self._ask(lambda: self._ledger.enter(self._worker, self._node))
+
+    def starting(self, facts: Mapping[str, Any]) -> None:
+        """The agent is about to start the processes of a round."""
+        self.publish()
+        self._copier.drain(_DRAIN_SECONDS)
+        self._processes = []
+        self._said.start()
+        self._progress.start()
+        self.starts.began(facts)
+
+    def started(self, facts: Mapping[str, Any]) -> None:
+        """The processes have started."""
+        self._processes = [(int(pid), int(rank), int(slot)) for pid, rank, slot in facts["processes"]]
+
+    def failed(self, facts: Mapping[str, Any]) -> bool:
+        """A process of this worker has failed. Returns whether the agent may go on."""
+        when = time.time()
+        self._processes = []
+        self._copier.drain(_DRAIN_SECONDS)
+        failure = failures.Failure(
+            int(facts["round"]), int(facts["world"]), self._worker, self._node,
+            int(facts["rank"]), int(facts["code"]), when, self.words(),
+            outside=int(facts["code"]) in _KILLED and not self._hang,
+        )  # fmt: skip
+        if self._hang:
+            failure = replace(failure, words=self._hang)
+            if self._slowest:
+                failure = replace(failure, rank=self._slowest.rank, node=self._slowest.node)
+            elif failure.world > 1:
+                failure = replace(failure, node=failures.UNKNOWN)
+        self._say(failure.sentence)
+        self.starts.because("hang" if self._hang else "failure")
+        self._hang, self._slowest = "", None
+        self._ask(lambda: self._judge(failure))
+        return not self.verdict
+
+    def tick(self) -> None:
+        """Once a second: look at the steps, and at what the others ask for."""
+        now = time.monotonic()
+        if now >= self._next_publish:
+            # All workers together ask some twenty times a second.
+            self._next_publish = now + max(_PUBLISH_SECONDS, self.starts.world / _ASKED_PER_SECOND)
+            self.publish()
+            if self.starts.world > 1:
+                self._ask(self._follow)
+        self._progress.look()
+        limits, round = self._limits, self.starts.round
+        silent = hang.overdue(self._progress, limits.hang_seconds, limits.first_seconds, now)
+        if silent and self.starts.world and self._told_in != self.starts.count:
+            self._told_in = self.starts.count
+            self._ask(lambda: self._lead(round, silent))
+
+    def publish(self) -> None:
+        """Tell the others of the progress that this worker has seen."""
+        self._ask(lambda: self._ledger.advance(self._progress.look()))
+
+    def words(self) -> str:
+        """What the processes said last."""
+        return self._said.words()
+
+    def close(self) -> None:
+        """All processes have ended: copy what they have printed."""
+        self._copier.close(2.0)
+
+    def _give_up(self, verdict: failures.Verdict, sentence: str) -> None:
+        where = "" if verdict == "run" else f", all of them on {self._node}"
+        self.sentence = f"{sentence}; {self._limits.failures} failures without a new step{where}"
+        self.verdict = verdict
+
+    def _follow(self) -> None:
+        """Do what another worker asks for."""
+        asked = self._ledger.asked()
+        if not asked.round:
+            return
+        # By now the next round may have begun.
+        if asked.node == self._node and asked.round >= self.starts.round - 1 and not self.verdict:
+            self._give_up("worker", "the others waited for this worker")
+        if self._asked_in != asked.round == self.starts.round:
+            self._asked_in = asked.round
+            self._ledger.stand(asked.round, self._worker, self._stands())
+
+    def _lead(self, round: int, silent: float) -> None:
+        """No step for too long: find out for whom all wait, and have the processes started again."""
+        what = f"no step for {silent:.0f} s"
+        self._say(f"{what}: the stacks of all processes follow")
+        leads = self._ledger.ask_for_stacks(round)
+        self._asked_in = round
+        self._ledger.stand(round, self._worker, self._stands())
+        if not leads:
+            return
+        world = self.starts.world if self._ledger.shared else 1
+        deadline = time.monotonic() + 3 * max(_PUBLISH_SECONDS, world / _ASKED_PER_SECOND)
+        count, stands = self._ledger.stands(round)
+        while count < world and time.monotonic() < deadline:
+            time.sleep(1.0)
+            count, stands = self._ledger.stands(round)
+        slow = hang.slowest(stands)
+        if slow:
+            at = f" in {slow.frame}" if slow.frame else ""
+            behind = f", after step {slow.step}" if slow.step is not None else ""
+            what += f"; all wait for rank {slow.rank} on {slow.node}{at}{behind}"
+        self._say(f"{what}; {count} of {world} workers have told where they stand")
+        if self._limits.hang_seconds and self.starts.round == round:
+            self._hang, self._slowest = what, slow
+            children.send([pid for pid, _, _ in self._processes], signal.SIGKILL)
+
+    def _stands(self) -> list[hang.Stand]:
+        """Where the processes of this worker stand. Their stacks are printed to the log, one by one."""
+        steps = self._progress.board.steps()
+        found = []
+        for pid, rank, slot in self._processes:
+            self._say(f"the stacks of rank {rank} (process {pid}):")
+            self._printed = []
+            lines = hang.print_stacks(pid, lambda: list(self._printed or ()))
+            self._printed = None
+            step = steps[slot][0] if slot in steps else None
+            found.append(hang.Stand(rank, self._node, step, hang.frame_of(lines)))
+        return found
+
+    def _judge(self, failure: failures.Failure) -> None:
+        marks = self._progress.look()
+        lasted = time.monotonic() - self._progress.since
+        knows = bool(marks) or self._ledger.knows_steps()
+        self._ledger.advance(marks, lasted >= (_LONG_SECONDS if knows else self._limits.quiet_seconds))
+        # A process that was killed from outside tells nothing of the script, unless its steps do.
+        if knows or not failure.outside:
+            self._ledger.add(failure)
+            limit = self._limits.failures
+            verdict = self._ledger.verdict(self._node, limit)
+            if verdict:
+                self._give_up(verdict, failure.sentence)
+            if failure.node != self._node and self._ledger.verdict(failure.node, limit) == "worker":
+                self._ledger.end_node(failure.round, failure.node)
+
+    def _ask(self, action: Any) -> None:
+        try:
+            action()
+        except etcd.EtcdError as error:
+            self._say(f"etcd does not know of this worker's progress and failures: {error}")
+
+    def _take(self, line: bytes) -> None:
+        self._progress.take(line)
+        self._said.take(line)
+        if self._printed is not None:
+            self._printed.append(line.decode(errors="replace"))

@@ -1,0 +1,127 @@
+"""What is checked before a worker joins: that its accelerators answer, and that it can save checkpoints.
+
+A worker with a broken GPU or a full claim costs all others a restart each time it fails. Here it fails before
+it joins, with a sentence, and its pod is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bireme_runtime.process import environment
+from bireme_runtime.process.errors import SettingError, Stop
+from bireme_runtime.process.exits import CONFIG, TEMPORARY
+from bireme_runtime.process.log import Say
+
+_ANSWER_SECONDS = 60.0
+_PIECE, _PIECES = 1 << 20, 64
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a worker needs: ``accelerators`` (0: not checked), and in ``folder``, if there is one, free
+    MiB and MiB a second when it writes (0: not measured)."""
+
+    accelerators: int
+    folder: str
+    free_mib: int
+    write_mib: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Wanted:
+        """Read the BIREME_PREFLIGHT_* variables. Raises Stop when one cannot be used."""
+        try:
+            return cls(
+                accelerators=environment.integer(env, "BIREME_PREFLIGHT_ACCELERATORS", 0, least=0),
+                folder=env.get("BIREME_PREFLIGHT_FOLDER", ""),
+                free_mib=environment.integer(env, "BIREME_PREFLIGHT_FREE_MIB", 0, least=0),
+                write_mib=environment.integer(env, "BIREME_PREFLIGHT_WRITE_MIB", 0, least=0),
+            )
+        except SettingError as error:
+            raise Stop(CONFIG, str(error)) from None
+
+
+def check(env: Mapping[str, str], say: Say) -> None:
+    """Check what the environment asks for. Raises Stop for what is wrong here: the pod is replaced."""
+    wanted = Wanted.from_env(env)
+    why = ""
+    if wanted.accelerators:
+        why = _accelerators_lack(wanted.accelerators, env, say)
+    if wanted.folder and not why:
+        why = _folder_lack(wanted, say)
+    if why:
+        node = env.get("BIREME_NODE", "this node")
+        raise Stop(
+            TEMPORARY, f"preflight: {node} cannot train: {why}; preflight.enabled=false leaves this out"
+        )
+
+
+def _accelerators_lack(wanted: int, env: Mapping[str, str], say: Say) -> str:
+    """What is wrong with the accelerators, "" when nothing is known to be."""
+    program = shutil.which("nvidia-smi", path=env.get("PATH", ""))
+    if program is None:
+        return ""
+    query = ["--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(
+            [program, *query], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"nvidia-smi does not answer within {_ANSWER_SECONDS:.0f} s"
+    except OSError as error:
+        say(f"preflight: the GPUs are not checked: {error}")
+        return ""
+    if asked.returncode:
+        last = (asked.stdout + asked.stderr).strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
+        return f"nvidia-smi fails: {last[0]}"
+    rows = [row.split(",") for row in asked.stdout.splitlines() if row.strip()]
+    if len(rows) < wanted:
+        return f"nvidia-smi shows {len(rows)} of the {wanted} GPUs that the worker asked for"
+    broken = [row[0].strip() for row in rows if row[-1].strip().isdigit() and int(row[-1])]
+    if broken:
+        return f"GPU {', '.join(broken)} has uncorrected memory errors since the driver was loaded"
+    return ""
+
+
+def _folder_lack(wanted: Wanted, say: Say) -> str:
+    """Why checkpoints cannot be saved in the folder, "" when they can."""
+    folder = Path(wanted.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        room = os.statvfs(folder)
+        free = room.f_bavail * room.f_frsize // _MIB
+        rate = _write_rate(folder, _PIECES if wanted.write_mib else 1)
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror or error}"
+    if free < wanted.free_mib:
+        return f"{folder} has {free} MiB free, {wanted.free_mib} are needed"
+    if rate < wanted.write_mib:
+        return f"{folder} takes {rate:.0f} MiB/s, {wanted.write_mib} are needed"
+    if wanted.write_mib:
+        say(f"preflight: {folder} takes {rate:.0f} MiB/s and has {free} MiB free")
+    return ""
+
+
+def _write_rate(folder: Path, pieces: int) -> float:
+    """MiB a second for a file of ``pieces`` MiB that is written to the disk, not just to memory."""
+    path = folder / f".bireme-preflight-{uuid.uuid4().hex}"
+    try:
+        since = time.monotonic()
+        with path.open("wb") as file:
+            for _ in range(pieces):
+                file.write(b"\0" * _PIECE)
+            file.flush()
+            os.fsync(file.fileno())
+        return pieces * _PIECE / _MIB / max(time.monotonic() - since, 1e-9)
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()

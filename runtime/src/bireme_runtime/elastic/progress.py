@@ -1,0 +1,208 @@
+"""Progress of a training script: the steps that it prints, or tells by one call.
+
+    from bireme_runtime.elastic import progress
+    progress.step(number)  # after each step; outside a worker it does nothing
+    progress.checkpoint()  # after each checkpoint
+
+A step is new when its number is higher than all before it in the run. Lines of different forms (an epoch, a
+step, a step of an epoch) are compared only with their own form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from bireme_runtime.process import environment
+from bireme_runtime.process.page import Page
+
+BOARD = "BIREME_PROGRESS"
+# `step 12`, `"step": 12`, `global_step=12`, `iter 12/9`, `Epoch: [3][ 12/900]`, `epoch 3, step 12`, `epoch 3`
+DEFAULT_PATTERN = (
+    r"(?i)\bepoch\W{1,4}(\d+)(?:\W{1,6}(\d+)\s*/|\D{1,40}?\b(?:step|iter(?:ation)?|batch)\W{1,4}(\d+))"
+    r"|\b(?:global[_ ]?)?(?:step|iter(?:ation)?)\W{1,4}(\d+)"
+    r"|\bepoch\W{1,4}(\d+)"
+)
+_LONGEST_BYTES = 2000
+# Newcomers that were not asked about for so long have gone.
+_FORGET_SECONDS = 10.0
+_SLOTS, _SLOT = 120, struct.Struct("@qd")
+_SAVED = _SLOTS * _SLOT.size
+
+Marks = dict[str, list[int]]
+
+
+class Board(Page):
+    """One page that the processes of a worker share: for each local rank its latest step and when it was."""
+
+    NAME = "bireme-progress"
+
+    def write(self, slot: int, number: int) -> None:
+        """The process with this local rank has done a step."""
+        if 0 <= slot < _SLOTS:
+            _SLOT.pack_into(self._memory, slot * _SLOT.size, number, time.monotonic())
+
+    def steps(self) -> dict[int, tuple[int, float]]:
+        """The latest step, and when it was by time.monotonic, of each local rank that has told one."""
+        slots = (_SLOT.unpack_from(self._memory, slot * _SLOT.size) for slot in range(_SLOTS))
+        return {slot: (number, when) for slot, (number, when) in enumerate(slots) if when}
+
+    @property
+    def saved(self) -> float:
+        """When the last checkpoint was committed, by time.monotonic; 0 if none was told."""
+        return float(struct.unpack_from("@d", self._memory, _SAVED)[0])
+
+    def save(self) -> None:
+        """A checkpoint has been committed."""
+        struct.pack_into("@d", self._memory, _SAVED, time.monotonic())
+
+    def clear(self) -> None:
+        """The processes start anew."""
+        self._memory[: _SLOTS * _SLOT.size] = bytes(_SLOTS * _SLOT.size)
+
+
+_board: Board | None = None
+
+
+def step(number: int) -> None:
+    """Tell the worker that this process has done this step of the run."""
+    board = _open_board()
+    if board is not None:
+        board.write(int(os.environ.get("LOCAL_RANK", "0")), number)
+
+
+def checkpoint() -> None:
+    """Tell the worker that a checkpoint has just been committed: newcomers may join now."""
+    board = _open_board()
+    if board is not None:
+        board.save()
+
+
+def _open_board() -> Board | None:
+    global _board
+    if _board is None and BOARD in os.environ:
+        with contextlib.suppress(OSError):
+            _board = Board.at(os.environ[BOARD])
+    return _board
+
+
+class Moment:
+    """A good moment for newcomers: right after a checkpoint, or when they have waited for ``seconds``."""
+
+    def __init__(
+        self, board: Board | None, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._board, self._seconds, self._clock = board, seconds, clock
+        self._since = self._asked = 0.0
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Moment:
+        """As the supervisor has set it: at once, unless newcomers join at checkpoints."""
+        if env.get("BIREME_JOIN") != "checkpoint" or BOARD not in env:
+            return cls(None, 0.0)
+        return cls(Board.at(env[BOARD]), environment.seconds(env, "BIREME_JOIN_WAIT_SECONDS", 1800))
+
+    def is_now(self) -> bool:
+        """Whether newcomers, who wait now, may interrupt the training. Asked often while they wait."""
+        now = self._clock()
+        if now - self._asked > _FORGET_SECONDS:
+            self._since = now
+        self._asked = now
+        saved = self._board.saved if self._board else now
+        return saved >= self._since or now - self._since >= self._seconds
+
+
+class Progress:
+    """The highest steps that this worker has seen.
+
+    ``pattern`` finds them in lines; its groups are numbers. Raises re.error when it cannot be used.
+    """
+
+    def __init__(self, pattern: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._pattern = re.compile((pattern or DEFAULT_PATTERN).encode())
+        if not self._pattern.groups:
+            raise re.error("the pattern has no group for the number of the step")
+        self._clock = clock
+        self.marks: Marks = {}
+        self.board = Board.new()
+        self.since = clock()
+        self.last = 0.0
+        self.longest = 0.0
+        self.lost_steps = 0
+        self.lost_seconds = 0.0
+        self._newest = ""
+        self._rises: deque[tuple[float, int]] = deque(maxlen=50)
+        self._rose = 0.0
+        self._again: Marks | None = None
+
+    def start(self) -> None:
+        """The processes start anew."""
+        self.look()
+        self.board.clear()
+        self.since, self.last = self._clock(), 0.0
+        self._rises.clear()
+        self._again = {form: list(numbers) for form, numbers in self.marks.items()} or None
+
+    def take(self, line: bytes) -> None:
+        """Look for a step in a line."""
+        found = self._pattern.search(line[:_LONGEST_BYTES])
+        if found:
+            groups = [number for number, text in enumerate(found.groups()) if text is not None]
+            numbers = [int(text) for text in found.groups() if text is not None and text.isdigit()]
+            if numbers:
+                self._seen("".join(map(str, groups)), numbers, self._clock())
+
+    def look(self) -> Marks:
+        """The highest steps until now, also those that scripts have told by a call."""
+        for number, when in self.board.steps().values():
+            self._seen("told", [number], when)
+        return self.marks
+
+    @property
+    def step(self) -> int | None:
+        """The highest step, of the form in which the last new one was; None before the first."""
+        return self.marks[self._newest][-1] if self._newest else None
+
+    @property
+    def rate(self) -> float:
+        """Steps per second, by the last new steps of this start; 0 if there are too few."""
+        if len(self._rises) < 2 or self._rises[-1][0] <= self._rises[0][0]:
+            return 0.0
+        (began, first), (ended, last) = self._rises[0], self._rises[-1]
+        return max(0.0, (last - first) / (ended - began))
+
+    def _seen(self, form: str, numbers: list[int], now: float) -> None:
+        if self.last:
+            self.longest = max(self.longest, now - self.last)
+        self.last = max(self.last, now)
+        if self._again and form in self._again:
+            before = self._again.pop(form)
+            if form == self._newest and before[:-1] == numbers[:-1]:
+                # What was trained since the checkpoint is trained again.
+                self.lost_steps += max(0, before[-1] - numbers[-1])
+        if raise_mark(self.marks, form, numbers):
+            if self._again is not None and self._rose:
+                self.lost_seconds += now - self._rose
+            self._again, self._newest, self._rose = None, form, now
+            self._rises.append((now, numbers[-1]))
+
+
+def raise_mark(marks: Marks, form: str, numbers: list[int]) -> bool:
+    """Raise the mark of one form to these numbers, if they are higher."""
+    if form in marks and marks[form] >= numbers:
+        return False
+    marks[form] = numbers
+    return True
+
+
+def merged(known: Mapping[str, list[int]], more: Mapping[str, list[int]]) -> Marks:
+    """The highest marks of both."""
+    marks = dict(known)
+    for form, numbers in more.items():
+        raise_mark(marks, form, numbers)
+    return marks

@@ -1,0 +1,375 @@
+"""The rules of the rendezvous: what stands in etcd, and what a waiting member does about it.
+
+Nothing here asks etcd, waits or knows the time: rendezvous.py does.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Union
+
+from bireme_runtime.etcd import client as etcd
+
+DEFAULT_PREFIX = "/bireme/rendezvous/"
+SUCCESS, CLOSED = "success", "closed"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a rendezvous. Times are in seconds; all members need the same bounds.
+
+    A lease lives for `keep_alive_interval` times `keep_alive_max_attempt`: a member whose machine died is
+    lost after that time, and one that cannot renew for two thirds of it stops its processes. For
+    `settle_timeout` after a new round, newcomers do not interrupt it, because its processes would have to
+    import and load everything again. The first round of a run waits for `first_nodes` members, if that is
+    known, for `first_call_timeout`, and at least the life of a lease. Of the runs with the same `lock`, one
+    trains and the others wait.
+    """
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    prefix: str = DEFAULT_PREFIX
+    lock: str = ""
+    join_timeout: float = 600.0
+    last_call_timeout: float = 1.0
+    first_nodes: int = 0
+    first_call_timeout: float = 300.0
+    settle_timeout: float = 10.0
+    close_timeout: float = 10.0
+    read_timeout: float = 60.0
+    heartbeat_timeout: float = 5.0
+    keep_alive_interval: float = 1.0
+    keep_alive_max_attempt: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.run_id:
+            raise ValueError("the rendezvous needs a run id (PET_RDZV_ID)")
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(
+                f"the bounds {self.min_nodes}:{self.max_nodes} are not 1 ≤ min ≤ max (PET_NNODES)"
+            )
+        for name in (
+            "join_timeout",
+            "close_timeout",
+            "read_timeout",
+            "heartbeat_timeout",
+            "keep_alive_interval",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be more than 0 seconds (PET_RDZV_CONF)")
+        for name in ("last_call_timeout", "first_call_timeout", "settle_timeout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative (PET_RDZV_CONF)")
+        if self.lease_ttl < 2:
+            raise ValueError(
+                "keep_alive_interval * keep_alive_max_attempt must be 2 seconds or more (PET_RDZV_CONF)"
+            )
+
+    @classmethod
+    def from_config(cls, run_id: str, min_nodes: int, max_nodes: int, config: Mapping[str, Any]) -> Settings:
+        """Read the times, under torch's names, from a `rdzv_conf`; its other keys are ignored."""
+        changes: dict[str, Any] = {}
+        for name in (
+            "join_timeout", "last_call_timeout", "first_call_timeout", "settle_timeout", "close_timeout",
+            "read_timeout", "heartbeat_timeout", "keep_alive_interval",
+        ):  # fmt: skip
+            if config.get(name) is not None:
+                changes[name] = _number(name, config[name])
+        if config.get("keep_alive_max_attempt") is not None:
+            changes["keep_alive_max_attempt"] = int(
+                _number("keep_alive_max_attempt", config["keep_alive_max_attempt"])
+            )
+        if config.get("etcd_prefix"):
+            changes["prefix"] = str(config["etcd_prefix"]).rstrip("/") + "/"
+        return cls(run_id, min_nodes, max_nodes, **changes)
+
+    @property
+    def lease_ttl(self) -> int:
+        """The time to live of a lease, in whole seconds."""
+        return round(self.keep_alive_interval * self.keep_alive_max_attempt)
+
+    @property
+    def root(self) -> str:
+        """The prefix of the run's keys."""
+        return f"{self.prefix}{self.run_id}/"
+
+    @property
+    def lock_root(self) -> str:
+        """The prefix of the keys by which runs hold the lock."""
+        return f"{self.prefix}.lock/{self.lock}/"
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value} is not a number of seconds (PET_RDZV_CONF)") from None
+
+
+# What is in etcd ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One agent. With a new lease it gets a new `id`, but keeps its `base`.
+
+    `ready` is the first round in which it can be placed. `finished` means that its processes have succeeded
+    in the latest round.
+    `slot` orders newcomers (the completion index of the pod).
+    """
+
+    id: str
+    base: str
+    slot: int
+    address: str
+    ready: int
+    finished: bool = False
+
+    def to_json(self) -> str:
+        """The value of the member's key."""
+        record = {"base": self.base, "slot": self.slot, "address": self.address, "ready": self.ready}
+        return json.dumps({**record, "finished": self.finished}, sort_keys=True)
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """The sort key among newcomers."""
+        return (self.slot, self.id)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One agreed world: the ids of the members, and their bases, by rank."""
+
+    number: int
+    members: tuple[str, ...]
+    bases: tuple[str, ...]
+    mod_revision: int = 0
+
+    @functools.cached_property
+    def ids(self) -> frozenset[str]:
+        """The members, to look one up."""
+        return frozenset(self.members)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a member of a round told the others: that it left, or, without a `leaver`, that newcomers wait."""
+
+    round: int
+    leaver: str
+    mod_revision: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """The keys of a run at one revision, or what all but a few members know of them (`whole` is false).
+
+    Of the members these know only who was in the latest round and whose lease has ended: what one member
+    writes is told to the few, and not to all.
+    """
+
+    revision: int = 0
+    members: Mapping[str, Member] = field(default_factory=dict)
+    round: Round | None = None
+    store: tuple[int, str] | None = None
+    outcome: str = ""
+    finished: frozenset[str] = frozenset()
+    """Members of the latest round that have finished it, also those whose lease has ended since."""
+    call: Call | None = None
+    whole: bool = True
+    gone: frozenset[str] = frozenset()
+    """If the view is not whole: members of the latest or of the next round whose lease has ended."""
+
+    @property
+    def number(self) -> int:
+        """The number of the latest round; 0 before the first."""
+        return self.round.number if self.round else 0
+
+    def placed(self, member: Member) -> bool:
+        """Whether the member trains in the latest round, rather than waiting for the next."""
+        return self.round is not None and member.id in self.round.ids and member.ready <= self.round.number
+
+    def leavers(self) -> set[str]:
+        """Members of the latest round that left it unfinished: without a lease, or ready for the next."""
+        if self.round is None:
+            return set()
+        left = {self.call.leaver} if self.called() and self.call and self.call.leaver else set()
+        if not self.whole:
+            return left | ((self.gone & self.round.ids) - self.finished)
+        here = {member.id for member in self.members.values() if self.placed(member)}
+        return left | (self.round.ids - here - self.finished)
+
+    def called(self) -> bool:
+        """Whether a member has called for the end of the latest round."""
+        return self.call is not None and self.round is not None and self.call.round == self.round.number
+
+    def arrivals(self) -> set[str]:
+        """Members with a lease that are not in the latest round. Only a whole view knows them."""
+        names = self.round.ids if self.round else frozenset()
+        return {id for id in self.members if id not in names}
+
+    def first(self) -> str:
+        """The member of the latest round with the lowest rank among those with a lease."""
+        names = self.round.members if self.round else ()
+        return next((id for id in names if (id in self.members if self.whole else id not in self.gone)), "")
+
+    def all_finished(self) -> bool:
+        """Whether every member of the latest round has finished it."""
+        return self.round is not None and self.finished.issuperset(self.round.members)
+
+    def after(self, previous: View) -> View:
+        """This view, with the members that the previous one knew to have finished the same round."""
+        if previous.number != self.number:
+            return self
+        return replace(self, finished=self.finished | (previous.finished - self.members.keys()))
+
+    def changed(self, root: str, events: Iterable[etcd.Event]) -> View:
+        """The view after changes of keys. Raises ValueError for a key of the run that cannot be read."""
+        members, finished, gone = dict(self.members), set(self.finished), set(self.gone)
+        round, store, outcome, call = self.round, self.store, self.outcome, self.call
+        for event in events:
+            kv, deleted = event.kv, event.deleted
+            name = kv.key[len(root) :]
+            try:
+                record = {} if deleted else json.loads(kv.value)
+                if name.startswith("members/") and deleted:
+                    members.pop(name[8:], None)
+                    if not self.whole:
+                        gone.add(name[8:])
+                        if event.last and _member(name[8:], json.loads(event.last)).finished:
+                            finished.add(name[8:])
+                elif name.startswith("members/"):
+                    member = members[name[8:]] = _member(name[8:], record)
+                    (finished.add if member.finished else finished.discard)(member.id)
+                elif name == "round":
+                    round = None if deleted else _round(record, kv.mod_revision)
+                    finished = {member.id for member in members.values() if member.finished}
+                    gone &= round.ids if round else set()
+                elif name == "store":
+                    store = None if deleted else (int(record["round"]), str(record["address"]))
+                elif name == "call":
+                    call = None if deleted else _call(record, kv.mod_revision)
+                elif name == "done":
+                    outcome = "" if deleted else str(record.get("outcome", CLOSED))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                # Other keys are somebody else's.
+                if name in ("round", "store", "call", "done"):
+                    raise ValueError(f"the key {kv.key} in etcd cannot be read: {error!r}") from error
+        known = (members, round, store, outcome, frozenset(finished), call)
+        return View(self.revision, *known, self.whole, frozenset(gone))
+
+
+def _member(id: str, record: Mapping[str, Any]) -> Member:
+    slot, ready = int(record["slot"]), int(record["ready"])
+    return Member(id, str(record["base"]), slot, str(record["address"]), ready, bool(record.get("finished")))
+
+
+def _round(record: Mapping[str, Any], revision: int) -> Round:
+    return Round(int(record["number"]), tuple(record["members"]), tuple(record["bases"]), revision)
+
+
+def _call(record: Mapping[str, Any], revision: int) -> Call:
+    return Call(int(record["round"]), str(record["leaver"]), revision)
+
+
+def view_of(root: str, snapshot: etcd.Snapshot) -> View:
+    """The view for all keys under the root."""
+    view = View(snapshot.revision)
+    return view.changed(root, (etcd.Event(kv, deleted=False) for kv in snapshot.keys))
+
+
+# Decisions of a waiting member ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The latest round includes the member."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Propose:
+    """The member is the one that proposes this round."""
+
+    round: Round
+
+
+@dataclass(frozen=True)
+class Wait:
+    """There is nothing to do until the view changes or `seconds` have passed."""
+
+    reason: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has ended."""
+
+    outcome: str
+
+
+Decision = Union[Joined, Propose, Wait, Over]
+
+
+def decide(
+    view: View, me: str, ready: int, settings: Settings, quiet_seconds: float, gathering_seconds: float = 0.0
+) -> Decision:
+    """What the member with id `me`, ready for round `ready`, does for this view.
+
+    `quiet_seconds` is the time since the last new member arrived, `gathering_seconds` since the first one.
+    """
+    if view.round and me in view.round.members and view.round.number >= ready:
+        return Joined(view.round.members.index(me))
+    if view.outcome:
+        return Over(view.outcome)
+    if not view.whole:
+        return Wait("another member to propose the round")
+    if me not in view.members:
+        return Wait("its own registration to appear")
+    members = list(view.members.values())
+    placed = [member.id for member in members if view.placed(member)]
+    if placed:
+        return Wait(f"{len(placed)} members of round {view.number} to stop, among them {placed[0]}")
+    if len(members) < settings.min_nodes:
+        return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
+    if me != min(view.members):
+        return Wait("another member to propose the round")
+    if any(member.ready > view.number + 1 for member in members):
+        # They know of a round that etcd does not. Others of that round may not know yet what happened.
+        remaining = settings.lease_ttl - quiet_seconds
+        if remaining > 0:
+            return Wait("leases that may still live: etcd has lost its data", remaining)
+    elif view.round is None and settings.first_nodes:
+        remaining = max(settings.first_call_timeout, settings.lease_ttl) - gathering_seconds
+        if remaining > 0 and len(members) < min(settings.first_nodes, settings.max_nodes):
+            return Wait(f"workers: {len(members)} of the first {settings.first_nodes} are here", remaining)
+    elif len(members) < settings.max_nodes and _newcomers(view, members):
+        # After a mere loss of members there is no last call: lost members still block with their leases.
+        remaining = settings.last_call_timeout - quiet_seconds
+        if remaining > 0:
+            return Wait("the last call to end", remaining)
+    return Propose(_next_round(view, members, settings.max_nodes))
+
+
+def _newcomers(view: View, members: list[Member]) -> bool:
+    known = frozenset(view.round.bases if view.round else ())
+    return any(member.base not in known for member in members)
+
+
+def _next_round(view: View, members: list[Member], most: int) -> Round:
+    """Members of the last round keep their order and newcomers follow by slot, up to the maximum.
+
+    The number is higher than that of every round that etcd or one of the members knows.
+    """
+    known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
+    survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
+    newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
+    chosen = (survivors + newcomers)[:most]
+    number = max(view.number + 1, *(member.ready for member in members))
+    return Round(number, tuple(m.id for m in chosen), tuple(m.base for m in chosen))

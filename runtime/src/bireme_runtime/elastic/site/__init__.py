@@ -1,0 +1,1 @@
+"""A folder that the supervisor puts on the PYTHONPATH of the training processes, for sitecustomize.py."""

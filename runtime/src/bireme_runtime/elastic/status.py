@@ -1,0 +1,130 @@
+"""What one worker tells of its run over HTTP: `/metrics` for Prometheus, `/v1/status` for `bireme status`."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bireme_runtime.elastic import failures, progress
+from bireme_runtime.process import http
+from bireme_runtime.process.errors import BiremeError
+
+CAUSES = ("failure", "members", "agent", "hang")
+_KEPT_SECONDS = 2.0
+
+
+@dataclass
+class Starts:
+    """The starts of this worker's processes: where they are now, and why they started again."""
+
+    round: int = 0
+    rank: int = 0
+    world: int = 0
+    count: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)
+    _next: str = ""
+
+    def because(self, cause: str) -> None:
+        """The next start has this cause."""
+        self._next = cause
+        self.world = 0
+
+    def began(self, facts: Mapping[str, Any]) -> None:
+        """Processes start. Without another cause, the members have changed."""
+        if self.round or self._next:
+            self.restarts[self._next or "members"] += 1
+        self._next = ""
+        self.count += 1
+        self.round, self.rank, self.world = (int(facts[name]) for name in ("round", "rank", "world"))
+
+
+class Status:
+    """Puts together what is known. ``waits`` says for what the worker waits, if it does."""
+
+    def __init__(
+        self, starts: Starts, seen: progress.Progress, ledger: failures.Ledger, waits: Callable[[], str]
+    ) -> None:
+        self._starts, self._progress, self._ledger, self._waits = starts, seen, ledger, waits
+        self._lock = threading.Lock()
+        self._known: tuple[float, dict[str, Any]] = (0.0, {})
+
+    def answer(self, path: str, _: bytes) -> tuple[int, bytes]:
+        """The answer to a request."""
+        if path == "/metrics":
+            return 200, self.metrics().encode()
+        if path == "/v1/status":
+            return 200, json.dumps(self.status()).encode()
+        return 404, b"there are /metrics and /v1/status\n"
+
+    def metrics(self) -> str:
+        """The text format of Prometheus."""
+        seen, starts = self._progress, self._starts
+        seen.look()
+        lines: list[str] = []
+
+        def metric(name: str, kind: str, help: str, *values: tuple[str, float]) -> None:
+            lines.append(f"# HELP bireme_{name} {help}\n# TYPE bireme_{name} {kind}")
+            lines.extend(f"bireme_{name}{labels} {value}" for labels, value in values)
+
+        metric("round", "gauge", "Number of the latest round of this worker", ("", starts.round))
+        metric("world_size", "gauge", "Workers in the round; 0 while this one waits", ("", starts.world))
+        metric("rank", "gauge", "Rank of this worker among the workers", ("", starts.rank))
+        causes = [(f'{{cause="{cause}"}}', float(starts.restarts[cause])) for cause in CAUSES]
+        metric("restarts_total", "counter", "Starts of the processes after the first, by cause", *causes)
+        if seen.step is not None:
+            metric("step", "gauge", "Highest step of the run that this worker has seen", ("", seen.step))
+            metric("steps_per_second", "gauge", "New steps a second", ("", seen.rate))
+        if seen.last:
+            age = max(0.0, time.monotonic() - seen.last)
+            metric("step_age_seconds", "gauge", "Seconds since a step was seen", ("", age))
+        metric("lost_steps_total", "counter", "Steps that were made again", ("", seen.lost_steps))
+        metric(
+            "lost_seconds_total", "counter", "Seconds between new steps at restarts", ("", seen.lost_seconds)
+        )
+        return "\n".join(lines) + "\n"
+
+    def status(self) -> dict[str, Any]:
+        """The run as this worker knows it, as JSON."""
+        self._progress.look()
+        seen, starts = self._progress, self._starts
+        return {
+            "round": starts.round,
+            "world": starts.world,
+            "rank": starts.rank,
+            "step": seen.step,
+            "stepsPerSecond": round(seen.rate, 4),
+            "restarts": dict(starts.restarts),
+            "lostSteps": seen.lost_steps,
+            "lostSeconds": round(seen.lost_seconds, 1),
+            **self._from_etcd(),
+        }
+
+    def _from_etcd(self) -> dict[str, Any]:
+        with self._lock:
+            when, known = self._known
+            if time.monotonic() - when > _KEPT_SECONDS or not known:
+                try:
+                    causes = failures.blamed(self._ledger.all())
+                    known = {
+                        "waits": self._waits(),
+                        "failures": [_told(each) for each in causes],
+                        "nodes": dict(Counter(each.node for each in causes if each.node).most_common()),
+                    }
+                except BiremeError as error:
+                    known = {"waits": str(error), "failures": [], "nodes": {}}
+                self._known = (time.monotonic(), known)
+            return known
+
+
+def _told(failure: failures.Failure) -> dict[str, Any]:
+    return {"time": failure.time, "node": failure.node, "sentence": failure.sentence}
+
+
+def serve(status: Status, port: int) -> None:
+    """Answer at this port until the process ends. Raises OSError."""
+    http.serve(status.answer, "", port)

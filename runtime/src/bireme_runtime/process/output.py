@@ -1,0 +1,94 @@
+"""What the processes of a worker print: passed on unchanged, and read line by line on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable
+
+_LONGEST_LINE = 65536
+_ENDS = re.compile(rb"[\r\n]")
+
+Take = Callable[[bytes], None]
+
+
+class Copier:
+    """Two pipes for the standard output and error of processes. A thread copies them to this process's own.
+
+    ``take`` gets each line, without its end. It runs in that thread, and must not fail.
+    """
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+        self._lock = threading.Lock()
+        self._parts: dict[int, bytes] = {}
+        self._targets: dict[int, int] = {}
+        self.writers: list[int] = []
+        for target in (1, 2):
+            reader, writer = os.pipe()
+            self._targets[reader] = target
+            self._parts[reader] = b""
+            self.writers.append(writer)
+        self._thread = threading.Thread(target=self._copy, name="bireme-output", daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy. The thread gets the signal mask of the one that calls."""
+        self._thread.start()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until everything that has been printed so far is read, at most so long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not any(_waiting(reader) for reader in self._targets):
+                    return
+            time.sleep(0.005)
+
+    def close(self, seconds: float) -> None:
+        """Copy what is left, after all processes have ended; those that have not are waited for so long."""
+        for writer in self.writers:
+            with contextlib.suppress(OSError):
+                os.close(writer)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _copy(self) -> None:
+        readers = set(self._targets)
+        poll = select.poll()
+        for reader in readers:
+            poll.register(reader, select.POLLIN)
+        while readers:
+            for reader, _ in poll.poll():
+                with self._lock:
+                    chunk = os.read(reader, _LONGEST_LINE)
+                    self._pass_on(reader, chunk)
+                if not chunk:
+                    poll.unregister(reader)
+                    readers.discard(reader)
+
+    def _pass_on(self, reader: int, chunk: bytes) -> None:
+        rest = chunk
+        # Whoever reads the log may have gone; the training goes on without a log.
+        with contextlib.suppress(OSError):
+            while rest:
+                rest = rest[os.write(self._targets[reader], rest) :]
+        *lines, part = _ENDS.split(self._parts[reader] + chunk)
+        self._parts[reader] = part[-_LONGEST_LINE:]
+        for line in lines:
+            if line:
+                self._take(line)
+
+
+def _waiting(descriptor: int) -> int:
+    """How many bytes wait in a pipe."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
+    except OSError:
+        return 0

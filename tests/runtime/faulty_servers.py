@@ -1,0 +1,164 @@
+"""A small server of S3, STS and EKS Pod Identity whose answers can be made to fail."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import json
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+
+
+def error(status: int, code: str) -> tuple[int, bytes]:
+    """The answer with which AWS explains an error."""
+    return status, f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
+
+
+@dataclass
+class Faults:
+    """The next `times` requests whose `METHOD PATH?QUERY` matches `pattern` get this answer."""
+
+    pattern: str
+    answer: tuple[int, bytes]
+    times: int = 1
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class FaultyServer:
+    """Serves the bucket `b`, two keys on a page of its list. Objects may be changed while it runs."""
+
+    objects: dict[str, bytes]
+    url: str = ""
+    faults: list[Faults] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    stamps: list[str] = field(default_factory=list)
+    lives: float = 3600
+    page: int = 2
+    redirects: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables of a pod that uses this server with keys of a Secret."""
+        keys = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "S"}
+        return {**keys, "AWS_ENDPOINT_URL_S3": self.url, "AWS_ENDPOINT_URL_STS": self.url}
+
+    def count(self, pattern: str) -> int:
+        """How many requests matched."""
+        return sum(bool(re.search(pattern, line)) for line in list(self.asked))
+
+    def fault(self, line: str) -> Faults | None:
+        """The fault for a request, which is used up."""
+        with self.lock:
+            self.asked.append(line)
+            for each in self.faults:
+                if each.times and re.search(each.pattern, line):
+                    each.times -= 1
+                    return each
+        return None
+
+    def credentials(self) -> dict[str, str]:
+        """New keys."""
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.lives))
+        keys = {"AccessKeyId": "A", "SecretAccessKey": "S", "Expiration": until}
+        return {**keys, "Token": "T", "SessionToken": "T"}
+
+    def listed(self, query: Mapping[str, str]) -> bytes:
+        """A page of the list of objects."""
+        keys = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
+        start = int(query.get("continuation-token", "0"))
+        is_quoted = query.get("encoding-type") == "url"
+        name_of = urllib.parse.quote_plus if is_quoted else str
+        rows = "".join(
+            f"<Contents><Key>{name_of(key)}</Key><Size>{len(self.objects[key])}</Size>"
+            f"<ETag>&quot;{tag(self.objects[key])}&quot;</ETag></Contents>"
+            for key in keys[start : start + self.page]
+        )
+        until = start + self.page
+        more = f"<NextContinuationToken>{until}</NextContinuationToken>" if until < len(keys) else ""
+        encoding = "<EncodingType>url</EncodingType>" if is_quoted else ""
+        return f"<ListBucketResult>{encoding}{rows}{more}</ListBucketResult>".encode()
+
+
+def tag(content: bytes) -> str:
+    """The ETag of an object."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+@contextlib.contextmanager
+def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
+    """A server on a free port. Plain GET and HEAD of /b/KEY also serve as a web server."""
+    state = FaultyServer(objects)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            state.stamps.append(self.headers.get("x-amz-date", ""))
+            fault = state.fault(f"{self.command} {self.path}")
+            if fault is not None:
+                self.reply(*fault.answer, fault.headers)
+                return
+            parts = urllib.parse.urlsplit(self.path)
+            query = dict(urllib.parse.parse_qsl(parts.query))
+            key = urllib.parse.unquote(parts.path.removeprefix("/b/"))
+            if parts.path == "/":
+                fields = "".join(f"<{name}>{text}</{name}>" for name, text in state.credentials().items())
+                self.reply(200, f'<R xmlns="https://sts">{fields}</R>'.encode())
+            elif parts.path == "/credentials":
+                self.reply(200, json.dumps(state.credentials()).encode())
+            elif parts.path == "/redirect":
+                state.redirects += 1
+                self.reply(302, b"", {"Location": f"/b/{query['to']}?n={state.redirects}"})
+            elif "list-type" in query:
+                self.reply(200, state.listed(query))
+            elif key not in state.objects:
+                self.reply(*error(404, "NoSuchKey"))
+            else:
+                self.send(state.objects[key])
+
+        do_HEAD = do_POST = do_GET
+
+        def send(self, content: bytes) -> None:
+            headers = {"ETag": f'"{tag(content)}"'}
+            if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
+                self.reply(*error(412, "PreconditionFailed"))
+                return
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if wanted is None:
+                self.reply(200, content, headers)
+                return
+            start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(content))
+            status, place = (206, f"{start}-{end - 1}") if start < end else (416, "*")
+            headers["Content-Range"] = f"bytes {place}/{len(content)}"
+            self.reply(status, content[start:end], headers)
+
+        def reply(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
+            self.send_response_only(status)
+            for name, value in {"Date": formatdate(usegmt=True), **headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Requests are kept in `asked`."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()

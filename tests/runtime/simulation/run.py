@@ -1,0 +1,491 @@
+"""One simulated run of a job: workers that train, what happens to them, and what must hold.
+
+Of Bireme's code the rendezvous, the lock, the fence and the etcd client run as they are. The agents here do
+what torchrun and the supervisor do with them: join, start processes, ask every half second, stop them, save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from bireme_runtime.elastic import fence, rendezvous, rules
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import BiremeError
+from tests.runtime.simulation.network import Etcd, Network, SimSelect
+from tests.runtime.simulation.scheduler import (
+    Machine,
+    Process,
+    Scheduler,
+    SimSecrets,
+    SimThreading,
+    SimTime,
+    Stuck,
+)
+
+FAULTS_END, SECONDS_TO_SUCCEED = 90.0, 400.0
+_STEPS = 120
+_PREFIX = "/sim/"
+
+
+class Broken(AssertionError):
+    """Something that must never happen has happened."""
+
+
+class SimBoard(fence.Board):
+    """A board in the memory of the simulation."""
+
+    def __init__(self, path: str) -> None:
+        self._memory = bytearray(16)  # type: ignore[assignment]
+        self.path = path
+
+
+@dataclass(eq=False)
+class Ranks:
+    """The training processes of one worker in one world."""
+
+    world: tuple[str, int, int]
+    process: Process
+    alive: bool = True
+    finished: bool = False
+
+
+@dataclass(eq=False)
+class Worker:
+    """A pod: its machine, its agent and its training processes. The supervisor is a callback."""
+
+    job: Job
+    run: str
+    slot: int
+    machine: Machine
+    board: SimBoard
+    alive: bool = True
+    ranks: Ranks | None = None
+    agent: Process | None = None
+    member: rendezvous.Rendezvous | None = None
+    outcome: str = ""
+    agents: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+    # The agent ----------------------------------------
+
+    def start_agent(self) -> None:
+        self.agents += 1
+        self.agent = Process(f"{self.name} agent {self.agents}", self.machine)
+        self.job.sim.spawn(self.agent, self._agent)
+
+    def _agent(self) -> None:
+        """What the supervisor does around one torchrun after another."""
+        sim = self.job.sim
+        while not self.outcome:
+            self.board.clear()
+            client = self.job.client()
+            identity = rendezvous.Identity(rendezvous.new_base(self.name), self.slot, self.name)
+            member = self.member = rendezvous.Rendezvous(
+                client, self.job.settings(self.run), identity, self.board
+            )
+            try:
+                self._train(member)
+            except rendezvous.RunOver as over:
+                self._end(over.outcome)
+            except BiremeError as error:
+                if isinstance(error, rendezvous.ThreadEnded):
+                    raise Broken(str(error)) from error
+                sim.log(f"{self.name}: the agent ends: {error}")
+            self._stop_ranks(0)
+            member.leave()
+            sim.sleep(1.0)
+
+    def _train(self, member: rendezvous.Rendezvous) -> None:
+        sim, job = self.job.sim, self.job
+        while True:
+            world = member.join()
+            sim.log(f"{self.name}: round {world.number} as {world.rank} of {world.size}")
+            if not self._meet(member, world):
+                continue
+            ranks = self._start_ranks(member, world)
+            while True:
+                sim.sleep(0.5)
+                if ranks.finished:
+                    if member.all_finished():
+                        self._end(rules.SUCCESS)
+                        return
+                elif not ranks.alive:
+                    sim.log(f"{self.name}: a process failed")
+                    break
+                if member.waiting():
+                    seconds = 3.0 if member.only_arrivals else 0.5
+                    sim.log(f"{self.name}: stops, others are waiting")
+                    self._stop_ranks(sim.random.uniform(0, seconds))
+                    break
+            self._stop_ranks(0)
+            job.check_threads(self)
+
+    def _meet(self, member: rendezvous.Rendezvous, world: rendezvous.World) -> bool:
+        """What torch's store does: all find rank 0, and wait for one another."""
+        if world.rank == 0:
+            if not member.publish_store(world, self.name):
+                return False
+        elif member.store_of(world) is None:
+            return False
+        here = self.job.meetings.setdefault((self.run, world.number, world.mod_revision), set())
+        here.add(world.rank)
+        deadline = self.job.sim.now + 60
+        while len(here) < world.size:
+            if member.broken(world) or self.job.sim.now > deadline:
+                return False
+            self.job.sim.sleep(0.2)
+        return True
+
+    def _end(self, outcome: str) -> None:
+        self.outcome = outcome
+        self.job.sim.log(f"{self.name}: the end: {outcome}")
+        if outcome == rules.SUCCESS:
+            self.job.sim.after(1.0, lambda: self.job.succeeded(self.run))
+
+    # Its training processes ----------------------------------------
+
+    def _start_ranks(self, member: rendezvous.Rendezvous, world: rendezvous.World) -> Ranks:
+        env = {"PET_RDZV_ENDPOINT": "etcd:2379", **member.token(world)}
+        ranks = Ranks(
+            (self.run, world.number, world.mod_revision),
+            Process(f"{self.name} ranks {world.number}", self.machine),
+        )
+        self.ranks = ranks
+        self.job.started(self, ranks)
+        self.job.sim.spawn(ranks.process, lambda: self._script(ranks, world, env))
+        return ranks
+
+    def _script(self, ranks: Ranks, world: rendezvous.World, env: dict[str, str]) -> None:
+        """Train steps together with the others, and commit checkpoints."""
+        job, sim = self.job, self.job.sim
+        sim.sleep(sim.random.uniform(0.5, 3))
+        everybody = job.ranks_of(ranks.world)
+        try:
+            while job.steps[self.run] < _STEPS:
+                sim.sleep(sim.random.uniform(1, 2.5))
+                fence.check(env)
+                job.committed(self, ranks)
+                whole = len(job.ranks_of(ranks.world)) >= max(world.size, len(everybody))
+                if world.rank == 0 and whole:
+                    job.steps[self.run] += 5
+            fence.check(env)
+            job.committed(self, ranks)
+            ranks.finished = True
+            job.finished.add((self.run, world.number, self.name))
+        except fence.Fenced as fenced:
+            sim.log(f"{self.name}: {fenced}")
+            ranks.alive = False
+
+    def _stop_ranks(self, seconds: float) -> None:
+        if self.ranks and self.ranks.alive:
+            self.job.sim.sleep(seconds)
+            self.kill_ranks()
+
+    def kill_ranks(self) -> None:
+        if self.ranks:
+            self.ranks.alive = False
+            self.job.sim.kill(self.ranks.process)
+
+    def supervise(self) -> None:
+        """Four times a second: kill processes whose time is over, as the supervisor does."""
+        if not self.alive:
+            return
+        deadline = self.board.deadline
+        if 0 < deadline <= self.machine.boottime(self.job.sim.now) and not self.job.suspended(self):
+            if self.ranks and self.ranks.alive:
+                self.job.sim.log(f"{self.name}: the supervisor kills what its lease does not cover")
+            self.kill_ranks()
+            self.board.clear()
+            if self.agent:
+                self.job.sim.kill(self.agent)
+            self.job.sim.after(1.0, self.start_agent_again)
+        self.job.sim.after(0.25, self.supervise)
+
+    def start_agent_again(self) -> None:
+        if self.alive and not self.outcome:
+            self.start_agent()
+
+    def die(self) -> None:
+        """The machine is gone."""
+        self.alive = False
+        self.kill_ranks()
+        if self.agent:
+            self.job.sim.kill(self.agent)
+
+
+@dataclass(eq=False)
+class Job:
+    """All workers, their etcd and their network, for one seed."""
+
+    seed: int
+    sim: Scheduler = field(init=False)
+    workers: list[Worker] = field(default_factory=list)
+    steps: dict[str, int] = field(default_factory=dict)
+    finished: set[tuple[str, int, str]] = field(default_factory=set)
+    meetings: dict[tuple[str, int, int], set[int]] = field(default_factory=dict)
+    worlds: list[tuple[str, int, int]] = field(default_factory=list)
+    commits: int = 0
+    faults: list[str] = field(default_factory=list)
+    asleep: set[Machine] = field(default_factory=set)
+    over: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.sim = Scheduler(self.seed)
+        random = self.sim.random
+        self.etcd = Etcd(self.sim)
+        self.network = Network(self.sim, self.etcd)
+        self.size = random.choice((2, 3, 3, 4, 5))
+        self.least = random.randint(1, self.size)
+        self.runs = ["first", "second"] if random.random() < 0.15 else ["first"]
+        self.etcd.on_write = self._written
+
+    # What the workers ask ----------------------------------------
+
+    def settings(self, run: str) -> rules.Settings:
+        return rules.Settings(
+            run, self.least, self.size, _PREFIX, lock="release", first_nodes=self.size, first_call_timeout=15,
+            join_timeout=60, settle_timeout=4, keep_alive_interval=2, keep_alive_max_attempt=5,
+            close_timeout=0.1,
+        )  # fmt: skip
+
+    def client(self) -> etcd.Client:
+        return etcd.Client(etcd.parse_endpoints("etcd:2379"), timeout=5)
+
+    def suspended(self, worker: Worker) -> bool:
+        return worker.machine in self.asleep
+
+    def ranks_of(self, world: tuple[str, int, int]) -> list[Ranks]:
+        every = [worker.ranks for worker in self.workers if worker.ranks]
+        return [ranks for ranks in every if ranks.alive and ranks.world == world]
+
+    # What must hold ----------------------------------------
+
+    def started(self, worker: Worker, ranks: Ranks) -> None:
+        if ranks.world not in self.worlds:
+            self.worlds.append(ranks.world)
+            self.sim.log(f"world {ranks.world} starts")
+
+    def committed(self, worker: Worker, ranks: Ranks) -> None:
+        """`fence.check` has just let this process commit."""
+        self.commits += 1
+        if ranks.world != self.worlds[-1]:
+            raise Broken(
+                f"{worker.name} may commit in {ranks.world}, but the world {self.worlds[-1]} has started"
+            )
+
+    def _written(self, key: str, value: str) -> None:
+        """A run is a success only when each member of the last round has finished it."""
+        if not key.endswith("/done") or json.loads(value)["outcome"] != rules.SUCCESS:
+            return
+        root = key[: -len("done")]
+        run = root[len(_PREFIX) :].strip("/")
+        latest = json.loads(self.etcd.keys[root + "round"].value)
+        for id in latest["members"]:
+            pod = id.rsplit(".", 1)[0].rsplit("-", 1)[0]
+            if (run, latest["number"], pod) not in self.finished:
+                raise Broken(f"run {run} is a success, but {pod} has not finished round {latest['number']}")
+
+    def succeeded(self, run: str) -> None:
+        """One worker has succeeded: the Job's success policy ends the others."""
+        for worker in self.workers:
+            if worker.run == run and worker.alive and not worker.outcome:
+                worker.die()
+        self.over.add(run)
+
+    def check_threads(self, worker: Worker) -> None:
+        if worker.member and worker.member._thread_ended:
+            raise Broken(worker.member._thread_ended)
+
+    # What happens ----------------------------------------
+
+    def add_worker(self, run: str, slot: int, age: int = 0) -> None:
+        if run in self.over:
+            return
+        random = self.sim.random
+        machine = Machine(f"{run[0]}{slot}{'abcdefghijklmnop'[age]}", random.uniform(0.98, 1.02))
+        worker = Worker(self, run, slot, machine, SimBoard(f"board-{machine.name}"))
+        self.workers.append(worker)
+        worker.start_agent()
+        worker.supervise()
+
+    def replace(self, worker: Worker, seconds: float) -> None:
+        age = sum(each.slot == worker.slot and each.run == worker.run for each in self.workers)
+        if age < 15:
+            self.sim.after(seconds, lambda: self.add_worker(worker.run, worker.slot, age))
+
+    def plan_faults(self) -> None:
+        random = self.sim.random
+        kinds: list[Callable[[Worker, float], str]] = [
+            self.cut_off, self.lose_answers, self.stop_machine, self.stop_agent, self.stop_ranks,
+            self.suspend, self.kill_machine, self.delete_pod, self.kill_process, self.restart_etcd,
+        ]  # fmt: skip
+        if random.random() < 0.2:
+            kinds.append(self.empty_etcd)
+        for _ in range(random.choice((1, 2, 4, 6, 8))):
+            self.sim.at(random.uniform(2, FAULTS_END), lambda: self._cause(random.choice(kinds)))
+        self.sim.at(random.uniform(2, FAULTS_END), self.etcd.compact)
+
+    def _cause(self, kind: Callable[[Worker, float], str]) -> None:
+        alive = [worker for worker in self.workers if worker.alive and not worker.outcome]
+        if alive:
+            random = self.sim.random
+            worker = random.choice(alive)
+            seconds = min(random.choice((1, 5, 9, 15, 40)) * random.uniform(0.7, 1.3), 60)
+            what = kind(worker, seconds)
+            self.faults.append(what)
+            self.sim.log(f"FAULT {what}")
+
+    def cut_off(self, worker: Worker, seconds: float) -> str:
+        link = self.network.link(worker.machine)
+        link.cut = True
+        self.sim.after(seconds, lambda: self.network.heal(link))
+        return f"{worker.name} is cut off from etcd for {seconds:.1f} s"
+
+    def lose_answers(self, worker: Worker, seconds: float) -> str:
+        link = self.network.link(worker.machine)
+        link.answers_lost = True
+        self.sim.after(seconds, lambda: self.network.heal(link))
+        return f"{worker.name} gets no answers for {seconds:.1f} s"
+
+    def _pause(self, processes: list[Process], seconds: float) -> None:
+        for process in processes:
+            self.sim.stop(process)
+            self.sim.after(seconds, lambda process=process: self.sim.go_on(process))  # type: ignore[misc]
+
+    def _processes(self, worker: Worker) -> list[Process]:
+        return [each for each in (worker.agent, worker.ranks and worker.ranks.process) if each]
+
+    def stop_machine(self, worker: Worker, seconds: float) -> str:
+        self._freeze(worker, seconds)
+        return f"{worker.name} stands still for {seconds:.1f} s"
+
+    def _freeze(self, worker: Worker, seconds: float) -> None:
+        """The supervisor is stopped, too."""
+        self.asleep.add(worker.machine)
+        self._pause(self._processes(worker), seconds)
+        # The order in which processes wake is not known.
+        late = seconds + self.sim.random.uniform(-0.3, 0.3)
+        self.sim.after(late, lambda: self.asleep.discard(worker.machine))
+
+    def suspend(self, worker: Worker, seconds: float) -> str:
+        self._freeze(worker, seconds)
+        self.sim.after(seconds - 0.001, lambda: self._jump(worker.machine, seconds))
+        return f"{worker.name} is suspended for {seconds:.1f} s, and its monotonic clock with it"
+
+    def _jump(self, machine: Machine, seconds: float) -> None:
+        machine.asleep += seconds
+
+    def stop_agent(self, worker: Worker, seconds: float) -> str:
+        self._pause([worker.agent] if worker.agent else [], seconds)
+        return f"the agent of {worker.name} is stopped for {seconds:.1f} s"
+
+    def stop_ranks(self, worker: Worker, seconds: float) -> str:
+        self._pause([worker.ranks.process] if worker.ranks else [], seconds)
+        return f"the processes of {worker.name} are stopped for {seconds:.1f} s"
+
+    def kill_machine(self, worker: Worker, seconds: float) -> str:
+        worker.die()
+        self.replace(worker, seconds)
+        return f"{worker.name} dies, and is replaced after {seconds:.1f} s"
+
+    def delete_pod(self, worker: Worker, seconds: float) -> str:
+        agent, member = worker.agent, worker.member
+        worker.die()
+        if agent and member:
+            worker.alive = False
+            self.sim.spawn(Process(f"{worker.name} leaves", worker.machine), member.leave)
+        self.replace(worker, seconds)
+        return f"{worker.name} is deleted, and replaced after {seconds:.1f} s"
+
+    def kill_process(self, worker: Worker, seconds: float) -> str:
+        worker.kill_ranks()
+        return f"a process of {worker.name} dies"
+
+    def restart_etcd(self, worker: Worker, seconds: float, empty: bool = False) -> str:
+        if self.etcd.up:
+            self.network.stop_etcd()
+            if empty:
+                self.etcd.lose_data()
+            self.sim.after(seconds, self.etcd.start)
+        return f"etcd restarts, {seconds:.1f} s{', empty' if empty else ''}"
+
+    def empty_etcd(self, worker: Worker, seconds: float) -> str:
+        return self.restart_etcd(worker, seconds, empty=True)
+
+    # The run ----------------------------------------
+
+    def simulate(self) -> None:
+        """Simulate this seed. Raises Broken, or Stuck, when something did not hold."""
+        for run in self.runs:
+            self.steps[run] = 0
+            for slot in range(self.size):
+                start = self.sim.random.uniform(0, 8) + (10 if run == "second" else 0)
+                self.sim.at(start, lambda run=run, slot=slot: self.add_worker(run, slot))  # type: ignore[misc]
+        self.plan_faults()
+        with _installed(self), _quiet(self.sim):
+            try:
+                self.sim.run(FAULTS_END + SECONDS_TO_SUCCEED, self._over)
+                if not self._over():
+                    raise Stuck(f"after {self.sim.now:.0f} s the job has not succeeded")
+            finally:
+                self.sim.close()
+
+    def _over(self) -> bool:
+        if self.sim.failure:
+            raise self.sim.failure
+        return self.over.issuperset(self.runs)
+
+
+@contextlib.contextmanager
+def _installed(job: Job) -> Iterator[None]:
+    """Put the clock, the threads, the chances and the network of the simulation under the modules."""
+    sim = job.sim
+
+    def board_at(path: str) -> fence.Board:
+        for worker in job.workers:
+            if worker.board.path == path and worker.alive:
+                return worker.board
+        raise FileNotFoundError(path)
+
+    time, threading, secrets = SimTime(sim), SimThreading(sim), SimSecrets(sim)
+    with contextlib.ExitStack() as stack:
+
+        def put(module: Any, **fields: Any) -> None:
+            stack.enter_context(mock.patch.multiple(module, **fields))
+
+        put(rendezvous, time=time, threading=threading, secrets=secrets, random=sim.random)
+        put(fence, time=time)
+        put(fence.Board, at=staticmethod(board_at))
+        put(etcd, time=time, threading=threading, secrets=secrets, random=sim.random)
+        put(etcd, connect=job.network.connect, select=SimSelect())
+        yield
+
+
+@contextlib.contextmanager
+def _quiet(sim: Scheduler) -> Iterator[None]:
+    """The log of the members goes into the trace."""
+    log = logging.getLogger("bireme_runtime")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            name = sim.current.process.name if sim.current else ""
+            sim.log(f"{name}: {record.getMessage()}")
+
+    handler, propagate, level = Handler(), log.propagate, log.level
+    log.addHandler(handler)
+    log.propagate = False
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate, log.level = propagate, level

@@ -1,0 +1,150 @@
+"""A dataset under kills, failing servers, changed objects and a full disk: all of it or nothing.
+
+BIREME_DATASET_SEEDS (4) says how many random runs there are.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.etcd_servers import RUNTIME
+from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
+from tests.runtime.test_dataset import read, run, settings, stage_and_publish
+
+SEEDS = int(os.environ.get("BIREME_DATASET_SEEDS", "4"))
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with faulty_server({f"data/n{number}": b"%d" % number * 1000 for number in range(12)}) as found:
+        yield found
+
+
+def contents(server: FaultyServer) -> dict[str, bytes]:
+    return {key.removeprefix("data/"): content for key, content in server.objects.items()}
+
+
+def start(step: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "bireme_runtime.dataset", step]
+    return subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stderr=subprocess.PIPE)
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, output = process.communicate(timeout=PATIENCE)
+    return process.returncode, output.decode()
+
+
+def change(server: FaultyServer) -> None:
+    """Change, add and delete objects."""
+    server.objects.update({"data/n1": b"changed", "data/new": b"new", "data/n5": b"other"})
+    server.objects.pop("data/n2", None)
+
+
+def test_a_bucket_that_changes_after_one_worker_has_ended_is_staged(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"}, workers=2)}
+    assert ended(start("stage", {**env, "JOB_COMPLETION_INDEX": "1"}))[0] == 0
+    change(server)
+    code, output = ended(start("stage", {**env, "JOB_COMPLETION_INDEX": "0"}))
+    assert code == 0, output
+    assert "the sources changed after worker 1 had listed them" in output
+    assert run("publish", env)[0] == 0
+    assert read(tmp_path / "data") == contents(server)
+
+
+def test_a_bucket_that_changes_before_another_worker_lists_it_is_staged(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"}, workers=2)}
+    first = start("stage", {**env, "JOB_COMPLETION_INDEX": "0"})
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / ".data.staging/.bireme/share-0.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    change(server)
+    assert ended(start("stage", {**env, "JOB_COMPLETION_INDEX": "1"}))[0] == 0
+    code, output = ended(first)
+    # Its own objects are others now, so the next attempt of the Job lists them again.
+    assert code == 75, output
+    assert ended(start("stage", {**env, "JOB_COMPLETION_INDEX": "0"}))[0] == 0
+    assert run("publish", env)[0] == 0
+    assert read(tmp_path / "data") == contents(server)
+
+
+def test_a_full_disk_is_reported_and_nothing_is_published(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects["data/large"] = bytes(3 << 20)
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    process = subprocess.run(
+        [sys.executable, "-m", "bireme_runtime.dataset", "copy"],
+        env={"PYTHONPATH": str(RUNTIME), **env},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert process.returncode == 78
+    assert "cannot be" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert not (tmp_path / "data").exists()
+    stage_and_publish(env)
+    assert read(tmp_path / "data") == contents(server)
+
+
+def torment(server: FaultyServer, chance: random.Random, over: threading.Event) -> None:
+    """Faults and changes until the event is set."""
+    answers = [error(500, "InternalError"), error(503, "SlowDown"), error(400, "RequestTimeout"), (200, b"")]
+    while not over.wait(chance.uniform(0.05, 0.3)):
+        # A few: a program that meets many in a row waits long.
+        if len(server.faults) < 4 and not any(each.times for each in server.faults):
+            pattern = chance.choice(["list-type", "GET /b/data"])
+            server.faults.append(Faults(pattern, chance.choice(answers)))
+        if chance.random() < 0.15:
+            server.objects[f"data/n{chance.randrange(20)}"] = chance.randbytes(chance.randrange(5000))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_faults_leave_a_complete_dataset_or_none_and_a_sentence(
+    server: FaultyServer, tmp_path: Path, seed: int
+) -> None:
+    chance, over = random.Random(seed), threading.Event()
+    server.objects["data/large"] = chance.randbytes(4 << 20)
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    faults = threading.Thread(target=torment, args=(server, chance, over), daemon=True)
+    faults.start()
+    try:
+        for _ in range(chance.randrange(1, 5)):
+            process = start("copy", env)
+            if chance.random() < 0.6:
+                time.sleep(chance.uniform(0.1, 1.0))
+                process.send_signal(signal.SIGKILL)
+            code, output = ended(process)
+            assert "Traceback" not in output
+            assert code in (0, 75, 78, -signal.SIGKILL), output
+            assert (tmp_path / "data").exists() or code != 0
+            if (tmp_path / "data").exists():
+                assert run("verify", {}, str(tmp_path / "data"))[0] == 0
+    finally:
+        over.set()
+        faults.join()
+    server.faults.clear()
+    published = (tmp_path / "data").exists()
+    code, output = run(
+        "copy", {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"}, replace=True)}
+    )
+    assert code == 0, (published, output)
+    assert read(tmp_path / "data") == contents(server)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

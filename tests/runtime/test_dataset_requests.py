@@ -1,0 +1,233 @@
+"""What S3, STS, Pod Identity and web servers answer in passing does not end a Job for good."""
+
+from __future__ import annotations
+
+import calendar
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+from bireme_runtime.dataset.staging import settings_from, stage
+from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.sources import aws
+from bireme_runtime.sources.source import S3Source, SourceError, open_source, safe_path
+from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
+from tests.runtime.test_dataset import read, run, settings, stage_and_publish
+
+OBJECTS = {f"data/{name}": name.encode() * 300_000 for name in ("a", "b", "c d", "e+f", "g")}
+EXPECTED = {key.removeprefix("data/"): content for key, content in OBJECTS.items()}
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with faulty_server(dict(OBJECTS)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Faults("list-type", error(503, "SlowDown"), times=2),
+        Faults("continuation-token=2", error(503, "SlowDown")),
+        Faults("continuation-token=2", (200, b"<ListBucketResult><Con")),
+        Faults("GET /b/data/a", error(400, "RequestTimeout")),
+        Faults("GET /b/data/a", error(500, "InternalError")),
+        Faults("list-type", error(403, "RequestTimeTooSkewed")),
+    ],
+    ids=lambda fault: f"{fault.pattern} {fault.answer[0]}",
+)
+def test_what_s3_answers_in_passing_is_asked_again(
+    server: FaultyServer, tmp_path: Path, fault: Faults
+) -> None:
+    server.faults.append(fault)
+    stage_and_publish({**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})})
+    assert fault.times == 0
+    assert read(tmp_path / "data") == EXPECTED
+
+
+def test_requests_are_signed_with_the_clock_of_the_server(server: FaultyServer) -> None:
+    later = formatdate(time.time() + 7200, usegmt=True)
+    server.faults.append(Faults("list-type", error(403, "RequestTimeTooSkewed"), headers={"Date": later}))
+    assert len(list(S3Source("b", "data", server.env).entries())) == len(OBJECTS)
+    first, second = (calendar.timegm(time.strptime(text, "%Y%m%dT%H%M%SZ")) for text in server.stamps[:2])
+    assert second - first > 7000
+
+
+def _irsa(server: FaultyServer, folder: Path) -> dict[str, str]:
+    (folder / "token").write_text("a.b.c")
+    names = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(folder / "token"), "AWS_ROLE_ARN": "arn:aws:iam::1:role/r"}
+    return {**{name: text for name, text in server.env.items() if "KEY" not in name}, **names}
+
+
+def _pod_identity(server: FaultyServer, _: Path) -> dict[str, str]:
+    env = {name: text for name, text in server.env.items() if "KEY" not in name}
+    return {**env, "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server.url}/credentials"}
+
+
+@pytest.mark.parametrize(
+    ("env_of", "fault"),
+    [
+        (_irsa, Faults("POST /$", error(503, "ServiceUnavailable"), times=2)),
+        (_irsa, Faults("POST /$", error(400, "Throttling"))),
+        (_irsa, Faults("POST /$", error(400, "IDPCommunicationError"))),
+        (_irsa, Faults("POST /$", (200, b"<half"))),
+        (_pod_identity, Faults("GET /credentials", (500, b"{}"))),
+        (_pod_identity, Faults("GET /credentials", (429, b"{}"))),
+    ],
+)
+def test_a_provider_of_credentials_that_fails_in_passing_is_asked_again(
+    server: FaultyServer,
+    tmp_path: Path,
+    env_of: Callable[[FaultyServer, Path], dict[str, str]],
+    fault: Faults,
+) -> None:
+    server.faults.append(fault)
+    stage_and_publish({**env_of(server, tmp_path), **settings(tmp_path / "data", {"url": "s3://b/data"})})
+    assert fault.times == 0
+    assert read(tmp_path / "data") == EXPECTED
+
+
+def test_a_pod_identity_agent_that_refuses_connections_leaves_another_attempt(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/credentials"
+        provider = aws.CredentialsProvider({"AWS_CONTAINER_CREDENTIALS_FULL_URI": url})
+        with pytest.raises(BiremeError, match="gives no AWS credentials: Connection refused") as caught:
+            provider.credentials()
+    assert type(caught.value).__name__ == "Unreachable"
+    server.faults.append(Faults("POST /$", error(403, "AccessDenied"), times=9))
+    code, output = run(
+        "stage", {**_irsa(server, tmp_path), **settings(tmp_path / "d", {"url": "s3://b/data"})}
+    )
+    assert code == 77, output
+    assert "gives no AWS credentials: HTTP 403 AccessDenied" in output
+
+
+def test_credentials_that_are_still_valid_survive_a_provider_that_fails(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    server.lives = 120
+    provider = aws.CredentialsProvider(_irsa(server, tmp_path))
+    first = provider.credentials()
+    server.faults.append(Faults("POST /$", error(403, "AccessDenied"), times=9))
+    assert provider.credentials() == first
+    assert provider.credentials() == first
+    assert server.count("POST /$") == 2, "a provider that failed is not asked at every request"
+
+
+def test_credentials_that_s3_calls_expired_are_renewed(server: FaultyServer, tmp_path: Path) -> None:
+    fault = Faults("GET /b/data/a", error(400, "ExpiredToken"))
+    server.faults.append(fault)
+    env = settings(tmp_path / "data", {"url": "s3://b/data"})
+    stage_and_publish({**_irsa(server, tmp_path), **env})
+    assert server.count("POST /$") == 2
+    fault.times = 1
+    code, output = run("stage", {**server.env, **settings(tmp_path / "other", {"url": "s3://b/data"})})
+    assert code == 77
+    assert "the credentials of the Secret have expired" in output
+
+
+def test_an_object_that_changed_is_listed_again_by_the_next_attempt(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    server.faults.append(Faults("GET /b/data/a", error(412, "PreconditionFailed")))
+    code, output = run("stage", env)
+    assert code == 75
+    assert "s3://b/data/a has changed since it was listed; the next attempt lists" in output
+    server.faults.append(Faults("GET /b/data/b", error(404, "NoSuchKey")))
+    assert run("stage", env)[0] in (0, 75)
+    stage_and_publish(env)
+    assert read(tmp_path / "data") == EXPECTED
+
+
+def test_keys_with_signs_of_urls_are_not_cut(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects.update({"odd/a#1/f": b"hash", "odd/a?x/f": b"question", "odd/a/f": b"neighbour"})
+    for number, (url, content) in enumerate({"odd/a#1": b"hash", "odd/a?x": b"question"}.items()):
+        target = tmp_path / str(number) / "data"
+        stage_and_publish({**server.env, **settings(target, {"url": f"s3://b/{url}"})})
+        assert read(target) == {"f": content}
+
+
+def test_an_expiring_redirect_is_asked_again(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects["large.zip"] = os.urandom(3 << 20)
+    # The address of the first redirect has expired when the data is read.
+    server.faults.append(Faults(r"GET .*\?n=1$", error(403, "AccessDenied"), times=99))
+    stage_and_publish(settings(tmp_path / "data", {"url": f"{server.url}/redirect?to=large.zip"}))
+    assert read(tmp_path / "data") == {"redirect": server.objects["large.zip"]}
+    assert server.redirects > 1
+
+
+def test_a_presigned_url_is_read_without_head(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects.update({"large.zip": os.urandom(3 << 20), "empty": b""})
+    server.faults.append(Faults("^HEAD", error(403, "SignatureDoesNotMatch"), times=99))
+    urls = [f"{server.url}/b/{name}?X-Amz-Signature=geheim" for name in ("large.zip", "empty")]
+    stage_and_publish(settings(tmp_path / "data", *({"url": url} for url in urls)))
+    assert read(tmp_path / "data") == {"large.zip": server.objects["large.zip"], "empty": b""}
+    server.faults.append(Faults("^GET", error(403, "AccessDenied"), times=99))
+    code, output = run("stage", settings(tmp_path / "other", {"url": urls[0]}))
+    assert (code, "geheim" in output) == (78, False), output
+
+
+@pytest.mark.parametrize("has_if_match", [True, False])
+def test_the_parts_of_two_versions_of_a_web_servers_file_are_not_joined(
+    server: FaultyServer, has_if_match: bool
+) -> None:
+    server.objects["f"] = b"1" * 1000
+    source = open_source(f"{server.url}/b/f", {})
+    (entry,) = source.entries()
+    server.objects["f"] = b"2" * 1000
+    if not has_if_match:
+        entry = type(entry)(entry.path, entry.size, f"W/{entry.version}", entry.key)
+    with pytest.raises(BiremeError, match="has changed since it was listed"), source.read(entry, 0, 100):
+        pass
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x01b", "a\udcffb", "x" * 256, "/".join(["y" * 250] * 20)])
+def test_names_that_a_claim_cannot_have_are_refused_by_a_sentence(
+    server: FaultyServer, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(SourceError, match="rename it"):
+        safe_path(name)
+    if name.isascii():
+        server.objects[f"odd/{name}"] = b"content"
+        code, output = run("stage", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/odd"})})
+        assert code == 78
+        assert "rename it" in output
+
+
+def test_the_longest_name_of_a_file_is_copied(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects[f"odd/{'x' * 255}"] = b"content"
+    stage_and_publish({**server.env, **settings(tmp_path / "d", {"url": "s3://b/odd"})})
+    assert read(tmp_path / "d") == {"x" * 255: b"content"}
+
+
+def test_a_file_where_a_folder_must_be_is_reported(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects.update({"odd/a": b"file", "odd/a/b": b"below it"})
+    code, output = run("stage", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/odd"})})
+    assert code == 78
+    assert "a file and a folder" in output
+
+
+def test_files_are_on_the_disk_before_the_journal_says_so(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        real(file)
+        synced.add(os.fstat(file).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    stage(settings_from(env), env, lambda _: None)
+    staged = [tmp_path / ".data.staging" / path for path in EXPECTED]
+    assert {file.stat().st_ino for file in staged} <= synced

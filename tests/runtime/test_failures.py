@@ -1,0 +1,204 @@
+"""Starts that bring no progress: who failed first, what ends, and with which last words."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bireme_runtime.elastic import failures, progress
+from bireme_runtime.etcd import client as etcd
+from tests.runtime.etcd_servers import EtcdServer
+from tests.runtime.workers import MAIN, Start
+
+COUNT = (
+    "n = pathlib.Path('n'); starts = int(n.read_text()) + 1 if n.exists() else 1; n.write_text(str(starts))\n"
+)
+LIMIT = {"BIREME_FAILURES_WITHOUT_PROGRESS": "3", "PET_MAX_RESTARTS": "100"}
+
+
+def failure(
+    round: int, node: str, rank: int = 0, words: str = "ValueError: no", time: float = 0
+) -> failures.Failure:
+    return failures.Failure(round, 2, f"worker-{node}", node, rank, 1, time, words)
+
+
+# --- the whole worker ---
+
+
+def test_a_deterministic_bug_ends_the_run_with_its_traceback_as_the_last_words(
+    start: Start, on_etcd: dict[str, str], tmp_path: Path
+) -> None:
+    script = COUNT + "print('step 7', flush=True)\nraise ValueError('the shape is wrong')"
+    last_words = [tmp_path / "a", tmp_path / "b"]
+    workers = []
+    for path in last_words:
+        path.touch()
+        env = {**on_etcd, **LIMIT, "JOB_COMPLETION_INDEX": path.name, "BIREME_NODE": f"node-{path.name}"}
+        workers.append(start(script, **env, BIREME_TERMINATION_LOG=str(path)))
+    codes = {worker.end(60) for worker in workers}
+    # Where one is always faster to fail, only it seems to be bad, until the other is alone.
+    assert 70 in codes
+    assert codes <= {70, 75}
+    # The first start brought step 7; with two workers some starts end because the other one failed.
+    assert max(int(worker.file("n")) for worker in workers) <= 12
+    assert all("ValueError: the shape is wrong\n" in path.read_text() for path in last_words)
+    assert all("3 failures without a new step" in path.read_text() for path in last_words)
+
+
+def test_what_fails_on_one_node_only_ends_that_worker_and_the_others_train_on(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    stays = start("pathlib.Path('world').write_text('x'); time.sleep(90)", **on_etcd, **LIMIT,
+                  JOB_COMPLETION_INDEX="0", BIREME_NODE="good")  # fmt: skip
+    stays.file("world")
+    goes = start(COUNT + "raise RuntimeError('an ECC error')", **on_etcd, **LIMIT, JOB_COMPLETION_INDEX="1",
+                 BIREME_NODE="bad")  # fmt: skip
+    assert goes.end(60) == 75
+    assert goes.file("n") == "3"
+    assert "3 failures without a new step, all of them on bad" in goes.words
+    assert stays.process.poll() is None
+
+
+def test_failures_between_which_there_is_a_new_step_do_not_add_up(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    script = COUNT + "print('{\"step\": %d}' % starts, flush=True)\nsys.exit(starts < 9)"
+    worker = start(script, **on_etcd, **LIMIT)
+    assert worker.end(60) == 0
+    assert worker.file("n") == "9"
+
+
+def test_a_step_can_be_told_by_a_call(start: Start, on_etcd: dict[str, str]) -> None:
+    script = (
+        COUNT + "from bireme_runtime.elastic import progress\nprogress.step(starts)\nsys.exit(starts < 9)"
+    )
+    worker = start(script, **on_etcd, **LIMIT)
+    assert worker.end(60) == 0
+    assert worker.file("n") == "9"
+
+
+def test_without_etcd_a_lone_worker_counts_for_itself(start: Start) -> None:
+    worker = start(COUNT + "sys.exit(3)", **LIMIT)
+    assert worker.end(60) == 70
+    assert worker.file("n") == "3"
+
+
+def test_kills_from_outside_do_not_count_while_no_step_is_known(start: Start) -> None:
+    worker = start(COUNT + "starts < 6 and os.kill(os.getpid(), 9)", **LIMIT)
+    assert worker.end(60) == 0
+
+
+def test_without_a_limit_failures_end_nothing(start: Start) -> None:
+    env = {**LIMIT, "BIREME_FAILURES_WITHOUT_PROGRESS": "0"}
+    assert start(COUNT + "sys.exit(starts < 8)", **env).end(60) == 0
+
+
+def test_a_scripts_own_70_does_not_look_like_the_agents(start: Start, tmp_path: Path) -> None:
+    torchrun = tmp_path / "torchrun.py"
+    torchrun.write_text("import sys; sys.exit(70)")
+    worker = start("", command=(sys.executable, "-c", MAIN.replace("tiny_torchrun.py", "no.py"), "--"))
+    assert worker.end() != 70
+    main = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(torchrun)!r}]))"  # noqa: E501
+    assert start("", command=(sys.executable, "-c", main, "--")).end() == 1
+
+
+def test_a_pattern_that_cannot_be_used_ends_the_worker(start: Start) -> None:
+    for pattern in ("step", "("):
+        worker = start("", BIREME_PROGRESS_PATTERN=pattern)
+        assert worker.end() == 78
+        assert f"BIREME_PROGRESS_PATTERN={pattern} cannot be used" in worker.words
+
+
+def test_what_processes_print_arrives_unchanged(start: Start) -> None:
+    script = "out = sys.stderr.buffer; out.write(b'\\xff half a line'); out.flush(); time.sleep(0.1)\n"
+    worker = start(script + "out.write(b' and its end\\r' + b'x' * 200000 + b'\\n')")
+    assert worker.end() == 0
+    printed = worker.errors.read_bytes()
+    assert b"\xff half a line and its end\r" + b"x" * 200000 + b"\n" in printed
+
+
+# --- steps in lines ---
+
+
+@pytest.mark.parametrize(
+    ("lines", "rises"),
+    [
+        (["step 1", "step 2"], True),
+        (["step 2", "step 1"], False),
+        (['{"event": "step", "step": 9}', '{"event": "step", "step": 10}'], True),
+        (["[rank0]: iteration 10/ 500", "[rank0]: iteration 20/ 500"], True),
+        (["Epoch: [3][  10/5004] loss 1", "Epoch: [3][  20/5004] loss 1"], True),
+        (["Epoch: [3][  20/5004] loss 1", "Epoch: [4][  10/5004] loss 1"], True),
+        (["Epoch: [3][  20/5004] loss 1", "Epoch: [3][  10/5004] loss 1"], False),
+        (["epoch 1/90", "epoch 2/90"], True),
+        (["epoch 1, step 900", "epoch 2, step 3"], True),
+        (["global_step=100 loss=3", "global_step=101 loss=3"], True),
+        (["loss 1", "loss 2"], False),
+        (["a stepping stone 1", "a stepping stone 2"], False),
+    ],
+)
+def test_steps_are_found_in_lines(lines: list[str], rises: bool) -> None:
+    seen = progress.Progress()
+    seen.take(lines[0].encode())
+    before = progress.merged({}, seen.look())
+    seen.take(lines[1].encode())
+    assert (progress.merged(before, seen.look()) != before) == rises
+
+
+def test_another_pattern_can_be_given() -> None:
+    seen = progress.Progress(r"tokens seen: (\d+)")
+    seen.take(b"step 3, tokens seen: 4096")
+    assert seen.look() == {"0": [4096]}
+
+
+# --- blame ---
+
+
+def test_who_lost_a_peer_did_not_fail_first() -> None:
+    lost = failure(1, "a", words="RuntimeError: Connection closed by peer [10.0.0.2]:3333", time=1)
+    cause = failure(1, "b", words="ValueError: no", time=2)
+    assert failures.first_of([lost, cause]) == cause
+    assert failures.first_of([lost]) == lost
+    assert failures.first_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "failed_on", "mine", "verdict"),
+    [
+        (["a", "b"], ["a", "b"], "a", ""),
+        (["a", "b"], ["a", "b", "a"], "a", "run"),
+        (["a", "b"], ["b", "b", "b"], "b", "worker"),
+        (["a", "b"], ["b", "b", "b"], "a", ""),
+        (["a", "a"], ["a", "a", "a"], "a", "run"),
+    ],
+)
+def test_the_run_ends_only_when_several_nodes_fail(
+    nodes: list[str], failed_on: list[str], mine: str, verdict: str
+) -> None:
+    found = [failure(number, node) for number, node in enumerate(failed_on)]
+    assert failures.judge(found, mine, nodes, 3) == verdict
+
+
+def test_kills_from_outside_count_half() -> None:
+    found = [replace(failure(number, "a"), outside=True) for number in range(6)]
+    assert failures.judge(found[:5], "a", ["a"], 3) == ""
+    assert failures.judge(found, "a", ["a"], 3) == "run"
+    assert failures.judge([*found[:4], failure(4, "a")], "a", ["a"], 3) == "run"
+
+
+def test_the_ledger_in_etcd_keeps_the_last_rounds(shared_etcd: EtcdServer, prefix: str) -> None:
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    ledger = failures.EtcdLedger(client, prefix, "run")
+    for number in range(1, 31):
+        ledger.add(failure(number, "a"))
+    assert [each.round for each in ledger.all()] == list(range(10, 31))
+    other = failures.EtcdLedger(client, prefix, "run")
+    other.advance({"step": [5]})
+    assert ledger.recent() == []
+    ledger.advance({"step": [4]})
+    ledger.add(failure(31, "a"))
+    other.advance({"step": [5]})
+    assert [each.round for each in other.recent()] == [31]

@@ -1,0 +1,129 @@
+"""Training that makes no step: its stacks are printed, the slowest rank is named, and it starts again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bireme_runtime.elastic import failures, hang, progress
+from bireme_runtime.etcd import client as etcd
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer
+from tests.runtime.workers import Start
+
+# Ranks that wait for each other in files; the last one hangs in its second step, on the first start only.
+HANGS = """
+import threading
+folder, rank, world = pathlib.Path(sys.argv[0]).parent.parent, int(os.environ['RANK']), 4
+again = (folder / f'again-{rank}').exists()
+(folder / f'again-{rank}').touch()
+def all_reduce(step):
+    start = 'again' if again else 'first'
+    (folder / f'{start}-{step}-{rank}').touch()
+    while len(list(folder.glob(f'{start}-{step}-*'))) < world:
+        time.sleep(0.01)
+def load_batch(step):
+    if step == 2 and rank == 3 and not again:
+        time.sleep(600)
+for step in range(1, 5):
+    load_batch(step)
+    all_reduce(step)
+    if rank == 0:
+        print(f'step {step}', flush=True)
+"""
+
+
+def test_the_slowest_rank_is_named_and_the_processes_start_again(
+    start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str
+) -> None:
+    env = {
+        **on_etcd, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "9",
+        "BIREME_HANG_SECONDS": "5", "BIREME_FIRST_STEP_SECONDS": "120",
+    }  # fmt: skip
+    workers = [
+        start(HANGS, **env, JOB_COMPLETION_INDEX=index, BIREME_NODE=f"node-{index}") for index in ("0", "1")
+    ]
+    assert [worker.end(180) for worker in workers] == [0, 0]
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    failure = failures.EtcdLedger(client, prefix, "run").all()[0]
+    words = [worker.words for worker in workers]
+    slow = next(index for index, text in enumerate(words) if "the stacks of rank 3" in text)
+    assert failure.node == f"node-{slow}"
+    assert failure.rank == 3
+    assert f"all wait for rank 3 on node-{slow} in load_batch (train.py:" in failure.words
+    assert "in all_reduce" in words[1 - slow]
+    assert "in load_batch" in words[slow]
+
+
+def test_without_a_limit_a_long_pause_is_only_told() -> None:
+    now = 0.0
+    seen = progress.Progress(clock=lambda: now)
+    assert hang.overdue(seen, 0, 1800, 5000) == 0
+    for number in (1, 2, 3):
+        now += 100
+        seen.take(b"step %d" % number)
+    assert hang.overdue(seen, 0, 1800, now + 999) == 0
+    assert hang.overdue(seen, 0, 1800, now + 1001) == 1001
+    assert hang.overdue(seen, 200, 1800, now + 201) == 201
+    seen.start()
+    assert hang.overdue(seen, 200, 1800, now + 1799) == 0
+    assert hang.overdue(seen, 200, 1800, now + 1801) == 1801
+    assert hang.overdue(seen, 0, 1800, now + 9999) == 0
+
+
+def test_a_worker_that_has_seen_no_step_does_not_judge() -> None:
+    assert hang.overdue(progress.Progress(clock=lambda: 0.0), 10, 20, 5000) == 0
+
+
+def stand(rank: int, frame: str, step: int | None = None) -> hang.Stand:
+    return hang.Stand(rank, f"node-{rank}", step, frame)
+
+
+@pytest.mark.parametrize(
+    ("stands", "rank"),
+    [
+        ([stand(0, "all_reduce"), stand(1, "load"), stand(2, "all_reduce")], 1),
+        ([stand(0, "all_reduce", 7), stand(1, "all_reduce", 6)], 1),
+        ([stand(0, "all_reduce", 7), stand(1, "all_reduce", 7)], None),
+        ([stand(0, "all_reduce"), stand(1, "load")], None),
+        ([stand(0, "all_reduce")], None),
+        ([], None),
+    ],
+)
+def test_the_slowest_is_behind_or_does_something_else(stands: list[hang.Stand], rank: int | None) -> None:
+    slow = hang.slowest(stands)
+    assert (slow.rank if slow else None) == rank
+
+
+def test_hangs_for_which_nobody_is_to_blame_end_the_run() -> None:
+    found = [
+        failures.Failure(number, 2, "0", failures.UNKNOWN, 0, -9, 0, "no step for 9 s")
+        for number in (1, 2, 3)
+    ]
+    assert failures.judge(found, "a", ["a", "b"], 3) == "run"
+
+
+def test_the_images_own_sitecustomize_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.of_the_image = True")
+    env = {
+        "PATH": os.environ["PATH"],
+        **hang.environment({"PYTHONPATH": f"{tmp_path}:{RUNTIME}"}),
+    }
+    code = "import json, faulthandler; print(json.dumps([of_the_image, faulthandler.unregister(41)]))"
+    code = code.replace("41", str(hang.STACKS_SIGNAL))
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [True, True]
+
+
+def test_a_process_without_the_handler_is_not_killed_by_the_question() -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    try:
+        assert hang.print_stacks(process.pid, list) == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,127 @@
+"""What many members ask of etcd and are told by it, by etcd's own counters: a share for each, not N²."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bireme_runtime.elastic import rendezvous
+from bireme_runtime.elastic.rendezvous import Rendezvous
+from bireme_runtime.elastic.rules import Settings
+from bireme_runtime.etcd import client as etcd
+from tests.runtime.etcd_servers import EtcdServer
+from tests.support import waiting
+
+N = 60
+
+
+class Counters:
+    """What etcd has counted since this was made."""
+
+    def __init__(self, server: EtcdServer) -> None:
+        self._server, self._start = server, time.monotonic()
+        self._before = self._read()
+
+    def _read(self) -> dict[str, float]:
+        with urllib.request.urlopen(f"http://{self._server.endpoint}/metrics", timeout=30) as answer:
+            lines = re.findall(r"^([a-z][^# ]*) (\S+)$", answer.read().decode(), re.MULTILINE)
+        return {name: float(value) for name, value in lines}
+
+    def _since(self, name: str) -> float:
+        return self._read().get(name, 0.0) - self._before.get(name, 0.0)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def reads(self) -> float:
+        """Spans of keys that were read, also as parts of transactions."""
+        return self._since("etcd_mvcc_range_total")
+
+    @property
+    def told(self) -> float:
+        """Messages to those who watch."""
+        name = 'grpc_server_msg_sent_total{grpc_method="Watch",grpc_service="etcdserverpb.Watch",'
+        return self._since(name + 'grpc_type="bidi_stream"}')
+
+    @property
+    def renewals(self) -> float:
+        name = 'grpc_server_started_total{grpc_method="LeaseKeepAlive",'
+        return self._since(name + 'grpc_service="etcdserverpb.Lease",grpc_type="bidi_stream"}')
+
+    @property
+    def sent(self) -> float:
+        """Bytes to clients."""
+        return self._since("etcd_network_client_grpc_sent_bytes_total")
+
+
+@pytest.fixture
+def server(new_etcd: Callable[..., EtcdServer]) -> EtcdServer:
+    return new_etcd().start()
+
+
+@pytest.fixture
+def members(server: EtcdServer) -> Iterator[list[Rendezvous]]:
+    settings = Settings("run", 1, N, first_nodes=N, join_timeout=120, settle_timeout=0)
+    endpoints = etcd.parse_endpoints(server.endpoint)
+
+    def make(slot: int) -> Rendezvous:
+        identity = rendezvous.Identity(rendezvous.new_base(f"job-{slot}"), slot, "10.0.0.1")
+        return Rendezvous(etcd.Client(endpoints), settings, identity)
+
+    members = [make(slot) for slot in range(N)]
+    yield members
+    with ThreadPoolExecutor(N) as pool:
+        list(pool.map(Rendezvous.leave, members))
+
+
+def join(members: list[Rendezvous]) -> list[rendezvous.World]:
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(Rendezvous.join, members))
+
+
+def test_a_round_costs_each_member_a_few_messages(server: EtcdServer, members: list[Rendezvous]) -> None:
+    first = Counters(server)
+    assert {world.size for world in join(members)} == {N}
+    assert first.told < 25 * N
+    second = Counters(server)
+    with ThreadPoolExecutor(N) as pool:
+        # One member's processes fail, and all meet again.
+        failed = pool.submit(members[7].join)
+        others = [each for each in members if each is not members[7]]
+        waiting.until(lambda: all(each.waiting() for each in others), seconds=60)
+        worlds = [*pool.map(Rendezvous.join, others), failed.result(timeout=60)]
+    assert {(world.number, world.size) for world in worlds} == {(2, N)}
+    assert second.told < 8 * N, "of N members that get ready, N members must not hear"
+    assert second.reads < 8 * N
+    assert second.sent < N * 25_000
+
+
+def test_members_that_train_ask_only_for_their_leases(server: EtcdServer, members: list[Rendezvous]) -> None:
+    join(members)
+    waiting.until(lambda: not any(each.waiting() for each in members), seconds=60)
+    time.sleep(2)
+    idle = Counters(server)
+    time.sleep(6)
+    assert [each.waiting() for each in members] == [0] * N
+    assert (idle.reads, idle.told) == (0, 0)
+    # The lease lives for 10 s.
+    assert idle.renewals < 1.3 * N * (idle.seconds + 1)
+
+
+def test_a_lost_member_is_told_to_each_member_once(server: EtcdServer, members: list[Rendezvous]) -> None:
+    join(members)
+    time.sleep(1)
+    loss = Counters(server)
+    members[N // 2].leave()
+    rest = [each for each in members if each is not members[N // 2]]
+    waiting.until(lambda: all(each.waiting() for each in rest), seconds=60)
+    assert loss.told < 3 * N
+    assert loss.reads < 3 * N
+    assert {world.size for world in join(rest)} == {N - 1}

@@ -1,0 +1,55 @@
+"""The rendezvous, the lock, the fence and the etcd client under faults that a seed chooses, in virtual time.
+
+`make simulate` runs thousands of seeds; `--trace SEED` prints what happened with one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.rules import View
+from tests.runtime.simulation.run import Broken, Job
+from tests.runtime.simulation.scheduler import Stuck
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_no_two_worlds_can_commit_and_every_job_succeeds(first: int) -> None:
+    for seed in range(first, first + 50):
+        job = Job(seed)
+        try:
+            job.simulate()
+        except AssertionError as error:
+            error.add_note(f"seed {seed}, after: {'; '.join(job.faults)}")
+            raise
+
+
+def test_a_seed_means_one_course_of_events() -> None:
+    first, second = Job(5), Job(5)
+    first.simulate()
+    second.simulate()
+    assert first.sim.trace == second.sim.trace
+    assert first.commits
+
+
+def what_breaks(seeds: int) -> str:
+    """What must never happen, and happened with one of so many seeds."""
+    for seed in range(seeds):
+        try:
+            Job(seed).simulate()
+        except Broken as broken:
+            return str(broken)
+        except Stuck:
+            continue
+    return "nothing"
+
+
+def test_the_simulation_finds_a_fence_that_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STOP_SHARE", "KILL_SHARE"):
+        monkeypatch.setattr(fence, name, 3.0)
+    assert "may commit in" in what_breaks(1000)
+
+
+def test_the_simulation_finds_a_success_before_all_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(View, "all_finished", lambda self: True)
+    assert "is a success, but" in what_breaks(100)

@@ -1,0 +1,142 @@
+"""What a worker tells of its run over HTTP, to Prometheus and to `bireme status`."""
+
+from __future__ import annotations
+
+import io
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bireme.clusters.api import Api
+from bireme.manifests import Manifest
+from bireme.observe import observed_pod
+from bireme.training import Training, trainings
+from bireme.views import training_view
+from bireme_runtime.elastic import progress
+from tests.runtime.etcd_servers import free_port
+from tests.runtime.workers import Start, Worker
+from tests.support.api_server import Quiet, serving
+
+FAILS_TWICE = """
+n = pathlib.Path('n')
+starts = int(n.read_text()) + 1 if n.exists() else 1
+n.write_text(str(starts))
+for step in range(1 if starts == 1 else 8, 10 + starts):
+    print(f'step {step}', flush=True)
+    time.sleep(0.02)
+if starts < 3:
+    raise ValueError('the shape is wrong')
+pathlib.Path('trains').touch()
+time.sleep(90)
+"""
+
+
+class Proxy(Quiet):
+    """The part of an API server that asks pods; all pods are here."""
+
+    def do_GET(self) -> None:
+        _, _, _, _, _, kind, pod, _, path = self.path.split("/", 8)
+        assert kind == "pods"
+        with urllib.request.urlopen(f"http://127.0.0.1:{pod.rpartition(':')[2]}/{path}") as answer:
+            body = answer.read()
+        self.answer(body)
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Proxy), tmp_path) as kubeconfig:
+        yield Api(kubeconfig)
+
+
+def told(api: Api, port: int) -> Training | None:
+    """What `bireme status` reads of a job with one worker."""
+    trainer = {"name": "trainer", "ports": [{"name": "metrics", "containerPort": port}]}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-r1"}}
+    manifest = Manifest({**job, "spec": {"template": {"spec": {"containers": [trainer]}}}})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job-r1", "controller": True}
+    pod = {
+        "metadata": {"name": "job-r1-0-abcde", "ownerReferences": [owner]},
+        "spec": {"containers": [], "nodeName": "node-a"},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    return next(iter(trainings(api, "default", [manifest], [observed_pod(pod)])), None)
+
+
+def until(api: Api, port: int, worker: Worker, true: Callable[[Training], Any]) -> Training:
+    deadline = time.monotonic() + 60
+    while True:
+        found = told(api, port)
+        if found and true(found):
+            return found
+        assert time.monotonic() < deadline, f"{found}\n{worker.words}"
+        time.sleep(0.1)
+
+
+def test_status_and_metrics_tell_who_failed_first_and_what_was_lost(
+    start: Start, on_etcd: dict[str, str], api: Api
+) -> None:
+    port = free_port()
+    worker = start(FAILS_TWICE, **on_etcd, PET_MAX_RESTARTS="9", BIREME_NODE="node-a",
+                   BIREME_METRICS_PORT=str(port))  # fmt: skip
+    found = until(api, port, worker, lambda found: found.step == 12 and len(found.failures) == 2)
+    assert found.round == 3
+    assert found.world == 1
+    assert found.restarts == {"failure": 2}
+    # The first start made 1 to 10, the second 8 to 11, the third 8 to 12.
+    assert found.lost_steps == 2 + 3
+    assert found.nodes == {"node-a": 2}
+    assert found.failures[0] == (
+        "rank 0 on node-a failed in round 1 (exit code 1): ValueError: the shape is wrong"
+    )
+    assert not found.waits
+    console = Console(file=io.StringIO(), width=200)
+    console.print(training_view(found))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "round 3, 1 workers, step 12" in printed
+    assert "first failures by node: node-a 2" in printed
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    assert 'bireme_restarts_total{cause="failure"} 2.0' in lines
+    assert "bireme_step 12" in lines
+    assert "bireme_lost_steps_total 5" in lines
+    assert all(line.startswith(("# HELP bireme_", "# TYPE bireme_", "bireme_")) for line in lines)
+
+
+def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, str], api: Api) -> None:
+    first = start("pathlib.Path('trains').write_text('x'); time.sleep(90)", **on_etcd, BIREME_LOCK="ns/job")
+    first.file("trains")
+    port = free_port()
+    second = start("", **{**on_etcd, "PET_RDZV_ID": "run-2"}, BIREME_LOCK="ns/job",
+                   BIREME_METRICS_PORT=str(port))  # fmt: skip
+    found = until(api, port, second, lambda found: found.waits)
+    assert found.waits == "run run to end: it trains with 1 workers"
+
+
+def test_a_port_that_is_taken_costs_only_the_metrics(start: Start, on_etcd: dict[str, str]) -> None:
+    server = ThreadingHTTPServer(("", 0), Proxy)
+    worker = start("", **on_etcd, BIREME_METRICS_PORT=str(server.server_port))
+    assert worker.end() == 0
+    assert f"no metrics at port {server.server_port}" in worker.words
+    server.server_close()
+
+
+def test_lost_steps_and_seconds_end_with_the_next_new_step() -> None:
+    now = 100.0
+    seen = progress.Progress(clock=lambda: now)
+    seen.start()
+    for number in (1, 2, 3):
+        now += 1
+        seen.take(b"step %d" % number)
+    assert seen.rate == 1
+    now += 10
+    seen.start()
+    for number in (2, 3, 4, 5):
+        now += 1
+        seen.take(b"step %d" % number)
+    assert (seen.lost_steps, seen.lost_seconds, seen.step) == (1, 13, 5)

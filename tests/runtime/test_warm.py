@@ -1,0 +1,134 @@
+"""Processes forked from a template behave like fresh ones. Real torchrun: with_torch/test_warm_starts.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme_runtime.elastic import warm
+from tests.runtime.etcd_servers import RUNTIME
+
+DRIVER = Path(__file__).with_name("warm_driver.py")
+
+
+def run(script: Path, *arguments: str, **env: str) -> tuple[dict[str, Any], list[str], str]:
+    """What the driver found, what the script printed line by line, and its errors."""
+    finished = subprocess.run(
+        [sys.executable, str(DRIVER), str(script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(RUNTIME), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    *printed, found = finished.stdout.splitlines()
+    return json.loads(found), printed, finished.stderr
+
+
+def write(folder: Path, text: str) -> Path:
+    script = folder / "train.py"
+    script.write_text(text)
+    return script
+
+
+def test_a_forked_script_has_its_own_arguments_environment_and_folder(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("word = 'beside'")
+    script = write(
+        tmp_path,
+        "import os, sys, beside\n"
+        "print(__name__, sys.argv[1:], os.environ['RANK'], beside.word, sys.modules['__main__'].__file__)\n"
+        "print(os.getpid() == os.getpgrp() == os.getsid(0), 'BIREME_WARM_FD' in os.environ)\n",
+    )
+    found, printed, _ = run(script, "--steps", "3")
+    assert found["codes"] == [0, 0]
+    expected = [f"__main__ ['--steps', '3'] {rank} beside {script}" for rank in "01"]
+    assert printed == [expected[0], "True False", expected[1], "True False"]
+
+
+def test_imported_modules_are_there_at_once_and_own_ones_are_fresh(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("import os; print('imported by', os.environ['RANK'])")
+    script = write(tmp_path, "import sys\nprint('sqlite3' in sys.modules)\nimport sqlite3\nimport beside\n")
+    _, printed, _ = run(script)
+    assert printed == ["True", "imported by 0", "True", "imported by 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("raise SystemExit", 0),
+        ("import os, signal; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_exit_codes_and_signals_are_those_of_a_fresh_process(tmp_path: Path, text: str, code: int) -> None:
+    found, _, _ = run(write(tmp_path, text))
+    assert found["codes"] == [code, code]
+
+
+def test_a_traceback_ends_with_the_script_and_atexit_runs(tmp_path: Path) -> None:
+    script = write(tmp_path, "import atexit\natexit.register(print, 'bye')\nraise ValueError('no data')\n")
+    found, printed, errors = run(script)
+    assert found["codes"] == [1, 1]
+    assert printed == ["bye", "bye"]
+    assert errors.count("ValueError: no data") == 2
+    assert f'File "{script}", line 3' in errors
+
+
+def test_a_signal_reaches_the_script(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    script = write(
+        tmp_path,
+        "import os, pathlib, signal, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        f"    pathlib.Path({str(ready)!r}).touch()\n"
+        "    time.sleep(60)\n",
+    )
+    found, _, _ = run(script, BIREME_TEST_READY=str(ready))
+    assert found["codes"] == [0, 5]
+
+
+def test_random_numbers_differ_between_forks(tmp_path: Path) -> None:
+    _, printed, _ = run(write(tmp_path, "import random, uuid\nprint(random.random(), uuid.uuid4())\n"))
+    assert printed[0] != printed[1]
+
+
+def test_a_module_with_threads_makes_starts_cold(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "busy.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    own = tmp_path / "own"
+    own.mkdir()
+    script = write(own, "import busy\n")
+    with pytest.raises(subprocess.CalledProcessError) as refusal:
+        run(script, PYTHONPATH=f"{RUNTIME}{os.pathsep}{packages}")
+    assert "Unusable: an imported module keeps 1 threads running" in refusal.value.stderr
+
+
+def test_what_libraries_read_at_import_must_not_differ(tmp_path: Path) -> None:
+    script = write(tmp_path, "import os\nprint(1)\n")
+    template = warm.start((sys.executable, "-c", "pass"), {"OMP_NUM_THREADS": "1"})
+    request = warm.Request("script", (str(script),), {"OMP_NUM_THREADS": "4"}, str(tmp_path))
+    with pytest.raises(warm.Unusable, match="OMP_NUM_THREADS differs from what was set when"):
+        template.ask(request)
+    template.close()
+    os.waitpid(template.pid, 0)
+
+
+def test_the_imports_of_a_script_are_those_at_its_top_level(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "import torch, numpy as np\nfrom torchvision import models\nfrom . import own\n"
+        "def f():\n    import late\n",
+    )
+    assert warm.imports_of(script) == ["torch", "numpy", "torchvision"]
+    assert warm.imports_of(write(tmp_path, "def broken(:\n")) == []
+    assert warm.imports_of(tmp_path / "none.py") == []

@@ -1,0 +1,75 @@
+"""Agents and ranks forked from a process that has imported torch, on real torchrun and etcd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Make = Callable[..., Any]
+WARM = {"BIREME_WARM_START": "true"}
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def seconds_to_a_step(run: Any, warm: str) -> float:
+    """SIGKILL the agent of one worker of two; the seconds until the other makes a step with it again."""
+    for index, name in enumerate("ab"):
+        run.start(name, index)
+    run.wait_for("b", "step", world=2)
+    since = time.time()
+    os.kill(run.wait_for("a", "start", world=2)["agent"], signal.SIGKILL)
+    start = run.wait_for("b", "start", since, world=2)
+    step = run.wait_for("b", "step", float(start["time"]))
+    print(f"\nSIGKILL of an agent, {warm}: first step after {step['time'] - since:.1f} s")
+    return float(step["time"]) - since
+
+
+def test_a_run_survives_the_loss_of_an_agent_and_no_start_is_cold(job: Make) -> None:
+    run = job(steps=80, pause=0.2, **WARM)
+    seconds_to_a_step(run, "warm")
+    rank = run.notes("a", "start")[-1]
+    # A rank is its agent's child, as in a cold start, and the agent is the supervisor's.
+    assert parent(rank["pid"]) == rank["agent"]
+    assert [run.end(name) for name in "ab"] == [0, 0]
+    run.check_steps(80)
+    for name in "ab":
+        assert "cold" not in run.words(name)
+
+
+def test_sigterm_lets_forked_ranks_save(job: Make) -> None:
+    run = job(**WARM)
+    for index, name in enumerate("ab"):
+        run.start(name, index)
+    run.wait_for("b", "step", world=2)
+    since = time.time()
+    run.workers["a"].send_signal(signal.SIGTERM)
+    assert run.end("a") == 143
+    saved = run.wait_for("a", "saved", since)
+    assert "1 training processes have 10 s to save" in run.words("a")
+    assert run.wait_for("b", "start", since, world=1)["step"] >= saved["step"]
+
+
+def test_a_failing_script_ends_with_its_code_and_its_traceback(job: Make) -> None:
+    run = job(PET_MAX_RESTARTS="1", PET_NNODES="1:1", **WARM)
+    (run.folder / "train.py").write_text(
+        "import torch\nraise SystemExit(23 if torch.ones(1).item() else 0)\n"
+    )
+    run.start("a")
+    assert run.end("a") == 23
+
+
+@pytest.mark.parametrize("modules", ["auto", "torch"])
+def test_several_ranks_of_a_worker_are_forked_with_one_thread_each(job: Make, modules: str) -> None:
+    run = job(steps=5, PET_NNODES="1:1", PET_NPROC_PER_NODE="2", BIREME_WARM_MODULES=modules, **WARM)
+    run.start("a")
+    assert run.end("a") == 0
+    assert {note["rank"] for note in run.notes("a", "start")} == {0, 1}
+    assert "cold" not in run.words("a")

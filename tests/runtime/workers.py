@@ -1,0 +1,54 @@
+"""Workers of a job as pods run them, with a small replacement for torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.runtime.etcd_servers import RUNTIME
+
+TINY = Path(__file__).with_name("tiny_torchrun.py")
+MAIN = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
+
+
+class Worker:
+    """One supervised worker, as a pod runs it."""
+
+    def __init__(self, folder: Path, script: str, env: dict[str, str], command: list[str]) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text("import os, pathlib, signal, sys, time\n" + script)
+        self.errors = folder / "stderr"
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "PYTHONUNBUFFERED": "1", **env}
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen([*command, str(folder / "train.py"), "one", "two"],
+                                            env=environ, cwd=folder, stderr=errors)  # fmt: skip
+
+    def file(self, name: str, seconds: float = 10) -> str:
+        """What a training process wrote; waits for it."""
+        path, deadline = self.folder / name, time.monotonic() + seconds
+        while not path.exists() or not path.read_text():
+            assert time.monotonic() < deadline, f"{name} is missing; the log:\n{self.words}"
+            assert self.process.poll() is None or path.exists(), f"the agent has ended:\n{self.words}"
+            time.sleep(0.01)
+        return path.read_text()
+
+    def wait_for(self, words: str, seconds: float = 60) -> None:
+        """Wait until the worker has said these words."""
+        deadline = time.monotonic() + seconds
+        while words not in self.words:
+            assert time.monotonic() < deadline, f"not said: {words}; the log:\n{self.words}"
+            time.sleep(0.01)
+
+    @property
+    def words(self) -> str:
+        return self.errors.read_text()
+
+    def end(self, seconds: float = 15) -> int:
+        return self.process.wait(seconds)
+
+
+Start = Callable[..., Worker]
