@@ -13,7 +13,17 @@ from bireme.tools import Toolbox
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-INSTANCES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yaml"))
+# Of families whose sizes differ only in numbers, one size each is rendered with every workload.
+SIZES_ALIKE = {
+    "g4dn": {"g4dn.2xlarge", "g4dn.4xlarge", "g4dn.16xlarge"},
+    "g5g": {"g5g.xlarge", "g5g.2xlarge", "g5g.4xlarge", "g5g.8xlarge", "g5g.metal"},
+    "g6e": {"g6e.2xlarge", "g6e.4xlarge", "g6e.8xlarge", "g6e.16xlarge"},
+    "gr6": {"gr6.8xlarge"},
+    "g7": {"g7.2xlarge", "g7.4xlarge", "g7.8xlarge", "g7.12xlarge", "g7.24xlarge"},
+    "g7e": {"g7e.2xlarge", "g7e.4xlarge", "g7e.8xlarge", "g7e.12xlarge", "g7e.24xlarge"},
+}
+TYPES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yaml"))
+INSTANCES = [name for name in TYPES if name not in set().union(*SIZES_ALIKE.values())]
 # The chart of each workload; a test checks that no workload is missing.
 WORKLOADS = {
     "imagenet-efa": "torch-elastic",

@@ -26,7 +26,7 @@ from bireme.tools import Toolbox
 from tests.render.cases import CASES, REFUSALS, ROOT, Case, request
 
 FOLDER = Path(__file__).parent / "golden"
-IMMUTABLE = "bireme.dev/immutable"
+IMMUTABLE = "bireme/immutable"
 BASE_INSTANCES = ("p4d.24xlarge", "p3.8xlarge", "p3dn.24xlarge")
 """Instance types whose objects are stored completely: the first one for which the workload renders."""
 RUNTIME = "RUNTIME"

@@ -30,6 +30,11 @@ def pod(rendered: Render) -> Mapping[str, Any]:
     return spec
 
 
+def node_terms(rendered: Render) -> list[list[Mapping[str, Any]]]:
+    required = pod(rendered)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return [list(term["matchExpressions"]) for term in required["nodeSelectorTerms"]]
+
+
 def test_the_lists_of_instance_types_are_generated_from_values(bireme_paths: Paths) -> None:
     written = (bireme_paths.charts / generate.INSTANCE_TYPES).read_text()
     assert written == generate.instance_types(bireme_paths), "make instances"
@@ -48,18 +53,42 @@ def test_the_plan_names_the_nodes_on_which_it_runs(plan: Callable[..., Plan]) ->
     console = Console(width=400)
     with console.capture() as captured:
         console.print(plan_view(plan(CHART, sets=OREGON, release="efa")))
-    assert "DaemonSet/efa: a plugin pod on each node of g4dn.12xlarge, g4dn.8xlarge," in captured.get()
+    assert (
+        "DaemonSet/efa: a plugin pod on each node of g4dn.12xlarge, g4dn.16xlarge, g4dn.8xlarge,"
+        in captured.get()
+    )
 
 
 def test_types_and_auto_mode_are_expressions_of_one_term(render: Callable[..., Render]) -> None:
     """Several terms would be alternatives, so that nodes of Auto Mode would match the other one."""
     rendered = render(CHART, sets=[*OREGON, "instanceTypes={p9.48xlarge}"])
-    required = pod(rendered)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (term,) = required["nodeSelectorTerms"]
-    by_key = {each["key"]: each for each in term["matchExpressions"]}
+    (term,) = node_terms(rendered)
+    by_key = {each["key"]: each for each in term}
     assert "p9.48xlarge" in by_key["node.kubernetes.io/instance-type"]["values"]
     auto = by_key["eks.amazonaws.com/compute-type"]
     assert (auto["operator"], list(auto["values"])) == ("NotIn", ["auto"])
+
+
+def test_every_type_that_the_chart_of_aws_lists_gets_the_plugin(render: Callable[..., Render]) -> None:
+    """aws/eks-charts lists 303 types, most of them without accelerators (hack/agents.yaml)."""
+    (term,) = node_terms(render(CHART, sets=OREGON))
+    listed = set(term[0]["values"])
+    assert len(listed) >= 303
+    assert {"hpc7a.96xlarge", "p6e-gb200.36xlarge", "trn2u.48xlarge", "g7e.48xlarge"} < listed
+
+
+def test_a_label_of_ones_own_is_an_alternative_and_never_means_auto_mode(
+    render: Callable[..., Render],
+) -> None:
+    terms = node_terms(render(CHART, sets=[*OREGON, "nodeLabels.fabric=efa"]))
+    assert [each[0]["key"] for each in terms] == ["node.kubernetes.io/instance-type", "fabric"]
+    assert [each[1]["operator"] for each in terms] == ["NotIn", "NotIn"]
+
+
+def test_a_node_without_efa_does_not_hang_its_pod(render: Callable[..., Render]) -> None:
+    """A folder that has to exist keeps the pod in ContainerCreating for ever."""
+    folders = {volume["name"]: volume["hostPath"] for volume in pod(render(CHART, sets=OREGON))["volumes"]}
+    assert folders["infiniband"]["type"] == "DirectoryOrCreate"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +98,12 @@ def test_types_and_auto_mode_are_expressions_of_one_term(render: Callable[..., R
         ("eu-central-2", "900612956339.dkr.ecr.eu-central-2.amazonaws.com"),
         ("us-gov-west-1", "013241004608.dkr.ecr.us-gov-west-1.amazonaws.com"),
         ("cn-north-1", "918309763551.dkr.ecr.cn-north-1.amazonaws.com.cn"),
+        ("ap-east-2", "533267051163.dkr.ecr.ap-east-2.amazonaws.com"),
+        ("mx-central-1", "730335286997.dkr.ecr.mx-central-1.amazonaws.com"),
+        ("us-iso-east-1", "725322719131.dkr.ecr.us-iso-east-1.c2s.ic.gov"),
+        ("us-isob-east-1", "187977181151.dkr.ecr.us-isob-east-1.sc2s.sgov.gov"),
+        ("us-isof-south-1", "676585237158.dkr.ecr.us-isof-south-1.csp.hci.ic.gov"),
+        ("eu-isoe-west-1", "249663109785.dkr.ecr.eu-isoe-west-1.cloud.adc-e.uk"),
     ],
 )
 def test_the_image_is_from_the_registry_of_the_region(

@@ -99,10 +99,118 @@ def test_the_test_mounts_every_claim(render: Callable[..., Render]) -> None:
     assert mounts == {"/volumes/rw/efsvol": False, "/volumes/ro/datasets": True}
 
 
+@pytest.mark.parametrize("given", [NFS, CSI | {"path": "/runs"}])
+def test_a_folder_with_an_owner_is_given_to_it_by_a_job(
+    render: Callable[..., Render], given: dict[str, Any]
+) -> None:
+    """A new file system belongs to root, and neither NFS nor the driver applies fsGroup."""
+    owned = given | {"uid": 1000, "gid": 2000, "directoryPerms": "2770"}
+    rendered = render("efs", values={"volumes": {"data": owned, "other": NFS | {"path": "/other"}}})
+    (job,) = objects(rendered, "Job").values()
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][0].splitlines()[:2] == ["chmod 2770 /volume", "chown 1000:2000 /volume"]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data"
+    assert list(container["securityContext"]["capabilities"]["add"]) == ["CHOWN", "FOWNER"]
+    another = render("efs", values={"volumes": {"data": owned | {"uid": 1001}}})
+    assert set(objects(another, "Job")) != {job.name}, "a Job cannot change"
+
+
+def test_an_access_point_has_the_parameters_that_were_asked_for(render: Callable[..., Render]) -> None:
+    given = DYNAMIC | {
+        "gidRangeStart": 2000,
+        "gidRangeEnd": 3000,
+        "subPathPattern": "${.PVC.namespace}/${.PVC.name}",
+        "ensureUniqueDirectory": False,
+        "reuseAccessPoint": True,
+        "az": "us-west-2b",
+        "secret": {"name": "x-account", "namespace": "kube-system"},
+    }
+    (made,) = objects(render("efs", values={"volumes": {"data": given}}), "StorageClass").values()
+    assert dict(made["parameters"]) == {
+        "provisioningMode": "efs-ap",
+        "fileSystemId": DYNAMIC["fileSystemId"],
+        "directoryPerms": "700",
+        "gidRangeStart": "2000",
+        "gidRangeEnd": "3000",
+        "subPathPattern": "${.PVC.namespace}/${.PVC.name}",
+        "ensureUniqueDirectory": "false",
+        "reuseAccessPoint": "true",
+        "az": "us-west-2b",
+        "csi.storage.k8s.io/provisioner-secret-name": "x-account",
+        "csi.storage.k8s.io/provisioner-secret-namespace": "kube-system",
+    }
+
+
+def test_a_mount_target_is_named_by_its_address(render: Callable[..., Render]) -> None:
+    spec = volume(render("efs", values={"volumes": {"data": CSI | {"mountTargetIp": "10.0.0.7"}}}))["spec"]
+    assert dict(spec["csi"]["volumeAttributes"]) == {"mounttargetip": "10.0.0.7"}
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no volumes", {}, "volumes: none is given"),
     ("nfs without a server", {"data": {"type": "nfs"}}, "volumes.data.server: type nfs needs"),
     ("csi without a file system", {"data": {"type": "csi"}}, "volumes.data.fileSystemId: type csi needs"),
+    (
+        "an access mode that the driver refuses",
+        {"data": DYNAMIC | {"accessMode": "ReadOnlyMany"}},
+        "volumes.data.accessMode: the EFS CSI driver refuses ReadOnlyMany",
+    ),
+    (
+        "an owner beside that of an access point",
+        {"data": CSI | {"accessPointId": "fsap-0123456789abcdef0", "uid": 1, "gid": 1}},
+        "volumes.data.uid: the access point has its owner already",
+    ),
+    (
+        "a mode without an owner",
+        {"data": NFS | {"directoryPerms": "777"}},
+        "volumes.data.directoryPerms: the mode is set together with the owner",
+    ),
+    (
+        "an owner of a read-only claim",
+        {"data": NFS | {"accessMode": "ReadOnlyMany", "uid": 1, "gid": 1}},
+        "volumes.data.uid: a claim that is read only",
+    ),
+    (
+        "half a range",
+        {"data": DYNAMIC | {"gidRangeStart": 2000}},
+        "volumes.data.gidRangeStart: gidRangeStart and gidRangeEnd go together",
+    ),
+    (
+        "a range that ends before it starts",
+        {"data": DYNAMIC | {"gidRangeStart": 2000, "gidRangeEnd": 2000}},
+        "volumes.data.gidRangeEnd: 2000 is not more than gidRangeStart, 2000",
+    ),
+    (
+        "a range beside an owner",
+        {"data": DYNAMIC | {"gidRangeStart": 1, "gidRangeEnd": 2, "uid": 1, "gid": 1}},
+        "volumes.data.gidRangeStart: the driver takes ids of the range only where",
+    ),
+    (
+        "a unique part of no pattern",
+        {"data": DYNAMIC | {"ensureUniqueDirectory": False}},
+        "volumes.data.ensureUniqueDirectory: it belongs to subPathPattern",
+    ),
+    (
+        "a zone of the same account",
+        {"data": DYNAMIC | {"az": "us-west-2b"}},
+        "volumes.data.az: it selects the mount target of a file system in another account",
+    ),
+    (
+        "a folder too deep for EFS",
+        {"data": DYNAMIC | {"basePath": "/a/b/c", "subPathPattern": "d/${.PVC.name}"}},
+        "volumes.data.basePath: EFS allows an access point four folders",
+    ),
+    (
+        "a pattern that the driver does not know",
+        {"data": DYNAMIC | {"subPathPattern": "${.PVC.uid}"}},
+        "subPathPattern",
+    ),
+    (
+        "parameters of a class that exists",
+        {"data": {"type": "dynamic", "storageClassName": "efs-sc", "reuseAccessPoint": True}},
+        "leave reuseAccessPoint out",
+    ),
     (
         "dynamic without either",
         {"data": {"type": "dynamic"}},

@@ -89,6 +89,11 @@ def test_the_first_pod_of_a_claim_that_waits_for_it_runs_in_its_zone(render: Cal
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("no choice", {}, "provisioning: choose where the file system comes from"),
+    (
+        "an access mode that the driver refuses",
+        static() | {"accessMode": "ReadOnlyMany"},
+        "accessMode: the FSx CSI driver refuses ReadOnlyMany",
+    ),
     ("no subnet", dynamic(subnetId=""), "dynamic.subnetId: the file system needs a subnet"),
     ("no security group", dynamic(securityGroupIds=[]), "dynamic.securityGroupIds: the file system needs"),
     ("no file system", static(fileSystemId=""), "static.fileSystemId: the file system is not given"),

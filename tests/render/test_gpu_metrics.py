@@ -15,7 +15,7 @@ from bireme.topology import Plan
 from tests.support.rendered import the
 
 CHART = "gpu-metrics"
-CLOUDWATCH = ["cloudwatch.region=us-west-2"]
+CLOUDWATCH = ["cloudwatch.region=us-west-2", "global.imageRegistries.bireme=registry.example.com"]
 DCGM = ["agent=dcgm"]
 
 
@@ -49,6 +49,46 @@ def test_it_sees_all_gpus_and_requests_none(render: Callable[..., Render], sets:
     (agent,) = pod(render(CHART, sets=sets))["containers"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in [dict(each) for each in agent["env"]]
     assert not [name for side in agent["resources"].values() for name in side if "nvidia" in name]
+
+
+@pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
+def test_nodes_whose_labels_tell_of_nvidia_gpus_need_no_known_type(
+    render: Callable[..., Render], sets: list[str]
+) -> None:
+    required = pod(render(CHART, sets=sets))["affinity"]["nodeAffinity"]
+    terms = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    by_key = {term["matchExpressions"][0]["key"]: term["matchExpressions"][0]["values"] for term in terms}
+    assert {"g4dn.xlarge", "g5g.xlarge", "g6e.xlarge", "g6f.large", "gr6.4xlarge", "g7.2xlarge"} < set(
+        by_key.pop("node.kubernetes.io/instance-type")
+    )
+    assert {key: list(values) for key, values in by_key.items()} == {
+        "eks.amazonaws.com/instance-gpu-manufacturer": ["nvidia"],
+        "karpenter.k8s.aws/instance-gpu-manufacturer": ["nvidia"],
+        "nvidia.com/gpu.present": ["true"],
+    }
+
+
+@pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
+def test_a_runtime_that_ignores_the_variable_gives_gpus_by_a_mount(
+    render: Callable[..., Render], sets: list[str]
+) -> None:
+    """Bottlerocket, and so EKS Auto Mode, trusts the variable in privileged containers only."""
+    spec = pod(render(CHART, sets=sets))
+    (agent,) = spec["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in agent["volumeMounts"]}
+    folders = {volume["name"]: volume.get("hostPath") for volume in spec["volumes"]}
+    assert dict(folders[mounts["/var/run/nvidia-container-devices/all"]] or {}) == {"path": "/dev/null"}
+    assert "privileged" not in agent["securityContext"]
+    (agent,) = pod(render(CHART, sets=[*sets, "privileged=true"]))["containers"]
+    assert agent["securityContext"]["privileged"] is True
+
+
+def test_the_instance_metadata_answer_the_agent_with_a_hop_limit_of_one(
+    render: Callable[..., Render],
+) -> None:
+    spec = pod(render(CHART, sets=CLOUDWATCH))
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert "hostNetwork" not in pod(render(CHART, sets=[*CLOUDWATCH, "cloudwatch.hostNetwork=false"]))
 
 
 def test_the_configuration_of_the_cloudwatch_agent(render: Callable[..., Render]) -> None:
@@ -85,25 +125,28 @@ def test_the_configuration_of_the_cloudwatch_agent(render: Callable[..., Render]
     }
 
 
-def test_without_container_insights_it_needs_no_host_path_and_no_api(
+def test_without_container_insights_it_needs_no_folder_of_the_node_and_no_api(
     render: Callable[..., Render],
 ) -> None:
     rendered = render(CHART, sets=CLOUDWATCH)
     assert "logs" not in configuration(rendered)
-    assert [volume["name"] for volume in pod(rendered)["volumes"]] == ["config"]
+    assert [volume["name"] for volume in pod(rendered)["volumes"]] == ["all-gpus", "config"]
     assert pod(rendered)["automountServiceAccountToken"] is False
     assert not {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} & kinds(rendered)
 
 
 def test_container_insights_has_only_read_permissions(render: Callable[..., Render]) -> None:
     rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
+    assert "endpointslices" in {
+        each for rule in the(rendered, "ClusterRole")["rules"] for each in rule["resources"]
+    }
     verbs = {verb for rule in the(rendered, "ClusterRole")["rules"] for verb in rule["verbs"]}
     assert verbs == {"get", "list", "watch"}
     (subject,) = the(rendered, "ClusterRoleBinding")["subjects"]
     assert subject["name"] == pod(rendered)["serviceAccountName"]
     (agent,) = pod(rendered)["containers"]
     hosts = {volume["name"] for volume in pod(rendered)["volumes"] if "hostPath" in volume}
-    assert {mount["name"] for mount in agent["volumeMounts"] if mount["readOnly"]} >= hosts
+    assert {mount["name"] for mount in agent["volumeMounts"] if mount.get("readOnly")} >= hosts - {"all-gpus"}
 
 
 def test_an_iam_role_is_an_annotation_of_the_service_account(render: Callable[..., Render]) -> None:
@@ -117,7 +160,7 @@ def test_a_change_of_the_configuration_replaces_the_pods(render: Callable[..., R
     annotations = [
         the(render(CHART, sets=[*CLOUDWATCH, f"cloudwatch.intervalSeconds={seconds}"]), "DaemonSet")["spec"][
             "template"
-        ]["metadata"]["annotations"]["bireme.dev/config"]
+        ]["metadata"]["annotations"]["bireme/config"]
         for seconds in (10, 60)
     ]
     assert annotations[0] != annotations[1]
@@ -169,6 +212,10 @@ def test_the_dashboard_shows_what_is_measured_by_default(render: Callable[..., R
     [
         ([], "cloudwatch.region: the agent needs the region to which it sends metrics"),
         (["agent=both"], "agent"),
+        (
+            ["cloudwatch.region=us-west-2"],
+            "cloudwatch.image.registry: the image is built from images/cloudwatch-agent",
+        ),
         (
             [*CLOUDWATCH, "cloudwatch.containerInsights.enabled=true"],
             "cloudwatch.containerInsights.clusterName: Container Insights needs the name of the cluster",

@@ -153,7 +153,7 @@ def test_a_change_of_the_run_changes_the_immutable_digests(
 ) -> None:
     job = [f"orchestrator={orchestrator}"]
     before, after = (
-        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme.dev/immutable"]
+        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme/immutable"]
         for change in ([], sets)
     )
     assert before != after
@@ -166,10 +166,20 @@ def test_suspend_ttl_deadline_and_backoff_change_in_place(
     job = [f"orchestrator={orchestrator}"]
     in_place = ["suspend=true", "ttlSecondsAfterFinished=1", "activeDeadlineSeconds=1", "backoffLimit=0"]
     before, after = (
-        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme.dev/immutable"]
+        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme/immutable"]
         for change in ([], in_place)
     )
     assert before == after
+
+
+def test_the_time_for_the_probe_is_a_value(render: Callable[..., Render]) -> None:
+    assert environment(render("mpi-training", sets=["probeSeconds=900"]))["BIREME_PROBE_SECONDS"] == "900"
+
+
+def test_one_rank_may_drive_all_devices_of_its_node(render: Callable[..., Render]) -> None:
+    rendered = render("mpi-training", sets=["slots=1", "workers=2", "np=2"], **P4D)
+    assert container(rendered)["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert environment(rendered)["BIREME_MPI_SLOTS"] == "1"
 
 
 def test_a_python_path_of_the_values_is_appended(render: Callable[..., Render]) -> None:
@@ -205,6 +215,12 @@ REFUSED: list[tuple[str, dict[str, Any], list[str], str]] = [
         "np: 5 is not workers × slots, which is 2 × 2 = 4",
     ),
     ("slots that don't match the accelerators", P4D, ["slots=4"], "slots: 4 processes for 8 accelerators"),
+    (
+        "a path that hides the runtime",
+        {},
+        ["extraEnv[0].name=PYTHONPATH", "extraEnv[0].value=/app"],
+        "extraEnv: PYTHONPATH would hide the runtime",
+    ),
     ("hosts of the user's own", {}, ["mpirunArgs={--host,a:2}"], "mpirunArgs: --host is the chart's own"),
     ("no image", {}, ["image.repository="], "image.repository: this job comes without an image"),
     ("an image without a tag", {}, ["image.tag="], "image.tag: bireme/mpi needs a tag or a digest"),

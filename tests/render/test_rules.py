@@ -33,6 +33,18 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["minWorkers=5", "maxWorkers=3", "workers=5"],
         "minWorkers: 5 is more than maxWorkers, 3",
     ),
+    (
+        "joining at checkpoints without etcd",
+        {},
+        ["rendezvous.backend=c10d", "etcd.enabled=false", "rendezvous.join=checkpoint"],
+        "rendezvous.join: with c10d workers join at once",
+    ),
+    (
+        "a pattern that finds no number",
+        {},
+        ["progress.pattern=step"],
+        "progress.pattern: step has no group for the number of the step",
+    ),
     ("fewer workers than min", {}, ["minWorkers=2"], "workers: 1 is fewer than minWorkers, 2"),
     ("more workers than max", {}, ["workers=129"], "workers: 129 is more than maxWorkers, 128"),
     (
@@ -46,6 +58,24 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         {"instance": "trn1.32xlarge"},
         ["processesPerWorker=17"],
         "processesPerWorker: 17 processes don't spread over 16 Neuron devices",
+    ),
+    (
+        "a torch that has no kernels for Blackwell",
+        {"instance": "p6-b300.48xlarge"},
+        ["image.tag=2.6.0-cuda12.4-cudnn9-runtime"],
+        "image.tag: 2.6.0-cuda12.4-cudnn9-runtime has no kernels for the B300 of a p6-b300.48xlarge",
+    ),
+    (
+        "a CUDA that has no kernels for Blackwell",
+        {"instance": "p6-b200.48xlarge"},
+        ["image.tag=2.9.1-cuda12.6-cudnn9-runtime"],
+        "image.tag: 2.9.1-cuda12.6-cudnn9-runtime has no kernels for the B200",
+    ),
+    (
+        "a torch that has no kernels for Volta any more",
+        {"instance": "p3.2xlarge"},
+        ["image.tag=2.11.0-cuda12.8-cudnn9-runtime"],
+        "image.tag: 2.11.0-cuda12.8-cudnn9-runtime has no kernels for the V100 of a p3.2xlarge",
     ),
     (
         "GPUs by resources instead of accelerators",
@@ -107,6 +137,12 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["rendezvous.tls.existingSecret=ca"],
         "rendezvous.tls.existingSecret: it belongs to rendezvous.endpoints",
     ),
+    (
+        "space without a folder",
+        {},
+        ["preflight.freeMiB=100"],
+        "preflight.folder: space and speed are measured in a folder; name one",
+    ),
     ("c10d with an etcd", {}, ["rendezvous.backend=c10d"], "rendezvous.backend: c10d uses no etcd"),
     (
         "a Secret for endpoints that are not there",
@@ -159,7 +195,6 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
 
 ETCD: list[tuple[str, list[str], str]] = [
     ("two members", ["replicas=2"], "replicas"),
-    ("users without a Secret", ["auth.enabled=true"], "auth.existingSecret: auth.enabled needs a Secret"),
     (
         "certificates from two sources",
         ["tls.certManager.enabled=true", "tls.certManager.issuerRef.name=ca", "tls.serverSecret=mine"],
@@ -177,6 +212,7 @@ ETCD: list[tuple[str, list[str], str]] = [
     ),
     ("snapshots that go nowhere", ["backup.enabled=true"], "backup.claimName: name the claim"),
     ("a restore from nowhere", ["restore.enabled=true"], "restore.claimName: name the claim"),
+    ("an etcd without /livez", ["image.tag=v3.5.10"], "image.tag: etcd 3.5.10 has no /livez"),
     ("the v2 API on 3.6", ["v2API=true"], "v2API: etcd 3.6 removed the v2 API"),
     (
         "the v2 API on a tag that tells no version",
@@ -217,3 +253,19 @@ def test_v2_api_is_allowed_below_3_6(render: Callable[..., Render]) -> None:
     manifests = render("etcd", sets=["v2API=true", "image.tag=v3.5.21"]).manifests
     config = next(item for item in manifests if item.kind == "ConfigMap" and "etcd.json" in item["data"])
     assert '"enable-v2": true' in config["data"]["etcd.json"]
+
+
+@pytest.mark.parametrize(
+    ("instance", "tag"),
+    [
+        ("p6-b200.48xlarge", "2.7.1-cuda12.8-cudnn9-runtime"),
+        ("p3.2xlarge", "2.10.0-cuda12.8-cudnn9-runtime"),
+        ("p3.2xlarge", "2.12.0-cuda12.6-cudnn9-runtime"),
+        ("p5.48xlarge", "2.6.0-cuda12.4-cudnn9-runtime"),
+        ("p6-b200.48xlarge", "of-our-own"),
+    ],
+)
+def test_a_torch_with_kernels_for_the_type_is_taken(
+    render: Callable[..., Render], instance: str, tag: str
+) -> None:
+    render("torch-elastic", instance=instance, sets=[f"image.tag={tag}"])

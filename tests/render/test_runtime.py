@@ -101,7 +101,7 @@ def test_a_changed_comment_reaches_the_pods_that_run_the_code_and_no_others(
     folder: str,
     changed: set[str],
 ) -> None:
-    for name in ("charts", "runtime"):
+    for name in ("charts", "runtime", "values"):
         shutil.copytree(bireme_paths.root / name, tmp_path / name, symlinks=True)
     files = list((tmp_path / "runtime/src/bireme_runtime" / folder).glob("*.py"))
     assert len(files) > 1

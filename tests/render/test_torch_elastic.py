@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from bireme.helm import Render
 from bireme.topology import Plan
 from bireme.workloads import pod_templates
+from bireme_runtime.elastic import failures, progress
+from bireme_runtime.elastic.status import Starts, Status
 from tests.support.rendered import environment_of, the
 
 
@@ -87,7 +91,7 @@ def test_the_pod_template_does_not_depend_on_the_number_of_workers(render: Calla
     assert (many_spec.pop("completions"), many_spec.pop("parallelism")) == (100, 100)
     assert (few_spec.pop("completions"), few_spec.pop("parallelism")) == (1, 1)
     assert few_spec == many_spec
-    key = "bireme.dev/immutable"
+    key = "bireme/immutable"
     assert the(few, "Job").annotations[key] == the(many, "Job").annotations[key]
 
 
@@ -110,7 +114,7 @@ def test_the_pods_of_a_job_do_not_contain_the_chart_version(render: Callable[...
 def test_a_change_of_the_template_changes_the_immutable_digests(
     render: Callable[..., Render], sets: list[str]
 ) -> None:
-    key = "bireme.dev/immutable"
+    key = "bireme/immutable"
     before, after = (
         the(render("torch-elastic", instance="p4d.24xlarge", sets=change), "Job").annotations[key]
         for change in ([], sets)
@@ -130,10 +134,9 @@ def test_suspend_ttl_and_deadline_are_rendered_only_when_set(render: Callable[..
     }
 
 
-def test_a_kueue_queue_makes_the_job_elastic_for_kueue(render: Callable[..., Render]) -> None:
+def test_a_kueue_queue_is_a_label_and_leaves_suspension_to_kueue(render: Callable[..., Render]) -> None:
     job = the(render("torch-elastic", sets=["queueName=training"]), "Job")
     assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
-    assert job.annotations["kueue.x-k8s.io/elastic-job"] == "true"
     assert "suspend" not in job["spec"]
 
 
@@ -169,10 +172,45 @@ def test_agents_know_every_member_that_etcd_may_ever_have(render: Callable[..., 
     assert len(known.split(",")) == 6
 
 
+def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Callable[..., Render]) -> None:
+    rendered = render("torch-elastic", sets=["etcd.auth.enabled=true"])
+    secret = the(rendered, "Secret")
+    assert secret.annotations["bireme/generated"] == "data"
+    assert "data" not in secret, "without a cluster each render would have another password"
+    env = {item["name"]: item for item in trainer(rendered)["env"]}
+    assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == secret.name
+
+
 def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -> None:
     sets = ["etcd.auth.enabled=true", "etcd.auth.existingSecret=etcd-users"]
     env = {item["name"]: item for item in trainer(render("torch-elastic", sets=sets))["env"]}
     assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "etcd-users"
+
+
+@pytest.mark.parametrize(
+    ("chart", "instance", "sets", "wish"),
+    [
+        ("torch-elastic", "p4d.24xlarge", ["efa=all"], "required"),
+        ("torch-elastic", "p4d.24xlarge", [], "wanted"),
+        ("torch-elastic", "p4d.24xlarge", ["efa=2"], "wanted"),
+        ("torch-elastic", "p3.8xlarge", [], None),
+        ("mpi-training", "p4d.24xlarge", ["efa=all"], "required"),
+    ],
+)
+def test_workers_know_whether_they_must_have_efa(
+    render: Callable[..., Render], chart: str, instance: str, sets: list[str], wish: str | None
+) -> None:
+    env = environment(render(chart, instance=instance, sets=sets))
+    assert env.get("BIREME_EFA") == wish
+    assert env.get("NCCL_NET_PLUGIN") == ("ofi" if wish else None)
+    assert env["BIREME_ACCELERATORS"] == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+def test_nodes_that_pretend_to_have_devices_are_believed(render: Callable[..., Render], chart: str) -> None:
+    files = ["values/kind.yaml" if chart == "torch-elastic" else "values/kind-mpi.yaml"]
+    env = environment(render(chart, instance="p5.4xlarge", files=files, sets=["efa=all"]))
+    assert not {"BIREME_EFA", "BIREME_ACCELERATORS"} & env.keys()
 
 
 def test_values_win_over_settings_of_the_instance_type(render: Callable[..., Render]) -> None:
@@ -180,19 +218,6 @@ def test_values_win_over_settings_of_the_instance_type(render: Callable[..., Ren
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
     assert environment(rendered)["NCCL_SOCKET_IFNAME"] == "eth0"
     assert trainer(rendered)["resources"]["limits"]["memory"] == "64Gi"
-
-
-def test_a_global_registry_replaces_every_registry(render: Callable[..., Render]) -> None:
-    rendered = render("torch-elastic", sets=["global.imageRegistry=registry.example.com"])
-    images = {
-        container["image"]
-        for item in rendered.manifests
-        for template in pod_templates(item)
-        for key in ("initContainers", "containers")
-        for container in template["spec"].get(key, ())
-    }
-    assert len(images) >= 3
-    assert {image.split("/")[0] for image in images} == {"registry.example.com"}
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "etcd"])
@@ -208,3 +233,59 @@ def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Re
             for container in (*pod.get("initContainers", ()), *pod["containers"]):
                 assert container["securityContext"]["allowPrivilegeEscalation"] is False, item.identity
                 assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"], item.identity
+
+
+def test_warm_starts_are_a_value_and_off_by_default(render: Callable[..., Render]) -> None:
+    assert "BIREME_WARM_START" not in environment(render("torch-elastic"))
+    warm = environment(
+        render("torch-elastic", values={"warmStart": {"enabled": True, "modules": ["torch", "a.b"]}})
+    )
+    assert warm["BIREME_WARM_START"] == "true"
+    assert warm["BIREME_WARM_MODULES"] == "torch,a.b"
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
+def test_a_python_path_of_the_values_comes_after_the_runtime(
+    render: Callable[..., Render], chart: str
+) -> None:
+    rendered = render(chart, sets=["env.PYTHONPATH=/app"])
+    workers = [job for job in rendered.manifests if job.kind == "Job"]
+    assert workers
+    for job in workers:
+        for container in job["spec"]["template"]["spec"]["containers"]:
+            assert environment_of(container)["PYTHONPATH"] == "/bireme/runtime:/app"
+
+
+def test_a_job_with_a_command_ends_when_all_of_its_workers_have_ended(
+    render: Callable[..., Render],
+) -> None:
+    (rule,) = the(render("torch-elastic"), "Job")["spec"]["successPolicy"]["rules"]
+    assert dict(rule) == {"succeededCount": 1}
+    own = the(render("torch-elastic", sets=["command={sh,run.sh}"]), "Job")["spec"]
+    assert "successPolicy" not in own
+    assert own["completions"] == own["parallelism"]
+
+
+def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
+    render: Callable[..., Render],
+) -> None:
+    env = environment(
+        render("torch-elastic", instance="p4d.24xlarge", values={"preflight": {"folder": "/fsx/c"}})
+    )
+    assert env["BIREME_PREFLIGHT_ACCELERATORS"] == "8"
+    assert env["BIREME_PREFLIGHT_FOLDER"] == "/fsx/c"
+    off = environment(
+        render("torch-elastic", instance="p4d.24xlarge", values={"preflight": {"enabled": False}})
+    )
+    assert not [name for name in off if name.startswith("BIREME_PREFLIGHT")]
+
+
+def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) -> None:
+    rendered = render("torch-elastic", sets=["metrics.dashboard.enabled=true"])
+    (config,) = (item for item in rendered.manifests if item.name.endswith("-dashboard"))
+    shown = set(re.findall(r"bireme_\w+", json.dumps(json.loads(config["data"]["bireme-training.json"]))))
+    seen = progress.Progress()
+    seen.take(b"step 1")
+    told = Status(Starts(), seen, failures.Ledger(), lambda: "").metrics()
+    assert config.labels["grafana_dashboard"] == "1"
+    assert shown == set(re.findall(r"^bireme_\w+", told, re.MULTILINE)) - {"bireme_rank"}

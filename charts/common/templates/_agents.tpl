@@ -1,6 +1,6 @@
 {{/*
 Agents: one pod on each node of some instance types. `make instances` writes the list of types,
-files/instance-types.yaml, from values/instances.
+files/instance-types.yaml, from values/instances and from what upstream lists (hack/agents.yaml).
 */}}
 
 {{/*
@@ -14,22 +14,23 @@ Arguments: root, hardware (efa or nvidia), extra (further types).
 {{- end }}
 
 {{/*
-Node affinity for agents: nodes of these types. Nodes of EKS Auto Mode are excluded where Auto Mode has an agent of its
-own. All expressions are in one term, because several terms are alternatives.
-Arguments: types (list), autoMode (whether to include nodes of EKS Auto Mode).
+Node affinity for agents: nodes of these types, and nodes with one of these labels. Terms are alternatives, so each of them
+excludes the nodes of EKS Auto Mode where Auto Mode has an agent of its own.
+Arguments: types (list), labels (a dict: each label suffices), autoMode (whether to include nodes of EKS Auto Mode).
 */}}
 {{- define "common.agentAffinity" -}}
+{{- $auto := dict "key" "eks.amazonaws.com/compute-type" "operator" "NotIn" "values" (list "auto") }}
+{{- $terms := list (list (dict "key" "node.kubernetes.io/instance-type" "operator" "In" "values" (required "common.agentAffinity needs types" .types))) }}
+{{- range $key, $value := .labels }}
+{{- $terms = append $terms (list (dict "key" $key "operator" "In" "values" (list (toString $value)))) }}
+{{- end }}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
+      {{- range $terms }}
       - matchExpressions:
-          - key: node.kubernetes.io/instance-type
-            operator: In
-            values:
-              {{- toYaml (required "common.agentAffinity needs types" .types) | nindent 14 }}
-          {{- if not .autoMode }}
-          - {key: eks.amazonaws.com/compute-type, operator: NotIn, values: [auto]}
-          {{- end }}
+          {{- toYaml (ternary . (append . $auto) $.autoMode) | nindent 10 }}
+      {{- end }}
 {{- end }}
 
 {{/*
@@ -38,7 +39,7 @@ Arguments: root (values tolerations).
 */}}
 {{- define "common.agentTolerations" -}}
 {{- range list "nvidia.com/gpu" "aws.amazon.com/neuron" "vpc.amazonaws.com/efa" "aws.amazon.com/efa" "CriticalAddonsOnly" }}
-- {key: {{ . }}, operator: Exists}
+- {key: {{ . | quote }}, operator: Exists}
 {{- end }}
 {{- with (required "common.agentTolerations needs root" .root).Values.tolerations }}
 {{ toYaml . }}
@@ -46,14 +47,14 @@ Arguments: root (values tolerations).
 {{- end }}
 
 {{/*
-Rules of agents: instanceTypes does not repeat a type of values/instances.
+Rules of agents: instanceTypes does not repeat a type that the charts know.
 Arguments: root (values instanceTypes), hardware.
 */}}
 {{- define "common.rules.instanceTypes" -}}
 {{- $known := include "common.instanceTypes" (dict "root" .root "hardware" .hardware "extra" (list)) | fromJsonArray }}
 {{- range (required "common.rules.instanceTypes needs root" .root).Values.instanceTypes }}
 {{- if has . $known }}
-instanceTypes: {{ . }} is known already; list only types that values/instances lacks
+instanceTypes: {{ . }} is known already; list only types that `make instances` does not know
 {{- end }}
 {{- end }}
 {{- end }}

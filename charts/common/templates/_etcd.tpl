@@ -9,10 +9,9 @@ and password, optional), secret and certificate (as for common.etcdTls, optional
 {{- if .endpoints }}
 {{- dict "endpoint" (join "," .endpoints) "user" .user "secret" .secret "certificate" .certificate | toJson }}
 {{- else if $root.Subcharts.etcd }}
-{{- $auth := $root.Values.etcd.auth | default dict }}
 {{- $client := include "etcd.clientTls" $root.Subcharts.etcd | fromJson }}
 {{- $_ := set $client "endpoint" (include "etcd.endpoints" $root.Subcharts.etcd | fromJsonArray | join ",") }}
-{{- set $client "user" (ternary $auth.existingSecret "" ($auth.enabled | default false)) | toJson }}
+{{- set $client "user" (include "etcd.userSecret" $root.Subcharts.etcd) | toJson }}
 {{- else }}{}
 {{- end }}
 {{- end }}
@@ -26,10 +25,10 @@ Arguments: user, secret, certificate (see common.etcdClient).
 {{- with .user }}
 - name: BIREME_ETCD_USERNAME
   valueFrom:
-    secretKeyRef: {name: {{ . }}, key: username}
+    secretKeyRef: {name: {{ . | quote }}, key: username}
 - name: BIREME_ETCD_PASSWORD
   valueFrom:
-    secretKeyRef: {name: {{ . }}, key: password}
+    secretKeyRef: {name: {{ . | quote }}, key: password}
 {{- end }}
 {{- end }}
 
@@ -57,7 +56,7 @@ Arguments: secret (with ca.crt; empty for no TLS), certificate (whether the clie
 {{- if .secret -}}
 - name: etcd-tls
   secret:
-    secretName: {{ .secret }}
+    secretName: {{ .secret | quote }}
     items:
       - {key: ca.crt, path: ca.crt}
       {{- if .certificate }}

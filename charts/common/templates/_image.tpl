@@ -1,11 +1,19 @@
 {{/*
-An image reference. global.imageRegistry wins over the image's own registry; a digest wins over the tag.
+An image reference. The longest key of global.imageRegistries that the image's name starts with decides its registry,
+then global.imageRegistry, then its own; a digest wins over the tag.
 Arguments: root, image {registry, repository, tag, digest}.
 */}}
 {{- define "common.image" -}}
 {{- $root := required "common.image needs root" .root }}
 {{- $image := required "common.image needs image" .image }}
-{{- $registry := ($root.Values.global | default dict).imageRegistry | default $image.registry }}
+{{- $global := $root.Values.global | default dict }}
+{{- $own := join "/" (compact (list $image.registry $image.repository)) }}
+{{- $upstream := "" }}
+{{- range $start := keys ($global.imageRegistries | default dict) }}
+{{- if and (hasPrefix (printf "%s/" $start) $own) (gt (len $start) (len $upstream)) }}{{ $upstream = $start }}{{ end }}
+{{- end }}
+{{- $registry := $global.imageRegistry | default $image.registry }}
+{{- with $upstream }}{{ $registry = get $global.imageRegistries . }}{{ end }}
 {{- $name := join "/" (compact (list $registry $image.repository)) }}
 {{- if $image.digest }}
 {{- printf "%s@%s" $name $image.digest }}
@@ -22,7 +30,7 @@ Arguments: root.
 {{- with (required "common.imagePullSecrets needs root" .root).Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}

@@ -4,7 +4,7 @@ digests; an upgrade that would change one fails with a sentence. `parts` is a di
 */}}
 
 {{/*
-The value of the annotation bireme.dev/immutable: JSON {part: digest}.
+The value of the annotation bireme/immutable: JSON {part: digest}.
 Arguments: parts.
 */}}
 {{- define "common.immutable.digests" -}}
@@ -36,7 +36,7 @@ Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
 {{- define "common.immutable.sentence" -}}
 {{- $root := required "common.immutable.sentence needs root" .root }}
 {{- $live := lookup .apiVersion .kind $root.Release.Namespace .name }}
-{{- $kept := dig "metadata" "annotations" "bireme.dev/immutable" "" $live }}
+{{- $kept := dig "metadata" "annotations" "bireme/immutable" "" $live }}
 {{- if $kept }}
 {{- $old := fromJson $kept }}
 {{- $new := include "common.immutable.digests" (dict "parts" .parts) | fromJson }}

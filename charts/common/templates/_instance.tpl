@@ -1,4 +1,23 @@
 {{/*
+The facts of the instance type as JSON: those of files/instances/TYPE.yaml, and over them what the values under instance
+say. 0 and "" say nothing there, so `--set instance.type=TYPE` is enough for a known type.
+Arguments: root (values instance).
+*/}}
+{{- define "common.instance" -}}
+{{- $root := required "common.instance needs root" .root }}
+{{- $facts := dict "accelerator" dict }}
+{{- with $root.Values.instance.type }}
+{{- $known := $root.Subcharts.common.Files.Get (printf "files/instances/%s.yaml" .) | fromYaml }}
+{{- $facts = merge ($known.instance | default dict) $facts }}
+{{- end }}
+{{- range $key, $value := omit $root.Values.instance "accelerator" }}
+{{- if $value }}{{ $_ := set $facts $key $value }}{{ end }}
+{{- end }}
+{{- $_ := set $facts "accelerator" (mergeOverwrite $facts.accelerator ($root.Values.instance.accelerator | default dict)) }}
+{{- toJson $facts }}
+{{- end }}
+
+{{/*
 What one worker pod gets, computed from the instance type. Pods, environments and rules all use this result.
 
 Result (JSON): type, whole (accelerators of the node), accelerators, resource, efa, maxEfa, processes,
@@ -11,13 +30,14 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 */}}
 {{- define "common.worker" -}}
 {{- $v := (required "common.worker needs root" .root).Values }}
-{{- $type := $v.instance.type }}
-{{- $accelerator := $v.instance.accelerator | default dict }}
+{{- $instance := include "common.instance" (dict "root" .root) | fromJson }}
+{{- $type := $instance.type | default "" }}
+{{- $accelerator := $instance.accelerator }}
 {{- $whole := $accelerator.count | default 0 | int64 }}
 {{- $count := ternary $whole ($v.accelerators | default 0 | int64) (kindIs "invalid" $v.accelerators) }}
 {{- $partial := and (gt $count 0) (lt $count $whole) }}
 {{- $share := ternary (divf $count (max $whole 1)) 1.0 $partial }}
-{{- $maxEfa := $v.instance.efa | default 0 | int64 }}
+{{- $maxEfa := $instance.efa | default 0 | int64 }}
 {{- $byShare := or (kindIs "invalid" $v.efa) (eq (toString $v.efa) "all") }}
 {{- $efa := ternary (mulf $maxEfa $share | floor) $v.efa $byShare | int64 }}
 {{- if and $byShare (eq $count 0) }}{{ $efa = 0 }}{{ end }}
@@ -25,9 +45,9 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 {{- $answer := dict "type" $type "whole" $whole "accelerators" $count "efa" $efa "maxEfa" $maxEfa "share" $share
     "resource" ($accelerator.resource | default "nvidia.com/gpu") "hugePages" $v.hugePages "cpu" "" "memory" "" "memoryMiB" 0 }}
 {{- if $type }}
-{{- $cpu := mulf (subf ($v.instance.vcpu | float64) $v.reserve.cpu) $share 1000 | floor | int64 }}
+{{- $cpu := mulf (subf ($instance.vcpu | default 0 | float64) $v.reserve.cpu) $share 1000 | floor | int64 }}
 {{- $asideMiB := max $hugeMiB (ternary ($v.reserve.hugePagesMiB | int64) 0 (gt $maxEfa 0)) }}
-{{- $memory := mulf (subf ($v.instance.allocatableMemoryMiB | float64) $v.reserve.memoryMiB $asideMiB) $share | floor | int64 }}
+{{- $memory := mulf (subf ($instance.allocatableMemoryMiB | default 0 | float64) $v.reserve.memoryMiB $asideMiB) $share | floor | int64 }}
 {{- $_ := set $answer "cpu" (printf "%dm" $cpu) }}
 {{- $_ := set $answer "memory" (printf "%dMi" $memory) }}
 {{- $_ := set $answer "memoryMiB" $memory }}
@@ -39,7 +59,7 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 {{- end }}
 {{- $halfMiB := div $answer.memoryMiB 2 | int64 }}
 {{- $_ := set $answer "shm" ($v.shm.size | default (ternary (printf "%dMi" $halfMiB) "1Gi" (gt $halfMiB 0))) }}
-{{- $_ := set $answer "processes" (coalesce $v.slots $v.processesPerWorker (max $count 1) | int64) }}
+{{- $_ := set $answer "processes" (coalesce $v.slots $v.processesPerWorker (max (mul $count ($accelerator.cores | default 1)) 1) | int64) }}
 {{- toJson $answer }}
 {{- end }}
 
@@ -78,20 +98,21 @@ Arguments: root, worker (the result of common.worker).
 {{- $staging := $root.Values.staging | default dict }}
 {{- if $staging.claimName }}{{ $_ := set $requests "ephemeral-storage" $staging.size }}{{ end }}
 {{- $resources := mergeOverwrite (dict "limits" $devices "requests" $requests) (deepCopy $root.Values.resources) }}
-{{- if or $resources.limits $resources.requests -}}
+{{- if or $resources.limits $resources.requests $resources.claims -}}
 resources:
   {{- toYaml $resources | nindent 2 }}
 {{- end }}
 {{- end }}
 
 {{/*
-The node selector of a worker: its instance type, and the values' nodeSelector.
+The node selector of a worker: its instance type, what placement adds, and the values' nodeSelector.
 Arguments: root, worker.
 */}}
 {{- define "common.workerNodeSelector" -}}
 {{- $worker := required "common.workerNodeSelector needs worker" .worker }}
 {{- $own := ternary (dict "node.kubernetes.io/instance-type" $worker.type) dict (not (empty $worker.type)) }}
-{{- $selector := mergeOverwrite $own (deepCopy (required "common.workerNodeSelector needs root" .root).Values.nodeSelector) }}
+{{- $placed := include "common.placement.labels" . | fromJson }}
+{{- $selector := mergeOverwrite $own $placed (deepCopy (required "common.workerNodeSelector needs root" .root).Values.nodeSelector) }}
 {{- with $selector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -108,7 +129,7 @@ tolerations:
   - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   {{- if gt (int64 $worker.accelerators) 0 }}
-  - {key: {{ $worker.resource }}, operator: Exists, effect: NoSchedule}
+  - {key: {{ $worker.resource | quote }}, operator: Exists, effect: NoSchedule}
   {{- end }}
   {{- if gt (int64 $worker.efa) 0 }}
   - {key: vpc.amazonaws.com/efa, operator: Exists, effect: NoSchedule}
@@ -119,8 +140,24 @@ tolerations:
 {{- end }}
 
 {{/*
+What the runtime and the check of the job hold against what the container has, as a list of EnvVar.
+Arguments: root (values efa, checkDevices), worker.
+*/}}
+{{- define "common.hardwareEnv" -}}
+{{- $worker := required "common.hardwareEnv needs worker" .worker }}
+{{- if .root.Values.checkDevices }}
+{{- if gt (int64 $worker.accelerators) 0 }}
+- {name: BIREME_ACCELERATORS, value: {{ $worker.resource }}}
+{{- end }}
+{{- if gt (int64 $worker.efa) 0 }}
+- {name: BIREME_EFA, value: {{ ternary "required" "wanted" (eq (toString .root.Values.efa) "all") }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
 Network settings for the instance family, as JSON {name: value}. Sources: the EFA notes of
-awslabs/awsome-distributed-ai and aws-do-eks issue 54. Settings that current versions of libfabric and NCCL choose
+awslabs/awsome-distributed-ai and aws-do-eks issue 54; NCCL_NET_PLUGIN: release notes of aws-ofi-nccl 1.15. Settings that current versions of libfabric and NCCL choose
 correctly (provider, protocol, device RDMA, fork safety) are left to them.
 Arguments: worker.
 */}}
@@ -135,6 +172,9 @@ Arguments: worker.
 {{- end }}
 {{- if and (gt (int64 $worker.efa) 0) (not $worker.hugePages) }}
 {{- $_ := set $env "FI_EFA_USE_HUGE_PAGE" "0" }}
+{{- end }}
+{{- if and (gt (int64 $worker.efa) 0) (eq $worker.resource "nvidia.com/gpu") }}
+{{- $_ := set $env "NCCL_NET_PLUGIN" "ofi" }}
 {{- end }}
 {{- toJson $env }}
 {{- end }}

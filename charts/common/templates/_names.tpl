@@ -31,9 +31,9 @@ Arguments: root, component (the role: worker, member, ...).
 */}}
 {{- define "common.selectorLabels" -}}
 {{- $root := required "common.selectorLabels needs root" .root -}}
-app.kubernetes.io/name: {{ $root.Chart.Name }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
-app.kubernetes.io/component: {{ required "common.selectorLabels needs component" .component }}
+app.kubernetes.io/name: {{ $root.Chart.Name | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
+app.kubernetes.io/component: {{ required "common.selectorLabels needs component" .component | quote }}
 {{- end }}
 
 {{/*
@@ -42,9 +42,9 @@ Arguments: root, component.
 */}}
 {{- define "common.labels" -}}
 {{- $root := required "common.labels needs root" .root -}}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" | quote }}
 {{ include "common.selectorLabels" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | default $root.Chart.Version | quote }}
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service | quote }}
 app.kubernetes.io/part-of: bireme
 {{- end }}

@@ -1,6 +1,7 @@
 {{/*
 The metadata of a pod template.
-Arguments: root (values podLabels, podAnnotations), component, config (text, optional: a change of it replaces the pods).
+Arguments: root (values podLabels, podAnnotations), component, config (text, optional: a change of it replaces the pods),
+annotations (optional: a dict that podAnnotations overrides).
 */}}
 {{- define "common.podMetadata" -}}
 {{- $v := (required "common.podMetadata needs root" .root).Values -}}
@@ -9,8 +10,8 @@ labels:
   {{- with $v.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- $config := ternary (dict "bireme.dev/config" (.config | default "" | sha256sum | trunc 16)) dict (hasKey . "config") }}
-{{- with merge $config $v.podAnnotations }}
+{{- $config := ternary (dict "bireme/config" (.config | default "" | sha256sum | trunc 16)) dict (hasKey . "config") }}
+{{- with merge $config $v.podAnnotations (.annotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -39,20 +40,22 @@ Arguments: words.
 {{- end }}
 
 {{/*
-The environment of a container. `env` of the values overrides `derived`, and `extraEnv` overrides both. Each name appears
-once, because server-side apply merges the list by name.
+The environment of a container. `env` of the values overrides `derived`, and `extraEnv` overrides both. PYTHONPATH of `env`
+comes after ours, where the runtime is. Each name appears once, because server-side apply merges the list by name.
 Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of EnvVar that the values cannot override).
 */}}
 {{- define "common.env" -}}
 {{- $v := (required "common.env needs root" .root).Values }}
 {{- $plain := mergeOverwrite (deepCopy (required "common.env needs derived" .derived)) (deepCopy $v.env) }}
+{{- $paths := compact (list (get .derived "PYTHONPATH") (get $v.env "PYTHONPATH")) }}
+{{- with $paths }}{{ $_ := set $plain "PYTHONPATH" (join ":" .) }}{{ end }}
 {{- range concat (required "common.env needs fixed" .fixed) $v.extraEnv }}{{ $_ := unset $plain .name }}{{ end -}}
 env:
   {{- with .fixed }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- range $name, $value := $plain }}
-  - name: {{ $name }}
+  - name: {{ $name | quote }}
     value: {{ include "common.text" (dict "value" $value) | quote }}
   {{- end }}
   {{- with $v.extraEnv }}
@@ -83,9 +86,9 @@ Arguments: root (values claims).
 {{- $names := list }}
 {{- range $root.Values.claims }}{{ $names = append $names .claimName }}{{ end }}
 {{- range uniq $names }}
-- name: {{ include "common.claimVolume" (dict "root" $root "claimName" .) }}
+- name: {{ include "common.claimVolume" (dict "root" $root "claimName" .) | quote }}
   persistentVolumeClaim:
-    claimName: {{ . }}
+    claimName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -97,10 +100,10 @@ Arguments: root (values claims), readOnly (true mounts all of them read-only).
 {{- $root := required "common.claimMounts needs root" .root }}
 {{- $readOnly := .readOnly }}
 {{- range $root.Values.claims }}
-- name: {{ include "common.claimVolume" (dict "root" $root "claimName" .claimName) }}
-  mountPath: {{ .mountPath }}
+- name: {{ include "common.claimVolume" (dict "root" $root "claimName" .claimName) | quote }}
+  mountPath: {{ .mountPath | quote }}
   {{- with .subPath }}
-  subPath: {{ . }}
+  subPath: {{ . | quote }}
   {{- end }}
   {{- if or $readOnly .readOnly }}
   readOnly: true
@@ -141,8 +144,8 @@ Arguments: root, component.
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ include "common.serviceAccountName" (dict "root" $root) }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ include "common.serviceAccountName" (dict "root" $root) | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
   {{- with $root.Values.serviceAccount.annotations }}
@@ -159,8 +162,17 @@ Arguments: root (values extraObjects).
 */}}
 {{- define "common.extraObjects" -}}
 {{- $root := required "common.extraObjects needs root" .root }}
-{{- range $root.Values.extraObjects }}
+{{- range $i, $given := $root.Values.extraObjects }}
+{{- $text := tpl (ternary $given (toYaml $given) (kindIs "string" $given)) $root }}
+{{- range regexSplit "(?m)^---" $text -1 }}
+{{- with trim . }}
+{{- $object := fromYaml . }}
+{{- if not (and (kindIs "string" $object.kind) (kindIs "string" $object.apiVersion) (kindIs "map" $object.metadata)) }}
+{{- fail (printf "extraObjects: item %d is no object of Kubernetes; it needs apiVersion, kind and metadata" $i) }}
+{{- end }}
 ---
-{{ tpl (ternary . (toYaml .) (kindIs "string" .)) $root }}
+{{ . }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}

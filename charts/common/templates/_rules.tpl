@@ -24,7 +24,17 @@ Arguments: root, worker (the result of common.worker).
 {{- $worker := required "common.rules.worker needs worker" .worker }}
 {{- $count := int64 $worker.accelerators }}
 {{- $efa := int64 $worker.efa }}
-{{- $model := ($v.instance.accelerator | default dict).name }}
+{{- $instance := include "common.instance" (dict "root" .root) | fromJson }}
+{{- $model := $instance.accelerator.name }}
+{{- if and $worker.type (not $instance.vcpu) }}
+instance.type: {{ $worker.type }} is none of the types that the chart knows; correct it, or set the facts under instance, at least vcpu, allocatableMemoryMiB and accelerator
+{{- else }}
+{{- range $key := list "memoryMiB" "vcpu" }}
+{{- $known := index (include "common.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $worker.type)))) | fromJson) $key | default 0 | int64 }}
+{{- if and $known (ne $known (index $instance $key | int64)) }}
+instance.{{ $key }}: a {{ $worker.type }} has {{ $known }}, not {{ index $instance $key | int64 }}; leave the facts of a known type out, or name the type that they are of
+{{- end }}
+{{- end }}
 {{- if and $worker.type (gt $count (int64 $worker.whole)) }}
 accelerators: {{ $count }} is more than the {{ int64 $worker.whole }} {{ $model }} of a {{ $worker.type }}; set at most {{ int64 $worker.whole }}, or leave it out for all of them
 {{- end }}
@@ -37,11 +47,13 @@ efa: this job wants EFA (efa: all), but {{ $worker.type | default "no instance t
 {{- $processes := int64 $worker.processes }}
 {{- $neuron := eq $worker.resource "aws.amazon.com/neuron" }}
 {{- $key := ternary "slots" "processesPerWorker" (hasKey $v "slots") }}
-{{- if and (gt $count 0) (not $neuron) (ne $processes $count) }}
-{{ $key }}: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave {{ $key }} out or set accelerators={{ $processes }}
+{{- /* One rank of MPI may drive all devices of its node. */}}
+{{- $drivesAll := and (eq $key "slots") (eq $processes 1) }}
+{{- if and (gt $count 0) (not $neuron) (ne $processes $count) (not $drivesAll) }}
+{{ $key }}: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave {{ $key }} out or set accelerators={{ $processes }}{{ if eq $key "slots" }}, or slots=1 for one that drives all{{ end }}
 {{- end }}
-{{- if and (gt $count 0) $neuron (ne (mod $processes $count) 0) }}
-{{ $key }}: {{ $processes }} processes don't spread over {{ $count }} Neuron devices; use a multiple of {{ $count }}
+{{- if and (gt $count 0) $neuron (ne (mod $processes $count) 0) (not $drivesAll) }}
+{{ $key }}: {{ $processes }} processes don't spread over {{ $count }} Neuron devices; use a multiple of {{ $count }}, or leave {{ $key }} out for one on each core
 {{- end }}
 {{- range $device, $planned := dict $worker.resource $count "vpc.amazonaws.com/efa" $efa }}
 {{- range $side := list "limits" "requests" }}
@@ -52,10 +64,10 @@ resources.{{ $side }}.{{ $device }}: {{ $own }} contradicts {{ ternary "efa" "ac
 {{- end }}
 {{- end }}
 {{- if and $worker.type (lt (int64 $worker.memoryMiB) 1) }}
-hugePages: {{ $v.hugePages | default "none" }} and reserve.memoryMiB: {{ int64 $v.reserve.memoryMiB }} leave no memory of the {{ int64 $v.instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
+hugePages: {{ $v.hugePages | default "none" }} and reserve.memoryMiB: {{ int64 $v.reserve.memoryMiB }} leave no memory of the {{ int64 $instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
 {{- end }}
 {{- if and $worker.type (hasPrefix "-" $worker.cpu) }}
-reserve.cpu: {{ $v.reserve.cpu }} is more than the {{ int64 $v.instance.vcpu }} vCPU of a {{ $worker.type }}
+reserve.cpu: {{ $v.reserve.cpu }} is more than the {{ int64 $instance.vcpu }} vCPU of a {{ $worker.type }}
 {{- end }}
 {{- $cpu := dig "requests" "cpu" "" $v.resources }}
 {{- if and $v.hugePages (not (or $worker.memory $worker.cpu $cpu)) }}
@@ -67,7 +79,32 @@ shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory 
 {{- end }}
 {{- $selected := index $v.nodeSelector "node.kubernetes.io/instance-type" | default $worker.type }}
 {{- if ne $selected $worker.type }}
-nodeSelector: node.kubernetes.io/instance-type {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with -f values/instances/{{ $selected }}.yaml
+nodeSelector: node.kubernetes.io/instance-type {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with instance.type={{ $selected }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+An image of pytorch/pytorch, whose tag says its releases of torch and CUDA, has kernels for the accelerators. Source: the
+CUDA support matrix in RELEASE.md of pytorch/pytorch. What other images have, the agent sees when it starts.
+Arguments: root (values image).
+*/}}
+{{- define "common.rules.kernels" -}}
+{{- $root := required "common.rules.kernels needs root" .root }}
+{{- $image := $root.Values.image }}
+{{- $instance := include "common.instance" (dict "root" $root) | fromJson }}
+{{- $model := $instance.accelerator.name | default "" }}
+{{- $tag := regexFind "^[0-9.]+-cuda[0-9.]+-" $image.tag }}
+{{- if and $tag (hasSuffix "pytorch/pytorch" $image.repository) (not $image.digest) }}
+{{- $torch := regexFind "^[0-9]+[.][0-9]+" $tag }}
+{{- $cuda := regexFind "[0-9.]+-$" $tag | trimSuffix "-" }}
+{{- $isBlackwell := regexMatch "^(G?B[23]00|RTX PRO)" $model }}
+{{- if and $isBlackwell (or (semverCompare "<2.7" $torch) (semverCompare "<12.8" $cuda)) }}
+image.tag: {{ $image.tag }} has no kernels for the {{ $model }} of a {{ $instance.type }}, which need torch 2.7 and CUDA 12.8 or newer; set image.tag=2.9.1-cuda12.8-cudnn9-runtime
+{{- end }}
+{{- if and (eq $model "V100") (or (semverCompare ">=13.0" $cuda) (and (semverCompare ">=2.11" $torch) (semverCompare ">=12.8" $cuda))) }}
+image.tag: {{ $image.tag }} has no kernels for the V100 of a {{ $instance.type }}, for which torch 2.10 is the last with CUDA 12.8; set image.tag=2.9.1-cuda12.8-cudnn9-runtime
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -82,6 +119,9 @@ Arguments: root (values env, extraEnv), reserved (list of {pattern, instead: wha
 {{- range $v.extraEnv }}
 {{- if or (has .name $seen) (hasKey $v.env .name) }}
 extraEnv: {{ .name }} is set twice; keep it in env or once in extraEnv
+{{- end }}
+{{- if eq .name "PYTHONPATH" }}
+extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, which comes after it
 {{- end }}
 {{- $seen = append $seen .name }}
 {{- end }}
@@ -139,5 +179,37 @@ Arguments: root (values script, command).
 {{- $v := (required "common.rules.program needs root" .root).Values }}
 {{- if and $v.script $v.command }}
 command: it replaces the entry point, so script would not be run; set one of them
+{{- end }}
+{{- end }}
+
+{{/*
+Labels, annotations, containers and device claims of the values do not take the names of the chart's own.
+Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, resourceClaims,
+resources).
+*/}}
+{{- define "common.rules.pod" -}}
+{{- $v := (required "common.rules.pod needs root" .root).Values }}
+{{- range $key := list "podLabels" "jobLabels" "podAnnotations" "jobAnnotations" }}
+{{- range $name := keys (index $v $key) | sortAlpha }}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by|part-of)|helm\\.sh/chart|kueue\\.x-k8s\\.io/(queue-name|elastic-job)|bireme/.*)$" $name }}
+{{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queueName{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $seen := list "trainer" "pserver" "verify" "staging" }}
+{{- range $key := list "initContainers" "sidecars" }}
+{{- range index $v $key }}
+{{- if has .name $seen }}
+{{ $key }}: there is a container {{ .name }} already; give it another name
+{{- end }}
+{{- $seen = append $seen .name }}
+{{- end }}
+{{- end }}
+{{- $claims := list }}
+{{- range $v.resourceClaims }}{{ $claims = append $claims .name }}{{ end }}
+{{- range dig "claims" list $v.resources }}
+{{- if not (has .name $claims) }}
+resources.claims: there is no {{ .name }} in resourceClaims; add it there, or correct the name
+{{- end }}
 {{- end }}
 {{- end }}

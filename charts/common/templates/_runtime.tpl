@@ -3,7 +3,7 @@ bireme-runtime reaches the pods as ConfigMaps (docs/adr/0006): no image to publi
 component, so that a change of the code that one component runs leaves the pods of the others as they are. Its name
 carries a digest of the content, so a newer runtime is a change of the pod template that an upgrade sees.
 
-The annotation bireme.dev/runtime of Chart.yaml is a YAML map from a component to the folders of its code below
+The annotation bireme/runtime of Chart.yaml is a YAML map from a component to the folders of its code below
 bireme_runtime. A folder brings the files that are directly in it, not those of its subfolders. The library
 chart's own Chart.yaml has the component dataset, which any chart may use.
 */}}
@@ -18,9 +18,9 @@ Arguments: root, component.
 {{- $common := $root.Subcharts.common }}
 {{- $folders := dict }}
 {{- range list $common.Chart $root.Chart }}
-{{- $folders = merge (index (.Annotations | default dict) "bireme.dev/runtime" | default "" | fromYaml) $folders }}
+{{- $folders = merge (index (.Annotations | default dict) "bireme/runtime" | default "" | fromYaml) $folders }}
 {{- end }}
-{{- $missing := printf "the annotation bireme.dev/runtime in Chart.yaml of %s names no folders for %s" $root.Chart.Name $component }}
+{{- $missing := printf "the annotation bireme/runtime in Chart.yaml of %s names no folders for %s" $root.Chart.Name $component }}
 {{- $wanted := list "bireme_runtime" }}
 {{- range required $missing (index $folders $component) }}
 {{- $wanted = append $wanted (ternary . (printf "bireme_runtime/%s" .) (hasPrefix "bireme_runtime" .)) }}
@@ -53,8 +53,8 @@ Arguments: root, component.
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ include "common.runtimeName" . }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ include "common.runtimeName" . | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
 immutable: true
@@ -69,12 +69,12 @@ The volume of a pod that runs a component's code; it is mounted at /bireme/runti
 Arguments: root, component, name (of the volume, optional: runtime).
 */}}
 {{- define "common.runtimeVolume" -}}
-- name: {{ .name | default "runtime" }}
+- name: {{ .name | default "runtime" | quote }}
   configMap:
-    name: {{ include "common.runtimeName" . }}
+    name: {{ include "common.runtimeName" . | quote }}
     items:
       {{- range $path, $_ := include "common.runtimeFiles" . | fromJson }}
-      - {key: {{ $path | replace "/" "__" }}, path: {{ $path }}}
+      - {key: {{ $path | replace "/" "__" | quote }}, path: {{ $path | quote }}}
       {{- end }}
 {{- end }}
 
@@ -108,15 +108,15 @@ Arguments: root (values staging, verify).
 {{/*
 An init container with the runtime in the image of the workers, which does something to datasets before they train.
 Its exit codes 64, 77 and 78 say that no other pod would do better.
-Arguments: root (values image, python, securityContext), name, arguments (of bireme_runtime.dataset), env (list of
+Arguments: root (values image, python, securityContext, helperResources), name, arguments (of bireme_runtime.dataset), env (list of
 EnvVar, optional), mounts (list of VolumeMount).
 */}}
 {{- define "common.datasetContainer" -}}
 {{- $root := required "common.datasetContainer needs root" .root }}
 {{- $v := $root.Values -}}
-- name: {{ required "common.datasetContainer needs name" .name }}
-  image: {{ include "common.image" (dict "root" $root "image" $v.image) }}
-  imagePullPolicy: {{ $v.image.pullPolicy }}
+- name: {{ required "common.datasetContainer needs name" .name | quote }}
+  image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
+  imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
     {{- toYaml (concat (list $v.python "-m" "bireme_runtime.dataset") (required "common.datasetContainer needs arguments" .arguments)) | nindent 4 }}
   env:
@@ -125,8 +125,7 @@ EnvVar, optional), mounts (list of VolumeMount).
     {{- toYaml . | nindent 4 }}
     {{- end }}
   resources:
-    requests: {cpu: 100m, memory: 256Mi}
-    limits: {memory: 1Gi}
+    {{- toYaml $v.helperResources | nindent 4 }}
   securityContext:
     {{- toYaml $v.securityContext | nindent 4 }}
   volumeMounts:

@@ -9,7 +9,7 @@ Arguments: root (values script, args, command), check (the file of the check in 
 {{- define "common.script" -}}
 {{- $root := required "common.script needs root" .root }}
 {{- $v := $root.Values }}
-{{- if or $v.script (not (or $v.args $v.command)) }}
+{{- if or $v.script (not (or $v.args $v.argGroups $v.command)) }}
 {{- $v.script | default ($root.Files.Get (required "common.script needs check" .check)) }}
 {{- end }}
 {{- end }}
@@ -33,8 +33,8 @@ Arguments: root, component, script (source, empty for none).
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ include "common.scriptName" (dict "root" $root "script" .script) }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ include "common.scriptName" (dict "root" $root "script" .script) | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
 immutable: true
@@ -44,10 +44,22 @@ data:
 {{- end }}
 
 {{/*
+The arguments of the values: args, then the groups of argGroups in the order of their names. Values files that each
+name a group add to each other, whereas of two lists Helm keeps the last. As a JSON list.
+Arguments: root (values args, argGroups).
+*/}}
+{{- define "common.arguments" -}}
+{{- $v := (required "common.arguments needs root" .root).Values }}
+{{- $words := $v.args }}
+{{- range $group := $v.argGroups }}{{ $words = concat $words $group }}{{ end }}
+{{- toJson $words }}
+{{- end }}
+
+{{/*
 The arguments of a container that runs the script, or a program in the image, as a JSON list.
-Arguments: root (values args), script (source, empty for none).
+Arguments: root (values args, argGroups), script (source, empty for none).
 */}}
 {{- define "common.scriptArguments" -}}
-{{- $args := (required "common.scriptArguments needs root" .root).Values.args }}
+{{- $args := include "common.arguments" (dict "root" (required "common.scriptArguments needs root" .root)) | fromJsonArray }}
 {{- ternary (prepend $args "/bireme/script/train.py") $args (not (empty .script)) | toJson }}
 {{- end }}

@@ -35,7 +35,7 @@ Arguments: root.
 {{- range $name, $isThere := dict "staging" $v.staging.claimName "verify" $v.verify.paths }}
 {{- if $isThere }}
 - action: FailJob
-  onExitCodes: {containerName: {{ $name }}, operator: In, values: [64, 77, 78]}
+  onExitCodes: {containerName: {{ $name | quote }}, operator: In, values: [64, 77, 78]}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -43,7 +43,7 @@ Arguments: root.
 {{- define "common.staging.mount" -}}
 {{- $staging := (required "common.staging.mount needs root" .root).Values.staging }}
 {{- if $staging.claimName -}}
-- {name: staging, mountPath: {{ $staging.mountPath }}, subPath: data, readOnly: true}
+- {name: staging, mountPath: {{ $staging.mountPath | quote }}, subPath: data, readOnly: true}
 {{- end }}
 {{- end }}
 
@@ -51,10 +51,10 @@ Arguments: root.
 {{- $staging := (required "common.staging.volumes needs root" .root).Values.staging }}
 {{- if $staging.claimName -}}
 - name: staging
-  emptyDir: {sizeLimit: {{ $staging.size }}}
+  emptyDir: {sizeLimit: {{ $staging.size | quote }}}
 {{- if eq (include "common.staging.source" .) "staging-source" }}
 - name: staging-source
-  persistentVolumeClaim: {claimName: {{ $staging.claimName }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ $staging.claimName | quote }}, readOnly: true}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -67,7 +67,7 @@ Arguments: root, worker (the result of common.worker).
 {{- define "common.rules.staging" -}}
 {{- $v := (required "common.rules.staging needs root" .root).Values }}
 {{- $worker := required "common.rules.staging needs worker" .worker }}
-{{- $nvmeGB := $v.instance.nvmeGB | default 0 | int64 }}
+{{- $nvmeGB := (include "common.instance" (dict "root" .root) | fromJson).nvmeGB | default 0 | int64 }}
 {{- $roomGi := divf (mulf $nvmeGB 1000000000 0.85 $worker.share) 1073741824 | floor | int64 }}
 {{- $sizeMiB := include "common.MiB" (dict "quantity" ($v.staging.size | default "0Mi")) | int64 }}
 {{- if not $v.staging.claimName }}

@@ -19,7 +19,7 @@ annotations:
   helm.sh/resource-policy: keep
   {{- end }}
   {{- with .digests }}
-  bireme.dev/immutable: {{ . | quote }}
+  bireme/immutable: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -33,21 +33,21 @@ Arguments: root, name, volume {size, accessMode, storageClassName, volumeName (o
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
-  name: {{ required "common.claim needs name" .name }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ required "common.claim needs name" .name | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" "volume") | nindent 4 }}
   {{- include "common.storageAnnotations" (dict "keep" .volume.keep "digests" (include "common.immutable.digests" (dict "parts" .parts))) | nindent 2 }}
 spec:
-  accessModes: [{{ .volume.accessMode }}]
+  accessModes: [{{ .volume.accessMode | quote }}]
   storageClassName: {{ .volume.storageClassName | quote }}
   {{- with .volume.volumeName }}
   # Claim and volume name each other, so that neither binds to another.
-  volumeName: {{ . }}
+  volumeName: {{ . | quote }}
   {{- end }}
   resources:
     requests:
-      storage: {{ .volume.size }}
+      storage: {{ .volume.size | quote }}
 {{- end }}
 
 {{/*

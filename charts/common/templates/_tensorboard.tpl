@@ -10,7 +10,7 @@ apiVersion: apps/v1
 kind: Deployment
 metadata:
   name: {{ include "common.fullname" (dict "root" $root) }}-tensorboard
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" "tensorboard") | nindent 4 }}
 spec:
@@ -25,13 +25,18 @@ spec:
     spec:
       {{- include "common.imagePullSecrets" (dict "root" $root) | nindent 6 }}
       automountServiceAccountToken: false
+      {{- range $key := list "nodeSelector" "tolerations" "affinity" }}
+      {{- with index $board $key }}
+      {{- toYaml (dict $key .) | nindent 6 }}
+      {{- end }}
+      {{- end }}
       securityContext:
         {{- toYaml $root.Values.podSecurityContext | nindent 8 }}
       containers:
         - name: tensorboard
-          image: {{ include "common.image" (dict "root" $root "image" $board.image) }}
-          imagePullPolicy: {{ $board.image.pullPolicy }}
-          command: [tensorboard, --logdir={{ $board.logDir }}, --host=0.0.0.0, --port=6006]
+          image: {{ include "common.image" (dict "root" $root "image" $board.image) | quote }}
+          imagePullPolicy: {{ $board.image.pullPolicy | quote }}
+          command: [tensorboard, {{ printf "--logdir=%s" $board.logDir | quote }}, --host=0.0.0.0, --port=6006]
           env:
             - {name: HOME, value: /tmp}
           ports:
@@ -60,7 +65,7 @@ apiVersion: v1
 kind: Service
 metadata:
   name: {{ include "common.fullname" (dict "root" $root) }}-tensorboard
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" "tensorboard") | nindent 4 }}
 spec:

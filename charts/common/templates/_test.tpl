@@ -5,7 +5,7 @@ Arguments: root.
 {{- define "common.testMetadata" -}}
 {{- $root := required "common.testMetadata needs root" .root -}}
 name: {{ include "common.fullname" (dict "root" $root) }}-test
-namespace: {{ $root.Release.Namespace }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "common.labels" (dict "root" $root "component" "test") | nindent 2 }}
 annotations:
@@ -15,7 +15,7 @@ annotations:
 
 {{/*
 The pod of a `helm test` that runs a command of the runtime.
-Arguments: root (values image, imagePullSecrets, podSecurityContext, securityContext), runtime (component of the runtime),
+Arguments: root (values image, imagePullSecrets, podSecurityContext, securityContext, helperResources), runtime (component of the runtime),
 container (its name), command (list of words), env, mounts and volumes (YAML, optional).
 */}}
 {{- define "common.runtimeTest" -}}
@@ -32,14 +32,16 @@ spec:
   securityContext:
     {{- toYaml $v.podSecurityContext | nindent 4 }}
   containers:
-    - name: {{ required "common.runtimeTest needs container" .container }}
+    - name: {{ required "common.runtimeTest needs container" .container | quote }}
       image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
-      imagePullPolicy: {{ $v.image.pullPolicy }}
+      imagePullPolicy: {{ $v.image.pullPolicy | quote }}
       command:
         {{- include "common.words" (dict "words" (required "common.runtimeTest needs command" .command)) | nindent 8 }}
       env:
         - {name: PYTHONPATH, value: /bireme/runtime}
         {{- .env | default "" | nindent 8 }}
+      resources:
+        {{- toYaml $v.helperResources | nindent 8 }}
       securityContext:
         {{- toYaml $v.securityContext | nindent 8 }}
       volumeMounts:
@@ -69,8 +71,8 @@ spec:
     {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
   containers:
     - name: mount
-      image: {{ include "common.image" (dict "root" $root "image" $root.Values.test.image) }}
-      imagePullPolicy: {{ $root.Values.test.image.pullPolicy }}
+      image: {{ include "common.image" (dict "root" $root "image" $root.Values.test.image) | quote }}
+      imagePullPolicy: {{ $root.Values.test.image.pullPolicy | quote }}
       command:
         - sh
         - -ec
@@ -89,8 +91,7 @@ spec:
             echo "$folder can be read"
           done
       resources:
-        requests: {cpu: 10m, memory: 16Mi}
-        limits: {memory: 64Mi}
+        {{- toYaml $root.Values.test.resources | nindent 8 }}
       securityContext:
         {{- toYaml $root.Values.securityContext | nindent 8 }}
       volumeMounts:
@@ -102,6 +103,6 @@ spec:
     {{- range $i, $claim := keys $claims | sortAlpha }}
     - name: claim-{{ $i }}
       persistentVolumeClaim:
-        claimName: {{ $claim }}
+        claimName: {{ $claim | quote }}
     {{- end }}
 {{- end }}

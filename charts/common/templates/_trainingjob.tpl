@@ -5,8 +5,8 @@ CHART.jobSpec and CHART.immutableParts (_job.tpl), and in CHART.rules (validate.
 
 {{/*
 A training Job.
-Arguments: root, component, name, count (of pods), spec (YAML: the fields that do not change in place), parts and
-annotations (see common.jobMetadata), fields (YAML, optional: further fields that change in place).
+Arguments: root, component, name, count (of pods), spec (YAML: the fields that do not change in place), parts (see
+common.jobMetadata), fields (YAML, optional: further fields that change in place).
 */}}
 {{- define "common.trainingJob" -}}
 {{- $root := required "common.trainingJob needs root" .root -}}
@@ -24,20 +24,28 @@ spec:
 
 {{/*
 The metadata of a Job or MPIJob.
-Arguments: root, component, name, parts (see _immutable.tpl), annotations (YAML, optional).
+Arguments: root (values queueName, jobLabels, kueue), component, name, parts (see _immutable.tpl).
 */}}
 {{- define "common.jobMetadata" -}}
 {{- $root := required "common.jobMetadata needs root" .root -}}
-name: {{ required "common.jobMetadata needs name" .name }}
-namespace: {{ $root.Release.Namespace }}
+name: {{ required "common.jobMetadata needs name" .name | quote }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "common.labels" (dict "root" $root "component" .component) | nindent 2 }}
   {{- with $root.Values.queueName }}
-  kueue.x-k8s.io/queue-name: {{ . }}
+  kueue.x-k8s.io/queue-name: {{ . | quote }}
+  {{- end }}
+  {{- with $root.Values.jobLabels }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
 annotations:
-  bireme.dev/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
-  {{- .annotations | default "" | nindent 2 }}
+  {{- with $root.Values.jobAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  bireme/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
+  {{- if ($root.Values.kueue | default dict).elastic }}
+  kueue.x-k8s.io/elastic-job: "true"
+  {{- end }}
 {{- end }}
 
 {{/*
@@ -69,7 +77,7 @@ rules:
       - {type: DisruptionTarget, status: "True"}
   {{- range required "common.podFailurePolicy needs containers" .containers }}
   - action: FailJob
-    onExitCodes: {containerName: {{ . }}, operator: In, values: {{ toJson $codes }}}
+    onExitCodes: {containerName: {{ . | quote }}, operator: In, values: {{ toJson $codes }}}
   {{- end }}
   {{- include "common.datasetFailures" (dict "root" .root) | nindent 2 }}
 {{- end }}
@@ -83,8 +91,8 @@ Arguments: root, component, name.
 apiVersion: v1
 kind: Service
 metadata:
-  name: {{ required "common.podService needs name" .name }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ required "common.podService needs name" .name | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
 spec:
@@ -104,9 +112,12 @@ common.rules.env), taken (list of the paths that the chart mounts itself), hosts
 {{- $root := required "common.rules.trainingJob needs root" .root }}
 {{- $v := $root.Values }}
 {{ include "common.rules.worker" (dict "root" $root "worker" .worker) }}
+{{ include "common.rules.kernels" (dict "root" $root) }}
+{{ include "common.rules.placement" (dict "root" $root) }}
 {{ include "common.rules.program" (dict "root" $root) }}
 {{ include "common.rules.env" (dict "root" $root "reserved" .reserved) }}
 {{ include "common.rules.mounts" (dict "root" $root "taken" (concat (list "/dev/shm" "/bireme/runtime" "/bireme/script") .taken)) }}
+{{ include "common.rules.pod" (dict "root" $root) }}
 {{ include "common.rules.staging" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.verify" (dict "root" $root) }}
 {{- if hasKey $v "tensorboard" }}

@@ -11,22 +11,34 @@ for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's 
 {{- define "common.trainingPod" -}}
 {{- $root := required "common.trainingPod needs root" .root }}
 {{- $v := $root.Values }}
-{{- $first := compact (list (.initContainers | default "") (include "common.verify.container" (dict "root" $root)) (include "common.staging.container" (dict "root" $root))) -}}
+{{- $first := compact (list (.initContainers | default "")
+    (include "common.ownContainers" (dict "root" $root "containers" $v.initContainers "fields" dict))
+    (include "common.verify.container" (dict "root" $root))
+    (include "common.staging.container" (dict "root" $root))
+    (include "common.ownContainers" (dict "root" $root "containers" $v.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
 metadata:
-  {{- include "common.podMetadata" (dict "root" $root "component" .component) | nindent 2 }}
+  {{- include "common.podMetadata" (dict "root" $root "component" .component "annotations" (include "common.placement.annotations" (dict "root" $root) | fromJson)) | nindent 2 }}
 spec:
   {{- with .subdomain }}
   restartPolicy: Never
-  subdomain: {{ . }}
+  subdomain: {{ . | quote }}
   {{- end }}
   terminationGracePeriodSeconds: {{ int64 $v.terminationGracePeriodSeconds }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  serviceAccountName: {{ include "common.serviceAccountName" (dict "root" $root) }}
+  serviceAccountName: {{ include "common.serviceAccountName" (dict "root" $root) | quote }}
   {{- include "common.imagePullSecrets" (dict "root" $root) | nindent 2 }}
   securityContext:
     {{- toYaml $v.podSecurityContext | nindent 4 }}
   {{- .placement | nindent 2 }}
+  {{- if $v.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- with $v.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with $first }}
   initContainers:
     {{- join "\n" . | nindent 4 }}
@@ -36,14 +48,14 @@ spec:
   volumes:
     {{- with .shm }}
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ . | quote }}}
     {{- end }}
     {{- include "common.runtimeVolume" (dict "root" $root "component" .runtime) | nindent 4 }}
     {{- include "common.datasetVolume" (dict "root" $root) | nindent 4 }}
     {{- .volumes | default "" | nindent 4 }}
     {{- with .script }}
     - name: script
-      configMap: {name: {{ include "common.scriptName" (dict "root" $root "script" .) }}}
+      configMap: {name: {{ include "common.scriptName" (dict "root" $root "script" .) | quote }}}
     {{- end }}
     {{- include "common.claimVolumes" (dict "root" $root) | nindent 4 }}
     {{- include "common.staging.volumes" (dict "root" $root) | nindent 4 }}
@@ -53,19 +65,52 @@ spec:
 {{- end }}
 
 {{/*
+Containers of the values. Image and security context are those of the job where they name none.
+Arguments: root (values image, securityContext), containers (list), fields (dict: fields that all of them get).
+*/}}
+{{- define "common.ownContainers" -}}
+{{- $root := required "common.ownContainers needs root" .root }}
+{{- $v := $root.Values }}
+{{- $containers := list }}
+{{- range .containers }}
+{{- $usual := dict "image" (include "common.image" (dict "root" $root "image" $v.image)) "imagePullPolicy" $v.image.pullPolicy
+    "securityContext" (deepCopy $v.securityContext) }}
+{{- $containers = append $containers (mergeOverwrite $usual (deepCopy .) $.fields) }}
+{{- end }}
+{{- with $containers }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{/*
+A command that runs the setup of the values first, in one shell with it, as a JSON list. Kubernetes takes $$ for a $, and
+would replace $(NAME).
+Arguments: root (values setup), command (list).
+*/}}
+{{- define "common.withSetup" -}}
+{{- $command := required "common.withSetup needs command" .command }}
+{{- with (required "common.withSetup needs root" .root).Values.setup }}
+{{- $lines := list "trap 'exit 143' TERM" (trim .) "trap - TERM" "exec \"$@\"" | join "\n" }}
+{{- $command = concat (list "sh" "-ec" ($lines | replace "$" "$$") "setup") $command }}
+{{- end }}
+{{- toJson $command }}
+{{- end }}
+
+{{/*
 A container that trains. It has the script, the runtime and the claims.
-Arguments: root (values image, env, extraEnv, claims, staging, extraVolumeMounts, securityContext), name, command and
+Arguments: root (values image, setup, workingDir, lifecycle, env, extraEnv, claims, staging, extraVolumeMounts, securityContext), name, command and
 arguments (lists), fixed and derived (see common.env), resources (YAML), shm (size of /dev/shm, empty for none), script
 (source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
 {{- define "common.trainingContainer" -}}
 {{- $root := required "common.trainingContainer needs root" .root }}
 {{- $v := $root.Values -}}
-- name: {{ required "common.trainingContainer needs name" .name }}
+- name: {{ required "common.trainingContainer needs name" .name | quote }}
   image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
-  imagePullPolicy: {{ $v.image.pullPolicy }}
+  imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
-    {{- include "common.words" (dict "words" (required "common.trainingContainer needs command" .command)) | nindent 4 }}
+    {{- include "common.words" (dict "words" (include "common.withSetup" (dict "root" $root "command" .command) | fromJsonArray)) | nindent 4 }}
+  {{- with $v.workingDir }}
+  workingDir: {{ . | quote }}
+  {{- end }}
   {{- with .arguments }}
   args:
     {{- include "common.words" (dict "words" .) | nindent 4 }}
@@ -73,6 +118,10 @@ arguments (lists), fixed and derived (see common.env), resources (YAML), shm (si
   {{- include "common.env" (dict "root" $root "fixed" .fixed "derived" .derived) | nindent 2 }}
   {{- .resources | nindent 2 }}
   {{- .fields | default "" | nindent 2 }}
+  {{- with $v.lifecycle }}
+  lifecycle:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   securityContext:
     {{- toYaml $v.securityContext | nindent 4 }}
   volumeMounts:
@@ -102,10 +151,13 @@ Arguments: worker (the result of common.worker).
 
 {{/*
 The scheduling fields of a worker.
-Arguments: root, worker (the result of common.worker).
+Arguments: root, worker (the result of common.worker), components (list: those whose pods stay together; optional).
 */}}
 {{- define "common.workerPlacement" -}}
+{{- $together := merge (dict "components" (.components | default (list "worker"))) . }}
+{{- $values := merge (dict "affinity" (include "common.placement.affinity" $together | fromJson)
+    "topologySpreadConstraints" (include "common.placement.spread" $together | fromJsonArray)) (omit .root.Values "affinity" "topologySpreadConstraints") }}
 {{- include "common.workerNodeSelector" . }}
 {{ include "common.workerTolerations" . }}
-{{ include "common.scheduling" . }}
+{{ include "common.scheduling" (dict "root" (dict "Values" $values)) }}
 {{- end }}

@@ -73,7 +73,7 @@ podFailurePolicy:
     # Exit codes of the runtime after which another attempt does not help.
     {{- range list "stage" "publish" }}
     - action: FailJob
-      onExitCodes: {containerName: {{ . }}, operator: In, values: [64, 77, 78]}
+      onExitCodes: {containerName: {{ . | quote }}, operator: In, values: [64, 77, 78]}
     {{- end }}
 template:
   metadata:
@@ -82,7 +82,7 @@ template:
     restartPolicy: Never
     automountServiceAccountToken: false
     enableServiceLinks: false
-    serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) }}
+    serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) | quote }}
     {{- include "common.imagePullSecrets" (dict "root" .) | nindent 4 }}
     securityContext:
       {{- toYaml .Values.podSecurityContext | nindent 6 }}
@@ -96,16 +96,16 @@ template:
     {{- end }}
     initContainers:
       - name: stage
-        image: {{ include "common.image" (dict "root" . "image" .Values.image) }}
-        imagePullPolicy: {{ .Values.image.pullPolicy }}
+        image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
+        imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
         command: [python3, -m, bireme_runtime.dataset, stage]
         env:
           {{- include "dataset.env" . | nindent 10 }}
         {{- include "dataset.container" . | nindent 8 }}
       {{- if .Values.prepare.script }}
       - name: prepare
-        image: {{ include "common.image" (dict "root" . "image" .Values.prepare.image) }}
-        imagePullPolicy: {{ .Values.prepare.image.pullPolicy }}
+        image: {{ include "common.image" (dict "root" . "image" .Values.prepare.image) | quote }}
+        imagePullPolicy: {{ .Values.prepare.image.pullPolicy | quote }}
         command: [sh, -ec]
         args:
           - |
@@ -114,22 +114,22 @@ template:
       {{- end }}
     containers:
       - name: publish
-        image: {{ include "common.image" (dict "root" . "image" .Values.image) }}
-        imagePullPolicy: {{ .Values.image.pullPolicy }}
+        image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
+        imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
         command: [python3, -m, bireme_runtime.dataset, publish]
         env:
           {{- include "dataset.env" . | nindent 10 }}
         {{- include "dataset.container" . | nindent 8 }}
     volumes:
       - name: claim
-        persistentVolumeClaim: {claimName: {{ .Values.claim.name }}}
+        persistentVolumeClaim: {claimName: {{ .Values.claim.name | quote }}}
       - name: tmp
         emptyDir: {}
       {{- include "common.runtimeVolume" (dict "root" . "component" "dataset") | nindent 6 }}
       {{- range $i, $source := .Values.sources }}
       {{- with $source.claimName }}
       - name: source-{{ $i }}
-        persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
+        persistentVolumeClaim: {claimName: {{ . | quote }}, readOnly: true}
       {{- end }}
       {{- end }}
 {{- end }}

@@ -4,7 +4,11 @@ The registry of EKS in a region; empty for a region that is not in files/registr
 {{- define "efa.registry" -}}
 {{- $account := get (.Files.Get "files/registries.yaml" | fromYaml) .Values.region }}
 {{- if $account }}
-{{- printf "%s.dkr.ecr.%s.amazonaws.com%s" $account .Values.region (ternary ".cn" "" (hasPrefix "cn-" .Values.region)) }}
+{{- $domain := "amazonaws.com" }}
+{{- range $prefix, $own := .Files.Get "files/domains.yaml" | fromYaml }}
+{{- if hasPrefix $prefix $.Values.region }}{{ $domain = $own }}{{ end }}
+{{- end }}
+{{- printf "%s.dkr.ecr.%s.%s" $account .Values.region $domain }}
 {{- end }}
 {{- end }}
 

@@ -25,6 +25,19 @@ Arguments: root, claim, volume.
 {{- with $given.basePath }}{{ $_ := set $parameters "basePath" . }}{{ end }}
 {{- if not (kindIs "invalid" $given.uid) }}{{ $_ := set $parameters "uid" (int64 $given.uid | toString) }}{{ end }}
 {{- if not (kindIs "invalid" $given.gid) }}{{ $_ := set $parameters "gid" (int64 $given.gid | toString) }}{{ end }}
+{{- range $key := list "az" "subPathPattern" }}
+{{- with index $given $key }}{{ $_ := set $parameters $key . }}{{ end }}
+{{- end }}
+{{- range $key := list "gidRangeStart" "gidRangeEnd" }}
+{{- with index $given $key }}{{ $_ := set $parameters $key (int64 . | toString) }}{{ end }}
+{{- end }}
+{{- range $key := list "ensureUniqueDirectory" "reuseAccessPoint" }}
+{{- if hasKey $given $key }}{{ $_ := set $parameters $key (index $given $key | toString) }}{{ end }}
+{{- end }}
+{{- with $given.secret }}
+{{- $_ := set $parameters "csi.storage.k8s.io/provisioner-secret-name" .name }}
+{{- $_ := set $parameters "csi.storage.k8s.io/provisioner-secret-namespace" .namespace }}
+{{- end }}
 {{- $_ := set $volume "makesClass" (not $given.storageClassName) }}
 {{- $_ := set $volume "parameters" $parameters }}
 {{- $_ := set $volume "storageClassName" ($given.storageClassName | default $own) }}
@@ -50,7 +63,10 @@ Arguments: volume.
 {{- $path := ternary "" .volume.path (eq .volume.path "/") }}
 {{- $handle := printf "%s:%s:%s" .volume.fileSystemId $path (.volume.accessPointId | default "") | trimSuffix ":" | trimSuffix ":" }}
 {{- $source := dict "driver" "efs.csi.aws.com" "volumeHandle" $handle }}
-{{- if eq (toString .volume.encryptInTransit) "false" }}{{ $_ := set $source "volumeAttributes" (dict "encryptInTransit" "false") }}{{ end }}
+{{- $attributes := dict }}
+{{- if eq (toString .volume.encryptInTransit) "false" }}{{ $_ := set $attributes "encryptInTransit" "false" }}{{ end }}
+{{- with .volume.mountTargetIp }}{{ $_ := set $attributes "mounttargetip" . }}{{ end }}
+{{- with $attributes }}{{ $_ := set $source "volumeAttributes" . }}{{ end }}
 {{- dict "csi" $source | toJson }}
 {{- end }}
 
@@ -74,4 +90,20 @@ Arguments: volume (the result of efs.volume).
 {{- else if eq .volume.type "csi" }}{{ .volume.source.csi.volumeHandle }}
 {{- else }}a new access point by StorageClass {{ .volume.storageClassName }}
 {{- end }}
+{{- end }}
+
+{{/*
+The name of the Job that gives a folder to its owner. Another owner or another folder is another Job.
+Arguments: claim, volume (the result of efs.volume).
+*/}}
+{{- define "efs.ownerJob" -}}
+{{- printf "%s-owner-%s" .claim (pick .volume "source" "uid" "gid" "directoryPerms" | toJson | sha256sum | trunc 8) }}
+{{- end }}
+
+{{/*
+Not empty for a static volume whose folder is given to an owner.
+Arguments: volume (the result of efs.volume).
+*/}}
+{{- define "efs.hasOwner" -}}
+{{- if and .volume.source (not (kindIs "invalid" .volume.uid)) }}true{{ end }}
 {{- end }}

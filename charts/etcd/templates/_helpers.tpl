@@ -14,7 +14,7 @@ it joins. Health has a port of its own, so that probes need no client certificat
     "listen-metrics-urls" "http://0.0.0.0:2381"
     "quota-backend-bytes" (mul (int64 .Values.quotaMiB) 1048576)
     "auto-compaction-mode" "periodic"
-    "auto-compaction-retention" (printf "%dh" (int64 .Values.compaction.retentionHours))
+    "auto-compaction-retention" (printf "%dm" (int64 .Values.compaction.retentionMinutes))
     "logger" "zap" }}
 {{- if .Values.v2API }}{{ $_ := set $config "enable-v2" true }}{{ end }}
 {{- with $tls.server }}
@@ -101,15 +101,15 @@ env (list of EnvVar), mounts, volumes, serviceAccountName (optional), component 
 restartPolicy: Never
 automountServiceAccountToken: false
 {{- with .serviceAccountName }}
-serviceAccountName: {{ . }}
+serviceAccountName: {{ . | quote }}
 {{- end }}
 {{- include "common.imagePullSecrets" (dict "root" $root) }}
 securityContext:
   {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
 containers:
-  - name: {{ required "etcd.clientPod needs name" .name }}
-    image: {{ include "common.image" (dict "root" $root "image" $root.Values.joinImage) }}
-    imagePullPolicy: {{ $root.Values.joinImage.pullPolicy }}
+  - name: {{ required "etcd.clientPod needs name" .name | quote }}
+    image: {{ include "common.image" (dict "root" $root "image" $root.Values.joinImage) | quote }}
+    imagePullPolicy: {{ $root.Values.joinImage.pullPolicy | quote }}
     command:
       {{- toYaml .command | nindent 6 }}
     env:
@@ -122,8 +122,7 @@ containers:
       {{- toYaml . | nindent 6 }}
       {{- end }}
     resources:
-      requests: {cpu: 50m, memory: 64Mi}
-      limits: {memory: 256Mi}
+      {{- toYaml $root.Values.helperResources | nindent 6 }}
     securityContext:
       {{- toYaml $root.Values.securityContext | nindent 6 }}
     volumeMounts:
@@ -141,15 +140,23 @@ volumes:
 {{- end }}
 
 {{/*
+The Secret with the users; empty without users.
+Arguments: the root of this chart (for a parent chart, .Subcharts.etcd).
+*/}}
+{{- define "etcd.userSecret" -}}
+{{- if .Values.auth.enabled }}{{ .Values.auth.existingSecret | default (printf "%s-users" (include "common.fullname" (dict "root" .))) }}{{ end }}
+{{- end }}
+
+{{/*
 The variables with the user of init containers and checks, if there are users.
 Arguments: root, keys {env name: Secret key}.
 */}}
 {{- define "etcd.authEnv" -}}
 {{- if .root.Values.auth.enabled }}
 {{- range $name, $key := .keys }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   valueFrom:
-    secretKeyRef: {name: {{ $.root.Values.auth.existingSecret }}, key: {{ $key }}}
+    secretKeyRef: {name: {{ include "etcd.userSecret" $.root | quote }}, key: {{ $key | quote }}}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -194,7 +201,7 @@ Arguments: from {claimName, subPath, url}.
 {{- end }}
 
 {{- define "etcd.snapshotVolume" -}}
-{name: snapshots, {{ if .from.url }}emptyDir: {}{{ else }}persistentVolumeClaim: {claimName: {{ .from.claimName }}}{{ end }}}
+{name: snapshots, {{ if .from.url }}emptyDir: {}{{ else }}persistentVolumeClaim: {claimName: {{ .from.claimName | quote }}}{{ end }}}
 {{- end }}
 
 {{/*

@@ -50,7 +50,7 @@ The fields that DCGM measures, one a line: field, type, help.
 The pod spec that agents share. An agent requests no GPU, because a GPU that it held could not train; it sees all of them.
 */}}
 {{- define "gpu-metrics.podSpec" -}}
-serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) }}
+serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) | quote }}
 enableServiceLinks: false
 {{- include "common.imagePullSecrets" (dict "root" .) }}
 {{- range $key := list "priorityClassName" "runtimeClassName" "nodeSelector" }}
@@ -60,12 +60,26 @@ enableServiceLinks: false
 {{- end }}
 affinity:
   {{- $types := include "common.instanceTypes" (dict "root" . "hardware" "nvidia" "extra" .Values.instanceTypes) | fromJsonArray }}
-  {{- include "common.agentAffinity" (dict "types" $types "autoMode" true) | nindent 2 }}
+  {{- include "common.agentAffinity" (dict "types" $types "labels" (merge dict .Values.nodeLabels (.Files.Get "files/gpu-labels.yaml" | fromYaml)) "autoMode" true) | nindent 2 }}
 tolerations:
   {{- include "common.agentTolerations" (dict "root" .) | nindent 2 }}
 {{- end }}
 
+{{/*
+How an agent gets all GPUs without a request: by the variable, and by a mount where the runtime does not trust the variable
+of an unprivileged container, as on Bottlerocket and so in EKS Auto Mode
+(bottlerocket.dev/en/os/1.54.x/api/settings/nvidia-container-runtime).
+*/}}
 {{- define "gpu-metrics.gpuEnv" -}}
 - {name: NVIDIA_VISIBLE_DEVICES, value: all}
 - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+{{- end }}
+
+{{- define "gpu-metrics.gpuMount" -}}
+- {name: all-gpus, mountPath: /var/run/nvidia-container-devices/all}
+{{- end }}
+
+{{- define "gpu-metrics.gpuVolume" -}}
+- name: all-gpus
+  hostPath: {path: /dev/null}
 {{- end }}

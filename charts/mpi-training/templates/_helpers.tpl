@@ -12,7 +12,7 @@ The program of the ranks and its arguments, as a JSON list.
 {{- define "mpi-training.program" -}}
 {{- $script := ternary (list .Values.python "/bireme/script/train.py") list (not (empty (include "mpi-training.script" .))) }}
 {{- $words := list }}
-{{- range concat .Values.command $script .Values.args .Values.extraArgs }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
+{{- range concat .Values.command $script (include "common.arguments" (dict "root" .) | fromJsonArray) .Values.extraArgs }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
 {{- toJson $words }}
 {{- end }}
 
@@ -46,23 +46,26 @@ Arguments: root, worker (the result of common.worker), role ("" in an Indexed Jo
 {{- define "mpi-training.env" -}}
 {{- $v := .root.Values -}}
 {{- with .role }}
-- {name: BIREME_MPI_ROLE, value: {{ . }}}
+- {name: BIREME_MPI_ROLE, value: {{ . | quote }}}
 {{- end }}
-- {name: BIREME_NAME, value: {{ include "common.fullname" (dict "root" .root) }}}
+- {name: BIREME_NAME, value: {{ include "common.fullname" (dict "root" .root) | quote }}}
 - {name: BIREME_MPI_HOSTS, value: {{ include "mpi-training.hosts" .root | quote }}}
 - {name: BIREME_MPI_WORKERS, value: "{{ int64 $v.workers }}"}
 - {name: BIREME_MPI_SLOTS, value: "{{ int64 .worker.processes }}"}
-- {name: BIREME_MPI_IMPLEMENTATION, value: {{ $v.mpiImplementation }}}
+- {name: BIREME_MPI_IMPLEMENTATION, value: {{ $v.mpiImplementation | quote }}}
 - {name: BIREME_MPI_PORT, value: "{{ int64 $v.ssh.port }}"}
-- {name: BIREME_SSHD_LOG, value: {{ $v.ssh.logLevel }}}
+- {name: BIREME_SSHD_LOG, value: {{ $v.ssh.logLevel | quote }}}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
+- {name: BIREME_PROBE_SECONDS, value: "{{ int64 $v.probeSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 15) }}"}
 {{- with $v.mpirunArgs }}
 {{- $words := list }}
 {{- range . }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
 - {name: BIREME_MPI_ARGUMENTS, value: {{ toJson $words | quote }}}
 {{- end }}
-- {name: PYTHONPATH, value: {{ join ":" (compact (list "/bireme/runtime" (get $v.env "PYTHONPATH"))) | quote }}}
+{{- if ne .role "launcher" }}
+{{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -70,6 +73,6 @@ The variables of the `helm test`, as a list of EnvVar.
 */}}
 {{- define "mpi-training.testEnv" -}}
 - {name: BIREME_MPI_ROLE, value: check}
-- {name: BIREME_MPI_IMPLEMENTATION, value: {{ .Values.mpiImplementation }}}
+- {name: BIREME_MPI_IMPLEMENTATION, value: {{ .Values.mpiImplementation | quote }}}
 - {name: BIREME_MPI_PORT, value: "{{ int64 .Values.ssh.port }}"}
 {{- end }}

@@ -18,7 +18,7 @@ The fields of the MPIJob's spec that the operator reads only when it starts pods
 */}}
 {{- define "mpi-training.mpiJobSpec" -}}
 {{- $worker := include "common.worker" (dict "root" .) | fromJson -}}
-mpiImplementation: {{ .Values.mpiImplementation }}
+mpiImplementation: {{ .Values.mpiImplementation | quote }}
 slotsPerWorker: {{ int64 $worker.processes }}
 sshAuthMountPath: /bireme/ssh
 launcherCreationPolicy: WaitForWorkersReady

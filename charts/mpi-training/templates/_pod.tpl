@@ -12,7 +12,7 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
     "command" (concat (list $view.Values.python "-m" "bireme_runtime.mpi.supervisor") (ternary (list "--as-is") list (not (empty $view.Values.command))) (list "--"))
     "arguments" (include "mpi-training.program" .root | fromJsonArray)
     "fixed" (include "mpi-training.env" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
-    "derived" (merge (include "common.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONUNBUFFERED" "1"))
+    "derived" (merge (include "common.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1"))
     "resources" (ternary (toYaml (dict "resources" $view.Values.launcher.resources)) (include "common.workerResources" (dict "root" $view "worker" $worker)) $launches)
     "mounts" (include "mpi-training.mounts" .)
     "fields" (ternary "" (include "mpi-training.sshd" .root) $launches)) }}
@@ -25,12 +25,15 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
 
 {{/*
 The values for a role. In an MPIJob the launcher verifies datasets, because its failure fails the job, whereas workers
-are restarted without end. The workers stage data, because they read it.
+are restarted without end. The workers stage data, because they read it, and have the further containers and devices.
 Arguments: root, role.
 */}}
 {{- define "mpi-training.values" -}}
 {{- $v := deepCopy .root.Values }}
-{{- if eq .role "launcher" }}{{ $_ := set $v.staging "claimName" "" }}{{ end }}
+{{- if eq .role "launcher" }}
+{{- $_ := set $v.staging "claimName" "" }}
+{{- range $key := list "initContainers" "sidecars" "resourceClaims" }}{{ $_ := set $v $key list }}{{ end }}
+{{- end }}
 {{- if eq .role "worker" }}{{ $_ := set $v.verify "paths" list }}{{ end }}
 {{- toJson $v }}
 {{- end }}
@@ -72,7 +75,7 @@ Arguments: root, role.
 {{- if not .role }}
 - name: ssh
   secret:
-    secretName: {{ include "mpi-training.sshSecret" .root }}
+    secretName: {{ include "mpi-training.sshSecret" .root | quote }}
     optional: true
     defaultMode: 0440
     items:

@@ -72,10 +72,10 @@ Arguments: root, role (its name), kind (Role or ClusterRole).
 {{- $root := required "mpijob.binding needs root" .root -}}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
-  kind: {{ required "mpijob.binding needs kind" .kind }}
-  name: {{ required "mpijob.binding needs role" .role }}
+  kind: {{ required "mpijob.binding needs kind" .kind | quote }}
+  name: {{ required "mpijob.binding needs role" .role | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ include "common.serviceAccountName" (dict "root" $root) }}
-    namespace: {{ $root.Release.Namespace }}
+    name: {{ include "common.serviceAccountName" (dict "root" $root) | quote }}
+    namespace: {{ $root.Release.Namespace | quote }}
 {{- end }}

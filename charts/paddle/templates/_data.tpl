@@ -15,15 +15,15 @@ template:
     restartPolicy: Never
     automountServiceAccountToken: false
     enableServiceLinks: false
-    serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) }}
+    serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) | quote }}
     {{- include "common.imagePullSecrets" (dict "root" .) | nindent 4 }}
     securityContext:
       {{- toYaml $v.podSecurityContext | nindent 6 }}
     containers:
       - name: data
-        image: {{ include "common.image" (dict "root" . "image" $v.image) }}
-        imagePullPolicy: {{ $v.image.pullPolicy }}
-        command: [{{ $v.python }}]
+        image: {{ include "common.image" (dict "root" . "image" $v.image) | quote }}
+        imagePullPolicy: {{ $v.image.pullPolicy | quote }}
+        command: [{{ $v.python | quote }}]
         args:
           {{- range $v.dataPrep.args }}
           - {{ include "common.text" (dict "value" .) | quote }}

@@ -91,6 +91,7 @@ Arguments: root, role (server or trainer).
 {{- /* Pservers read no data. */}}
 {{- $_ := set $v.staging "claimName" "" }}
 {{- $_ := set $v.verify "paths" list }}
+{{- range $key := list "initContainers" "sidecars" "resourceClaims" }}{{ $_ := set $v $key list }}{{ end }}
 {{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
 {{- $_ := set $v $key (index $v.pservers $key) }}
 {{- end }}
@@ -130,8 +131,8 @@ Arguments: root, role.
   valueFrom:
     fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
 {{- if include "paddle.hasServers" .root }}
-- {name: TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") }}}
-- {name: PADDLE_TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") }}}
+- {name: TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
+- {name: PADDLE_TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
 - {name: BIREME_PADDLE_PSERVERS, value: {{ include "paddle.servers" .root | quote }}}
 - {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
 - {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.lostSeconds }}"}
@@ -144,10 +145,10 @@ Arguments: root, role.
 {{- end }}
 {{- else }}
 - {name: BIREME_PADDLE_PROCESSES, value: "{{ int64 .worker.processes }}"}
-- {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.useGpu }}}
+- {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.useGpu | quote }}}
 {{- end }}
 - {name: PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}
-- {name: BIREME_PADDLE_MODE, value: {{ $v.mode }}}
+- {name: BIREME_PADDLE_MODE, value: {{ $v.mode | quote }}}
 - {name: BIREME_PADDLE_COORDINATOR, value: {{ include "paddle.coordinator" .root | quote }}}
 - {name: BIREME_PADDLE_OUTPUT, value: {{ printf "%s/output" (include "paddle.folder" .root) | quote }}}
 - {name: BIREME_PADDLE_SETTINGS, value: /bireme/settings}

@@ -19,14 +19,14 @@ Arguments: root, role (server or trainer).
     "shm" (ternary "64Mi" $worker.shm $isServer)
     "initContainers" $sidecar
     "containers" (include "paddle.container" (dict "root" $root "view" $view "role" .role "worker" $worker))
-    "placement" (include "common.workerPlacement" (dict "root" $view "worker" $placed))
+    "placement" (include "common.workerPlacement" (dict "root" $view "worker" $placed "components" (list "pserver" "trainer")))
     "volumes" (include "paddle.settingsVolume" $root)
     "subdomain" (ternary (include "paddle.serverService" $root) (include "common.fullname" (dict "root" $root)) $isServer)) }}
 {{- end }}
 
 {{- define "paddle.settingsVolume" -}}
 - name: settings
-  configMap: {name: {{ include "paddle.settings" . }}}
+  configMap: {name: {{ include "paddle.settings" . | quote }}}
 {{- end }}
 
 {{/*
@@ -64,7 +64,7 @@ Arguments: root, role.
 {{- define "paddle.containerFields" -}}
 {{- $v := .root.Values -}}
 envFrom:
-  - configMapRef: {name: {{ include "paddle.settings" .root }}}
+  - configMapRef: {name: {{ include "paddle.settings" .root | quote }}}
 {{- if eq .role "server" }}
 {{- if include "paddle.isCollocated" .root }}
 restartPolicy: Always

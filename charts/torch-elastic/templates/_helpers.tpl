@@ -33,7 +33,7 @@ Arguments: root, worker (the result of common.worker).
 {{- range $key, $value := $v.rendezvous.conf }}{{ $conf = append $conf (printf "%s=%s" $key (include "common.text" (dict "value" $value))) }}{{ end -}}
 - {name: PET_NNODES, value: "{{ int64 $v.minWorkers }}:{{ int64 $v.maxWorkers }}"}
 - {name: PET_NPROC_PER_NODE, value: "{{ int64 .worker.processes }}"}
-- {name: PET_RDZV_BACKEND, value: {{ ternary "bireme-etcd" "c10d" (eq $v.rendezvous.backend "etcd") }}}
+- {name: PET_RDZV_BACKEND, value: {{ ternary "bireme-etcd" "c10d" (eq $v.rendezvous.backend "etcd") | quote }}}
 - {name: PET_RDZV_ENDPOINT, value: {{ include "torch-elastic.endpoint" .root | quote }}}
 - {name: PET_RDZV_CONF, value: {{ join "," $conf | quote }}}
 - name: PET_RDZV_ID
@@ -48,13 +48,54 @@ Arguments: root, worker (the result of common.worker).
 - {name: BIREME_LOCK, value: "{{ .root.Release.Namespace }}/{{ include "common.fullname" (dict "root" .root) }}"}
 {{- end }}
 - {name: PET_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
+- {name: BIREME_FAILURES_WITHOUT_PROGRESS, value: "{{ int64 $v.failuresWithoutProgress }}"}
+{{- with $v.progress.pattern }}
+- {name: BIREME_PROGRESS_PATTERN, value: {{ . | quote }}}
+{{- end }}
+- {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.hang.seconds }}"}
+- {name: BIREME_FIRST_STEP_SECONDS, value: "{{ int64 $v.hang.firstStepSeconds }}"}
+- {name: BIREME_METRICS_PORT, value: "{{ int64 $v.metrics.port }}"}
+- name: BIREME_NODE
+  valueFrom:
+    fieldRef: {fieldPath: spec.nodeName}
 - {name: PET_MONITOR_INTERVAL, value: "{{ $v.monitorInterval }}"}
 - {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.agentRestarts }}"}
+{{- if $v.preflight.enabled }}
+{{- if and (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
+- {name: BIREME_PREFLIGHT_ACCELERATORS, value: "{{ int64 .worker.accelerators }}"}
+{{- end }}
+{{- with $v.preflight.folder }}
+- {name: BIREME_PREFLIGHT_FOLDER, value: {{ . | quote }}}
+- {name: BIREME_PREFLIGHT_FREE_MIB, value: "{{ int64 $v.preflight.freeMiB }}"}
+- {name: BIREME_PREFLIGHT_WRITE_MIB, value: "{{ int64 $v.preflight.writeMiBps }}"}
+{{- end }}
+{{- end }}
+{{- if $v.warmStart.enabled }}
+- {name: BIREME_WARM_START, value: "true"}
+{{- with $v.warmStart.modules }}
+- {name: BIREME_WARM_MODULES, value: {{ join "," . | quote }}}
+{{- end }}
+{{- end }}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
+{{- if eq $v.rendezvous.join "checkpoint" }}
+- {name: BIREME_JOIN, value: checkpoint}
+- {name: BIREME_JOIN_WAIT_SECONDS, value: "{{ int64 $v.rendezvous.joinWaitSeconds }}"}
+{{- end }}
 - {name: BIREME_JOIN_SECONDS, value: "{{ $v.rendezvous.joinSeconds }}"}
 - {name: BIREME_STOP_SECONDS, value: "{{ $v.rendezvous.stopSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
+{{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- include "common.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
+{{- end }}
+
+{{/*
+The port at which the entry point tells of the run.
+*/}}
+{{- define "torch-elastic.ports" -}}
+{{- if and .Values.metrics.port (not .Values.command) -}}
+ports:
+  - {name: metrics, containerPort: {{ int64 .Values.metrics.port }}}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -68,6 +109,6 @@ The number of workers reaches the pods as a file: a variable would change the po
 {{- define "torch-elastic.workers.volume" -}}
 {{- if eq .Values.rendezvous.backend "etcd" -}}
 - name: job
-  configMap: {name: {{ include "common.jobName" (dict "root" .) }}}
+  configMap: {name: {{ include "common.jobName" (dict "root" .) | quote }}}
 {{- end }}
 {{- end }}

@@ -6,11 +6,13 @@ completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
-  {{- include "common.podFailurePolicy" (dict "root" . "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
+  {{- include "common.podFailurePolicy" (dict "root" . "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
+{{- if not .Values.command }}
 successPolicy:
   rules:
-    # A worker exits with 0 only if the run succeeded, so one such exit is enough.
+    # A worker exits with 0 only if the run succeeded, so one such exit is enough. A command's exit says nothing of others.
     - succeededCount: 1
+{{- end }}
 template:
   {{- include "torch-elastic.pod" . | nindent 2 }}
 {{- end }}

@@ -10,6 +10,7 @@ The template of a pod: {metadata, spec}.
     "arguments" (include "common.scriptArguments" (dict "root" . "script" $script) | fromJsonArray)
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
+    "fields" (include "torch-elastic.ports" .)
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
     "mounts" (printf "%s\n%s" (include "common.etcdTls.mount" $etcd) (include "torch-elastic.workers.mount" .))) }}
 {{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm

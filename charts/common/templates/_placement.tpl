@@ -1,0 +1,171 @@
+{{/*
+Where the workers of a training job go: zone, part of the network, capacity. The values under placement are about EKS;
+nodeSelector, affinity and topologySpreadConstraints of the values come on top. docs/placement.md has the sources.
+*/}}
+
+{{/*
+The zone that workers share: "same", the name of a zone, or empty for any. EFA's traffic does not leave a zone.
+Arguments: root (values placement), worker (the result of common.worker).
+*/}}
+{{- define "common.placement.zone" -}}
+{{- $zone := (required "common.placement.zone needs root" .root).Values.placement.zone }}
+{{- if not $zone }}{{ ternary "same" "" (gt (int64 .worker.efa) 0) }}{{ else if ne $zone "any" }}{{ $zone }}{{ end }}
+{{- end }}
+
+{{/*
+The label of the layer of EC2's network that the values name.
+Arguments: root (values placement).
+*/}}
+{{- define "common.placement.networkLabel" -}}
+{{- with (required "common.placement.networkLabel needs root" .root).Values.placement.networkLayer -}}
+topology.k8s.aws/network-node-layer-{{ int64 . }}
+{{- end }}
+{{- end }}
+
+{{/*
+Node labels that workers need, as JSON {label: value}.
+Arguments: root (values placement), worker.
+*/}}
+{{- define "common.placement.labels" -}}
+{{- $p := (required "common.placement.labels needs root" .root).Values.placement }}
+{{- $labels := dict }}
+{{- $zone := include "common.placement.zone" . }}
+{{- if and $zone (ne $zone "same") }}{{ $_ := set $labels "topology.kubernetes.io/zone" $zone }}{{ end }}
+{{- with $p.reservationId }}{{ $_ := set $labels "karpenter.k8s.aws/capacity-reservation-id" . }}{{ end }}
+{{- with $p.placementGroupId }}{{ $_ := set $labels "karpenter.k8s.aws/placement-group-id" . }}{{ end }}
+{{- toJson $labels }}
+{{- end }}
+
+{{/*
+The affinity of workers as JSON: that of the values, and what placement adds to it. A pod satisfies an affinity to itself,
+so that the first one chooses for all.
+Arguments: root (values affinity, placement, kueue), worker, components (list: those whose pods stay together).
+*/}}
+{{- define "common.placement.affinity" -}}
+{{- $v := (required "common.placement.affinity needs root" .root).Values }}
+{{- $p := $v.placement }}
+{{- $affinity := deepCopy $v.affinity }}
+{{- $selector := include "common.placement.selector" . | fromJson }}
+{{- $network := ternary "" (include "common.placement.networkLabel" .) $v.kueue.topology }}
+{{- $required := list }}
+{{- if eq (include "common.placement.zone" .) "same" }}
+{{- $required = append $required (dict "topologyKey" "topology.kubernetes.io/zone" "labelSelector" $selector) }}
+{{- end }}
+{{- if and $network (eq $p.networkMode "require") }}
+{{- $required = append $required (dict "topologyKey" $network "labelSelector" $selector) }}
+{{- end }}
+{{- $pods := $affinity.podAffinity | default dict }}
+{{- if $required }}
+{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
+{{- $_ := set $pods $key (concat ((get $pods $key) | default list) $required) }}
+{{- end }}
+{{- if and $network (eq $p.networkMode "prefer") }}
+{{- $key := "preferredDuringSchedulingIgnoredDuringExecution" }}
+{{- $wish := dict "weight" 100 "podAffinityTerm" (dict "topologyKey" $network "labelSelector" $selector) }}
+{{- $_ := set $pods $key (append ((get $pods $key) | default list) $wish) }}
+{{- end }}
+{{- if $pods }}{{ $_ := set $affinity "podAffinity" $pods }}{{ end }}
+{{- with include "common.placement.capacityTerms" . | fromJsonArray }}
+{{- $nodes := $affinity.nodeAffinity | default dict }}
+{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
+{{- $terms := list }}
+{{- /* Terms are alternatives: each of ours with each of theirs. */}}
+{{- range $ours := . }}
+{{- range $theirs := (dig $key "nodeSelectorTerms" (list dict) $nodes) }}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append ($theirs.matchExpressions | default list) $ours)) $theirs) }}
+{{- end }}
+{{- end }}
+{{- $_ := set $nodes $key (dict "nodeSelectorTerms" $terms) }}
+{{- $_ := set $affinity "nodeAffinity" $nodes }}
+{{- end }}
+{{- toJson $affinity }}
+{{- end }}
+
+{{/*
+A selector of the release's pods of some components, as JSON.
+Arguments: root, components.
+*/}}
+{{- define "common.placement.selector" -}}
+{{- $labels := include "common.selectorLabels" (dict "root" .root "component" (first .components)) | fromYaml }}
+{{- $component := "app.kubernetes.io/component" }}
+{{- if eq (len .components) 1 }}
+{{- toJson (dict "matchLabels" $labels) }}
+{{- else }}
+{{- toJson (dict "matchLabels" (omit $labels $component) "matchExpressions" (list (dict "key" $component "operator" "In" "values" .components))) }}
+{{- end }}
+{{- end }}
+
+{{/*
+The nodes of a kind of capacity, as alternatives: those of Karpenter and EKS Auto Mode, and those of managed node groups.
+Arguments: root (values placement).
+*/}}
+{{- define "common.placement.capacityTerms" -}}
+{{- $groups := dict "on-demand" "ON_DEMAND" "spot" "SPOT" "reserved" "CAPACITY_BLOCK" }}
+{{- $terms := list }}
+{{- with .root.Values.placement.capacity }}
+{{- $terms = list (dict "key" "karpenter.sh/capacity-type" "operator" "In" "values" (list .))
+    (dict "key" "eks.amazonaws.com/capacityType" "operator" "In" "values" (list (get $groups .))) }}
+{{- end }}
+{{- toJson $terms }}
+{{- end }}
+
+{{/*
+Topology spread constraints of workers as JSON: those of the values, and networkMode: spread.
+Arguments: root (values topologySpreadConstraints, placement), components.
+*/}}
+{{- define "common.placement.spread" -}}
+{{- $v := (required "common.placement.spread needs root" .root).Values }}
+{{- $constraints := $v.topologySpreadConstraints }}
+{{- $network := include "common.placement.networkLabel" . }}
+{{- if and $network (eq $v.placement.networkMode "spread") }}
+{{- $constraints = append $constraints (dict "maxSkew" 1 "topologyKey" $network "whenUnsatisfiable" "ScheduleAnyway"
+    "labelSelector" (include "common.placement.selector" . | fromJson)) }}
+{{- end }}
+{{- toJson $constraints }}
+{{- end }}
+
+{{/*
+Annotations of the pods, as JSON: whether Karpenter may take their node, and where Kueue places them.
+Arguments: root (values placement, kueue).
+*/}}
+{{- define "common.placement.annotations" -}}
+{{- $v := (required "common.placement.annotations needs root" .root).Values }}
+{{- $annotations := dict }}
+{{- $keep := $v.placement.doNotDisrupt }}
+{{- if kindIs "invalid" $keep }}{{ $keep = ne $v.placement.capacity "spot" }}{{ end }}
+{{- if $keep }}{{ $_ := set $annotations "karpenter.sh/do-not-disrupt" "true" }}{{ end }}
+{{- if $v.kueue.topology }}
+{{- $how := ternary "required" "preferred" (eq $v.placement.networkMode "require") }}
+{{- $_ := set $annotations (printf "kueue.x-k8s.io/podset-%s-topology" $how) (include "common.placement.networkLabel" .) }}
+{{- end }}
+{{- toJson $annotations }}
+{{- end }}
+
+{{/*
+Rules about placement and Kueue.
+Arguments: root (values placement, kueue, queueName).
+*/}}
+{{- define "common.rules.placement" -}}
+{{- $v := (required "common.rules.placement needs root" .root).Values }}
+{{- $p := $v.placement }}
+{{- if and $p.reservationId $p.capacity (ne $p.capacity "reserved") }}
+placement.capacity: {{ $p.capacity }} contradicts placement.reservationId, whose capacity is reserved; leave one of them out
+{{- end }}
+{{- if and $v.kueue.topology (not $v.queueName) }}
+kueue.topology: Kueue places only jobs of a queue; set queueName too, or leave it out
+{{- end }}
+{{- if and $v.kueue.topology (not $p.networkLayer) }}
+kueue.topology: Kueue needs the layer of the network; set placement.networkLayer, e.g. 3, or leave it out
+{{- end }}
+{{- if and $v.kueue.topology (eq $p.networkMode "spread") }}
+kueue.topology: Kueue packs pods and cannot spread them; set placement.networkMode to prefer or require, or leave it out
+{{- end }}
+{{- if $v.kueue.elastic }}
+{{- if not $v.queueName }}
+kueue.elastic: only a job of a queue is elastic for Kueue; set queueName too, or leave it out
+{{- end }}
+{{- if $v.kueue.topology }}
+kueue.elastic: Kueue does not place an elastic job by topology; set kueue.topology=false, or leave kueue.elastic out
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,158 @@
+"""What a namespace with quotas and one that denies all traffic ask of the charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from bireme.helm import Render
+from tests.render.golden import FOLDER
+from tests.support.rendered import the
+
+POLICY = "networkPolicy.enabled=true"
+# The values with which each chart renders as many kinds of pods as it has.
+GUARDED = {
+    "torch-elastic": ("full", "c10d"),
+    "mpi-training": ("allreduce", "mpijob"),
+    "paddle": ("dynamic",),
+    "dataset": ("mixed", "s3"),
+    "etcd": ("secured", "s3"),
+}
+# The training itself: its resources follow from the instance type, or are those of `resources`.
+TRAINING = {"trainer", "data"}
+# Containers of charts/torch-elastic/ci/full-values.yaml.
+GIVEN = {"prepare", "proxy"}
+
+
+def pods(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every specification of a pod, and its metadata, in an object."""
+    if isinstance(value, Mapping):
+        spec = value.get("spec")
+        if isinstance(spec, Mapping) and "containers" in spec:
+            yield value
+        for each in value.values():
+            yield from pods(each)
+
+
+def containers_of(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The init containers and the containers of a pod."""
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+def has_memory(container: Mapping[str, Any]) -> bool:
+    """Whether a quota for memory admits the container."""
+    resources = container.get("resources", {})
+    return all(resources.get(side, {}).get("memory") for side in ("requests", "limits"))
+
+
+@pytest.mark.parametrize("chart", sorted(each.name for each in FOLDER.iterdir()))
+def test_every_container_around_the_training_has_requests_and_limits(chart: str) -> None:
+    """But for those that the values of a case bring themselves."""
+    files = [each for each in (FOLDER / chart).glob("*.yaml") if not each.name.endswith(".instances.yaml")]
+    found = [
+        container["name"]
+        for file in files
+        for pod in pods(yaml.load(file.read_text(), Loader=yaml.CSafeLoader))
+        for container in containers_of(pod)
+        if not has_memory(container) and container["name"] not in TRAINING | GIVEN
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("chart", "files", "sets", "containers"),
+    [
+        ("torch-elastic", [], ["helperResources.limits.cpu=3"], {"rendezvous"}),
+        ("etcd", [], ["helperResources.limits.cpu=3"], {"join", "health"}),
+        (
+            "dataset",
+            ["charts/dataset/ci/s3-values.yaml"],
+            ["shell.enabled=true", "shell.resources.limits.cpu=3", "test.resources.limits.cpu=3"],
+            {"shell", "verify"},
+        ),
+        ("gpu-metrics", [], ["agent=dcgm", "test.resources.limits.cpu=3"], {"metrics"}),
+        ("efa-device-plugin", [], ["region=us-west-2", "test.resources.limits.cpu=3"], {"device"}),
+        ("mpijob", [], ["testResources.limits.cpu=3"], {"leader"}),
+    ],
+)
+def test_values_change_the_resources_of_helpers(
+    render: Callable[..., Render], chart: str, files: list[str], sets: list[str], containers: set[str]
+) -> None:
+    rendered = render(chart, files=files, sets=sets)
+    changed = {
+        container["name"]
+        for manifest in rendered.manifests
+        for pod in pods(manifest.thaw())
+        for container in containers_of(pod)
+        if container.get("resources", {}).get("limits", {}).get("cpu") == 3
+    }
+    assert changed >= containers
+
+
+@pytest.mark.parametrize(("chart", "name"), [(chart, name) for chart in GUARDED for name in GUARDED[chart]])
+def test_one_policy_is_for_every_pod_of_the_release(
+    render: Callable[..., Render], chart: str, name: str
+) -> None:
+    """Also for its etcd, for hooks and for `helm test`: without it none of them gets anywhere."""
+    rendered = render(chart, files=[f"charts/{chart}/ci/{name}-values.yaml"], sets=[POLICY], release="a")
+    spec = the(rendered, "NetworkPolicy")["spec"]
+    wanted = spec["podSelector"]["matchLabels"]
+    found = [pod for manifest in rendered.manifests for pod in pods(manifest.thaw())]
+    assert found
+    assert all(wanted.items() <= pod["metadata"]["labels"].items() for pod in found)
+    assert list(spec["policyTypes"]) == ["Ingress", "Egress"]
+    within = [{"podSelector": {"matchLabels": wanted}}]
+    assert [dict(each) for each in spec["ingress"][0]["from"]] == within
+    assert [dict(each) for each in spec["egress"][0]["to"]] == within
+    assert {port["port"] for port in spec["egress"][1]["ports"]} == {53}
+
+
+@pytest.mark.parametrize("chart", GUARDED)
+def test_a_policy_is_made_only_on_request(render: Callable[..., Render], chart: str) -> None:
+    rendered = render(chart, files=[f"charts/{chart}/ci/{GUARDED[chart][0]}-values.yaml"])
+    assert not [each for each in rendered.manifests if each.kind == "NetworkPolicy"]
+
+
+@pytest.mark.parametrize(
+    ("chart", "files", "sets", "ports"),
+    [
+        ("torch-elastic", [], ["etcd.enabled=false", "rendezvous.endpoints={etcd.team.svc:2379}"], {2379}),
+        (
+            "dataset",
+            ["charts/dataset/ci/s3-values.yaml"],
+            ["s3.endpoint=http://minio.team:9000"],
+            {443, 9000, 80},
+        ),
+        ("dataset", [], ["claim.name=a", "claim.path=b", "sources[0].url=http://data.example.com/a"], {80}),
+        ("etcd", ["charts/etcd/ci/s3-values.yaml"], [], {443, 80}),
+        ("mpi-training", [], ["networkPolicy.egress[0].ports[0].port=443"], {443}),
+    ],
+)
+def test_what_the_values_name_is_reached(
+    render: Callable[..., Render], chart: str, files: list[str], sets: list[str], ports: set[int]
+) -> None:
+    spec = the(render(chart, files=files, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]
+    assert {port["port"] for rule in spec["egress"][2:] for port in rule["ports"]} == ports
+
+
+def test_pods_of_the_namespace_reach_an_etcd_of_its_own(render: Callable[..., Render]) -> None:
+    rule = the(render("etcd", sets=[POLICY]), "NetworkPolicy")["spec"]["ingress"][1]
+    assert [dict(each) for each in rule["from"]] == [{"podSelector": {}}]
+    assert [port["port"] for port in rule["ports"]] == [2379]
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+def test_tensorboard_is_placed_by_values_of_its_own(render: Callable[..., Render], chart: str) -> None:
+    board = [
+        "tensorboard.enabled=true",
+        "tensorboard.logDir=/logs",
+        "claims[0].claimName=a",
+        "claims[0].mountPath=/logs",
+    ]
+    sets = [*board, "tensorboard.nodeSelector.pool=cpu", "tensorboard.tolerations[0].key=team"]
+    spec = the(render(chart, sets=sets), "Deployment")["spec"]["template"]["spec"]
+    assert dict(spec["nodeSelector"]) == {"pool": "cpu"}
+    assert [dict(each) for each in spec["tolerations"]] == [{"key": "team"}]

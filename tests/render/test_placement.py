@@ -1,0 +1,182 @@
+"""Where the pods of job charts may go: zone, network, capacity, and what Karpenter and Kueue are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from bireme.helm import Render, RenderError
+from bireme.manifests import Manifest
+
+CHARTS = ("torch-elastic", "mpi-training", "paddle")
+EFA = "instance.type=p4d.24xlarge"
+ZONE = "topology.kubernetes.io/zone"
+LAYER = "topology.k8s.aws/network-node-layer-3"
+QUEUE = ["queueName=training", "placement.networkLayer=3"]
+
+
+def job(rendered: Render) -> Manifest:
+    """The Job of the workers; paddle has others too."""
+    jobs = [each for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
+    (found,) = [each for each in jobs if each.labels["app.kubernetes.io/component"] in ("worker", "trainer")]
+    return found
+
+
+def template(rendered: Render) -> Mapping[str, Any]:
+    """The template of the workers' pods."""
+    found: Mapping[str, Any] = job(rendered)["spec"]["template"]
+    return found
+
+
+def pod(rendered: Render) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = template(rendered)["spec"]
+    return spec
+
+
+def affinity(rendered: Render) -> dict[str, list[str]]:
+    """The topology keys by which the pods stay together: required and preferred."""
+    pods = pod(rendered).get("affinity", {}).get("podAffinity", {})
+    required = pods.get("requiredDuringSchedulingIgnoredDuringExecution", ())
+    preferred = pods.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+    return {
+        "required": [each["topologyKey"] for each in required],
+        "preferred": [each["podAffinityTerm"]["topologyKey"] for each in preferred],
+    }
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+def test_workers_with_efa_share_a_zone_and_others_do_not_have_to(
+    render: Callable[..., Render], chart: str
+) -> None:
+    """EFA's traffic does not leave a zone, so a job over two zones would never meet."""
+    assert affinity(render(chart, sets=[EFA])) == {"required": [ZONE], "preferred": []}
+    assert affinity(render(chart, sets=[EFA, "efa=0"])) == {"required": [], "preferred": []}
+    assert affinity(render(chart, sets=[EFA, "placement.zone=any"])) == {"required": [], "preferred": []}
+    named = render(chart, sets=[EFA, "placement.zone=us-west-2b"])
+    assert affinity(named) == {"required": [], "preferred": []}
+    assert pod(named)["nodeSelector"][ZONE] == "us-west-2b"
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_the_first_worker_chooses_for_those_of_its_release(render: Callable[..., Render], chart: str) -> None:
+    """The scheduler lets the first pod pass an affinity that only pods like itself can satisfy."""
+    rendered = render(chart, sets=["placement.zone=same"], release="a")
+    terms = pod(rendered)["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = template(rendered)["metadata"]["labels"]
+    for term in terms:
+        selector = term["labelSelector"]
+        assert selector["matchLabels"].items() <= labels.items()
+        assert selector["matchLabels"]["app.kubernetes.io/instance"] == "a"
+        for expression in selector.get("matchExpressions", ()):
+            assert labels[expression["key"]] in expression["values"]
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+@pytest.mark.parametrize("mode", ["prefer", "require", "spread"])
+def test_workers_are_packed_into_or_spread_over_a_layer_of_the_network(
+    render: Callable[..., Render], chart: str, mode: str
+) -> None:
+    rendered = render(chart, sets=["placement.networkLayer=3", f"placement.networkMode={mode}"])
+    keys = affinity(rendered)
+    assert keys["preferred"] == ([LAYER] if mode == "prefer" else [])
+    assert keys["required"] == ([LAYER] if mode == "require" else [])
+    spread = [each["topologyKey"] for each in pod(rendered).get("topologySpreadConstraints", ())]
+    assert spread == ([LAYER] if mode == "spread" else [])
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_capacity_is_named_as_karpenter_and_as_node_groups_label_it(
+    render: Callable[..., Render], chart: str
+) -> None:
+    own = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+    team = [f"{own}[0].matchExpressions[0].key=team", f"{own}[0].matchExpressions[0].operator=Exists"]
+    rendered = render(chart, sets=["placement.capacity=reserved", *team])
+    node = pod(rendered)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = [
+        {each["key"]: list(each.get("values", ())) for each in term["matchExpressions"]}
+        for term in node["nodeSelectorTerms"]
+    ]
+    assert terms == [
+        {"team": [], "karpenter.sh/capacity-type": ["reserved"]},
+        {"team": [], "eks.amazonaws.com/capacityType": ["CAPACITY_BLOCK"]},
+    ]
+
+
+def test_a_reservation_and_a_placement_group_are_labels_of_nodes(render: Callable[..., Render]) -> None:
+    sets = ["placement.reservationId=cr-0123456789abcdef0", "placement.placementGroupId=pg-0123456789abcdef0"]
+    selector = pod(render("torch-elastic", sets=sets))["nodeSelector"]
+    assert selector["karpenter.k8s.aws/capacity-reservation-id"] == "cr-0123456789abcdef0"
+    assert selector["karpenter.k8s.aws/placement-group-id"] == "pg-0123456789abcdef0"
+
+
+@pytest.mark.parametrize(
+    ("sets", "kept"),
+    [
+        ([], True),
+        (["placement.capacity=on-demand"], True),
+        (["placement.capacity=spot"], False),
+        (["placement.capacity=spot", "placement.doNotDisrupt=true"], True),
+        (["placement.doNotDisrupt=false"], False),
+    ],
+)
+@pytest.mark.parametrize("chart", CHARTS)
+def test_karpenter_may_evict_workers_on_spot_nodes(
+    render: Callable[..., Render], chart: str, sets: list[str], kept: bool
+) -> None:
+    """Karpenter never evicts a pod with the annotation, so that it would not be told to save."""
+    annotations = template(render(chart, sets=sets))["metadata"]["annotations"]
+    assert ("karpenter.sh/do-not-disrupt" in annotations) == kept
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_kueue_is_asked_for_elasticity_and_topology_only_by_choice(
+    render: Callable[..., Render], chart: str
+) -> None:
+    def asked(*sets: str) -> dict[str, str]:
+        rendered = render(chart, sets=["queueName=training", *sets])
+        found = {**job(rendered).annotations, **template(rendered)["metadata"]["annotations"]}
+        return {key: value for key, value in found.items() if key.startswith("kueue.")}
+
+    assert asked() == {}
+    assert asked("kueue.elastic=true") == {"kueue.x-k8s.io/elastic-job": "true"}
+    topology = ["placement.networkLayer=3", "kueue.topology=true"]
+    assert asked(*topology) == {"kueue.x-k8s.io/podset-preferred-topology": LAYER}
+    required = asked(*topology, "placement.networkMode=require")
+    assert required == {"kueue.x-k8s.io/podset-required-topology": LAYER}
+    packed = render(chart, sets=["queueName=training", *topology])
+    assert affinity(packed) == {"required": [], "preferred": []}, "Kueue has chosen the nodes already"
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: Callable[..., Render], chart: str) -> None:
+    sets = ["queueName=training", r"jobLabels.kueue\.x-k8s\.io/priority-class=high"]
+    assert job(render(chart, sets=sets)).labels["kueue.x-k8s.io/priority-class"] == "high"
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (
+            ["kueue.topology=true", "placement.networkLayer=3"],
+            "kueue.topology: Kueue places only jobs of a queue",
+        ),
+        (["kueue.topology=true", "queueName=q"], "kueue.topology: Kueue needs the layer of the network"),
+        ([*QUEUE, "kueue.topology=true", "placement.networkMode=spread"], "kueue.topology: Kueue packs pods"),
+        ([*QUEUE, "kueue.topology=true", "kueue.elastic=true"], "kueue.elastic: Kueue does not place"),
+        (["kueue.elastic=true"], "kueue.elastic: only a job of a queue is elastic"),
+        (
+            ["placement.capacity=spot", "placement.reservationId=cr-0a1"],
+            "placement.capacity: spot contradicts placement.reservationId",
+        ),
+        (["placement.zone=us west"], "placement"),
+        (["placement.networkLayer=5"], "networkLayer"),
+    ],
+)
+@pytest.mark.parametrize("chart", CHARTS)
+def test_is_refused(render: Callable[..., Render], chart: str, sets: list[str], sentence: str) -> None:
+    with pytest.raises(RenderError) as refused:
+        render(chart, sets=sets)
+    assert sentence in str(refused.value)

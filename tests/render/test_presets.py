@@ -1,0 +1,98 @@
+"""The name of an instance type is enough: its facts come from inside the chart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.helm import Renderer, RenderError
+from bireme.manifests import Manifest
+from bireme.pytest_plugin import Request
+from tests.render.cases import TYPES
+from tests.support.rendered import container_of, environment_of
+
+JOBS = ["torch-elastic", "mpi-training", "paddle"]
+
+
+def objects(manifests: tuple[Manifest, ...]) -> list[Any]:
+    return [each.thaw() for each in manifests]
+
+
+@pytest.mark.parametrize("chart", JOBS)
+@pytest.mark.parametrize("instance", ["p4d.24xlarge", "g5.xlarge", "trn1.32xlarge"])
+def test_the_type_alone_renders_what_its_values_file_renders(
+    renderer: Renderer, request_for: Request, chart: str, instance: str
+) -> None:
+    by_name = renderer.render(request_for(chart, sets=[f"instance.type={instance}"]))
+    by_file = renderer.render(request_for(chart, instance=instance))
+    assert objects(by_name.manifests) == objects(by_file.manifests)
+
+
+def test_the_chart_knows_every_type_of_values_instances(bireme_paths: Any) -> None:
+    inside: Path = bireme_paths.charts / "common/files/instances"
+    assert sorted(file.stem for file in inside.glob("*.yaml")) == TYPES
+
+
+def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, request_for: Request) -> None:
+    sets = ["instance.type=p4d.24xlarge", "instance.allocatableMemoryMiB=900000", "hugePages=5120Mi"]
+    (job,) = [
+        each
+        for each in renderer.render(request_for("torch-elastic", sets=sets)).manifests
+        if each.kind == "Job" and not each.is_hook
+    ]
+    (trainer,) = job.thaw()["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"]["limits"]["memory"] == f"{900000 - 2048 - 5120}Mi"
+    assert trainer["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (
+            ["instance.type=p9.48xlarge"],
+            "instance.type: p9.48xlarge is none of the types that the chart knows",
+        ),
+        (
+            ["instance.type=p4d.24xlarge", "instance.vcpu=192"],
+            "instance.vcpu: a p4d.24xlarge has 96, not 192",
+        ),
+    ],
+)
+@pytest.mark.parametrize("chart", JOBS)
+def test_a_type_without_its_facts_is_refused(
+    renderer: Renderer, request_for: Request, chart: str, sets: list[str], sentence: str
+) -> None:
+    with pytest.raises(RenderError) as refused:
+        renderer.render(request_for(chart, sets=sets))
+    assert sentence in str(refused.value)
+
+
+def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, request_for: Request) -> None:
+    instance = {
+        "type": "p9.48xlarge",
+        "vcpu": 192,
+        "allocatableMemoryMiB": 2000000,
+        "accelerator": {"count": 8, "name": "X100", "resource": "nvidia.com/gpu"},
+    }
+    assert renderer.render(request_for("torch-elastic", values={"instance": instance})).manifests
+
+
+@pytest.mark.parametrize(
+    ("instance", "processes"),
+    [
+        ("trn1.2xlarge", 2),
+        ("trn1.32xlarge", 32),
+        ("trn2.48xlarge", 64),
+        ("p4d.24xlarge", 8),
+        ("g7e.48xlarge", 8),
+    ],
+)
+def test_a_worker_has_a_process_for_each_core(
+    renderer: Renderer, request_for: Request, instance: str, processes: int
+) -> None:
+    rendered = renderer.render(request_for("torch-elastic", sets=[f"instance.type={instance}"]))
+    (job,) = [each.thaw() for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
+    trainer = container_of(job["spec"]["template"]["spec"], "trainer")
+    assert environment_of(trainer)["PET_NPROC_PER_NODE"] == str(processes)

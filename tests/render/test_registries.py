@@ -1,0 +1,77 @@
+"""Where images are pulled from, and that `make images` pushes there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import publish
+
+from bireme.helm import Render
+from bireme.workloads import pod_templates
+from tests.render.cases import ROOT
+
+
+def images(rendered: Render) -> set[str]:
+    return {
+        container["image"]
+        for item in rendered.manifests
+        for template in pod_templates(item)
+        for key in ("initContainers", "containers")
+        for container in template["spec"].get(key, ())
+    }
+
+
+def test_a_global_registry_replaces_every_registry(render: Callable[..., Render]) -> None:
+    found = images(render("torch-elastic", sets=["global.imageRegistry=registry.example.com"]))
+    assert len(found) >= 3
+    assert {image.split("/")[0] for image in found} == {"registry.example.com"}
+
+
+def test_each_upstream_can_have_a_registry_of_its_own(render: Callable[..., Render]) -> None:
+    """As for a pull-through cache of ECR, which has a prefix for each upstream."""
+    registries = {
+        "docker.io": "ecr.example.com/docker-hub",
+        "docker.io/pytorch": "ecr.example.com/torch",
+        "quay.io": "ecr.example.com/quay",
+        "quay": "other.example.com",
+    }
+    sets = ["global.imageRegistry=rest.example.com"]
+    values = {"global": {"imageRegistries": registries}}
+    found = {image.split(":")[0] for image in images(render("torch-elastic", sets=sets, values=values))}
+    assert found == {
+        "ecr.example.com/docker-hub/library/python",
+        "ecr.example.com/torch/pytorch/pytorch",
+        "ecr.example.com/quay/coreos/etcd",
+    }
+    ours = ["image.registry=", "image.repository=bireme/torch", "image.tag=0.1.0"]
+    assert "rest.example.com/bireme/torch:0.1.0" in images(render("torch-elastic", sets=[*sets, *ours]))
+
+
+def test_with_a_mirror_what_is_pulled_is_what_was_pushed(render: Callable[..., Render]) -> None:
+    """The README's command, with the one value that `make images MIRROR=1` is for."""
+    said = publish.steps("ghcr.io/team", ROOT, mirror=True)
+    pushed = {line.split()[-1] for line in said if line.startswith(("docker push ", "crane copy "))}
+    rendered = render(
+        "torch-elastic",
+        instance="p4d.24xlarge",
+        workload="imagenet-efa",
+        sets=["workers=3", "global.imageRegistry=ghcr.io/team"],
+    )
+    assert images(rendered) <= pushed
+
+
+def test_without_a_mirror_only_our_images_are_pulled_from_there(render: Callable[..., Render]) -> None:
+    pushed = {
+        line.split()[-1] for line in publish.steps("ghcr.io/team", ROOT) if line.startswith("docker push ")
+    }
+    rendered = render(
+        "torch-elastic",
+        instance="p4d.24xlarge",
+        workload="imagenet-efa",
+        sets=["workers=3", "global.imageRegistries.bireme=ghcr.io/team"],
+    )
+    ours = {image for image in images(rendered) if "bireme" in image}
+    assert ours
+    assert ours <= pushed
+    hosts = {image.split("/")[0] for image in images(rendered) - ours}
+    assert hosts == {"docker.io", "quay.io"}
