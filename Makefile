@@ -6,7 +6,7 @@ PYTEST := $(BIN)/pytest
 # One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
 PARALLEL ?= -n auto --dist loadfile
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
-TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
+TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 
@@ -42,7 +42,20 @@ lint: setup ## Check style and types of the Python code, and the Dockerfiles
 .PHONY: test
 test: lint tools ## Lint, types, charts, unit, render and embedded tests
 	$(BIN)/bireme lint charts
-	$(PYTEST) $(PARALLEL) tests/embedded tests/runtime tests/unit tests/render
+	$(PYTEST) $(PARALLEL) -m "not whole" tests/embedded tests/runtime tests/unit tests/render
+
+.PHONY: test-full
+test-full: tools ## The tests that `make test` leaves out because they take minutes each (tests of the kind tier: test-kind-full)
+	$(PYTEST) $(PARALLEL) -m whole tests/embedded tests/runtime tests/unit tests/render
+
+SEEDS ?= 5000
+.PHONY: simulate
+simulate: setup ## Simulate the rendezvous under faults that seeds choose: make simulate SEEDS=5000
+	PYTHONPATH=.:runtime/src $(BIN)/python -m tests.runtime.simulation --seeds $(SEEDS)
+
+.PHONY: test-eks
+test-eks: setup ## hack/eks with a mocked provider (needs terraform 1.9 and the AWS provider; half a minute on a quiet machine)
+	$(PYTEST) tests/eks
 
 .PHONY: test-torch
 test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, six minutes)
@@ -94,9 +107,13 @@ docs: setup ## Write charts/*/README.md and the picture of the README
 crds: setup ## Write the CustomResourceDefinition of charts/mpijob from the Go types of the pinned mpi-operator
 	$(BIN)/python hack/generate.py crds
 
+.PHONY: package
+package: setup ## Pack the charts, their values and the Python packages into dist/: make package URL=https://charts.example.com KEY=secret.asc
+	$(BIN)/python hack/package.py dist $(if $(URL),--url $(URL)) $(if $(KEY),--key $(KEY))
+
 .PHONY: images
-images: setup ## Build every image and push it: make images REGISTRY=123456789012.dkr.ecr.us-west-2.amazonaws.com (DRY_RUN=1 prints how)
-	$(BIN)/python hack/images/publish.py $(if $(DRY_RUN),--dry-run) "$(REGISTRY)"
+images: setup ## Build every image and push it: make images REGISTRY=123456789012.dkr.ecr.us-west-2.amazonaws.com (MIRROR=1 also copies those of others, DRY_RUN=1 prints how)
+	$(BIN)/python hack/images/publish.py $(if $(DRY_RUN),--dry-run) $(if $(MIRROR),--mirror) "$(REGISTRY)"
 
 .PHONY: bench
 bench: setup ## Run the benchmarks (some minutes)

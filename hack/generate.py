@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
+import agents
 import yaml
 
 from bireme import schemas
@@ -29,11 +30,13 @@ INSTANCE_TYPES = "common/files/instance-types.yaml"
 def instance_types(paths: Paths) -> str:
     """The types with EFA and those with NVIDIA GPUs, as charts/common reads them."""
     instances = load_instances(paths).values()
-    lists = {
-        "efa": sorted(each.type for each in instances if each.efa),
-        "nvidia": sorted(each.type for each in instances if each.accelerator.resource == "nvidia.com/gpu"),
+    upstream = agents.known_types(paths)
+    own = {
+        "efa": {each.type for each in instances if each.efa},
+        "nvidia": {each.type for each in instances if each.accelerator.resource == "nvidia.com/gpu"},
     }
-    return "# Made by `make instances` from values/instances.\n" + yaml.safe_dump(lists)
+    lists = {kind: sorted(own[kind] | upstream[kind]) for kind in own}
+    return "# Made by `make instances` from values/instances and hack/agents.yaml.\n" + yaml.safe_dump(lists)
 
 
 def write_instance_types(paths: Paths) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
 from bireme import observe
@@ -20,6 +22,7 @@ from bireme.observe import Difference, ObservedPod
 from bireme.release import Releases
 from bireme.shards import Shards, shards
 from bireme.topology import Plan, expand
+from bireme.training import Training, trainings
 from bireme.workloads import WorkloadKind, kind_of
 
 _POLL_SECONDS = 0.5
@@ -29,7 +32,8 @@ _POLL_SECONDS = 0.5
 class Outcome:
     """The plan, the live pods, and how they differ.
 
-    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher.
+    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher, and
+    ``trainings`` the runs of its elastic jobs.
     """
 
     plan: Plan
@@ -37,6 +41,7 @@ class Outcome:
     differences: tuple[Difference, ...]
     notes: str = ""
     shards: tuple[Shards, ...] = ()
+    trainings: tuple[Training, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``."""
@@ -45,6 +50,7 @@ class Outcome:
             "pods": [pod.to_json() for pod in self.pods],
             "differences": [difference.to_json() for difference in self.differences],
             "shards": [each.to_json() for each in self.shards],
+            "trainings": [each.to_json() for each in self.trainings],
         }
 
 
@@ -97,15 +103,38 @@ class Deployer:
 
     def status(self, release: str, namespace: str) -> Outcome:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
-        plan = self.planned(release, namespace)
+        manifests = self._releases.manifests(release, namespace)
+        plan = expand(release, namespace, manifests, self._instances)
         found = observe.check(self._cluster, plan)
-        datasets = shards(self._cluster.api, namespace, self._releases.manifests(release, namespace))
-        return Outcome(plan, found.pods, found.differences, shards=datasets)
+        datasets = shards(self._cluster.api, namespace, manifests)
+        # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
+        pods = () if self._cluster.provider == "embedded" else found.pods
+        runs = trainings(self._cluster.api, namespace, manifests, pods)
+        return Outcome(plan, found.pods, found.differences, shards=datasets, trainings=runs)
 
     def planned(self, release: str, namespace: str) -> Plan:
         """The plan of a release's latest revision. Raises BiremeError if there is none."""
         manifests = self._releases.manifests(release, namespace)
         return expand(release, namespace, manifests, self._instances)
+
+    def resized(self, release: str, namespace: str, workers: int, charts: Path) -> RenderRequest:
+        """The request that gives a release of one of ``charts`` (their folder) another number of workers.
+
+        Raises BiremeError when there is no such release, or when it was made from another chart or version.
+        """
+        revision = self._releases.current(release, namespace)
+        if revision is None:
+            raise BiremeError(f"there is no release {release} in namespace {namespace}")
+        name = revision.chart.rpartition("-")[0]
+        file = charts / name / "Chart.yaml"
+        version = yaml.safe_load(file.read_text(encoding="utf-8"))["version"] if file.is_file() else None
+        if f"{name}-{version}" != revision.chart:
+            raise BiremeError(
+                f"{release} was made from {revision.chart}, which is not among the charts here: "
+                f"use helm upgrade {release} CHART --reuse-values --set workers={workers}"
+            )
+        values = self._releases.values(release, namespace) | {"workers": workers}
+        return RenderRequest(file.parent, values, release, namespace)
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
         """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""

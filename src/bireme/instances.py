@@ -11,8 +11,11 @@ from typing import Any
 from bireme.errors import BiremeError
 from bireme.helm import values
 from bireme.labels import (
+    AUTO_GPU_MAKER_LABEL,
+    GPU_PRESENT_LABEL,
     INSTANCE_CPU_LABEL,
     INSTANCE_FAMILY_LABEL,
+    INSTANCE_GPU_MAKER_LABEL,
     INSTANCE_GPUS_LABEL,
     INSTANCE_MEMORY_LABEL,
     INSTANCE_SIZE_LABEL,
@@ -29,20 +32,35 @@ _GIVEN = frozenset(
         INSTANCE_CPU_LABEL,
         INSTANCE_MEMORY_LABEL,
         INSTANCE_GPUS_LABEL,
+        INSTANCE_GPU_MAKER_LABEL,
+        AUTO_GPU_MAKER_LABEL,
+        GPU_PRESENT_LABEL,
     }
 )
+# What ``--nodes`` calls a node without accelerators, for etcd and operators, and its type.
+CPU_TYPE = "cpu"
+CPU_INSTANCE_TYPE = "m7i.2xlarge"
+CPU_VCPU = 8
+
+# Huge pages that a node with EFA sets aside: libfabric's EFA provider and NCCL's OFI plugin map their
+# buffers with them.
+EFA_HUGE_PAGES_MIB = 5120
+ROOT_VOLUME_GIB = 80
 _PODS = 110
-_ROOT_VOLUME_GIB = 80
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The accelerators of one instance: ``count`` devices named ``resource`` by their device plugin."""
+    """The accelerators of one instance: ``count`` devices named ``resource`` by their device plugin.
+
+    A process drives one of the ``cores`` of a device.
+    """
 
     name: str
     count: int
     memory_mib: int | None
     resource: str
+    cores: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,11 @@ class Instance:
     nvme_gb: int
 
     @property
+    def huge_pages_mib(self) -> int:
+        """The huge pages that its nodes set aside, in MiB."""
+        return EFA_HUGE_PAGES_MIB if self.efa else 0
+
+    @property
     def labels(self) -> Mapping[str, str]:
         """The labels that its nodes have because of their type, from EKS and from Karpenter."""
         family, _, size = self.type.partition(".")
@@ -71,6 +94,7 @@ class Instance:
         }
         if self.accelerator.resource == ACCELERATORS[0]:
             labels[INSTANCE_GPUS_LABEL] = str(self.accelerator.count)
+            labels[INSTANCE_GPU_MAKER_LABEL] = "nvidia"
         return labels
 
     def allocatable(self, huge_pages_mib: int = 0) -> dict[str, str]:
@@ -89,7 +113,7 @@ class Instance:
             "memory": f"{self.allocatable_memory_mib - huge_pages_mib}Mi",
             self.accelerator.resource: str(self.accelerator.count),
             "pods": str(_PODS),
-            "ephemeral-storage": f"{self.nvme_gb * 10**9 // 2**30 if self.nvme_gb else _ROOT_VOLUME_GIB}Gi",
+            "ephemeral-storage": f"{self.nvme_gb * 10**9 // 2**30 if self.nvme_gb else ROOT_VOLUME_GIB}Gi",
         }
         if self.efa:
             offer[EFA] = str(self.efa)
@@ -229,6 +253,7 @@ def read_instance(file: Path) -> Instance:
             if accelerator.given.get("memoryMiB") is not None
             else None,
             resource=accelerator.text("resource"),
+            cores=accelerator.whole("cores") if "cores" in accelerator.given else 1,
         ),
         efa=facts.whole("efa"),
         vcpu=facts.whole("vcpu"),

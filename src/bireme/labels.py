@@ -7,9 +7,9 @@ RELEASE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 HOOK_ANNOTATION = "helm.sh/hook"
 # Digests of the parts of an object that Kubernetes does not change in place, as JSON: part → digest.
-IMMUTABLE_ANNOTATION = "bireme.dev/immutable"
+IMMUTABLE_ANNOTATION = "bireme/immutable"
 # Names a field that the chart generates on the cluster and keeps: two renders never agree on it.
-GENERATED_ANNOTATION = "bireme.dev/generated"
+GENERATED_ANNOTATION = "bireme/generated"
 
 # --- on pods, set by their controllers ---
 JOB_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -17,7 +17,7 @@ POD_TEMPLATE_HASH_LABEL = "pod-template-hash"
 # The name of the kubeflow job, on the pods of MPIJobs and PyTorchJobs alike.
 KUBEFLOW_JOB_LABEL = "training.kubeflow.org/job-name"
 # The exit code with which kwok ends a fake pod.
-EXIT_CODE_ANNOTATION = "bireme.dev/exit-code"
+EXIT_CODE_ANNOTATION = "bireme/exit-code"
 
 # --- on nodes ---
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
@@ -26,17 +26,21 @@ INSTANCE_SIZE_LABEL = "karpenter.k8s.aws/instance-size"
 INSTANCE_CPU_LABEL = "karpenter.k8s.aws/instance-cpu"
 INSTANCE_MEMORY_LABEL = "karpenter.k8s.aws/instance-memory"
 INSTANCE_GPUS_LABEL = "karpenter.k8s.aws/instance-gpu-count"
+INSTANCE_GPU_MAKER_LABEL = "karpenter.k8s.aws/instance-gpu-manufacturer"
+# The same from EKS Auto Mode, and a mark of NVIDIA's GPU feature discovery.
+AUTO_GPU_MAKER_LABEL = "eks.amazonaws.com/instance-gpu-manufacturer"
+GPU_PRESENT_LABEL = "nvidia.com/gpu.present"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 OS_LABEL = "kubernetes.io/os"
 REGION_LABEL = "topology.kubernetes.io/region"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 # A node that kwok simulates.
-FAKE_LABEL = "bireme.dev/fake"
+FAKE_LABEL = "bireme/fake"
 # The name of the node's type in ``--nodes``: an instance type, or ``cpu``.
-NODE_TYPE_LABEL = "bireme.dev/node-type"
+NODE_TYPE_LABEL = "bireme/node-type"
 # Takes a node away from kwok: its kubelet stops answering.
-CUT_LABEL = "bireme.dev/cut"
+CUT_LABEL = "bireme/cut"
 NOT_READY_TAINT = "node.kubernetes.io/not-ready"
 UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"

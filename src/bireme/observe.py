@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
-from bireme.errors import BiremeError
 from bireme.labels import (
     COMPONENT_LABEL,
     HOOK_ANNOTATION,
@@ -134,26 +133,6 @@ class Observation:
 def observe(cluster: Cluster, release: str, namespace: str) -> tuple[ObservedPod, ...]:
     """The pods of a release, by name; those of hooks and helm tests are left out. Raises BiremeError."""
     return _LiveRelease(cluster, release, namespace).read().pods()
-
-
-def launcher_log(cluster: Cluster, plan: Plan) -> str:
-    """What the newest launcher of a release's MPI job has printed: its launcher's pod, or that of rank 0.
-
-    Raises BiremeError when the release has none, or one that has not started.
-    """
-    pods = observe(cluster, plan.release, plan.namespace)
-    first = {pod.name for pod in plan.pods if pod.rank == 0}
-    launchers = [pod for pod in pods if pod.role == LAUNCHER_ROLE]
-    launchers = launchers or [pod for pod in pods if pod.slot in first]
-    if not launchers:
-        raise BiremeError(
-            f"{plan.release} in namespace {plan.namespace} has no launcher: "
-            f"bireme status {plan.release} shows its pods"
-        )
-    newest = max(launchers, key=lambda pod: pod.created)
-    path = f"/api/v1/namespaces/{plan.namespace}/pods/{newest.name}"
-    container = cluster.api.get(path)["spec"]["containers"][0]["name"]
-    return cluster.api.text(f"{path}/log", container=container)
 
 
 def check(cluster: Cluster, plan: Plan) -> Observation:

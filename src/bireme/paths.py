@@ -45,7 +45,7 @@ class Paths:
     @classmethod
     def discover(cls, environ: Mapping[str, str] = os.environ, start: Path | None = None) -> Paths:
         """Find the project: a checkout around ``start`` (default: the working directory), else one around
-        this package, else the files inside an installed package, which has all but the charts.
+        this package, else the files inside an installed package.
 
         Raises BiremeError when there is none of them.
         """

@@ -127,6 +127,32 @@ class Releases:
         revisions = self.revisions(release, namespace)
         return max(revisions, key=lambda revision: revision.number, default=None)
 
+    def list(self, namespace: str | None = None) -> tuple[Revision, ...]:
+        """The latest revision of every release in a namespace, or in all of them, by name."""
+        listed = self._command.list(
+            namespace=namespace,
+            all_namespaces=namespace is None,
+            include_failed=True,
+            include_pending=True,
+            include_uninstalling=True,
+        )
+        found = _run(listed, "", namespace or "")
+        return tuple(
+            Revision(
+                each["name"],
+                each["namespace"],
+                int(each["revision"]),
+                each["status"],
+                each["chart"],
+                each["updated"],
+            )
+            for each in found
+        )
+
+    def values(self, release: str, namespace: str) -> dict[str, Any]:
+        """The values that the user gave for the latest revision. Raises NoRelease."""
+        return _run(self._command.get_values(release, namespace=namespace), release, namespace)
+
     def manifests(self, release: str, namespace: str) -> tuple[Manifest, ...]:
         """The objects of the latest revision as Helm applied them, without hooks."""
         return parse(self._get("manifest", release, namespace))

@@ -17,6 +17,7 @@ from bireme.errors import BiremeError
 from bireme.instances import Instance, NodeChoice
 from bireme.manifests import Manifest
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
+from bireme.storage import Storage, storage_of
 from bireme.workloads import PodPlan, WorkloadPlan, plan_of
 
 
@@ -48,6 +49,7 @@ class Plan:
     workloads: tuple[WorkloadPlan, ...]
     totals: Totals
     placement: tuple[NodePlan, ...] = field(default=(), compare=False)
+    storage: tuple[Storage, ...] = ()
 
     @property
     def pods(self) -> tuple[PodPlan, ...]:
@@ -66,6 +68,7 @@ class Plan:
                 "efa": self.totals.efa,
                 "nodes": dict(self.totals.nodes),
             },
+            **({"storage": [each.to_json() for each in self.storage]} if self.storage else {}),
         }
 
 
@@ -103,11 +106,8 @@ def expand(
     ``instances`` say how many pods fit a node; a type that is not among them is missing from
     ``totals.nodes``, and `fit` names it. Raises BiremeError for a quantity or a count that is not one.
     """
-    workloads = tuple(
-        workload
-        for manifest in manifests
-        if not manifest.is_hook and (workload := plan_of(manifest, instances))
-    )
+    lasting = [manifest for manifest in manifests if not manifest.is_hook]
+    workloads = tuple(workload for manifest in lasting if (workload := plan_of(manifest, instances)))
     pods = [pod for workload in workloads for pod in workload.pods]
     placement = tuple(_needed(pods, instances))
     totals = Totals(
@@ -116,7 +116,8 @@ def expand(
         efa=sum(pod.efa for pod in pods),
         nodes=dict(Counter(node.type for node in placement)),
     )
-    return Plan(release, namespace, workloads, totals, placement)
+    storage = tuple(each for manifest in lasting for each in storage_of(manifest))
+    return Plan(release, namespace, workloads, totals, placement, storage)
 
 
 # --- pods on nodes ---

@@ -5,43 +5,99 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from bireme.clusters import ClusterInfo
 from bireme.deploy import Outcome
+from bireme.doctor import Finding as Diagnosis
 from bireme.lint import Finding
 from bireme.nccl import Verdict
 from bireme.observe import Difference, ObservedPod
+from bireme.release import Revision
 from bireme.shards import Shards
+from bireme.storage import CLAIM, CLASS, VOLUME, Storage
 from bireme.tools import ToolStatus
 from bireme.topology import Plan
+from bireme.training import Training
 from bireme.workloads import PodPlan, WorkloadPlan
 
+_SHOWN_FAILURES = 5
 _SHOWN_PODS = 12
+UNLIMITED = 100_000
+"""A console of this width, in characters, breaks no line of a table."""
 
 
-def plan_view(plan: Plan) -> RenderableType:
-    """The plan: a line for each workload and its pods, then the totals. Long workloads are shortened."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("pod and host name", "role", "rank", "world"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("resources", min_width=len("hugepages-2Mi=5120Mi"))
-    table.add_column("node", no_wrap=True, min_width=len("p4d.24xlarge"))
-    for workload in plan.workloads:
-        if workload.note:
-            continue
-        table.add_row(Text(_headline(workload), style="bold"), end_section=False)
-        for pod in _some(workload.pods):
-            table.add_row(*(_pod_row(pod) if pod else [f"  … {len(workload.pods) - _SHOWN_PODS} more"]))
+class _Fitting:
+    """The wide form of a table where its lines fit the console, else the narrow one. Neither cuts a text."""
+
+    def __init__(self, wide: RenderableType, narrow: RenderableType) -> None:
+        self._wide, self._narrow = wide, narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = Measurement.get(console, options.update_width(UNLIMITED), self._wide).maximum
+        yield self._wide if needed <= options.max_width else self._narrow
+
+
+def plan_view(plan: Plan, every_pod: bool = False) -> RenderableType:
+    """The plan: a line for each workload and its pods, then the totals.
+
+    Long workloads are shortened unless ``every_pod`` is wanted. On a narrow console, what the pods of a role
+    ask for stands once above them.
+    """
+    counted = [workload for workload in plan.workloads if not workload.note]
+    table = _pods_table(with_resources=True)
+    for workload in counted:
+        table.add_row(Text(_headline(workload), style="bold"))
+        _add_pods(table, workload, every_pod, with_resources=True)
+    narrow = Group(*(_narrow_workload(workload, every_pod) for workload in counted))
     uncounted = [Text(_uncounted(each)) for each in plan.workloads if each.note]
     title = Text(f"{plan.release} in namespace {plan.namespace}", style="bold")
-    return Group(title, *([table] if table.row_count else []), *uncounted, totals_line(plan))
+    pods = [_Fitting(table, narrow)] if counted else []
+    storage = [_storage_view(plan.storage)] if plan.storage else []
+    return Group(title, *pods, *uncounted, *storage, totals_line(plan))
+
+
+def _narrow_workload(workload: WorkloadPlan, every_pod: bool) -> RenderableType:
+    table = _pods_table(with_resources=False)
+    _add_pods(table, workload, every_pod, with_resources=False)
+    by_role = {pod.role: _resources(pod.resources) for pod in workload.pods}
+    each = [Text(f"each {role}: {resources}") for role, resources in by_role.items() if resources]
+    return Group(Text(_headline(workload), style="bold"), *each, table)
+
+
+def _pods_table(with_resources: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("pod and host name", overflow="fold")
+    for column in ("role", "rank", "world", *(["resources"] if with_resources else []), "node"):
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _add_pods(table: Table, workload: WorkloadPlan, every_pod: bool, with_resources: bool) -> None:
+    for pod in workload.pods if every_pod else _some(workload.pods):
+        more = [f"  … {len(workload.pods) - _SHOWN_PODS} more"]
+        table.add_row(*(_pod_row(pod, with_resources) if pod else more))
+
+
+def _storage_view(storage: Iterable[Storage]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("storage", "size", "access", "class", "driver"):
+        table.add_column(column, overflow="fold")
+    for each in storage:
+        modes = ", ".join(each.access_modes)
+        table.add_row(f"{each.kind}/{each.name}", each.size, modes, each.storage_class, each.driver)
+    return table
 
 
 def totals_line(plan: Plan) -> str:
-    """Pods, accelerators, EFA interfaces and nodes of a plan in one line."""
+    """Pods, accelerators, EFA interfaces and nodes of a plan in one line; without pods, its storage."""
+    if plan.storage and not plan.workloads:
+        kinds = ((CLAIM, "claims"), (VOLUME, "volumes"), (CLASS, "storage classes"))
+        counted = ((sum(each.kind == kind for each in plan.storage), name) for kind, name in kinds)
+        return ", ".join(f"{count} {name}" for count, name in counted)
     nodes = ", ".join(f"{count} × {name}" for name, count in sorted(plan.totals.nodes.items())) or "any"
     totals = plan.totals
     return f"{totals.pods} pods, {totals.accelerators} accelerators, {totals.efa} EFA, nodes: {nodes}"
@@ -52,21 +108,32 @@ def differences_view(differences: Sequence[Difference]) -> RenderableType:
     return Group(*(Text(f"✗ {each.sentence}", style="red") for each in differences))
 
 
+def doctor_view(findings: Sequence[Diagnosis]) -> RenderableType:
+    """A sentence and a command for each finding."""
+    lines = [Text(f"✗ {each.sentence}\n    {each.command}", overflow="fold") for each in findings]
+    return Group(*lines) if lines else Text("✓ nothing found")
+
+
 def lint_view(charts: int, findings: Sequence[Finding]) -> RenderableType:
     """A line for each finding, then how many there are."""
     lines = [Text(str(each), overflow="fold") for each in findings]
     return Group(*lines, Text(f"charts: {charts}, findings: {len(findings)}", style="bold"))
 
 
-def pods_view(pods: Iterable[ObservedPod]) -> RenderableType:
-    """The live pods."""
+def pods_view(pods: Sequence[ObservedPod]) -> RenderableType:
+    """The live pods: a table, or on a narrow console a line each."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    lines: list[Text] = []
     for column in ("pod", "role", "phase", "ready", "node", "why"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True)
     for pod in pods:
         phase = "Terminating" if pod.terminating else pod.phase
         table.add_row(pod.name, pod.role, phase, "yes" if pod.ready else "no", pod.node or "", pod.reason)
-    return table
+        state = f"{pod.role}, {phase}, {'ready' if pod.ready else 'not ready'}"
+        lines.append(Text(f"{pod.name}: {state}{f', on {pod.node}' if pod.node else ''}", overflow="fold"))
+        if pod.reason:
+            lines.append(Text(f"  {pod.reason}", overflow="fold"))
+    return _Fitting(table, Group(*lines))
 
 
 def bandwidth_view(verdict: Verdict) -> RenderableType:
@@ -99,9 +166,8 @@ def _figure(gigabytes: float | None) -> str:
 def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
     """Every pinned tool: its pin, where it was found, and the version it prints."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("tool", "pin", "found", "version"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("path", no_wrap=True, overflow="ellipsis")
+    for column in ("tool", "pin", "found", "version", "path"):
+        table.add_column(column, overflow="fold")
     for tool in tools:
         table.add_row(tool.name, tool.pin, tool.source, tool.version or "", str(tool.path or tool.note or ""))
     return table
@@ -115,6 +181,17 @@ def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
     for info in clusters:
         nodes = ", ".join(f"{name}={count}" for name, count in info.nodes.items())
         table.add_row(info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig))
+    return table
+
+
+def releases_view(releases: Iterable[Revision]) -> RenderableType:
+    """The releases on a cluster."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("release", "namespace", "chart", "revision", "status", "updated"):
+        table.add_column(column, overflow="fold")
+    for each in releases:
+        when = each.updated.partition(".")[0]
+        table.add_row(each.release, each.namespace, each.chart, str(each.number), each.status, when)
     return table
 
 
@@ -142,7 +219,7 @@ def _some(pods: Sequence[PodPlan]) -> Sequence[PodPlan | None]:
     return [*pods[: _SHOWN_PODS - 1], None, pods[-1]]
 
 
-def _pod_row(pod: PodPlan) -> list[str]:
+def _pod_row(pod: PodPlan, with_resources: bool) -> list[str]:
     rank = "" if pod.rank is None else str(pod.rank)
     world = ""
     if pod.rank is not None and pod.processes:
@@ -154,7 +231,7 @@ def _pod_row(pod: PodPlan) -> list[str]:
         pod.role,
         rank,
         world,
-        _resources(pod.resources),
+        *([_resources(pod.resources)] if with_resources else []),
         pod.nodes.name.replace(" or ", "\nor "),
     ]
 
@@ -172,7 +249,26 @@ def outcome_view(outcome: Outcome) -> RenderableType:
     notes = [Text(outcome.notes)] if outcome.notes else []
     unknown = [each for each in outcome.plan.workloads if not each.is_known]
     remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
-    return Group(pods_view(outcome.pods), *map(shards_view, outcome.shards), *notes, *remarks, verdict)
+    runs = (*map(training_view, outcome.trainings), *map(shards_view, outcome.shards))
+    return Group(pods_view(outcome.pods), *runs, *notes, *remarks, verdict)
+
+
+def training_view(training: Training) -> RenderableType:
+    """A run in one line, for what it waits, and who failed first in the last rounds."""
+    line = f"{training.job}: round {training.round}, {training.world} workers"
+    if training.step is not None:
+        line += f", step {training.step} ({training.steps_per_second:.2f} a second)"
+    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(training.restarts.items()))
+    if causes:
+        line += f"; restarts: {causes}; {training.lost_steps} steps made again"
+    lines = [Text(line, style="bold")]
+    if training.waits:
+        lines.append(Text(f"waits for {training.waits}", style="yellow"))
+    lines += [Text(f"  {each}") for each in training.failures[-_SHOWN_FAILURES:]]
+    if training.nodes:
+        counts = ", ".join(f"{node} {count}" for node, count in training.nodes.items())
+        lines.append(Text(f"  first failures by node: {counts}"))
+    return Group(*lines)
 
 
 def shards_view(shards: Shards) -> RenderableType:

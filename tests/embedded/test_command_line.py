@@ -53,7 +53,9 @@ def test_the_readme_can_be_followed_line_by_line(shell: Shell) -> None:
     try:
         for line in (up, *steps, *helm_installs(ROOT / "README.md")):
             finished = shell(line)
-            assert finished.returncode == 0, f"{line}\n{finished.stdout}{finished.stderr}"
+            # The job does not fit two nodes, as the plan is asked to tell.
+            expected = 1 if "--nodes p4d.24xlarge=2" in line else 0
+            assert finished.returncode == expected, f"{line}\n{finished.stdout}{finished.stderr}"
             printed[line] = finished.stdout + finished.stderr
     finally:
         assert shell(down).returncode == 0

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import os
+import subprocess
+from pathlib import Path
 
+import pytest
+import yaml
+
+from bireme.clusters import Cluster
 from bireme.errors import BiremeError
 from bireme.pytest_plugin import ReleaseFactory
+from bireme.tools import Toolbox
 
+ROOT = Path(__file__).parents[2]
 IN_POD = "persistence.enabled=false"
 
 
@@ -34,3 +43,30 @@ def test_changed_claims_are_refused_as_predicted(release: ReleaseFactory) -> Non
     assert etcd.changes(sets=changed).is_refused
     with pytest.raises(BiremeError, match="persistence of the StatefulSet"):
         etcd.upgrade(sets=changed)
+
+
+def test_passwords_are_generated_once(cluster: Cluster, toolbox: Toolbox) -> None:
+    """The second render finds the Secret of the first, as an upgrade does."""
+
+    def run(command: list[str], text: str = "") -> str:
+        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+        done = subprocess.run(
+            command, input=text, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    template = "template passwords charts/etcd --dry-run=server --set auth.enabled=true"
+    render = [str(toolbox.path("helm")), *template.split(), "--show-only=templates/users-secret.yaml"]
+    first, unknown = run(render), run(render)
+    assert yaml.safe_load(first)["data"].keys() == {"username", "password", "root-password"}
+    assert first != unknown
+    kubectl = str(toolbox.path("kubectl"))
+    kept = yaml.safe_load(first)
+    owner = {"meta.helm.sh/release-name": "passwords", "meta.helm.sh/release-namespace": "default"}
+    kept["metadata"]["annotations"] |= owner
+    run([kubectl, "apply", "-f", "-"], json.dumps(kept))
+    try:
+        assert yaml.safe_load(run(render))["data"] == yaml.safe_load(first)["data"]
+    finally:
+        run([kubectl, "delete", "secret", "passwords-users"])

@@ -11,7 +11,7 @@ from bireme.errors import BiremeError
 from bireme.pytest_plugin import ReleaseFactory
 from tests.embedded.fleet import Fleet
 
-CLOUDWATCH = ["cloudwatch.region=us-west-2"]
+CLOUDWATCH = ["cloudwatch.region=us-west-2", "global.imageRegistries.bireme=registry.example.com"]
 DCGM = ["agent=dcgm"]
 GPU_NODES = {"p3", "p4d", "g5", "g5-efa", "auto"}
 
@@ -36,6 +36,15 @@ def test_agents_run_on_every_node_with_gpus_and_one_replaces_the_other(
     assert fleet.words(metrics) == {*GPU_NODES, "p9"}
     metrics.uninstall()
     assert metrics.objects("daemonsets") == metrics.objects("pods") == metrics.objects("configmaps") == []
+
+
+def test_a_type_that_nobody_knows_gets_an_agent_by_its_label(release: ReleaseFactory, fleet: Fleet) -> None:
+    fleet.add("p10", "p10.48xlarge")
+    fleet.label("p10", {"karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia"})
+    metrics = release("gpu-metrics", sets=CLOUDWATCH)
+    metrics.until(lambda: fleet.words(metrics) >= {*GPU_NODES, "p10"})
+    assert fleet.words(metrics) == {*GPU_NODES, "p10"}
+    fleet.label("p10", {"karpenter.k8s.aws/instance-gpu-manufacturer": "amd"})
 
 
 def test_a_second_agent_for_the_same_gpus_is_refused(release: ReleaseFactory, fleet: Fleet) -> None:

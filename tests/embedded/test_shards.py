@@ -56,7 +56,7 @@ def expose(cluster: EmbeddedCluster, test_namespace: str) -> Callable[[int], Man
             "kind": "Pod",
             "metadata": {"name": name},
             "spec": {
-                "schedulingGates": [{"name": "bireme.dev/never"}],
+                "schedulingGates": [{"name": "bireme/never"}],
                 "containers": [{"name": "dispatcher", "image": "none"}],
             },
         }

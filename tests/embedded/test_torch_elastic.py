@@ -130,7 +130,7 @@ def test_another_image_is_refused_as_predicted_and_needs_the_next_run(
 @pytest.fixture
 def next_chart(bireme_paths: Paths, tmp_path: Path) -> Path:
     """A copy of the chart with a higher version, which a test may change further."""
-    for folder in ("charts", "runtime"):
+    for folder in ("charts", "runtime", "values"):
         shutil.copytree(bireme_paths.root / folder, tmp_path / folder, symlinks=True)
     metadata = tmp_path / "charts/torch-elastic/Chart.yaml"
     metadata.write_text(metadata.read_text().replace("\nversion: 0.1.0", "\nversion: 0.1.1"))

@@ -53,7 +53,7 @@ SECRETS: Mapping[str, Mapping[str, str]] = {
 @pytest.fixture
 def charts(bireme_paths: Paths, tmp_path: Path) -> Path:
     """The charts without the ci values that cannot run here."""
-    for folder in ("charts", "runtime"):
+    for folder in ("charts", "runtime", "values"):
         shutil.copytree(bireme_paths.root / folder, tmp_path / folder, symlinks=True)
     for chart, left_out in NOT_HERE.items():
         for name in left_out:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.observe import launcher_log
+from bireme.logs import main_log
 from bireme.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import Event, outcome
@@ -40,7 +40,7 @@ def train(release: ReleaseFactory, cluster: KindCluster) -> Callable[..., list[E
         options = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 180, "values": values}
         job = release("mpi-training", **options)
         until(lambda: outcome(job) is not None, 600, f"the end of {script}")
-        log = launcher_log(cluster, job.plan)
+        log = main_log(cluster, job.plan)
         assert outcome(job) == "Complete", log
         return [json.loads(line) for line in log.splitlines() if line.startswith('{"event"')]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import yaml
 
 from bireme.clusters.api import Api, ApiError
+from tests.support.api_server import Quiet, serving
 
 
 class BusyServer(ThreadingHTTPServer):
@@ -21,7 +20,7 @@ class BusyServer(ThreadingHTTPServer):
     asked = 0
 
 
-class Answer(BaseHTTPRequestHandler):
+class Answer(Quiet):
     def do_GET(self) -> None:
         server = self.server
         assert isinstance(server, BusyServer)
@@ -30,37 +29,21 @@ class Answer(BaseHTTPRequestHandler):
         body = json.dumps(
             {"message": "storage is (re)initializing"} if is_busy else {"kind": "Node"}
         ).encode()
-        self.send_response(429 if is_busy else 200)
-        self.send_header("Content-Length", str(len(body)))
         if is_busy:
-            self.send_header("Retry-After", "0")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a test says what it has to say."""
+            self.answer(body, 429, Retry_After="0")
+        else:
+            self.answer(body)
 
 
 @pytest.fixture
-def server() -> Iterator[BusyServer]:
-    server = BusyServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def server() -> BusyServer:
+    return BusyServer(("127.0.0.1", 0), Answer)
 
 
 @pytest.fixture
-def api(server: BusyServer, tmp_path: Path) -> Api:
-    kubeconfig = {
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "contexts": [{"name": "it", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-        "current-context": "it",
-    }
-    file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump(kubeconfig))
-    return Api(file)
+def api(server: BusyServer, tmp_path: Path) -> Iterator[Api]:
+    with serving(server, tmp_path) as kubeconfig:
+        yield Api(kubeconfig)
 
 
 def test_a_busy_server_is_asked_again_when_it_says(api: Api, server: BusyServer) -> None:

@@ -22,7 +22,7 @@ def thing(kind: str, name: str, spec: Any = None, annotations: Any = None, **fie
 
 def job(workers: int = 3, run: int = 1, digests: Any = None, labels: Any = None, **spec: Any) -> Manifest:
     counts = {"completionMode": "Indexed", "completions": workers, "parallelism": workers}
-    kept = {"bireme.dev/immutable": json.dumps(DIGESTS | (digests or {}))}
+    kept = {"bireme/immutable": json.dumps(DIGESTS | (digests or {}))}
     return thing("Job", f"imagenet-r{run}", {**counts, **spec}, kept, labels=labels or {})
 
 
@@ -87,7 +87,7 @@ def test_a_changed_immutable_part_is_refused_with_its_name_and_the_next_run() ->
     assert found.changes[0].parts == ("claims", "env", "image")
 
 
-@pytest.mark.parametrize("kept", [None, {"bireme.dev/immutable": "no json"}, {"bireme.dev/immutable": "[]"}])
+@pytest.mark.parametrize("kept", [None, {"bireme/immutable": "no json"}, {"bireme/immutable": "[]"}])
 def test_a_job_without_digests_is_judged_by_its_fields(kept: Any) -> None:
     def plain(**spec: Any) -> Manifest:
         counts = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "template": {"a": 1}}
@@ -144,7 +144,7 @@ def test_an_immutable_config_map_is_refused_and_another_updated() -> None:
 
 
 def test_a_key_generated_on_the_cluster_is_no_change() -> None:
-    kept = {"bireme.dev/generated": "data"}
+    kept = {"bireme/generated": "data"}
     live, wanted = (
         thing("Secret", "ssh", annotations=kept, data={"a": "1"}),
         thing("Secret", "ssh", None, kept),

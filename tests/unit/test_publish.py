@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,9 +25,9 @@ def publish(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def lines(registry: str) -> list[str]:
+def lines(*arguments: str) -> list[str]:
     """The lines of a dry run."""
-    done = publish("--dry-run", registry)
+    done = publish("--dry-run", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -40,12 +41,25 @@ def test_every_dockerfile_is_built_in_its_folder_and_pushed() -> None:
     assert [build[build.index("--tag") + 1] for build in builds] == tags
     for build in builds:
         dockerfile, context = ROOT / build[-2], ROOT / build[-1]
+        assert context == ROOT / "images"
         assert dockerfile.is_file()
         copied = [
             line.split()[1:-1] for line in dockerfile.read_text().splitlines() if line.startswith("COPY ")
         ]
         names = [name for part in copied if not part[0].startswith("--from") for name in part]
         assert [name for name in names if not (context / name).exists()] == []
+
+
+def test_the_images_that_train_over_nccl_have_one_version_of_efa() -> None:
+    """aws-ofi-nccl has the name that NCCL_NET_PLUGIN=ofi asks for since 1.15."""
+    pins = {
+        name: set(re.findall(r"^ARG (EFA_INSTALLER|AWS_OFI_NCCL)=(\S+)$", file.read_text(), re.MULTILINE))
+        for name in ("mpi", "nccl-tests", "torch")
+        for file in [ROOT / "images" / name / "Dockerfile"]
+    }
+    assert pins["mpi"] == pins["nccl-tests"] == pins["torch"]
+    plugin = dict(pins["torch"])["AWS_OFI_NCCL"]
+    assert tuple(int(part) for part in plugin.split(".")) >= (1, 15)
 
 
 def test_a_registry_that_is_not_ecr_needs_no_aws() -> None:
@@ -61,6 +75,36 @@ def test_at_ecr_it_logs_in_first_and_makes_repositories_that_are_missing(folder:
     ]
     made = [line.split()[-1] for line in rest if "create-repository" in line]
     assert made == [f"{folder.removeprefix('/')}/bireme/{name}".removeprefix("/") for name in IMAGES]
+
+
+def test_a_mirror_has_every_image_of_others_that_a_golden_file_names() -> None:
+    rendered = re.findall(
+        r"^ *-? ?image: (\S+[:@]\S+)$",
+        "".join(file.read_text() for file in ROOT.glob("tests/render/golden/*/*.yaml")),
+        re.MULTILINE,
+    )
+    # The EFA plugin has a registry for each region.
+    wanted = {
+        image
+        for image in rendered
+        if "bireme/" not in image and "/eks/aws-efa-k8s-device-plugin:" not in image
+    }
+    assert len(wanted) >= 7
+    copies = [line.split()[2:] for line in lines("--mirror", ECR) if line.startswith("crane copy ")]
+    sources = {source for source, _ in copies}
+    assert {source for source in sources if "/eks/" not in source} == wanted
+    (plugin,) = (source for source in sources if "/eks/" in source)
+    assert plugin.startswith("602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/aws-efa-k8s-device-plugin:v")
+    for source, target in copies:
+        assert target == f"{ECR}/{source.split('/', 1)[1]}"
+
+
+def test_a_mirror_logs_in_where_the_efa_plugin_is_and_makes_repositories() -> None:
+    said = lines("--mirror", f"{ECR}/team")
+    assert "602401143452.dkr.ecr.us-west-2.amazonaws.com" in "".join(line for line in said if "login" in line)
+    made = {line.split()[-1] for line in said if "create-repository" in line}
+    assert {"team/coreos/etcd", "team/library/python", "team/bireme/torch"} <= made
+    assert not [line for line in lines("--mirror", "ghcr.io/x") if "create-repository" in line]
 
 
 def test_the_commands_are_run_and_the_first_failure_ends_it(tmp_path: Path) -> None:
@@ -85,7 +129,9 @@ def test_the_commands_are_run_and_the_first_failure_ends_it(tmp_path: Path) -> N
 def test_make_images_hands_registry_and_dry_run_on() -> None:
     command = ["make", "--dry-run", "images", "REGISTRY=ghcr.io/someone", "DRY_RUN=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert 'hack/images/publish.py --dry-run "ghcr.io/someone"' in done.stdout
+    assert 'hack/images/publish.py --dry-run  "ghcr.io/someone"' in done.stdout
+    mirrored = subprocess.run([*command, "MIRROR=1"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 'hack/images/publish.py --dry-run --mirror "ghcr.io/someone"' in mirrored.stdout
 
 
 @pytest.mark.parametrize(

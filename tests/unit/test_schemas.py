@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from bireme import schemas
 from bireme.errors import BiremeError
@@ -36,6 +37,7 @@ other:
 # -- Keys of the user
 labels: {}
 """
+DEFAULTS = yaml.safe_load(VALUES)
 COMMON = {
     "$defs": {
         "image": {
@@ -107,9 +109,22 @@ def test_a_bundle_has_all_the_definitions_that_it_uses_and_no_others(project: Pa
     assert "common.schema.json" not in json.dumps(schema)
     jsonschema.Draft202012Validator.check_schema(schema)
     valid = jsonschema.Draft202012Validator(schema).is_valid
-    assert valid({"other": {"tag": "1"}, "workers": 2, "image": {"tag": "a"}})
-    assert not valid({"other": {"tag": ""}})
-    assert not valid({"image": {"tag": ""}})
+    assert valid(DEFAULTS | {"other": {"tag": "1"}, "workers": 2, "image": {"tag": "a"}})
+    assert not valid(DEFAULTS | {"other": {"tag": ""}})
+    assert not valid(DEFAULTS | {"image": {"tag": ""}})
+
+
+@pytest.mark.parametrize("key", ["workers", "shm", "image", "labels"])
+def test_a_key_with_a_default_cannot_be_taken_away(project: Paths, key: str) -> None:
+    valid = jsonschema.Draft202012Validator(bundle(project)).is_valid
+    assert valid(DEFAULTS)
+    assert not valid({name: value for name, value in DEFAULTS.items() if name != key})
+
+
+def test_a_key_that_may_be_null_can_be_taken_away(project: Paths) -> None:
+    change(project, lambda source: source["properties"].update(workers={"type": ["integer", "null"]}))
+    valid = jsonschema.Draft202012Validator(bundle(project)).is_valid
+    assert valid({name: value for name, value in DEFAULTS.items() if name != "workers"})
 
 
 def test_a_second_bundling_writes_nothing_and_drift_names_the_file(project: Paths) -> None:

@@ -197,7 +197,7 @@ def test_the_error_for_an_unknown_tool_names_the_known_ones(bench: Bench) -> Non
 
 def test_the_error_for_an_unpinned_version_names_the_pinned_ones(bench: Bench) -> None:
     with pytest.raises(
-        BiremeError, match=r"kube-apiserver 1\.30\.0 is not pinned: hack/tools has 1\.36\.3 and 1\.34"
+        BiremeError, match=r"kube-apiserver 1\.30\.0 is not pinned: hack/tools has 1\.36\.3 and 1\.32"
     ):
         bench.toolbox().path("kube-apiserver", "1.30.0")
 
@@ -211,7 +211,7 @@ def test_the_error_for_an_unpinned_version_names_the_pinned_ones(bench: Bench) -
         ("helm", None, "helm", "v4.3.1+g1234567"),
         ("helm3", None, "helm", "v3.22.0+g1234567"),
         ("kubectl", None, "kubectl", "Client Version: v1.36.3\nKustomize Version: v5.5.0"),
-        ("kube-apiserver", "1.34.4", "kube-apiserver", "Kubernetes v1.34.4"),
+        ("kube-apiserver", "1.32.1", "kube-apiserver", "Kubernetes v1.32.1"),
         ("etcd", None, "etcd", "etcd Version: 3.6.5\nGit SHA: x\nGo Version: go1.26.8"),
         ("kwok", None, "kwok", "kwok version v0.8.0 go1.26.8 (linux/amd64)"),
         ("kind", None, "kind", "kind v0.33.0 go1.26.8 linux/amd64"),
@@ -313,12 +313,12 @@ def test_an_archive_of_a_mirror_is_downloaded_checked_and_cached(bench: Bench, m
 
 
 def test_a_plain_binary_with_a_bare_checksum_is_downloaded(bench: Bench, mirror: Mirror) -> None:
-    binary = script("Kubernetes v1.34.4").encode()
-    where = f"dl.k8s.io/v1.34.4/bin/{OS}/{ARCH}/kube-scheduler"
+    binary = script("Kubernetes v1.32.1").encode()
+    where = f"dl.k8s.io/v1.32.1/bin/{OS}/{ARCH}/kube-scheduler"
     mirror.put(where, binary)
     mirror.put(f"{where}.sha256", sha256(binary).encode())
 
-    scheduler = bench.toolbox().path("kube-scheduler", "1.34.4")
+    scheduler = bench.toolbox().path("kube-scheduler", "1.32.1")
 
     assert scheduler.read_bytes() == binary
 
@@ -359,6 +359,13 @@ def test_a_download_of_another_version_is_refused_and_nothing_is_left(bench: Ben
     with pytest.raises(BiremeError, match=r"the helm from download calls itself 4\.0\.0, not 4\.3\.1"):
         bench.toolbox().path("helm")
     assert bench.left_in_cache() == []
+
+
+def test_the_version_in_a_path_that_a_tool_prints_is_not_its_own(bench: Bench) -> None:
+    """csi-provisioner prints its path before its version, and in the cache that has a version too."""
+    there = executable(bench.folder / "1.2.3-linux" / "csi-provisioner", '#!/bin/sh\necho "$0 v5.3.0"\n')
+    bench.variables["PATH"] = str(there.parent)
+    assert bench.toolbox().path("csi-provisioner") == there
 
 
 def test_the_error_for_a_mirror_that_is_no_url_says_how_to_write_it(bench: Bench) -> None:
@@ -473,13 +480,13 @@ def test_the_error_without_go_and_without_the_wheel_names_both(bench: Bench) -> 
 
 
 def test_several_tools_are_returned_by_the_names_they_were_requested_by(bench: Bench, mirror: Mirror) -> None:
-    bench.on_path("kube-scheduler", script("Kubernetes v1.34.4"))
+    bench.on_path("kube-scheduler", script("Kubernetes v1.32.1"))
     mirror.put_helm("v4.3.1")
 
-    found = bench.toolbox().ensure(["kube-scheduler@1.34.4", "helm"])
+    found = bench.toolbox().ensure(["kube-scheduler@1.32.1", "helm"])
 
-    assert list(found) == ["kube-scheduler@1.34.4", "helm"]
-    assert found["kube-scheduler@1.34.4"] == bench.folder / "bin" / "kube-scheduler"
+    assert list(found) == ["kube-scheduler@1.32.1", "helm"]
+    assert found["kube-scheduler@1.32.1"] == bench.folder / "bin" / "kube-scheduler"
 
 
 def test_listing_names_every_pin_and_downloads_nothing(bench: Bench, mirror: Mirror) -> None:
@@ -492,7 +499,7 @@ def test_listing_names_every_pin_and_downloads_nothing(bench: Bench, mirror: Mir
     assert by_name["helm", "4.3.1"].source == "missing"
     assert by_name["etcd", "3.6.5"].source == "path"
     assert (by_name["etcd", "3.6.5"].path, by_name["etcd", "3.6.5"].version) == (on_path, "3.6.5")
-    assert {("kube-apiserver", "1.36.3"), ("kube-apiserver", "1.34.4")} <= by_name.keys()
+    assert {("kube-apiserver", "1.36.3"), ("kube-apiserver", "1.32.1")} <= by_name.keys()
     assert bench.left_in_cache() == []
 
 

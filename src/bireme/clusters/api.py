@@ -75,21 +75,31 @@ class Api:
                 return None
             raise
 
-    def text(self, path: str, **query: str) -> str:
-        """The text at ``path``, e.g. a pod's log. Raises ApiError."""
-        response = self._send("GET", path, None, query, None, _READ_SECONDS, accept="*/*")
-        return str(response.data.decode(errors="replace"))
+    def stream(self, path: str, endless: bool = False, **query: str) -> Iterator[bytes]:
+        """The text at ``path`` as it arrives; ``endless`` waits for more as long as the server sends none.
 
-    def proxied(self, namespace: str, service: str, port: int, path: str, seconds: float) -> dict[str, Any]:
-        """What a Service in the cluster answers to a GET of ``path``, within ``seconds``. Raises ApiError."""
-        url = f"/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy/{path}"
+        Raises ApiError.
+        """
+        response = self._send(
+            "GET", path, None, query, None, None if endless else _READ_SECONDS, accept="*/*"
+        )
+        return _chunks(response)
+
+    def proxied(
+        self, namespace: str, name: str, port: int, path: str, seconds: float, kind: str = "services"
+    ) -> dict[str, Any]:
+        """What a Service (or one of ``pods``) answers to a GET of ``path`` within ``seconds``.
+
+        Raises ApiError.
+        """
+        url = f"/api/v1/namespaces/{namespace}/{kind}/{name}:{port}/proxy/{path}"
         response = self._send("GET", url, None, {}, None, seconds)
         try:
             answer = json.loads(response.data)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ApiError(response.status, f"what {service} answers to {path} is no JSON object")
+            raise ApiError(response.status, f"what {name} answers to {path} is no JSON object")
         return answer
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +158,7 @@ class Api:
         body: Mapping[str, Any] | None,
         query: Mapping[str, str],
         content_type: str | None,
-        read_seconds: float,
+        read_seconds: float | None,
         accept: str = "application/json",
     ) -> Any:
         import urllib3
@@ -186,6 +196,19 @@ class Api:
         if response.status >= 400:
             raise ApiError(response.status, _refusal(verb, path, response))
         return response
+
+
+def _chunks(response: Any) -> Iterator[bytes]:
+    import urllib3
+
+    try:
+        # read1 does not wait until a buffer is full: the reader follows a log that is being written.
+        while chunk := response.read1(65536):
+            yield chunk
+    except urllib3.exceptions.HTTPError as error:
+        raise ApiError(0, f"the connection to the cluster was lost in the middle: {_cause(error)}") from error
+    finally:
+        response.close()
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:

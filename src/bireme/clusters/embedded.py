@@ -23,12 +23,12 @@ import yaml
 
 from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
-from bireme.clusters.nodes import CPU_TYPE, shape_of
+from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import is_free, reserve
 from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.errors import BiremeError
-from bireme.instances import load_instances
+from bireme.instances import CPU_TYPE, load_instances
 from bireme.paths import Paths
 from bireme.progress import step
 

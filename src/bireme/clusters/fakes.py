@@ -216,7 +216,7 @@ def _storage_class(default: bool) -> dict[str, Any]:
             "name": STORAGE_CLASS,
             "annotations": {DEFAULT_CLASS_ANNOTATION: str(default).lower()},
         },
-        "provisioner": "bireme.dev/fake",
+        "provisioner": "bireme/fake",
         "reclaimPolicy": "Delete",
         "volumeBindingMode": "Immediate",
     }

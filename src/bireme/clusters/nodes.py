@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.instances import Instance
+from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Instance
 from bireme.labels import (
     ARCHITECTURE_LABEL,
     FAKE_LABEL,
@@ -20,17 +20,11 @@ from bireme.labels import (
     ZONE_LABEL,
 )
 
-CPU_TYPE = "cpu"
 REGION = "us-west-2"
 ZONE = f"{REGION}a"
 
-# Huge pages that a node with EFA sets aside: libfabric's EFA provider and NCCL's OFI plugin map their
-# buffers with them, and the EKS node groups of the walkthroughs reserve the same.
-EFA_HUGE_PAGES_MIB = 5120
-
-# A node without accelerators, for etcd and operators: m7i.2xlarge with what EKS leaves of it to pods.
-_CPU_INSTANCE_TYPE = "m7i.2xlarge"
-_CPU_CAPACITY = {"cpu": "8", "memory": "32768Mi", "pods": "58", "ephemeral-storage": "80Gi"}
+# A node without accelerators: what its type has, and what EKS leaves of it to pods.
+_CPU_CAPACITY = {"cpu": str(CPU_VCPU), "memory": "32768Mi", "pods": "58", "ephemeral-storage": "80Gi"}
 _CPU_ALLOCATABLE = _CPU_CAPACITY | {"cpu": "7910m", "memory": "30100Mi"}
 
 
@@ -54,17 +48,22 @@ class NodeShape:
         return f"{self.name.replace('.', '-')}-{index}"
 
 
+_MOST_NODES = 100_000
+
+
 def parse_nodes(text: str, instances: Mapping[str, Instance]) -> dict[str, int]:
     """The number of nodes by type from ``p4d.24xlarge=3,p3.8xlarge=4``.
 
     ``cpu`` stands for a node without accelerators. Raises BiremeError naming the part that is wrong.
     """
     nodes: dict[str, int] = {}
-    for part in (part.strip() for part in text.split(",") if part.strip()):
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts if any(parts) else ():
         node_type, equals, count = (piece.strip() for piece in part.partition("="))
-        if not equals or not count.isascii() or not count.isdigit() or int(count) < 1:
+        if not equals or not count.isascii() or not count.isdigit() or not 1 <= int(count[:9]) <= _MOST_NODES:
             raise BiremeError(
-                f"--nodes: {part!r} is not TYPE=NUMBER, write for example p4d.24xlarge=3,p3.8xlarge=4"
+                f"--nodes: {part!r} is not TYPE=NUMBER with a number from 1 to {_MOST_NODES:,}, "
+                "write for example p4d.24xlarge=3,p3.8xlarge=4"
             )
         if node_type in nodes:
             raise BiremeError(f"--nodes: {node_type} is given twice, write one number for each type")
@@ -81,13 +80,13 @@ def shape_of(node_type: str, instances: Mapping[str, Instance]) -> NodeShape:
     Raises BiremeError with the closest names when the type is unknown.
     """
     if node_type == CPU_TYPE:
-        return NodeShape(CPU_TYPE, _CPU_INSTANCE_TYPE, _CPU_CAPACITY, _CPU_ALLOCATABLE, None)
+        return NodeShape(CPU_TYPE, CPU_INSTANCE_TYPE, _CPU_CAPACITY, _CPU_ALLOCATABLE, None)
     if node_type not in instances:
         raise BiremeError(
             f"unknown node type {node_type!r}: {_suggestion(node_type, [*instances, CPU_TYPE])}"
         )
     instance = instances[node_type]
-    allocatable = instance.allocatable(EFA_HUGE_PAGES_MIB if instance.efa else 0)
+    allocatable = instance.allocatable(instance.huge_pages_mib)
     capacity = allocatable | {"cpu": str(instance.vcpu), "memory": f"{instance.memory_mib}Mi"}
     return NodeShape(node_type, node_type, capacity, allocatable, instance.accelerator.resource)
 
@@ -96,7 +95,7 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
     """A Node object as the kubelet of a fresh, healthy instance would register it.
 
     ``kubernetes`` is the version the kubelet reports, e.g. ``1.36.3``. There is no machine behind the
-    node, and the label ``bireme.dev/fake`` says so.
+    node, and the label ``bireme/fake`` says so.
     """
     name = shape.node_name(index)
     taints = [{"key": shape.taint, "value": "present", "effect": "NoSchedule"}] if shape.taint else []

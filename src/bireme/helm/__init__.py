@@ -1,11 +1,13 @@
 """Helm: values as it reads and merges them, and charts as it renders them."""
 
+from bireme.helm.charts import Charts
 from bireme.helm.output import parse, sentences
 from bireme.helm.render import Render, Renderer, RenderError, RenderRequest, tree_digest
 from bireme.helm.values import ChartValues, Settings, load
 
 __all__ = [
     "ChartValues",
+    "Charts",
     "Render",
     "RenderError",
     "RenderRequest",

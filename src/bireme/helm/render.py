@@ -44,6 +44,7 @@ class RenderRequest:
     kube_version: str | None = None
     api_versions: tuple[str, ...] = ()
     is_upgrade: bool = False
+    skips_schema: bool = False
     helm: str = "helm"
     settings: Settings = field(default_factory=Settings)
 
@@ -54,7 +55,8 @@ class RenderRequest:
             flags += ["--kube-version", self.kube_version]
         for version in self.api_versions:
             flags += ["--api-versions", version]
-        return [*flags, "--is-upgrade"] if self.is_upgrade else flags
+        flags += ["--is-upgrade"] if self.is_upgrade else []
+        return [*flags, "--skip-schema-validation"] if self.skips_schema else flags
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class RenderError(BiremeError):
     def __init__(self, message: str, raw: str = "") -> None:
         super().__init__(message)
         self.raw = raw
+
+    @property
+    def by_rules(self) -> bool:
+        """Whether the rules of the chart's validate.yaml refused the values."""
+        return re.search(r"execution error at \([^)]*validate\.yaml", self.raw) is not None
 
 
 class Renderer:

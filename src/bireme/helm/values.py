@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.helm.yaml import Values, parse_yaml
+from bireme.helm.yaml import Values, parse_yaml, refuse_bombs
 from bireme.helm.yaml import merge as merge
 
 # What Helm prints: the values that templates see, and the schema of each chart they belong to.
@@ -88,7 +88,16 @@ def load(files: Sequence[Path]) -> Values:
 
 def read_file(file: Path) -> Values:
     """One values file, as Helm reads it. Raises BiremeError when it is missing, broken or not a mapping."""
-    return parse_yaml(read_text(file, "values file"), str(file))
+    text = read_text(file, "values file")
+    if len(text) > _MOST_CHARACTERS:
+        raise BiremeError(
+            f"{file} has {len(text):,} characters; Helm keeps values in a Secret of at most 1 MiB"
+        )
+    refuse_bombs(text, str(file))
+    return parse_yaml(text, str(file))
+
+
+_MOST_CHARACTERS = 2**20
 
 
 def read_text(file: Path, what: str) -> str:

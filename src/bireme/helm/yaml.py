@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -28,6 +28,8 @@ _NOT_JSON = {sign + word for word in (".inf", ".Inf", ".INF") for sign in ("", "
 # Integers in Go: a prefix names the base, and a leading zero alone means octal. Underscores are gone here.
 _BASED = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+# Lines whose indentation or dashes could nest deeply.
+_DEEP_BLOCK = re.compile(r"^(?: |- ){100}", re.MULTILINE)
 _PLAIN = "plain"
 _RESOLVED = {_PLAIN} | {f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null")}
 
@@ -64,6 +66,38 @@ def parse_yaml(text: str, where: str) -> Values:
     except yaml.YAMLError as error:
         raise BiremeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     return merged
+
+
+_DEEPEST = 100
+_MOST_NODES = 1_000_000
+
+
+def refuse_bombs(text: str, where: str) -> None:
+    """Refuse what would take for ever or crash `parse_yaml`: deep nesting, and anchors that multiply."""
+    if "*" not in text and max(text.count("["), text.count("{")) < _DEEPEST and not _DEEP_BLOCK.search(text):
+        return
+    depth, sizes, open_anchors, size = 0, dict[str | None, int](), list[tuple[str | None, int]](), 0
+    for event in _events(text):
+        size += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            open_anchors.append((event.anchor, size))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+            anchor, before = open_anchors.pop()
+            if anchor:
+                sizes[anchor] = size - before + 1
+        if depth > _DEEPEST:
+            raise BiremeError(f"{where} is nested more than {_DEEPEST} deep")
+        if size > _MOST_NODES:
+            raise BiremeError(f"{where} has more than {_MOST_NODES:,} values, counted where anchors put them")
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError:
+        return  # parse_yaml says where
 
 
 def _plain(node: yaml.Node | None, where: str, inside: frozenset[int]) -> Any:

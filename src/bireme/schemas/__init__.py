@@ -1,7 +1,7 @@
 """Schemas of the charts' values: bundled from their sources, and checked with sentences."""
 
 from bireme.schemas.bundle import BUNDLE, KeyPath, bundled, comments, drift, write
-from bireme.schemas.problems import Problem, problems, resolved, written
+from bireme.schemas.problems import Problem, problems, refusals, resolved, shortened, written
 
 __all__ = [
     "BUNDLE",
@@ -11,7 +11,9 @@ __all__ = [
     "comments",
     "drift",
     "problems",
+    "refusals",
     "resolved",
+    "shortened",
     "write",
     "written",
 ]

@@ -35,7 +35,8 @@ def bundled(paths: Paths) -> dict[Path, str]:
     """What every charts/<chart>/values.schema.json that has a source in schemas/ should hold.
 
     One document each: only the definitions it uses, no reference outside it, and the description of every
-    key from its ``# --`` comment in values.yaml. Raises BiremeError for a reference to nothing.
+    key from its ``# --`` comment in values.yaml. Keys with a default are required, because a null removes
+    the default, and templates would meet nothing. Raises BiremeError for a reference to nothing.
     """
     common = _read_json(paths.schemas / _COMMON).get("$defs", {})
     texts: dict[Path, str] = {}
@@ -43,7 +44,7 @@ def bundled(paths: Paths) -> dict[Path, str]:
         chart = paths.charts / source.name.removesuffix(".schema.json")
         if source.name != _COMMON and (chart / "values.yaml").is_file():
             text = (chart / "values.yaml").read_text(encoding="utf-8")
-            schema = _Bundler(source, common, comments(text)).bundle()
+            schema = _Bundler(source, common, text).bundle()
             texts[chart / BUNDLE] = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
     return texts
 
@@ -78,10 +79,9 @@ def _read_json(file: Path) -> Schema:
 class _Bundler:
     """One chart's schema being put together from its source, the common definitions and the comments."""
 
-    def __init__(
-        self, source: Path, common: Mapping[str, Schema], descriptions: Mapping[KeyPath, str]
-    ) -> None:
+    def __init__(self, source: Path, common: Mapping[str, Schema], values_yaml: str) -> None:
         self._source = source
+        self._defaults = yaml.load(values_yaml, Loader=yaml.CSafeLoader)
         self._root = _read_json(source)
         own = self._root.get("$defs", {})
         twice = sorted(set(own) & set(common))
@@ -90,7 +90,7 @@ class _Bundler:
                 f"{source}: $defs/{twice[0]} is in {_COMMON} too: give one of them another name"
             )
         self._defs: Mapping[str, Schema] = {**common, **own}
-        self._descriptions = descriptions
+        self._descriptions = comments(values_yaml)
 
     def bundle(self) -> Schema:
         root = self._extended({key: value for key, value in self._root.items() if key != "$defs"})
@@ -147,7 +147,28 @@ class _Bundler:
                 key: self._described(below, (*path, key)) if isinstance(below, dict) else below
                 for key, below in schema["properties"].items()
             }
+            defaults = self._default(path)
+            needed = [
+                key
+                for key, below in schema["properties"].items()
+                if defaults.get(key) is not None and not self._may_be_null(below)
+            ]
+            if needed:
+                schema["required"] = list(dict.fromkeys([*schema.get("required", []), *needed]))
         return schema
+
+    def _may_be_null(self, schema: Schema) -> bool:
+        if "$ref" in schema:
+            schema = self._definition(_target(schema["$ref"]))
+        kinds = [schema.get("type"), *(each.get("type") for each in schema.get("oneOf", ()))]
+        return any(kind == "null" or (isinstance(kind, list) and "null" in kind) for kind in kinds)
+
+    def _default(self, path: KeyPath) -> Mapping[str, Any]:
+        """The mapping at ``path`` of values.yaml, {} if there is none."""
+        found = self._defaults
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
 
     def _local(self, schema: Any) -> Any:
         """``schema`` with every reference pointing into the bundle."""

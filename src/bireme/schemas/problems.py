@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jsonschema
 
 from bireme.errors import BiremeError
-from bireme.helm import ChartValues, Renderer, RenderRequest
+from bireme.helm import ChartValues, Renderer, RenderError, RenderRequest
 from bireme.schemas.bundle import BUNDLE, KeyPath
 
 
@@ -36,6 +36,34 @@ def problems(renderer: Renderer, request: RenderRequest) -> list[Problem]:
     return list(dict.fromkeys(_chart_problems(renderer.values(request), ())))
 
 
+def refusals(renderer: Renderer, request: RenderRequest) -> list[str]:
+    """All that is wrong with the values of ``request``: what the schemas refuse, then what the rules do.
+
+    Rules about a key that a schema refuses are left out, because they read a value that cannot be. Raises
+    BiremeError as `problems` does.
+    """
+    by_schema = problems(renderer, request)
+    found = [str(problem) for problem in by_schema]
+    try:
+        renderer.render(replace(request, skips_schema=bool(found)))
+    except RenderError as error:
+        refused = {problem.path.partition(".")[0].partition("[")[0] for problem in by_schema}
+        if not found or error.by_rules:
+            lines = str(error).splitlines()
+            found += [line for line in lines if line.partition(":")[0].partition(".")[0] not in refused]
+    return found
+
+
+def shortened(sentences: Sequence[str]) -> str:
+    """``sentences``, one a line: at most ten, then how many more there are."""
+    left = len(sentences) - _SHOWN
+    lines = [*sentences[:_SHOWN], *([f"and {left:,} more"] if left > 0 else [])]
+    return "\n".join(lines)
+
+
+_SHOWN = 10
+
+
 def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
     if chart.schema is not None:
         try:
@@ -44,7 +72,7 @@ def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
             raise BiremeError(f"{chart.name}/{BUNDLE} is not a JSON Schema: {broken.message}") from broken
         validator = jsonschema.Draft202012Validator(chart.schema)
         for error in sorted(validator.iter_errors(chart.values), key=_place):
-            yield from _explain(error, chart, prefix)
+            yield from explain(error, chart, prefix)
     for dependency in chart.dependencies:
         yield from _chart_problems(dependency, (*prefix, dependency.name))
 
@@ -66,7 +94,8 @@ def _place(error: Error) -> list[str]:
     return [str(key) for key in error.absolute_path]
 
 
-def _explain(error: Error, chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
+def explain(error: Error, chart: ChartValues, prefix: KeyPath = ()) -> Iterator[Problem]:
+    """The sentences for one error of jsonschema in the values of ``chart``."""
     where = written([*prefix, *error.absolute_path])
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = list(error.schema.get("properties", {}))
@@ -101,7 +130,7 @@ def _alternatives(error: Error, chart: ChartValues, prefix: KeyPath, where: str)
         branches.values(), key=lambda found: (any(_is_about_type(each) for each in found), len(found))
     )
     for each in nearest:
-        yield from _explain(each, chart, prefix)
+        yield from explain(each, chart, prefix)
 
 
 def _is_about_type(error: Error) -> bool:

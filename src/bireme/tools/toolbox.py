@@ -177,7 +177,9 @@ class Toolbox:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        stated = re.search(r"\bv?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)", asked.stdout + asked.stderr)
+        # Some print their own path too, which has a version in it.
+        words = (asked.stdout + asked.stderr).replace(str(binary), "")
+        stated = re.search(r"\bv?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)", words)
         return stated[1] if stated else None
 
     def _cached(self, tool: Tool) -> Path:

@@ -99,6 +99,8 @@ class WorkloadKind(Protocol):
     api_version: str
     has_state: ClassVar[bool] = True
     """Whether `state` reads anything from the live object."""
+    installation: ClassVar[str] = "kubectl api-resources"
+    """The command that gives a cluster the kind, or lists those that it has."""
     suspension: ClassVar[Mapping[str, Any] | None] = None
     """The patch of ``spec`` that stops the pods and keeps the object; None for kinds that are no jobs."""
 
@@ -126,6 +128,10 @@ class WorkloadKind(Protocol):
         """The {metadata, spec} of all the pods that the object makes."""
         template = spec_of(manifest).get("template")
         return (template,) if isinstance(template, Mapping) and "spec" in template else ()
+
+    def claims(self, manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
+        """The claims that its controller makes for its pods: name → spec."""
+        return {}
 
     @abstractmethod
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:

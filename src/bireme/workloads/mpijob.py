@@ -22,6 +22,7 @@ class MPIJob(KubeflowJob):
     name = "MPIJob"
     api_version = "kubeflow.org/v2beta1"
     replicas_field = "mpiReplicaSpecs"
+    installation: ClassVar[str] = "helm install mpijob charts/mpijob"
     role_parts: ClassVar[Mapping[str, str]] = {
         LAUNCHER: "a launcher not made yet",
         WORKER: "workers made from now on",

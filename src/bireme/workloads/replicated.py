@@ -71,6 +71,14 @@ class StatefulSet(Replicated):
         }
     )
 
+    def claims(self, manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
+        spec = spec_of(manifest)
+        return {
+            f"{template['metadata']['name']}-{manifest.name}-{index}": template["spec"]
+            for template in spec.get("volumeClaimTemplates") or ()
+            for index in range(int(spec.get("replicas", 1)))
+        }
+
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         return str(pod["metadata"]["name"])
 

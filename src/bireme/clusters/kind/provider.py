@@ -25,11 +25,11 @@ from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.kind.cluster import IMAGES, POD_NETWORK, SHARED, KindCluster, containers_of, kind_name
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
-from bireme.clusters.nodes import CPU_TYPE, NodeShape, node_manifest, shape_of
+from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.errors import BiremeError
-from bireme.instances import load_instances
+from bireme.instances import CPU_TYPE, load_instances
 from bireme.labels import FAKE_LABEL
 from bireme.paths import Paths
 from bireme.progress import step

@@ -1,0 +1,146 @@
+"""Pack what a release publishes: `package.py FOLDER [--url URL] [--key FILE]`.
+
+FOLDER gets each application chart as an archive that needs nothing beside it, index.yaml for a Helm
+repository at URL, the values files of instance types and workloads, wheels and sdists of bireme and
+bireme-runtime, and SHA256SUMS. Equal sources give equal bytes: the only time in them is SOURCE_DATE_EPOCH, or
+that of the last commit. With FILE, a secret key of gpg without a passphrase, each chart also gets its
+provenance, which `helm verify` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bireme.helm import values
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+_DEFAULT_URL = "."
+
+
+def application_charts(paths: Paths) -> list[Path]:
+    """The charts that can be installed, without the library."""
+    folders = [file.parent for file in sorted(paths.charts.glob("*/Chart.yaml"))]
+    return [folder for folder in folders if values.read_file(folder / "Chart.yaml")["type"] == "application"]
+
+
+def epoch(root: Path) -> int:
+    """The time that everything in a package has."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    command = ["git", "log", "-1", "--format=%ct"]
+    return int(given or subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)
+
+
+def pack_chart(toolbox: Toolbox, chart: Path, folder: Path, time: int) -> Path:
+    """``chart`` as an archive in ``folder``: what `helm package` makes, in one order and with one time."""
+    with tempfile.TemporaryDirectory() as own:
+        command = [str(toolbox.path("helm")), "package", str(chart), "--destination", own]
+        environment = os.environ | {f"HELM_{kind}_HOME": own for kind in ("CACHE", "CONFIG", "DATA")}
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        (made,) = Path(own).glob("*.tgz")
+        archive = folder / made.name
+        with tarfile.open(made) as packed:
+            files = {each.name: _content(packed, each) for each in packed if each.isfile()}
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in sorted(files, key=_chart_yaml_first):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime, entry.mode = len(files[name]), time, 0o644
+            tar.addfile(entry, io.BytesIO(files[name]))
+    archive.write_bytes(gzip.compress(text.getvalue(), mtime=0))
+    return archive
+
+
+def _content(packed: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    content = packed.extractfile(entry)
+    assert content is not None, entry.name
+    return content.read()
+
+
+def _chart_yaml_first(name: str) -> tuple[bool, str]:
+    """Helm reads the name of a chart from the start of its archive."""
+    return name.count("/") != 1 or not name.endswith("/Chart.yaml"), name
+
+
+def index(archives: list[Path], url: str, time: int) -> str:
+    """The index of a Helm repository that has ``archives`` at ``url``."""
+    created = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    entries: dict[str, list[Any]] = {}
+    for archive in archives:
+        about = yaml.load(chart_yaml(archive), Loader=yaml.CSafeLoader)
+        address = archive.name if url == _DEFAULT_URL else f"{url.rstrip('/')}/{archive.name}"
+        entries[about["name"]] = [about | {"created": created, "digest": _sha256(archive), "urls": [address]}]
+    content = {"apiVersion": "v1", "entries": entries, "generated": created}
+    return yaml.dump(content, Dumper=yaml.CSafeDumper)
+
+
+def chart_yaml(archive: Path) -> str:
+    """Chart.yaml of a packed chart."""
+    with tarfile.open(archive) as packed:
+        return _content(packed, packed.getmembers()[0]).decode()
+
+
+def sign(archives: list[Path], key: Path) -> None:
+    """Write the provenance of each archive beside it, signed with the secret key in the file ``key``."""
+    # The agent may still be removing its sockets when the folder goes.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        gpg = ["gpg", "--batch", "--yes", "--homedir", home]
+        subprocess.run([*gpg, "--import", str(key)], capture_output=True, check=True)
+        for archive in archives:
+            sums = yaml.safe_dump({"files": {archive.name: f"sha256:{_sha256(archive)}"}})
+            command = [*gpg, "--digest-algo", "SHA512", "--clearsign", "--output", f"{archive}.prov"]
+            message = f"{chart_yaml(archive).strip()}\n\n...\n{sums}"
+            subprocess.run(command, input=message, text=True, capture_output=True, check=True)
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def build_python(source: Path, folder: Path, time: int) -> None:
+    """The wheel and the sdist of the project in ``source``."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(folder)]
+    environment = os.environ | {"SOURCE_DATE_EPOCH": str(time)}
+    subprocess.run(command, cwd=source, env=environment, capture_output=True, check=True)
+
+
+def package(paths: Paths, folder: Path, url: str = _DEFAULT_URL, key: Path | None = None) -> None:
+    """Everything, in ``folder``, which is made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    folder, time, toolbox = folder.resolve(), epoch(paths.root), Toolbox(paths)
+    archives = [pack_chart(toolbox, chart, folder, time) for chart in application_charts(paths)]
+    if key:
+        sign(archives, key)
+    (folder / "index.yaml").write_text(index(archives, url, time))
+    for kind in ("instances", "workloads"):
+        shutil.copytree(paths.values / kind, folder / "values" / kind)
+    for source in (paths.root, paths.root / "runtime"):
+        build_python(source, folder, time)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    sums = "".join(f"{_sha256(file)}  {file.relative_to(folder)}\n" for file in files)
+    (folder / "SHA256SUMS").write_text(sums)
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--url", default=_DEFAULT_URL)
+    options.add_argument("--key", type=Path)
+    given = options.parse_args()
+    package(Paths.discover(), given.folder, given.url, given.key)

@@ -1,0 +1,165 @@
+"""Commands about charts and values, which need no cluster."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
+from rich.text import Text
+
+from bireme import views
+from bireme.cli.options import (
+    App,
+    chart_and_values,
+    cli,
+    explained,
+    kept_values,
+    output_option,
+    pass_app,
+    request_of,
+    target_options,
+)
+from bireme.clusters.nodes import parse_nodes
+from bireme.errors import BiremeError
+from bireme.lint import Linter, find_charts
+from bireme.picture import svg
+from bireme.schemas import refusals, shortened
+from bireme.topology import expand, fit
+
+
+@cli.command()
+@click.argument("name")
+@pass_app
+def values(app: App, /, name: str) -> None:
+    """Print the values of an instance type or of a workload, to keep or to change.
+
+    \b
+    Example: bireme values imagenet-efa > mine.yaml
+    """
+    kept = kept_values(app.paths, "instances") | kept_values(app.paths, "workloads")
+    if name not in kept:
+        close = difflib.get_close_matches(name, kept, n=1)
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else "`bireme list instances` and `bireme list workloads` name all"
+        )
+        raise BiremeError(f"there are no values called {name}: {hint}")
+    click.echo(kept[name].read_text("utf-8"), nl=False)
+
+
+@cli.command()
+@chart_and_values
+@click.option("--helm3", is_flag=True, help="Render with Helm 3 instead of 4")
+@output_option("yaml", "json")
+@pass_app
+def render(app: App, /, helm3: bool, output: str, **options: Any) -> None:
+    """Render CHART and print its objects.
+
+    \b
+    Example: bireme render charts/torch-elastic -f values/instances/p4d.24xlarge.yaml
+    """
+    request = replace(request_of(app, **options), helm="helm3" if helm3 else "helm")
+    if output == "yaml":
+        with explained(app, request):
+            click.echo(app.renderer.text(request), nl=False)
+        return
+    with explained(app, request):
+        manifests = app.renderer.render(request).manifests
+    click.echo(json.dumps([item.thaw() for item in manifests], indent=2))
+
+
+@cli.command()
+@chart_and_values
+@output_option("table", "json", "yaml")
+@pass_app
+def validate(app: App, /, output: str, **options: Any) -> None:
+    """Check values against CHART's schema and rules, and list everything that is wrong.
+
+    \b
+    Example: bireme validate charts/paddle --set workers=0
+    """
+    request = request_of(app, **options)
+    found = refusals(app.renderer, request)
+    app.show(
+        output,
+        {"problems": found},
+        lambda: Text(shortened(found) or f"{request.chart}: the values are valid"),
+    )
+    sys.exit(1 if found else 0)
+
+
+@cli.command()
+@click.argument("charts", metavar="[CHART]...", nargs=-1, type=click.Path(path_type=Path))
+@output_option("text", "json", "yaml")
+@pass_app
+def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
+    """Check charts: values.yaml and schema, and the objects that the defaults and ci/*-values.yaml render to.
+
+    CHART is a chart or a folder of charts; without any, all charts of the project are checked. Exits with 1
+    when there is something to change.
+
+    \b
+    Example: bireme lint charts/torch-elastic
+    """
+    chosen = find_charts(charts or [app.paths.charts])
+    linter = Linter(app.renderer, app.toolbox)
+    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=app.err, transient=True, disable=not app.err.is_terminal) as bar:
+        task = bar.add_task("rendering")
+        findings = linter.lint(chosen, lambda done, total: bar.update(task, completed=done, total=total))
+    app.show(
+        output,
+        {"charts": [str(chart) for chart in chosen], "findings": [each.to_json() for each in findings]},
+        lambda: views.lint_view(len(chosen), findings),
+    )
+    sys.exit(1 if findings else 0)
+
+
+@cli.command()
+@chart_and_values
+@click.option("--nodes", help="Tell whether the job fits these nodes, e.g. p4d.24xlarge=2")
+@click.option("--against", metavar="RELEASE", help="Tell what an upgrade of that release will do")
+@target_options
+@output_option("table", "wide", "json", "yaml", "svg")
+@pass_app
+def plan(
+    app: App,
+    /,
+    nodes: str | None,
+    against: str | None,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+    **options: Any,
+) -> None:
+    """Show the pods, ranks, resources and nodes that CHART becomes, without touching a cluster.
+
+    Exits with 1 when the job does not fit --nodes, or when Kubernetes would refuse the upgrade of --against.
+
+    \b
+    Example: bireme plan charts/torch-elastic -f values/instances/p4d.24xlarge.yaml --nodes p4d.24xlarge=2
+    """
+    request = request_of(app, **options | ({"release": against} if against else {}))
+    with explained(app, request):
+        manifests = app.renderer.render(request).manifests
+    planned = expand(request.release, request.namespace, manifests, app.instances)
+    if against:
+        foreseen = app.deployer(app.cluster(cluster, kubeconfig, context)).changes(request)
+        app.show(output, foreseen.to_json(), lambda: "\n".join(foreseen.sentences()))
+        sys.exit(1 if foreseen.is_refused else 0)
+    if output == "svg":
+        click.echo(svg(planned), nl=False)
+    else:
+        app.show(output, planned.to_json(), lambda: views.plan_view(planned, every_pod=output == "wide"))
+    reasons = fit(planned, parse_nodes(nodes, app.instances), app.instances) if nodes is not None else []
+    for sentence in reasons:
+        app.err.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
+    sys.exit(1 if reasons else 0)

@@ -1,0 +1,238 @@
+"""Commands that make clusters and nodes, or print what makes them."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from bireme import views
+from bireme.cli.options import (
+    App,
+    cli,
+    output_option,
+    pass_app,
+    stacked,
+)
+from bireme.clusters import DEFAULT_NAME, Cluster, find, list_clusters, provider
+from bireme.clusters.nodes import parse_nodes
+from bireme.errors import BiremeError
+from bireme.helm import RenderRequest
+from bireme.helm import values as value_files
+from bireme.instances import CPU_TYPE
+from bireme.provision import (
+    Capacity,
+    Fleet,
+    as_yaml,
+    cluster_config,
+    estimate,
+    karpenter_objects,
+    load_prices,
+)
+from bireme.provision.groups import KINDS
+
+
+@cli.command()
+@click.option(
+    "--provider",
+    "provider_name",
+    default="embedded",
+    show_default=True,
+    help="embedded (needs no container engine) or kind",
+)
+@click.option("--nodes", default="p4d.24xlarge=3", show_default=True, help="Nodes by instance type")
+@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
+@click.option(
+    "--claim",
+    "claims",
+    multiple=True,
+    metavar="NAME",
+    help="Also make a claim that all nodes can mount (a stand-in)",
+)
+@pass_app
+def up(app: App, /, provider_name: str, nodes: str, name: str, claims: tuple[str, ...]) -> None:
+    """Start a cluster with nodes shaped like these instance types.
+
+    \b
+    Example: bireme up --nodes p4d.24xlarge=5,p3.8xlarge=4 --claim fsx-pvc
+    """
+    wanted = parse_nodes(nodes, app.instances)
+    cluster = provider(provider_name, app.paths, app.toolbox, app.err).up(name, wanted)
+    for claim in claims:
+        cluster.add_claim(claim)
+    app.out.print(
+        f"{provider_name} cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}", soft_wrap=True
+    )
+
+
+@cli.command()
+@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
+@pass_app
+def down(app: App, /, name: str) -> None:
+    """Stop a cluster of `bireme up` and remove everything of it.
+
+    \b
+    Example: bireme down --name bireme
+    """
+    info = find(app.paths, name)
+    # An `up` that was killed left no record of its provider: each one looks for its own remains.
+    providers = [info.provider] if info else ["embedded", "kind"]
+    removed = [each for each in providers if provider(each, app.paths, app.toolbox, app.err).down(name)]
+    app.out.print(f"cluster {name} is gone" if removed else f"there was no cluster {name}")
+
+
+@cli.command()
+@output_option("table", "json", "yaml")
+@pass_app
+def clusters(app: App, /, output: str) -> None:
+    """List the clusters of `bireme up`.
+
+    \b
+    Example: bireme clusters -o json
+    """
+    found = list_clusters(app.paths)
+    app.show(output, [info.to_json() for info in found], lambda: views.clusters_view(found))
+
+
+@cli.command()
+@click.option("--get", metavar="NAMES", help="First get these, e.g. helm,kubectl: found, downloaded or built")
+@output_option("table", "json", "yaml")
+@pass_app
+def tools(app: App, /, get: str | None, output: str) -> None:
+    """List every pinned tool: the pin, where it was found, its version.
+
+    \b
+    Example: bireme tools --get helm,kubectl
+    """
+    if get is not None:
+        names = [name.strip() for name in get.split(",")]
+        if not all(names):
+            raise BiremeError("--get names no tool between two commas: write for example helm,kubectl")
+        app.toolbox.ensure(names)
+    found = app.toolbox.list()
+    app.show(output, [tool.to_json() for tool in found], lambda: views.tools_view(found))
+
+
+_fleet = stacked(
+    click.option("--nodes", required=True, help="Nodes by instance type, e.g. p4d.24xlarge=3"),
+    click.option("--name", default="bireme", show_default=True, help="Name of the EKS cluster"),
+    click.option("--region", default="us-west-2", show_default=True, help="Its region"),
+    click.option(
+        "--zones",
+        metavar="ZONE,ZONE",
+        help="Its zones; accelerated nodes are in the first (default: a and b of the region)",
+    ),
+    click.option(
+        "--capacity",
+        type=click.Choice(KINDS),
+        default=KINDS[0],
+        show_default=True,
+        help="How accelerated nodes are bought; block is a capacity block",
+    ),
+    click.option("--reservation", metavar="ID", help="The capacity reservation or block, cr-…"),
+    click.option("--placement-group", metavar="NAME", help="A placement group that exists"),
+)
+
+
+def _as_fleet(app: App, options: Mapping[str, Any], system_nodes: int = 0) -> Fleet:
+    region = options["region"]
+    nodes = parse_nodes(options["nodes"], app.instances)
+    return Fleet(
+        name=options["name"],
+        region=region,
+        zones=tuple((options["zones"] or f"{region}a,{region}b").split(",")),
+        nodes=nodes if CPU_TYPE in nodes or not system_nodes else {CPU_TYPE: system_nodes} | nodes,
+        instances=app.instances,
+        capacity=Capacity(options["capacity"], options["reservation"]),
+        placement_group=options["placement_group"],
+    )
+
+
+@cli.command()
+@_fleet
+@click.option("--kubernetes", default="1.34", show_default=True, help="Version of Kubernetes")
+@click.option(
+    "--admit",
+    "admitted",
+    multiple=True,
+    metavar="CIDR",
+    help="Network that may reach the API server from outside the VPC (default: none)",
+)
+@pass_app
+def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: Any) -> None:
+    """Print a configuration for `eksctl create cluster -f`, and what it costs an hour.
+
+    Nothing is created. Without cpu=NUMBER in --nodes there are two nodes without accelerators, for etcd and
+    operators.
+
+    \b
+    Example: bireme eksctl --nodes p4d.24xlarge=3 --zones us-west-2b,us-west-2c > cluster.yaml
+    """
+    fleet = _as_fleet(app, options, system_nodes=2)
+    costs = estimate(fleet.groups, load_prices(app.paths))
+    note = "eksctl installs the device plugins of NVIDIA and EFA itself: leave charts/efa-device-plugin out."
+    click.echo(as_yaml([*costs.sentences, note], [cluster_config(fleet, kubernetes, admitted)]), nl=False)
+
+
+@cli.command()
+@_fleet
+@click.option("--role", metavar="NAME", help="IAM role of the nodes (default: KarpenterNodeRole-CLUSTER)")
+@pass_app
+def karpenter(app: App, /, role: str | None, **options: Any) -> None:
+    """Print a NodePool and an EC2NodeClass for each type of nodes, and what they cost an hour at most.
+
+    Nothing is created. Nodes with huge pages also get a NodeOverlay, for which Karpenter needs its feature
+    gate NodeOverlay.
+
+    \b
+    Example: bireme karpenter --nodes p4d.24xlarge=3 --zones us-west-2b,us-west-2c > nodes.yaml
+    """
+    fleet = _as_fleet(app, options)
+    costs = estimate(fleet.groups, load_prices(app.paths), control_plane=False)
+    has_overlays = any(group.huge_pages_mib for group in fleet.groups)
+    note = ["Karpenter needs its feature gate: --set settings.featureGates.nodeOverlay=true"]
+    objects = karpenter_objects(fleet, role or f"KarpenterNodeRole-{fleet.name}")
+    click.echo(as_yaml([*costs.sentences, *(note if has_overlays else [])], objects), nl=False)
+
+
+@cli.command()
+@pass_app
+def demo(app: App, /) -> None:
+    """Schedule the training of EfficientNet-B7 on three simulated p4d.24xlarge.
+
+    A real control plane schedules the real job onto fake nodes; the pods are compared with the plan, and
+    everything is removed again.
+
+    \b
+    Example: bireme demo
+    """
+    values = [
+        app.paths.values / "instances/p4d.24xlarge.yaml",
+        app.paths.values / "workloads/imagenet-efa.yaml",
+    ]
+    request = RenderRequest(
+        app.paths.charts / "torch-elastic", value_files.load(values) | {"workers": 3}, "imagenet"
+    )
+    with _demo_cluster(app) as cluster:
+        deployer = app.deployer(cluster)
+        app.out.print(views.plan_view(deployer.plan(request)))
+        outcome = deployer.install(request)
+        app.out.print(views.outcome_view(outcome))
+        deployer.uninstall(request.release, request.namespace)
+    sys.exit(1 if outcome.differences else 0)
+
+
+@contextmanager
+def _demo_cluster(app: App, /) -> Iterator[Cluster]:
+    embedded = provider("embedded", app.paths, app.toolbox, app.err)
+    name = f"demo-{uuid.uuid4().hex[:6]}"
+    cluster = embedded.up(name, {"p4d.24xlarge": 3})
+    try:
+        cluster.add_claim("fsx-pvc")
+        yield cluster
+    finally:
+        embedded.down(name)

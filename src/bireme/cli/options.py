@@ -1,0 +1,206 @@
+"""What the commands share: the app, the group of commands, options, and the request that options make."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import yaml
+from rich.console import Console, RenderableType
+
+from bireme import __version__, views
+from bireme.clusters import Cluster, list_clusters, provider
+from bireme.deploy import Deployer
+from bireme.errors import BiremeError
+from bireme.helm import Charts, Renderer, RenderError, RenderRequest, Settings
+from bireme.helm import values as value_files
+from bireme.instances import Instance, load_instances
+from bireme.paths import Paths
+from bireme.release import Releases
+from bireme.schemas import refusals, shortened
+from bireme.tools import Toolbox
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class App:
+    """What the commands share, created on first use. Results go to stdout, progress to stderr."""
+
+    def __init__(self) -> None:
+        # Names and messages may hold square brackets, which are no markup.
+        self.out = Console(highlight=False, markup=False)
+        self.err = Console(stderr=True, highlight=False, markup=False)
+        if not self.out.is_terminal:
+            self.out = self.unlimited
+
+    @cached_property
+    def unlimited(self) -> Console:
+        """Stdout without a width: what is piped, or asked for with `-o wide`, is not folded."""
+        return Console(highlight=False, markup=False, width=views.UNLIMITED)
+
+    @cached_property
+    def paths(self) -> Paths:
+        return Paths.discover()
+
+    @cached_property
+    def toolbox(self) -> Toolbox:
+        return Toolbox(self.paths, self.err)
+
+    @cached_property
+    def instances(self) -> Mapping[str, Instance]:
+        return load_instances(self.paths)
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        return Renderer(self.toolbox, self.paths)
+
+    @cached_property
+    def charts(self) -> Charts:
+        return Charts(self.paths, self.toolbox)
+
+    def deployer(self, cluster: Cluster, quiet: bool = False) -> Deployer:
+        releases = Releases(cluster, self.toolbox)
+        return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
+
+    def cluster(self, name: str | None, kubeconfig: Path | None, context: str | None) -> Cluster:
+        """The cluster that the options name; without any, the one of `bireme up`, else kubectl's own."""
+        if kubeconfig or context:
+            from bireme.clusters.existing import ExistingProvider
+
+            return ExistingProvider(kubeconfig).get(context or "")
+        made = {info.name: info for info in list_clusters(self.paths)}
+        chosen = name or (next(iter(made)) if len(made) == 1 else None)
+        if chosen is None and made:
+            raise BiremeError(f"there are several clusters ({', '.join(made)}): choose one with --cluster")
+        if chosen is None:
+            from bireme.clusters.existing import ExistingProvider
+
+            return ExistingProvider().get()
+        if chosen not in made:
+            raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --name {chosen}")
+        return provider(made[chosen].provider, self.paths, self.toolbox, self.err).get(chosen)
+
+    def show(self, output: str, data: Any, view: Callable[[], RenderableType]) -> None:
+        """Print ``data`` as JSON or YAML, or the view of it for people."""
+        if output == "json":
+            click.echo(json.dumps(data, indent=2))
+        elif output == "yaml":
+            click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+        else:
+            (self.unlimited if output == "wide" else self.out).print(view())
+
+
+pass_app = click.make_pass_decorator(App, ensure=True)
+
+
+def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda command: reduce(lambda inner, decorate: decorate(inner), reversed(decorators), command)
+
+
+def output_option(*formats: str) -> Callable[[F], F]:
+    return click.option(
+        "-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help="Format"
+    )
+
+
+namespace_option = click.option(
+    "-n", "--namespace", default="default", show_default=True, help="Namespace of the release"
+)
+
+
+timeout_option = click.option("--timeout", default=300.0, show_default=True, help="Longest wait, in seconds")
+
+
+target_options = stacked(
+    click.option(
+        "--cluster", metavar="NAME", help="A cluster of `bireme up` (default: the only one there is)"
+    ),
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of another cluster"),
+    click.option("--context", help="Context in the kubeconfig"),
+)
+
+
+values_options = stacked(
+    click.option(
+        "-f",
+        "--values",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help="Values file, or the name of an instance type or a workload (`bireme list`); later ones win",
+    ),
+    click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
+    click.option(
+        "--set-string", "set_strings", multiple=True, metavar="KEY=VALUE", help="One value, as text"
+    ),
+    click.option("--set-json", "set_jsons", multiple=True, metavar="KEY=JSON", help="One value, as JSON"),
+    click.option("--set-file", "set_files", multiple=True, metavar="KEY=FILE", help="One value, from a file"),
+    click.option("--release", metavar="NAME", help="Name of the release (default: the chart's name)"),
+    click.option("--plain-http", is_flag=True, help="Pull an oci:// chart without TLS"),
+    namespace_option,
+)
+
+
+chart_and_values = stacked(click.argument("chart"), values_options)
+
+
+def request_of(
+    app: App,
+    /,
+    chart: str,
+    files: tuple[str, ...],
+    sets: tuple[str, ...],
+    set_strings: tuple[str, ...],
+    set_jsons: tuple[str, ...],
+    set_files: tuple[str, ...],
+    release: str | None,
+    plain_http: bool,
+    namespace: str,
+) -> RenderRequest:
+    settings = Settings(sets, set_strings, set_jsons, set_files)
+    folder = app.charts.find(chart, plain_http)
+    values = value_files.load([_values_file(app.paths, name) for name in files])
+    release = release or folder.resolve().name
+    _refuse_name("--release", release, 53)
+    _refuse_name("--namespace", namespace, 63)
+    return RenderRequest(folder, values, release, namespace, settings=settings)
+
+
+def _refuse_name(option: str, name: str, longest: int) -> None:
+    """Raises BiremeError for a name that Kubernetes or Helm would not take."""
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
+        raise BiremeError(
+            f"{option}: {name!r} cannot be a name: it takes lower-case letters, digits and inner dashes, "
+            f"at most {longest}"
+        )
+
+
+@contextmanager
+def explained(app: App, /, request: RenderRequest) -> Iterator[None]:
+    """A refusal inside says all that is wrong with the values, in the words of `bireme validate`."""
+    try:
+        yield
+    except RenderError as error:
+        raise BiremeError(shortened(refusals(app.renderer, request)) or str(error)) from error
+
+
+def _values_file(paths: Paths, name: str) -> Path:
+    """A values file: as it is called, or one of the collection by its name. What is there wins."""
+    kept = kept_values(paths, "instances") | kept_values(paths, "workloads")
+    return Path(name) if Path(name).exists() else kept.get(name, Path(name))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Plan, install and check distributed training jobs on Kubernetes."""
+
+
+def kept_values(paths: Paths, kind: str) -> dict[str, Path]:
+    return {file.stem: file for file in (paths.values / kind).glob("*.yaml")}

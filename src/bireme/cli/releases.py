@@ -1,0 +1,322 @@
+"""Commands about releases on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bireme import views
+from bireme.cli.options import (
+    App,
+    chart_and_values,
+    cli,
+    explained,
+    kept_values,
+    namespace_option,
+    output_option,
+    pass_app,
+    request_of,
+    target_options,
+    timeout_option,
+    values_options,
+)
+from bireme.deploy import Outcome
+from bireme.doctor import Doctor
+from bireme.errors import BiremeError
+from bireme.helm import values as value_files
+from bireme.logs import log as pod_log
+from bireme.logs import main_log, main_pod, named_pod
+from bireme.nccl import Asked, asked_by, judge, load_measured, parse
+from bireme.release import Releases
+from bireme.topology import expand
+
+
+@cli.command()
+@chart_and_values
+@target_options
+@click.option(
+    "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
+)
+@timeout_option
+@output_option("table", "wide", "json", "yaml")
+@pass_app
+def install(
+    app: App,
+    /,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    replace: bool,
+    timeout: float,
+    output: str,
+    **options: Any,
+) -> None:
+    """Install CHART or upgrade its release, watch the pods arrive, and compare them with the plan.
+
+    \b
+    Example: bireme install charts/torch-elastic --release imagenet -f values/workloads/imagenet-efa.yaml
+    """
+    request = request_of(app, **options)
+    with explained(app, request):
+        app.renderer.render(request)  # so that values are refused before a cluster is needed
+    deployer = app.deployer(app.cluster(cluster, kubeconfig, context), quiet=output in ("json", "yaml"))
+    _conclude(app, deployer.install(request, timeout, replace), output)
+
+
+@cli.command()
+@click.argument("chart", required=False)
+@values_options
+@target_options
+@output_option("text", "json", "yaml")
+@pass_app
+def doctor(
+    app: App,
+    /,
+    chart: str | None,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+    **options: Any,
+) -> None:
+    """Tell what keeps CHART from running on a cluster, or, with --release and no CHART, an installed job.
+
+    Each finding is a sentence and the command that helps. Nothing is changed. Exits with 1 when there is one.
+
+    \b
+    Example: bireme doctor torch-elastic -f p4d.24xlarge -f imagenet-efa
+             bireme doctor --release imagenet
+    """
+    release, namespace = options["release"], options["namespace"]
+    if chart is None and release is None:
+        raise BiremeError("name a chart or a release: bireme doctor CHART, or bireme doctor --release NAME")
+    target = app.cluster(cluster, kubeconfig, context)
+    if chart is None:
+        manifests = Releases(target, app.toolbox).manifests(release, namespace)
+    else:
+        request = request_of(app, chart=chart, **options)
+        release, manifests = request.release, app.renderer.render(request).manifests
+    planned = expand(release, namespace, manifests, app.instances)
+    found = Doctor(target.api, planned, manifests, app.instances)
+    findings = (*found.before(), *(() if chart else found.after()))
+    app.show(output, {"findings": [each.to_json() for each in findings]}, lambda: views.doctor_view(findings))
+    sys.exit(1 if findings else 0)
+
+
+@cli.command()
+@click.argument("release")
+@namespace_option
+@target_options
+@output_option("table", "wide", "json", "yaml")
+@pass_app
+def status(
+    app: App,
+    /,
+    release: str,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Compare the pods of RELEASE with its plan, now.
+
+    \b
+    Example: bireme status imagenet -n training
+    """
+    _conclude(app, app.deployer(app.cluster(cluster, kubeconfig, context)).status(release, namespace), output)
+
+
+@cli.command()
+@click.argument("release")
+@click.option(
+    "--rank", type=click.IntRange(min=0), help="World rank whose pod prints (default: launcher or 0)"
+)
+@click.option("--pod", "name", help="Name of a pod, instead of a rank")
+@click.option("--follow", is_flag=True, help="Print also what the pod will print, until it ends")
+@click.option("--previous", is_flag=True, help="What the pod printed before its last restart")
+@namespace_option
+@target_options
+@pass_app
+def logs(
+    app: App,
+    /,
+    release: str,
+    rank: int | None,
+    name: str | None,
+    follow: bool,
+    previous: bool,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+) -> None:
+    """Print the log of a pod of RELEASE: its launcher's, else that of rank 0.
+
+    \b
+    Example: bireme logs imagenet --rank 8 --follow
+    """
+    if rank is not None and name:
+        raise BiremeError("--rank and --pod both name a pod: give one of them")
+    target = app.cluster(cluster, kubeconfig, context)
+    planned = app.deployer(target).planned(release, namespace)
+    pod = named_pod(target, planned, name) if name else main_pod(target, planned, rank)
+    for piece in pod_log(target, namespace, pod, follow, previous):
+        click.echo(piece, nl=False)
+
+
+@cli.command()
+@click.argument("release")
+@click.argument("workers", type=click.IntRange(min=0))
+@click.option(
+    "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
+)
+@namespace_option
+@target_options
+@timeout_option
+@output_option("table", "wide", "json", "yaml")
+@pass_app
+def scale(
+    app: App,
+    /,
+    release: str,
+    workers: int,
+    replace: bool,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    timeout: float,
+    output: str,
+) -> None:
+    """Give RELEASE another number of WORKERS and wait for them. Its other values stay.
+
+    \b
+    Example: bireme scale imagenet 5
+    """
+    deployer = app.deployer(app.cluster(cluster, kubeconfig, context), quiet=output in ("json", "yaml"))
+    request = deployer.resized(release, namespace, workers, app.paths.charts)
+    foreseen = deployer.changes(request)
+    if foreseen.is_refused and not replace:
+        raise BiremeError("\n".join(foreseen.sentences()))
+    _conclude(app, deployer.install(request, timeout, replace), output)
+
+
+@cli.command("list")
+@click.argument(
+    "what",
+    type=click.Choice(["releases", "charts", "instances", "workloads"]),
+    default="releases",
+)
+@click.option("-n", "--namespace", help="Only releases of this namespace (default: all)")
+@target_options
+@output_option("table", "json", "yaml")
+@pass_app
+def list_(
+    app: App,
+    /,
+    what: str,
+    namespace: str | None,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """List the releases on a cluster, or what has a name: charts, instance types, workloads.
+
+    \b
+    Example: bireme list workloads
+    """
+    if what != "releases":
+        names = app.charts.names() if what == "charts" else sorted(kept_values(app.paths, what))
+        app.show(output, names, lambda: "\n".join(names))
+        return
+    found = Releases(app.cluster(cluster, kubeconfig, context), app.toolbox).list(namespace)
+    app.show(output, [each.to_json() for each in found], lambda: views.releases_view(found))
+
+
+@cli.command()
+@click.argument("release", required=False)
+@click.option("--file", "log", type=click.Path(path_type=Path), help="A log on disk instead of a release")
+@click.option("--instance", metavar="TYPE", help="With --file: the type of its nodes, e.g. p4d.24xlarge")
+@click.option("--nodes", type=int, help="With --file: their number (default: the hosts in the log)")
+@click.option(
+    "--efa", default=0, show_default=True, help="With --file: EFA interfaces the job asked for, each"
+)
+@namespace_option
+@target_options
+@output_option("table", "json", "yaml")
+@pass_app
+def nccl(
+    app: App,
+    /,
+    release: str | None,
+    log: Path | None,
+    instance: str | None,
+    nodes: int | None,
+    efa: int,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Read what nccl-tests printed in RELEASE: does NCCL use EFA, and how fast is it?
+
+    Exits with 1 when there is no result, when sums are wrong, or when the job asked for EFA and NCCL used
+    something else.
+
+    \b
+    Example: bireme nccl --file nccl.log --instance p4d.24xlarge --efa 4
+    """
+    if (release is None) == (log is None):
+        raise BiremeError("name a release or a log: bireme nccl RELEASE, or bireme nccl --file LOG")
+    if instance and instance not in app.instances:
+        raise BiremeError(
+            f"{instance} is not in values/instances: known types are {', '.join(app.instances)}"
+        )
+    if log:
+        report = parse(value_files.read_text(log, "log"), str(log))
+        asked = Asked(instance, nodes or report.hosts or 0, efa) if instance or efa else None
+    else:
+        name, target = str(release), app.cluster(cluster, kubeconfig, context)
+        planned = app.deployer(target).planned(name, namespace)
+        asked = asked_by(planned)
+        report = parse(main_log(target, planned), f"the log of {name}'s launcher")
+    verdict = judge(report, asked, load_measured(app.paths), app.instances)
+    app.show(output, verdict.to_json(), lambda: views.bandwidth_view(verdict))
+    if verdict.problems:
+        raise BiremeError("\n".join(verdict.problems))
+
+
+def _conclude(app: App, /, outcome: Outcome, output: str) -> None:
+    app.show(output, outcome.to_json(), lambda: views.outcome_view(outcome))
+    sys.exit(1 if outcome.differences else 0)
+
+
+@cli.command()
+@click.argument("release")
+@namespace_option
+@target_options
+@timeout_option
+@pass_app
+def uninstall(
+    app: App,
+    /,
+    release: str,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    timeout: float,
+) -> None:
+    """Remove RELEASE and wait until its pods are gone.
+
+    \b
+    Example: bireme uninstall imagenet
+    """
+    app.deployer(app.cluster(cluster, kubeconfig, context)).uninstall(release, namespace, timeout)
+    app.out.print(f"{release} is gone")

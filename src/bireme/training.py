@@ -1,0 +1,90 @@
+"""What the workers of a running elastic job tell about their run, through the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bireme.clusters.api import Api, ApiError
+from bireme.manifests import Manifest
+from bireme.observe import ObservedPod
+from bireme.workloads import pod_templates
+
+_PORT_NAME = "metrics"
+_CONTAINER = "trainer"
+_SECONDS = 5.0
+# Each pod that does not answer costs that time.
+_MOST_PODS = 3
+
+
+@dataclass(frozen=True)
+class Training:
+    """The run of one job. ``waits`` says for what it waits, ``failures`` who failed first in each round."""
+
+    job: str
+    round: int
+    world: int
+    step: int | None
+    steps_per_second: float
+    restarts: Mapping[str, int]
+    lost_steps: int
+    waits: str
+    failures: tuple[str, ...]
+    nodes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, job: str, status: Mapping[str, Any]) -> Training:
+        """From a worker's status (docs/runtime.md)."""
+        failures = tuple(each["sentence"] for each in status["failures"])
+        return cls(
+            job, status["round"], status["world"], status["step"], status["stepsPerSecond"],
+            dict(status["restarts"]), status["lostSteps"], status["waits"], failures, dict(status["nodes"]),
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return {
+            "job": self.job,
+            "round": self.round,
+            "world": self.world,
+            "step": self.step,
+            "stepsPerSecond": self.steps_per_second,
+            "restarts": dict(self.restarts),
+            "lostSteps": self.lost_steps,
+            "waits": self.waits,
+            "failures": list(self.failures),
+            "nodes": dict(self.nodes),
+        }
+
+
+def trainings(
+    api: Api, namespace: str, manifests: Iterable[Manifest], pods: Iterable[ObservedPod]
+) -> tuple[Training, ...]:
+    """The runs of a release's elastic jobs; nothing of one whose workers do not answer."""
+    ports = {item.name: port for item in manifests if (port := _port(item))}
+    found: dict[str, Training] = {}
+    asked: dict[str, int] = dict.fromkeys(ports, 0)
+    for pod in pods:
+        job = pod.workload
+        if job not in ports or job in found or not pod.ready or asked[job] == _MOST_PODS:
+            continue
+        asked[job] += 1
+        try:
+            status = api.proxied(namespace, pod.name, ports[job], "v1/status", _SECONDS, kind="pods")
+        except ApiError:
+            # The differences already tell what is wrong with the pods.
+            continue
+        found[job] = Training.of(job, status)
+    return tuple(found.values())
+
+
+def _port(workload: Manifest) -> int | None:
+    """The port at which the workers of a workload tell; None where they do not, or for another object."""
+    for template in pod_templates(workload):
+        for container in template["spec"].get("containers") or ():
+            if container["name"] == _CONTAINER:
+                for port in container.get("ports") or ():
+                    if port.get("name") == _PORT_NAME:
+                        return int(port["containerPort"])
+    return None

@@ -1,0 +1,356 @@
+"""`bireme doctor` on clusters that have a fault, and its silence on those that have none."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bireme.cli import cli
+from bireme.clusters.api import Api
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.doctor import Doctor, Finding
+from bireme.instances import Instance
+from bireme.topology import expand
+from tests.support import waiting
+
+pytestmark = pytest.mark.embedded
+JOB = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
+CORE = "/api/v1/namespaces"
+EVERYWHERE = [{"operator": "Exists"}]
+
+Before = Callable[..., list[str]]
+
+
+@pytest.fixture
+def namespace(cluster: EmbeddedCluster) -> Iterator[str]:
+    """A namespace of the test's own."""
+    name = f"doctor-{uuid.uuid4().hex[:8]}"
+    cluster.api.create(CORE, {"metadata": {"name": name}})
+    yield name
+    cluster.api.delete(f"{CORE}/{name}")
+
+
+@pytest.fixture
+def before(
+    cluster: EmbeddedCluster,
+    namespace: str,
+    render: Callable[..., Any],
+    instances: Mapping[str, Instance],
+) -> Before:
+    """The sentences about a chart that is not installed: ``before("torch-elastic", sets=[…])``."""
+
+    def look(chart: str, api: Api | None = None, **options: Any) -> list[str]:
+        manifests = render(chart, release="job", namespace=namespace, **options).manifests
+        plan = expand("job", namespace, manifests, instances)
+        return [each.sentence for each in Doctor(api or cluster.api, plan, manifests, instances).before()]
+
+    return look
+
+
+@pytest.fixture
+def after(
+    cluster: EmbeddedCluster, namespace: str, instances: Mapping[str, Instance]
+) -> Callable[[], tuple[Finding, ...]]:
+    """What is found about the release ``job``, whose objects a test makes itself."""
+
+    def look() -> tuple[Finding, ...]:
+        return Doctor(cluster.api, expand("job", namespace, (), instances), (), instances).after()
+
+    return look
+
+
+def add_claim(cluster: EmbeddedCluster, namespace: str, name: str = "fsx-pvc", **spec: Any) -> None:
+    body = {
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, **spec},
+    }
+    cluster.api.create(f"{CORE}/{namespace}/persistentvolumeclaims", body)
+
+
+def wait_until_bound(cluster: EmbeddedCluster, namespace: str, name: str = "fsx-pvc") -> None:
+    path = f"{CORE}/{namespace}/persistentvolumeclaims/{name}"
+    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Bound", 120)
+
+
+def make_job(cluster: EmbeddedCluster, namespace: str, **spec: Any) -> None:
+    """A Job ``job`` of the release ``job`` with one pod."""
+    labels = {"app.kubernetes.io/instance": "job"}
+    pod = {
+        "restartPolicy": "Never",
+        "tolerations": EVERYWHERE,
+        "containers": [{"name": "main", "image": "busybox"} | spec.pop("container", {})],
+        **spec.pop("pod", {}),
+    }
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    cluster.api.create(
+        f"/apis/batch/v1/namespaces/{namespace}/jobs",
+        {"metadata": {"name": "job", "labels": labels}, "spec": {"template": template, **spec}},
+    )
+
+
+def the_pod(cluster: EmbeddedCluster, namespace: str) -> dict[str, Any]:
+    path = f"{CORE}/{namespace}/pods"
+    own = "app.kubernetes.io/instance=job"
+    waiting.until(lambda: bool(cluster.api.get(path, labelSelector=own)["items"]), 120)
+    return dict(cluster.api.get(path, labelSelector=own)["items"][0])
+
+
+def test_nothing_is_found_about_a_job_that_can_run(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    cluster.add_claim("fsx-pvc", namespace)
+    wait_until_bound(cluster, namespace)
+    assert before("torch-elastic", **JOB) == []
+
+
+def test_claims_that_are_missing_pending_or_for_one_node(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    (missing,) = before("torch-elastic", **JOB)
+    assert missing == f"There is no claim fsx-pvc in namespace {namespace}, which the job mounts"
+    add_claim(cluster, namespace, storageClassName="nobody")
+    waiting.until(lambda: before("torch-elastic", **JOB) == ["The claim fsx-pvc is Pending"], 60)
+    cluster.api.delete(f"{CORE}/{namespace}/persistentvolumeclaims/fsx-pvc")
+    path = f"{CORE}/{namespace}/persistentvolumeclaims/fsx-pvc"
+    waiting.until(lambda: cluster.api.find(path) is None, 120)
+    add_claim(cluster, namespace, accessModes=["ReadWriteOnce"])
+    wait_until_bound(cluster, namespace)
+    assert before("torch-elastic", **JOB) == ["The claim fsx-pvc is ReadWriteOnce, and 3 workers mount it"]
+
+
+def test_a_claim_in_another_zone_than_the_nodes(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["us-west-2c"]}
+    volume = f"far-{namespace}"
+    body = {
+        "metadata": {"name": volume},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "claimRef": {"name": "fsx-pvc", "namespace": namespace},
+            "csi": {"driver": "fsx.csi.aws.com", "volumeHandle": "fs-1"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}},
+        },
+    }
+    cluster.api.create("/api/v1/persistentvolumes", body)
+    try:
+        add_claim(cluster, namespace, storageClassName="", volumeName=volume)
+        wait_until_bound(cluster, namespace)
+        (sentence,) = before("torch-elastic", **JOB)
+    finally:
+        cluster.api.delete(f"/api/v1/persistentvolumes/{volume}")
+    assert sentence == "The claim fsx-pvc is in us-west-2c, and the job's nodes are in us-west-2a"
+
+
+def test_nodes_that_are_missing_too_few_or_without_a_resource(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    cluster.add_claim("fsx-pvc", namespace)
+    wait_until_bound(cluster, namespace)
+    p5 = before("torch-elastic", instance="p5.48xlarge", workload="imagenet-efa")
+    assert p5 == ["No node is a p5.48xlarge, which 3 pods need"]
+    trn = before("torch-elastic", instance="trn1.32xlarge", sets=["workers=2"])
+    assert trn[:1] == ["No node offers aws.amazon.com/neuron, which the job asks for"]
+    (few,) = before("torch-elastic", sets=["workers=9"], **JOB)
+    assert "p4d.24xlarge" in few
+
+
+@pytest.fixture
+def tainted(cluster: EmbeddedCluster) -> Iterator[str]:
+    """A node with a taint more; its name."""
+    nodes = cluster.api.get("/api/v1/nodes")["items"]
+    node = next(each for each in nodes if each["metadata"]["name"].startswith("p4d"))
+    path, taints = f"/api/v1/nodes/{node['metadata']['name']}", node["spec"]["taints"]
+    more = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+    cluster.api.patch(path, {"spec": {"taints": [*taints, more]}})
+    yield node["metadata"]["name"]
+    cluster.api.patch(path, {"spec": {"taints": taints}})
+
+
+def test_a_taint_that_the_job_does_not_tolerate(
+    cluster: EmbeddedCluster, namespace: str, before: Before, tainted: str
+) -> None:
+    cluster.add_claim("fsx-pvc", namespace)
+    wait_until_bound(cluster, namespace)
+    (sentence,) = before("torch-elastic", **JOB)
+    assert sentence == f"Node {tainted} has the taint team:NoSchedule, which the job does not tolerate"
+
+
+def test_drivers_kinds_and_secrets_that_are_missing(cluster: EmbeddedCluster, before: Before) -> None:
+    volume = {"type": "csi", "fileSystemId": "fs-0123456789abcdef0"}
+    values = {"checkDriver": False, "volumes": {"data": volume}}
+    (driver,) = before("efs", values=values)
+    assert driver == "The cluster has no CSI driver efs.csi.aws.com, which the job's volumes need"
+    path = "/apis/storage.k8s.io/v1/csidrivers"
+    cluster.api.create(path, {"metadata": {"name": "efs.csi.aws.com"}, "spec": {}})
+    try:
+        assert before("efs", values=values) == []
+    finally:
+        cluster.api.delete(f"{path}/efs.csi.aws.com")
+    secret = before("torch-elastic", instance="p4d.24xlarge", sets=["imagePullSecrets={regcred}"])
+    assert [each for each in secret if "Secret regcred" in each]
+    kinds = before("mpi-training", instance="p3.8xlarge", sets=["orchestrator=MPIJob", "workers=2"])
+    assert [each for each in kinds if "does not know the kind MPIJob" in each]
+
+
+def test_what_may_not_be_read_is_a_sentence(
+    cluster: EmbeddedCluster, namespace: str, before: Before, tmp_path: Path
+) -> None:
+    path = f"{CORE}/{namespace}/serviceaccounts"
+    cluster.api.create(path, {"metadata": {"name": "nobody"}})
+    token = cluster.api.create(f"{path}/nobody/token", {"spec": {"expirationSeconds": 3600}})
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token["status"]["token"]}
+    own = tmp_path / "kubeconfig"
+    own.write_text(yaml.safe_dump(config))
+    sentences = before("torch-elastic", api=Api(own), **JOB)
+    assert "You may not read nodes, so nothing is said about nodes" in sentences
+    assert len(sentences) == 2, sentences
+
+
+def test_a_running_job_is_in_order(
+    cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
+) -> None:
+    make_job(cluster, namespace)
+    pod = the_pod(cluster, namespace)["metadata"]["name"]
+    path = f"{CORE}/{namespace}/pods/{pod}"
+    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Running", 120)
+    assert after() == ()
+
+
+def test_a_suspended_job(
+    cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
+) -> None:
+    make_job(cluster, namespace, suspend=True)
+    (finding,) = after()
+    assert "is suspended" in finding.sentence
+
+
+def test_a_job_that_has_used_up_its_restarts(
+    cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
+) -> None:
+    make_job(cluster, namespace, backoffLimit=0)
+    pod = the_pod(cluster, namespace)["metadata"]["name"]
+    path = f"{CORE}/{namespace}/pods/{pod}"
+    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Running", 120)
+    cluster.fail(pod, 3, namespace)
+    waiting.until(lambda: bool(after()), 120)
+    (finding,) = after()
+    assert "The Job job has used up its restarts" in finding.sentence
+
+
+def test_pods_that_the_namespace_refuses(
+    cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "baseline"}
+    cluster.api.patch(f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
+    make_job(cluster, namespace, container={"securityContext": {"privileged": True}})
+    waiting.until(lambda: bool(after()), 120)
+    assert "cannot make pods" in after()[0].sentence
+    assert "PodSecurity" in after()[0].sentence
+
+
+def test_a_pod_that_no_node_takes(
+    cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
+) -> None:
+    make_job(cluster, namespace, pod={"nodeSelector": {"nowhere": "yes"}})
+    waiting.until(lambda: bool(after()), 120)
+    (finding,) = after()
+    assert "has no node: 0/" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
+            "cannot be pulled",
+        ),
+        ({"state": {"waiting": {"reason": "CreateContainerConfigError"}}}, "a Secret or ConfigMap"),
+        ({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 4}, "again and again"),
+        (
+            {
+                "state": {"running": {}},
+                "restartCount": 5,
+                "lastState": {"terminated": {"exitCode": 139, "reason": "Error"}},
+            },
+            "has restarted 5 times, last with code 139",
+        ),
+        (
+            {
+                "state": {"running": {}},
+                "restartCount": 1,
+                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            },
+            "lack of memory",
+        ),
+        ({"state": {"running": {}}, "restartCount": 1}, None),
+    ],
+)
+def test_containers_that_wait_or_restart(
+    cluster: EmbeddedCluster,
+    namespace: str,
+    after: Callable[[], tuple[Finding, ...]],
+    status: Mapping[str, Any],
+    words: str | None,
+) -> None:
+    """The status that a kubelet would write, on a pod that no simulated kubelet touches."""
+    # A scheduler that is not there leaves the pod alone.
+    make_job(cluster, namespace, pod={"schedulerName": "none"})
+    name = the_pod(cluster, namespace)["metadata"]["name"]
+    container = {
+        "name": "main",
+        "image": "busybox",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        **status,
+    }
+    body = {"status": {"containerStatuses": [container]}}
+    cluster.api.patch(f"{CORE}/{namespace}/pods/{name}/status", body)
+    found = [each.sentence for each in after()]
+    assert [bool(words) and str(words) in each for each in found] == ([True] if words else []), found
+
+
+def test_workers_that_leave_efa_alone_use_tcp(
+    cluster: EmbeddedCluster,
+    namespace: str,
+    render: Callable[..., Any],
+    instances: Mapping[str, Instance],
+) -> None:
+    def topics(*sets: str) -> list[str]:
+        options = {"instance": "p4d.24xlarge", "sets": ["workers=2", *sets]}
+        manifests = render("torch-elastic", release="job", namespace=namespace, **options).manifests
+        plan = expand("job", namespace, manifests, instances)
+        return [each.topic for each in Doctor(cluster.api, plan, manifests, instances).after()]
+
+    assert topics("efa=0") == ["network"]
+    assert topics("efa=all") == []
+
+
+def test_the_command_prints_findings_as_json_and_ends_with_1(
+    cluster: EmbeddedCluster, namespace: str, bireme_paths: Any
+) -> None:
+    options = ["-f", "p4d.24xlarge", "-f", "imagenet-efa", "-n", namespace, "-o", "json"]
+    chart = str(bireme_paths.charts / "torch-elastic")
+    command = ["doctor", chart, *options, "--kubeconfig", str(cluster.kubeconfig)]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 1, done.output
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert finding["topic"] == "storage"
+    assert finding["command"].startswith("helm install")
+    cluster.add_claim("fsx-pvc", namespace)
+    wait_until_bound(cluster, namespace)
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"findings": []}

@@ -1,0 +1,61 @@
+"""The real scheduler keeps the workers of a job in one zone, and close to each other in the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+
+ZONE = "topology.kubernetes.io/zone"
+LAYER = "topology.k8s.aws/network-node-layer-3"
+# A type with EFA that the other tests leave alone.
+TYPE = "p5e.48xlarge"
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: EmbeddedCluster) -> Iterator[Mapping[str, Mapping[str, str]]]:
+    """The labels of eight nodes by name: two in each of two parts of the network, in each of two zones."""
+    places = [{ZONE: f"us-west-2{zone}", LAYER: f"nn-{zone}{part}"} for zone in "ab" for part in "1122"]
+    names = cluster.add_nodes(TYPE, len(places))
+    for name, labels in zip(names, places, strict=True):
+        cluster.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
+    yield dict(zip(names, places, strict=True))
+    for name in names:
+        cluster.remove_node(name)
+
+
+def places(release: InstalledRelease, nodes: Mapping[str, Mapping[str, str]], label: str) -> set[str]:
+    """The values of ``label`` on the nodes of the workers."""
+    found = [pod.node for pod in release.pods() if pod.role == "worker" and pod.is_live]
+    return {nodes[node or ""][label] for node in found}
+
+
+def test_workers_with_efa_share_a_zone_also_when_they_grow(
+    release: ReleaseFactory, nodes: Mapping[str, Mapping[str, str]]
+) -> None:
+    job = release("torch-elastic", instance=TYPE, sets=["workers=2"])
+    assert job.differences() == ()
+    assert len(places(job, nodes, ZONE)) == 1
+    job.upgrade(instance=TYPE, sets=["workers=3"])
+    assert job.differences() == ()
+    assert len(places(job, nodes, ZONE)) == 1
+
+
+def test_a_job_over_any_zone_may_have_more_workers_than_a_zone_has_nodes(
+    release: ReleaseFactory, nodes: Mapping[str, Mapping[str, str]]
+) -> None:
+    job = release("mpi-training", instance=TYPE, sets=["workers=6", "placement.zone=any"])
+    assert job.differences() == ()
+    assert len(places(job, nodes, ZONE)) == 2
+
+
+def test_workers_are_packed_into_one_part_of_the_network(
+    release: ReleaseFactory, nodes: Mapping[str, Mapping[str, str]]
+) -> None:
+    packed = ["workers=2", "placement.zone=us-west-2b", "placement.networkLayer=3"]
+    job = release("mpi-training", instance=TYPE, sets=packed)
+    assert job.differences() == ()
+    assert len(places(job, nodes, LAYER)) == 1

@@ -1,0 +1,132 @@
+"""Which pod's log `bireme logs` reads, and how, against a server that answers like Kubernetes' API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from bireme.clusters.existing import ExistingCluster
+from bireme.errors import BiremeError
+from bireme.instances import Instance
+from bireme.logs import log, main_log, main_pod, named_pod
+from bireme.manifests import Manifest
+from bireme.topology import Plan, expand
+from tests.support.api_server import Quiet, serving
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+def pod(name: str, index: int, created: str, phase: str = "Running") -> dict[str, Any]:
+    owner = {"kind": "Job", "name": "train-r1", "controller": True}
+    labels = {
+        "app.kubernetes.io/instance": "train",
+        "app.kubernetes.io/component": "worker",
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    meta = {"name": name, "resourceVersion": "1", "ownerReferences": [owner], "labels": labels}
+    return {
+        "metadata": meta | {"creationTimestamp": created},
+        "spec": {"nodeName": "n", "containers": [{"name": "worker"}, {"name": "sidecar"}]},
+        "status": {"phase": phase},
+    }
+
+
+LIVE = [
+    pod("train-r1-0-aaaaa", 0, "2026-01-01T00:00:00Z"),
+    pod("train-r1-1-bbbbb", 1, "2026-01-01T00:00:00Z", "Failed"),
+    pod("train-r1-1-ccccc", 1, "2026-01-01T00:05:00Z"),
+    pod("train-r1-2-ddddd", 2, "2026-01-01T00:05:00Z", "Pending"),
+]
+
+
+class Answers(Quiet):
+    """The pods, and as a pod's log its name with what the request asked for."""
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        asked = {key: values[0] for key, values in parse_qs(address.query).items()}
+        name = address.path.removeprefix(f"{PODS}/")
+        found = next((each for each in LIVE if each["metadata"]["name"] == name), None)
+        if name.endswith("/log"):
+            body = f"{name} {asked}".encode()
+        elif found:
+            body = json.dumps(found).encode()
+        else:
+            items = LIVE if address.path == PODS else []
+            body = json.dumps({"items": items, "metadata": {"resourceVersion": "1"}}).encode()
+        self.answer(body)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ExistingCluster]:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answers), tmp_path) as kubeconfig:
+        yield ExistingCluster(kubeconfig)
+
+
+@pytest.fixture
+def plan(instances: Mapping[str, Instance]) -> Plan:
+    """Three workers with eight ranks each."""
+    container = {"name": "worker", "env": [{"name": "PET_NPROC_PER_NODE", "value": "8"}]}
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "parallelism": 3,
+        "completions": 3,
+        "template": {"spec": {"containers": [container]}},
+    }
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train-r1"}, "spec": spec}
+    return expand("train", "default", [Manifest(job)], instances)
+
+
+@pytest.mark.parametrize(
+    ("rank", "name"), [(None, "train-r1-0-aaaaa"), (7, "train-r1-0-aaaaa"), (8, "train-r1-1-ccccc")]
+)
+def test_the_newest_pod_that_runs_a_rank_is_read(
+    cluster: ExistingCluster, plan: Plan, rank: int | None, name: str
+) -> None:
+    assert main_pod(cluster, plan, rank).name == name
+
+
+def test_the_log_is_that_of_the_first_container(cluster: ExistingCluster, plan: Plan) -> None:
+    assert main_log(cluster, plan) == "train-r1-0-aaaaa/log {'container': 'worker'}"
+
+
+def test_a_log_can_be_followed_and_that_before_a_restart_read(cluster: ExistingCluster, plan: Plan) -> None:
+    read = b"".join(log(cluster, "default", main_pod(cluster, plan), follow=True, previous=True)).decode()
+    assert read == "train-r1-0-aaaaa/log {'container': 'worker', 'follow': 'true', 'previous': 'true'}"
+
+
+def test_a_rank_or_a_pod_that_is_not_there_is_named(cluster: ExistingCluster, plan: Plan) -> None:
+    with pytest.raises(BiremeError, match="train in namespace default has no pod with rank 24"):
+        main_pod(cluster, plan, 24)
+    with pytest.raises(BiremeError, match="train has no pod other: there are train-r1-0-aaaaa, train"):
+        named_pod(cluster, plan, "other")
+
+
+def test_a_pod_that_has_not_started_is_named(cluster: ExistingCluster, plan: Plan) -> None:
+    with pytest.raises(BiremeError, match="train-r1-2-ddddd has not started: its containers are being made"):
+        log(cluster, "default", main_pod(cluster, plan, 16))
+
+
+def test_a_connection_that_is_lost_in_the_middle_is_told_in_a_sentence(
+    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Answers.answer
+
+    def cut(self: Answers, body: bytes) -> None:
+        if not self.path.partition("?")[0].endswith("/log"):
+            whole(self, body)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body) + 100))
+        self.end_headers()
+        self.wfile.write(body)
+
+    monkeypatch.setattr(Answers, "answer", cut)
+    with pytest.raises(BiremeError, match="the connection to the cluster was lost in the middle"):
+        main_log(cluster, plan)

@@ -1,0 +1,246 @@
+"""What `make package` makes can be used without a clone."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import package
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bireme.cli import cli
+from bireme.helm import Charts, Renderer, RenderRequest, load
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+ROOT = Path(__file__).parents[2]
+CHARTS = sorted(file.parent.name for file in ROOT.glob("charts/*/README.md"))
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a secret key and its public part."""
+    folder = tmp_path_factory.mktemp("key")
+    # The socket of gpg's agent needs a short path.
+    home = Path("/tmp") / f"bireme-gpg-{os.getpid()}"
+    home.mkdir(mode=0o700)
+    gpg = ["gpg", "--batch", "--homedir", str(home), "--passphrase", ""]
+    try:
+        subprocess.run([*gpg, "--quick-gen-key", "charts@example.com", "rsa2048"], check=True)
+        for option, name in (("--export-secret-keys", "secret"), ("--export", "public")):
+            subprocess.run([*gpg, "--output", str(folder / name), option], check=True)
+    finally:
+        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
+        # The agent may still be removing its sockets.
+        shutil.rmtree(home, ignore_errors=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dist(paths: Paths, key: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package") / "dist"
+    package.package(paths, folder, key=key / "secret")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(dist: Path) -> Iterator[str]:
+    """The address of a web server for what was packed."""
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(dist))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_packed_chart_renders_what_the_chart_does(
+    dist: Path, paths: Paths, toolbox: Toolbox, own_paths: Paths, chart: str
+) -> None:
+    renderer = Renderer(toolbox, own_paths)
+    (archive,) = dist.glob(f"{chart}-0*.tgz")
+    values = load([min((paths.charts / chart / "ci").glob("*-values.yaml"))])
+    unpacked = Charts(own_paths, toolbox).find(str(archive))
+    assert [file for file in unpacked.rglob("*") if file.is_symlink()] == []
+    results = [
+        [each.thaw() for each in renderer.render(RenderRequest(folder, values)).manifests]
+        for folder in (paths.charts / chart, unpacked)
+    ]
+    assert results[0] == results[1]
+
+
+def test_equal_sources_give_equal_bytes(dist: Path, paths: Paths, tmp_path: Path) -> None:
+    package.package(paths, tmp_path / "again")
+    sums = [set((folder / "SHA256SUMS").read_text().splitlines()) for folder in (tmp_path / "again", dist)]
+    assert sums[0] == {line for line in sums[1] if not line.endswith(".prov")}
+    assert len(sums[0]) > 60
+
+
+def test_the_sums_are_those_of_the_files(dist: Path) -> None:
+    done = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_helm_verifies_a_chart_and_refuses_it_after_one_byte_changed(
+    dist: Path, key: Path, toolbox: Toolbox, tmp_path: Path
+) -> None:
+    for name in ("efs-0.1.0.tgz", "efs-0.1.0.tgz.prov"):
+        shutil.copy(dist / name, tmp_path)
+    archive = tmp_path / "efs-0.1.0.tgz"
+    command = [str(toolbox.path("helm")), "verify", str(archive), "--keyring", str(key / "public")]
+    verified = subprocess.run(command, capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stderr
+    assert "charts@example.com" in verified.stdout
+    content = bytearray(archive.read_bytes())
+    content[-1] ^= 1
+    archive.write_bytes(content)
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "sha256 sum does not match" in refused.stderr
+
+
+def test_helm_installs_from_the_index(served: str, toolbox: Toolbox, tmp_path: Path) -> None:
+    command = [str(toolbox.path("helm")), "template", "run", "torch-elastic", "--repo", served]
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    arguments = ["--set", "instance.type=p4d.24xlarge", "-f", f"{served}/values/workloads/imagenet-efa.yaml"]
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    jobs = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Job"]
+    assert [each["metadata"]["name"] for each in jobs] == ["run-r1"]
+
+
+@pytest.fixture(scope="module")
+def site(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The content of the wheel, far from any clone."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    (wheel,) = dist.glob("bireme-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert [name for name in archive.namelist() if "__pycache__" in name] == []
+        archive.extractall(folder)
+    return folder
+
+
+def installed(site: Path, paths: Paths, *words: str) -> str:
+    """What the command of the wheel prints in an empty folder."""
+    home = site.parent / "home"
+    home.mkdir(exist_ok=True)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "PYTHONPATH": str(site),
+        "BIREME_CACHE": str(paths.cache),
+    }
+    command = [sys.executable, "-c", "from bireme.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_plans_a_workload_by_its_name(site: Path, paths: Paths) -> None:
+    assert installed(site, paths, "list", "charts").split() == CHARTS
+    assert "imagenet-efa" in installed(site, paths, "list", "workloads").split()
+    words = ["plan", "torch-elastic", "-f", "p4d.24xlarge", "-f", "imagenet-efa", "--set", "workers=2"]
+    plan = json.loads(installed(site, paths, *words, "-o", "json"))
+    assert plan["totals"]["accelerators"] == 16
+    assert plan["release"] == "torch-elastic"
+
+
+def test_the_wheel_prints_the_values_of_a_type(site: Path, paths: Paths) -> None:
+    printed = yaml.safe_load(installed(site, paths, "values", "p5.48xlarge"))
+    assert printed["instance"]["accelerator"]["name"] == "H100"
+
+
+def test_the_wheel_has_the_library_and_the_runtime_in_each_chart(site: Path) -> None:
+    inside = site / "bireme/project/charts/torch-elastic/charts/common/files"
+    assert (inside / "runtime/bireme_runtime/elastic/supervisor.py").is_file()
+    assert (inside / "instances/p5.48xlarge.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["plan", "torch-elastik"], "there is no chart torch-elastik: name a folder, an archive"),
+        (["values", "p5.48xlrge"], "there are no values called p5.48xlrge: did you mean p5.48xlarge?"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_there_is(words: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(cli, words)
+    assert sentence in str(done.exception)
+
+
+def test_an_archive_that_is_no_chart_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.tgz").write_bytes(b"not an archive")
+    done = CliRunner().invoke(cli, ["plan", str(tmp_path / "bad.tgz")])
+    assert "bad.tgz is not a packaged chart" in str(done.exception)
+
+
+class Registry(http.server.BaseHTTPRequestHandler):
+    """A registry that serves one chart, as the OCI distribution specification says."""
+
+    manifest: bytes
+    blobs: Mapping[str, bytes]
+
+    def do_GET(self) -> None:
+        kind, _, name = self.path.rpartition("/")
+        is_manifest = kind.endswith("/manifests")
+        content = self.manifest if is_manifest else self.blobs.get(name)
+        self.send_response(200 if content is not None else 404)
+        if content is not None:
+            media = (
+                "application/vnd.oci.image.manifest.v1+json" if is_manifest else "application/octet-stream"
+            )
+            self.send_header("Content-Type", media)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Docker-Content-Digest", digest(content))
+        self.end_headers()
+        if content is not None and self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def test_a_chart_of_a_registry_is_planned(dist: Path) -> None:
+    chart, config = (dist / "efs-0.1.0.tgz").read_bytes(), b'{"name":"efs","version":"0.1.0"}'
+
+    def described(content: bytes, media: str) -> dict[str, Any]:
+        return {"mediaType": media, "digest": digest(content), "size": len(content)}
+
+    manifest = {
+        "schemaVersion": 2,
+        "config": described(config, "application/vnd.cncf.helm.config.v1+json"),
+        "layers": [described(chart, "application/vnd.cncf.helm.chart.content.v1.tar+gzip")],
+    }
+    parts = {
+        "manifest": json.dumps(manifest).encode(),
+        "blobs": {digest(chart): chart, digest(config): config},
+    }
+    handler = type("OneChart", (Registry,), parts)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = f"oci://127.0.0.1:{server.server_address[1]}/charts/efs:0.1.0"
+        values = str(ROOT / "values/workloads/efs-volume.yaml")
+        sets = ["--set", "volumes.efsvol.server=fs-1.efs.us-west-2.amazonaws.com"]
+        done = CliRunner().invoke(cli, ["plan", where, "--plain-http", "-f", values, *sets])
+        server.shutdown()
+    assert done.exit_code == 0, done.exception
+    assert "efs in namespace default" in done.stdout

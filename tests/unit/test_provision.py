@@ -1,0 +1,269 @@
+"""`bireme eksctl` and `bireme karpenter`: nodes as the instance table has them, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bireme.cli import cli
+from bireme.clusters.nodes import node_manifest, shape_of
+from bireme.errors import BiremeError
+from bireme.instances import CPU_TYPE, Instance, load_instances
+from bireme.paths import Paths
+from bireme.provision import Capacity, Fleet, cluster_config, estimate, karpenter_objects, load_prices
+
+PATHS = Paths.discover()
+TYPES = sorted(load_instances(PATHS))
+ZONES = ("us-west-2b", "us-west-2c")
+
+# The fields of eksctl 0.215 that are written, by their types; a nested mapping or list has its own.
+NODE_GROUP: Mapping[str, Any] = {
+    "name": str,
+    "amiFamily": str,
+    "instanceType": str,
+    "desiredCapacity": int,
+    "minSize": int,
+    "maxSize": int,
+    "privateNetworking": bool,
+    "disableIMDSv1": bool,
+    "disablePodIMDS": bool,
+    "volumeSize": int,
+    "volumeEncrypted": bool,
+    "labels": {"bireme/node-type": str},
+    "taints": [{"key": str, "value": str, "effect": str}],
+    "availabilityZones": [str],
+    "efaEnabled": bool,
+    "placement": {"groupName": str},
+    "preBootstrapCommands": [str],
+    "overrideBootstrapCommand": str,
+    "spot": bool,
+    "capacityReservation": {"capacityReservationTarget": {"capacityReservationID": str}},
+    "instanceMarketOptions": {"marketType": str},
+}
+CLUSTER: Mapping[str, Any] = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str, "region": str, "version": str},
+    "availabilityZones": [str],
+    "vpc": {
+        "nat": {"gateway": str},
+        "clusterEndpoints": {"privateAccess": bool, "publicAccess": bool},
+        "publicAccessCIDRs": [str],
+    },
+    "iam": {"withOIDC": bool},
+    "addonsConfig": {"autoApplyPodIdentityAssociations": bool},
+    "addons": [{"name": str}],
+    "managedNodeGroups": [NODE_GROUP],
+}
+
+
+def unknown(value: Any, wanted: Any, path: str = "") -> list[str]:
+    """The paths in ``value`` that ``wanted`` does not have, or has with another type."""
+    if isinstance(wanted, Mapping) and isinstance(value, dict):
+        return [each for key in value for each in unknown(value[key], wanted.get(key), f"{path}.{key}")]
+    if isinstance(wanted, list) and isinstance(value, list):
+        return [each for item in value for each in unknown(item, wanted[0], f"{path}[]")]
+    return [] if isinstance(wanted, type) and type(value) is wanted else [path]
+
+
+def fleet(nodes: Mapping[str, int], instances: Mapping[str, Instance], **options: Any) -> Fleet:
+    return Fleet("training", "us-west-2", ZONES, nodes, instances, **options)
+
+
+@pytest.mark.parametrize("name", [CPU_TYPE, *TYPES])
+def test_eksctl_makes_the_nodes_that_bireme_up_fakes(instances: Mapping[str, Instance], name: str) -> None:
+    """Type, labels, taints, EFA and huge pages are those of the fake nodes on which the charts are tested."""
+    config = cluster_config(fleet({name: 3}, instances), "1.34")
+    (group,) = config["managedNodeGroups"]
+    node = node_manifest(shape_of(name, instances), 0, "1.34.0")
+
+    assert unknown(config, CLUSTER) == []
+    assert (group["minSize"] == 0) == (name != CPU_TYPE)
+    assert group["desiredCapacity"] == group["maxSize"] == 3
+    labels = node["metadata"]["labels"]
+    assert group["instanceType"] == labels["node.kubernetes.io/instance-type"]
+    assert group["labels"].items() <= labels.items()
+    assert group.get("taints", []) == node["spec"]["taints"]
+    capacity = node["status"]["capacity"]
+    assert group.get("efaEnabled", False) == ("vpc.amazonaws.com/efa" in capacity)
+    pages = int(capacity.get("hugepages-2Mi", "0Mi").removesuffix("Mi")) // 2
+    scripts = group.get("preBootstrapCommands", [])
+    assert [f"vm.nr_hugepages={pages} " in script for script in scripts] == [True] * bool(pages)
+    # eksctl refuses nodes with EFA in several zones, and a placement group would have one only.
+    assert group.get("availabilityZones") == (None if name == CPU_TYPE else [ZONES[0]])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_node_pool_makes_the_same_nodes_as_eksctl(instances: Mapping[str, Instance], name: str) -> None:
+    chosen = fleet({name: 3}, instances)
+    (group,) = cluster_config(chosen, "1.34")["managedNodeGroups"]
+    node_class, pool, *overlays = karpenter_objects(chosen, "nodes")
+    template = pool["spec"]["template"]
+    required = {each["key"]: each["values"] for each in template["spec"]["requirements"]}
+
+    assert required["node.kubernetes.io/instance-type"] == [group["instanceType"]]
+    assert required["topology.kubernetes.io/zone"] == group["availabilityZones"]
+    assert template["metadata"]["labels"] == group["labels"]
+    assert template["spec"]["taints"] == group["taints"]
+    script = node_class["spec"].get("userData", "")
+    assert script.removeprefix("#!/bin/bash\n") == "".join(group.get("preBootstrapCommands", []))
+    assert bool(overlays) == bool(script)
+    resource = instances[name].accelerator.resource
+    assert pool["spec"]["limits"] == {resource: 3 * instances[name].accelerator.count}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "of_group", "capacity_type", "of_class"),
+    [
+        (Capacity(), {}, "on-demand", {}),
+        (Capacity("spot"), {"spot": True}, "spot", {}),
+        (
+            Capacity("reservation", "cr-0a1"),
+            {
+                "capacityReservation": {
+                    "capacityReservationTarget": {"capacityReservationID": "cr-0a1"},
+                }
+            },
+            "reserved",
+            {"capacityReservationSelectorTerms": [{"id": "cr-0a1"}]},
+        ),
+        (
+            Capacity("block", "cr-0a1"),
+            {
+                "capacityReservation": {
+                    "capacityReservationTarget": {"capacityReservationID": "cr-0a1"},
+                },
+                "instanceMarketOptions": {"marketType": "capacity-block"},
+            },
+            "reserved",
+            {"capacityReservationSelectorTerms": [{"id": "cr-0a1"}]},
+        ),
+    ],
+)
+def test_accelerated_nodes_are_bought_as_asked(
+    instances: Mapping[str, Instance],
+    capacity: Capacity,
+    of_group: Mapping[str, Any],
+    capacity_type: str,
+    of_class: Mapping[str, Any],
+) -> None:
+    chosen = fleet({CPU_TYPE: 1, "p5.48xlarge": 2}, instances, capacity=capacity, placement_group="near")
+    config = cluster_config(chosen, "1.34")
+    cpu, p5 = config["managedNodeGroups"]
+    keys = {"spot", "capacityReservation", "instanceMarketOptions"}
+    assert {key: p5[key] for key in keys & set(p5)} == of_group
+    assert keys & set(cpu) == set()
+    assert p5["placement"] == {"groupName": "near"}
+    assert "placement" not in cpu
+    assert unknown(config, CLUSTER) == []
+
+    _, _, node_class, pool, _ = karpenter_objects(chosen, "nodes")
+    required = {each["key"]: each["values"] for each in pool["spec"]["template"]["spec"]["requirements"]}
+    assert required["karpenter.sh/capacity-type"] == [capacity_type]
+    assert node_class["spec"]["placementGroupSelector"] == {"name": "near"}
+    assert of_class.items() <= node_class["spec"].items()
+
+
+def test_nothing_is_public_unless_a_network_is_admitted(instances: Mapping[str, Instance]) -> None:
+    closed = cluster_config(fleet({"p4d.24xlarge": 1}, instances), "1.34")["vpc"]
+    assert closed["clusterEndpoints"] == {"privateAccess": True, "publicAccess": False}
+    assert "publicAccessCIDRs" not in closed
+    opened = cluster_config(fleet({"p4d.24xlarge": 1}, instances), "1.34", ("192.0.2.0/24",))["vpc"]
+    assert opened["clusterEndpoints"]["publicAccess"] is True
+    assert opened["publicAccessCIDRs"] == ["192.0.2.0/24"]
+
+
+@pytest.mark.parametrize("name", [CPU_TYPE, *TYPES])
+def test_every_type_has_a_price_or_is_known_to_have_none(paths: Paths, name: str) -> None:
+    facts = yaml.safe_load((paths.values / "prices.yaml").read_text())
+    assert (name.replace(CPU_TYPE, "m7i.2xlarge") in facts["onDemand"]) != (name in facts["unlisted"])
+
+
+def test_the_costs_and_quotas_of_a_cluster_are_sums(paths: Paths, instances: Mapping[str, Instance]) -> None:
+    prices = load_prices(paths)
+    nodes = {CPU_TYPE: 2, "p4d.24xlarge": 3, "p5.48xlarge": 1, "trn1.32xlarge": 1}
+    costs = estimate(fleet(nodes, instances).groups, prices)
+    assert costs.per_hour == pytest.approx(0.1 + 2 * 0.4032 + 3 * 21.957642 + 55.04 + 21.5)
+    assert f"{costs.per_hour:.2f} USD by the list of us-east-1 on 2026-07-06" in costs.sentences[0]
+    assert [each.strip() for each in costs.sentences if "quota L-" in each] == [
+        "quota L-1216C47A: 16 vCPUs of on-demand standard instances",
+        "quota L-417A185B: 480 vCPUs of on-demand P instances",
+        "quota L-2C3B7624: 128 vCPUs of on-demand Trn instances",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "period"), [("on-demand", "10m"), ("spot", "2m")])
+def test_pods_are_told_before_aws_takes_their_node(
+    instances: Mapping[str, Instance], kind: str, period: str
+) -> None:
+    """AWS takes spot nodes two minutes after it says so."""
+    pools = karpenter_objects(fleet({"g5.xlarge": 1}, instances, capacity=Capacity(kind)), "nodes")
+    found = [
+        each["spec"]["template"]["spec"]["terminationGracePeriod"]
+        for each in pools
+        if each["kind"] == "NodePool"
+    ]
+    assert found == [period]
+
+
+def test_spot_nodes_count_against_another_quota_and_blocks_against_none(
+    paths: Paths, instances: Mapping[str, Instance]
+) -> None:
+    prices = load_prices(paths)
+    spot = estimate(fleet({"g5.xlarge": 2}, instances, capacity=Capacity("spot")).groups, prices)
+    assert "  quota L-3819A6DF: 8 vCPUs of spot G and VT instances" in spot.sentences
+    block = Capacity("block", "cr-0a1")
+    held = estimate(fleet({"p5e.48xlarge": 2}, instances, capacity=block).groups, prices, control_plane=False)
+    assert held.per_hour == 0
+    assert any("2 × p5e.48xlarge: no list price" in each for each in held.sentences)
+    assert not any("quota L-" in each for each in held.sentences)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--capacity", "block"], "--capacity block needs the id of a capacity reservation"),
+        (["--reservation", "cr-1"], "--reservation needs --capacity reservation"),
+        (["--zones", "us-west-2a"], "name at least two zones of us-west-2"),
+        (["--zones", "us-east-1a,us-east-1b"], "for example us-west-2a,us-west-2b"),
+        (["--region", "west"], "is no region"),
+        (["--name", "My_Cluster"], "lower-case letters"),
+        (["--nodes", "p4d.24xlarg=3"], "did you mean p4d.24xlarge"),
+        (
+            ["--nodes", "p4d.24xlarge=1,p5.48xlarge=1", "--capacity", "reservation", "--reservation", "cr-1"],
+            "--reservation is of one instance type, and --nodes names p4d.24xlarge, p5.48xlarge",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["eksctl", "karpenter"])
+def test_options_that_cannot_work_are_refused(command: str, options: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli, [command, "--nodes", "p4d.24xlarge=3", *options])
+    assert isinstance(done.exception, BiremeError)
+    assert words in str(done.exception)
+
+
+@pytest.mark.parametrize("command", ["eksctl", "karpenter"])
+def test_the_costs_stand_above_the_yaml(command: str) -> None:
+    done = CliRunner().invoke(cli, [command, "--nodes", "p4d.24xlarge=3", "--capacity", "spot"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("# An hour costs ")
+    assert "quota L-7212CCBC: 288 vCPUs of spot P instances" in done.stdout.split("apiVersion")[0]
+    kinds = [document["kind"] for document in yaml.safe_load_all(done.stdout)]
+    assert kinds == (
+        ["ClusterConfig"] if command == "eksctl" else ["EC2NodeClass", "NodePool", "NodeOverlay"]
+    )
+    assert "&id" not in done.stdout
+
+
+def test_the_commands_of_the_document_print_yaml(paths: Paths) -> None:
+    text = (paths.root / "docs/eks.md").read_text()
+    commands = [line.split()[1:] for line in text.splitlines() if line.startswith("bireme ")]
+    assert {command[0] for command in commands} == {"eksctl", "karpenter"}
+    for command in commands:
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+        assert list(yaml.safe_load_all(done.stdout))

@@ -1,0 +1,180 @@
+"""What people read keeps every name and column, on any width and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bireme import views
+from bireme.instances import Instance
+from bireme.manifests import Manifest
+from bireme.observe import observed_pod
+from bireme.topology import Plan, expand
+
+ROOT = Path(__file__).parents[2]
+BIREME = str(Path(sys.executable).with_name("bireme"))
+NAME = "a-training-with-a-long-name-r1"
+
+
+def job(workers: int = 2) -> Manifest:
+    requests = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4", "memory": "1060000Mi", "cpu": "90"}
+    container = {
+        "name": "worker",
+        "env": [{"name": "PET_NPROC_PER_NODE", "value": "8"}],
+        "resources": {"requests": requests, "limits": requests},
+    }
+    selector = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
+    template = {
+        "metadata": {"labels": {"app.kubernetes.io/component": "worker"}},
+        "spec": {"subdomain": NAME, "nodeSelector": selector, "containers": [container]},
+    }
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "parallelism": workers,
+        "completions": workers,
+        "template": template,
+    }
+    return Manifest({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": NAME}, "spec": spec})
+
+
+def storage() -> list[Manifest]:
+    claim: dict[str, Any] = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "1200Gi"}},
+        "storageClassName": "fsx-sc",
+    }
+    class_ = {"kind": "StorageClass", "metadata": {"name": "fsx-sc"}, "provisioner": "fsx.csi.aws.com"}
+    etcd = {"replicas": 3, "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}]}
+    return [
+        Manifest(class_),
+        Manifest({"kind": "PersistentVolumeClaim", "metadata": {"name": "fsx-pvc"}, "spec": claim}),
+        Manifest({"kind": "StatefulSet", "metadata": {"name": "etcd"}, "spec": etcd}),
+    ]
+
+
+@pytest.fixture
+def plan(instances: Mapping[str, Instance]) -> Plan:
+    return expand("a", "training", [job(20)], instances)
+
+
+def shown(view: Any, width: int) -> str:
+    out = StringIO()
+    Console(file=out, width=width, markup=False).print(view)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200, views.UNLIMITED])
+def test_a_plan_shows_every_column_on_any_width(plan: Plan, width: int) -> None:
+    text = shown(views.plan_view(plan), width)
+    assert max(map(len, text.splitlines())) <= width
+    flat = re.sub(r"\s+", " ", text)
+    for part in (
+        f"{NAME}-0",
+        "0–7",
+        "gpu=8",
+        "efa=4",
+        "memory=1060000Mi",
+        "cpu=90",
+        "p4d.24xlarge",
+        "… 8 more",
+    ):
+        assert part in flat
+
+
+def test_a_wide_plan_has_every_pod(plan: Plan) -> None:
+    text = shown(views.plan_view(plan, every_pod=True), views.UNLIMITED)
+    assert all(f"  {NAME}-{index} " in text for index in range(20))
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_live_pods_show_name_node_and_reason_on_any_width(width: int) -> None:
+    waiting = {
+        "name": "worker",
+        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "[no] access"}},
+    }
+    live = {
+        "metadata": {"name": f"{NAME}-0-x7k2p", "labels": {"app.kubernetes.io/component": "worker"}},
+        "spec": {"nodeName": "ip-10-11-12-13.us-west-2.compute.internal", "containers": [{"name": "worker"}]},
+        "status": {"phase": "Pending", "containerStatuses": [waiting]},
+    }
+    flat = re.sub(r"\s+", " ", shown(views.pods_view([observed_pod(live)]), width))
+    for part in (
+        f"{NAME}-0-x7k2p",
+        "ip-10-11-12-13.us-west-2.compute.internal",
+        "ImagePullBackOff, [no] access",
+    ):
+        assert part in flat
+
+
+def test_a_plan_names_claims_volumes_and_classes(instances: Mapping[str, Instance]) -> None:
+    found = expand("fsx", "training", storage()[:2], instances)
+    text = shown(views.plan_view(found), 80)
+    assert "StorageClass/fsx-sc" in text
+    assert "fsx.csi.aws.com" in text
+    assert "1200Gi" in text
+    assert text.splitlines()[-1] == "1 claims, 0 volumes, 1 storage classes"
+    assert found.to_json()["storage"][1] == {
+        "kind": "PersistentVolumeClaim",
+        "name": "fsx-pvc",
+        "size": "1200Gi",
+        "accessModes": ["ReadWriteMany"],
+        "storageClass": "fsx-sc",
+    }
+
+
+def test_each_member_of_a_stateful_set_has_its_claims(instances: Mapping[str, Instance]) -> None:
+    found = expand("etcd", "training", storage()[2:], instances)
+    assert [each.name for each in found.storage] == ["data-etcd-0", "data-etcd-1", "data-etcd-2"]
+
+
+def in_terminal(columns: int, *arguments: str) -> str:
+    """What a command prints on a terminal that wide."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "dumb"}
+    subprocess.run([BIREME, *arguments], stdout=its, env=environment, cwd=ROOT, check=True)
+    os.close(its)
+    printed = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:
+            break
+        printed += piece
+    os.close(ours)
+    return printed.decode()
+
+
+MPI = (
+    "plan",
+    "charts/mpi-training",
+    "-f",
+    "values/instances/p3.16xlarge.yaml",
+    "-f",
+    "values/workloads/maskrcnn.yaml",
+)
+
+
+def test_an_mpi_plan_keeps_its_resources_on_a_terminal_of_80_columns() -> None:
+    text = in_terminal(80, *MPI)
+    assert "gpu=8" in text
+    assert "p3.16xlarge" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_is_piped_loses_nothing() -> None:
+    command = [BIREME, *MPI]
+    environment = {**os.environ, "COLUMNS": "40"}
+    text = subprocess.run(
+        command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, check=True, text=True
+    ).stdout
+    assert re.search(r"worker .* gpu=8 .*p3\.16xlarge", text)
