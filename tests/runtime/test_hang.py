@@ -79,8 +79,8 @@ def test_a_worker_that_has_seen_no_step_does_not_judge() -> None:
     assert hang.overdue(progress.Progress(clock=lambda: 0.0), 10, 20, 5000) == 0
 
 
-def stand(rank: int, frame: str, step: int | None = None) -> hang.Stand:
-    return hang.Stand(rank, f"node-{rank}", step, frame)
+def stand(rank: int, frames: str, step: int | None = None) -> hang.Stand:
+    return hang.Stand(rank, f"node-{rank}", step, frames.split())
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,8 @@ def stand(rank: int, frame: str, step: int | None = None) -> hang.Stand:
         ([stand(0, "all_reduce", 7), stand(1, "all_reduce", 7)], None),
         ([stand(0, "all_reduce"), stand(1, "load")], None),
         ([stand(0, "all_reduce")], None),
+        ([stand(0, "reduce glob"), stand(1, "reduce"), stand(2, "reduce"), stand(3, "load")], 3),
+        ([stand(0, "load"), stand(1, "load read"), stand(2, "load")], 1),
         ([], None),
     ],
 )

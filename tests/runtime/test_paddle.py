@@ -121,7 +121,7 @@ def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJ
 
 def test_when_the_restarts_are_used_up_all_roles_end_with_the_reason(job: PaddleJob) -> None:
     job.start_all(BIREME_MAX_RESTARTS="0")
-    job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
+    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
     job.kill("server", 1)
     assert job.codes() == {70}
     assert "all 0 restarts are used up" in job.log("trainer", 1)

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ SITE = Path(__file__).with_name("site")
 # Without a limit, a pause this long, and many times the longest until now, is only told.
 _TOLD_SECONDS, _TOLD_TIMES = 600.0, 10.0
 _STACK_SECONDS = 3.0
+_PRINT_SECONDS = 0.2
 _SPY_SECONDS = 30.0
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
 
@@ -50,12 +52,20 @@ def overdue(seen: progress.Progress, seconds: float, first_seconds: float, now: 
 
 @dataclass(frozen=True)
 class Stand:
-    """Where one training process stands: its last step, if it tells them, and what its main thread does."""
+    """Where one training process stands: its last step, if it tells them, and the stack of its main thread.
+
+    ``frames`` begin with the outermost call.
+    """
 
     rank: int
     node: str
     step: int | None
-    frame: str
+    frames: Sequence[str]
+
+    @property
+    def frame(self) -> str:
+        """What the process does, or "" where that is not known."""
+        return self.frames[-1] if self.frames else ""
 
     def to_json(self) -> dict[str, Any]:
         """The record in etcd."""
@@ -71,11 +81,12 @@ def slowest(stands: Iterable[Stand]) -> Stand | None:
     steps = [each.step for each in found if each.step is not None]
     if len(steps) == len(found) and len(set(steps)) > 1:
         return min(found, key=lambda each: (each.step or 0, each.rank))
-    frames = Counter(each.frame for each in found)
-    if len(frames) > 1:
-        frame, count = min(frames.items(), key=lambda each: each[1])
-        if count * 2 < len(found):
-            return next(each for each in found if each.frame == frame)
+    # The outermost difference tells most: ranks that do the same are caught in different lines below it.
+    for frames in zip_longest(*(each.frames for each in found), fillvalue=""):
+        counts = Counter(frames)
+        if len(counts) > 1:
+            frame, count = min(counts.items(), key=lambda each: each[1])
+            return found[frames.index(frame)] if count * 2 < len(found) else None
     return None
 
 
@@ -87,9 +98,11 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     if _catches(pid, STACKS_SIGNAL):
         os.kill(pid, STACKS_SIGNAL)
         deadline = time.monotonic() + _STACK_SECONDS
-        while time.monotonic() < deadline and not frame_of(lines()):
-            time.sleep(0.05)
-        time.sleep(0.1)
+        printed: list[str] = []
+        # The outermost calls are printed last.
+        while time.monotonic() < deadline and not (frames_of(printed) and len(printed) == len(lines())):
+            printed = lines()
+            time.sleep(_PRINT_SECONDS)
         return lines()
     spy = shutil.which("py-spy")
     if spy is None:
@@ -103,15 +116,15 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     return (done.stdout or done.stderr).splitlines()
 
 
-def frame_of(lines: Iterable[str]) -> str:
-    """What the main thread does, by the stacks of faulthandler: the signal interrupted it."""
-    main = False
+def frames_of(lines: Iterable[str]) -> list[str]:
+    """The main thread's calls, outermost first, by the stacks of faulthandler: the signal interrupted it."""
+    main, frames = False, []
     for line in lines:
         if "(most recent call first):" in line:
             main = "Current thread" in line
         elif main and (found := _FRAME.match(line)):
-            return f"{found['name']} ({os.path.basename(found['file'])}:{found['line']})"
-    return ""
+            frames.append(f"{found['name']} ({os.path.basename(found['file'])}:{found['line']})")
+    return frames[::-1]
 
 
 def _catches(pid: int, number: int) -> bool:

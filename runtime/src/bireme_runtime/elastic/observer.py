@@ -248,7 +248,7 @@ class Observer:
             lines = hang.print_stacks(pid, lambda: list(self._printed or ()))
             self._printed = None
             step = steps[slot][0] if slot in steps else None
-            found.append(hang.Stand(rank, self._node, step, hang.frame_of(lines)))
+            found.append(hang.Stand(rank, self._node, step, hang.frames_of(lines)))
         return found
 
     def _judge(self, failure: failures.Failure) -> None:
