@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 # One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
 PARALLEL ?= -n auto --dist loadfile
+# Each target remembers its own failures: make test ONLY=--last-failed runs them again.
+ONLY ?=
+REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
 TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
 
@@ -42,7 +45,7 @@ lint: setup ## Check style and types of the Python code, and the Dockerfiles
 .PHONY: test
 test: lint tools ## Lint, types, charts, unit, render and embedded tests
 	$(BIN)/bireme lint charts
-	$(PYTEST) $(PARALLEL) -m "not whole" tests/embedded tests/runtime tests/unit tests/render
+	$(PYTEST) $(PARALLEL) $(REMEMBER) -m "not whole" tests/embedded tests/runtime tests/unit tests/render
 
 .PHONY: test-full
 test-full: tools ## The tests that `make test` leaves out because they take minutes each (tests of the kind tier: test-kind-full)
@@ -59,7 +62,7 @@ test-eks: setup ## hack/eks with a mocked provider (needs terraform 1.9 and the 
 
 .PHONY: test-torch
 test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, six minutes)
-	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) tests/runtime/with_torch
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) tests/runtime/with_torch
 
 KIND_NODES := p5.4xlarge=3
 KIND_IMAGES := etcd python torch mpi-4 mpi-5 mpi-operator paddle nfs moto
@@ -74,7 +77,7 @@ kind-images: setup ## Build the node image and the images that the core of the k
 
 .PHONY: test-kind
 test-kind: kind-images ## The core of the kind tier: real containers, real training (needs a container engine: hack/engine/start)
-	$(PYTEST) -v -n $(KIND_WORKERS) --dist loadfile --bireme-share-cluster \
+	$(PYTEST) -v -n $(KIND_WORKERS) --dist loadfile $(REMEMBER) --bireme-share-cluster \
 		--cluster-type kind --bireme-nodes $(KIND_NODES) -m "not whole" tests/kind
 
 .PHONY: test-kind-full
