@@ -70,7 +70,7 @@ class EtcdServer:
             *self.options,
         ]
 
-    def wait_until_healthy(self, seconds: float = 15) -> None:
+    def wait_until_healthy(self, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.process is None or self.process.poll() is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.runtime.etcd_servers import free_port
 
 SOURCE = Path(__file__).parents[2] / "runtime" / "src"
-SECONDS = 60
+SECONDS = 120
 
 
 class PaddleJob:

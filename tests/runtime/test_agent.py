@@ -182,6 +182,7 @@ def test_a_failed_run_is_not_closed(start: Start, on_etcd: dict[str, str]) -> No
 def test_after_a_member_ends_the_others_agree_on_a_new_round_at_once(
     start: Start, on_etcd: dict[str, str], victim: str
 ) -> None:
+    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=40"
     script = WRITE_PIDS + "pathlib.Path('world-' + os.environ['WORLD_SIZE']).write_text('x')\ntime.sleep(60)"
     stays, goes = start(script, **on_etcd), start(script, **on_etcd)
     stays.file("world-2")
@@ -196,8 +197,8 @@ def test_after_a_member_ends_the_others_agree_on_a_new_round_at_once(
         goes.process.send_signal(signal.SIGTERM)
         stays.file("world-1")
         assert goes.end() == 143
-    # Far below the five seconds until the end of the lease.
-    assert time.monotonic() - since < 2.5
+    # Far below the 40 seconds until the end of the lease.
+    assert time.monotonic() - since < 20
 
 
 # Writes the time again and again, deaf to TERM: `last` is when the process of a world was last alive.
@@ -240,7 +241,7 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
         proxy.mode = "silent"
     if what == "told to end while cut off":
         goes.process.send_signal(signal.SIGTERM)
-    second_world = float(stays.file("first-1", seconds=10))
+    second_world = float(stays.file("first-1", seconds=60))
     time.sleep(0.5)
     assert last_alive(goes, 2) < second_world
     if what != "told to end while cut off":
@@ -248,7 +249,7 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
         proxy.mode = "pass"
         proxy.cut()
         (stays.folder / "first-2").unlink()
-        stays.file("first-2", seconds=20)
+        stays.file("first-2", seconds=60)
 
 
 def test_while_a_process_saves_the_membership_is_kept(

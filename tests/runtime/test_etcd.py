@@ -104,7 +104,7 @@ def test_a_watch_ends_at_once_when_another_thread_closes_it(client: etcd.Client,
     threading.Timer(0.2, watch.close).start()
     start = time.monotonic()
     assert all(not events for _, events in watch)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
 
 
 def test_a_watch_from_a_compacted_revision_raises_compacted(

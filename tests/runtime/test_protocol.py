@@ -156,7 +156,7 @@ Make = Callable[..., Rendezvous]
 @pytest.fixture
 def settings(prefix: str) -> Settings:
     return Settings(
-        "run", 1, 4, prefix, join_timeout=15, last_call_timeout=0.2, settle_timeout=0,
+        "run", 1, 4, prefix, join_timeout=60, last_call_timeout=0.2, settle_timeout=0,
         keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
     )  # fmt: skip
 

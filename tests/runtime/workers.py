@@ -27,7 +27,7 @@ class Worker:
             self.process = subprocess.Popen([*command, str(folder / "train.py"), "one", "two"],
                                             env=environ, cwd=folder, stderr=errors)  # fmt: skip
 
-    def file(self, name: str, seconds: float = 10) -> str:
+    def file(self, name: str, seconds: float = 40) -> str:
         """What a training process wrote; waits for it."""
         path, deadline = self.folder / name, time.monotonic() + seconds
         while not path.exists() or not path.read_text():
@@ -47,7 +47,7 @@ class Worker:
     def words(self) -> str:
         return self.errors.read_text()
 
-    def end(self, seconds: float = 15) -> int:
+    def end(self, seconds: float = 45) -> int:
         return self.process.wait(seconds)
 
 
