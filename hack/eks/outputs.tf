@@ -32,7 +32,8 @@ output "kubeconfig_command" {
 output "efs_values" {
   description = "Values for charts/efs: terraform output -raw efs_values > efs.yaml"
   value = var.efs ? yamlencode({
-    volumes = { efsvol = { type = "csi", fileSystemId = aws_efs_file_system.this[0].id } }
+    # A new file system belongs to root; the jobs' pods are user 1000.
+    volumes = { efsvol = { type = "csi", fileSystemId = aws_efs_file_system.this[0].id, uid = 1000, gid = 1000 } }
   }) : null
 }
 
@@ -48,4 +49,9 @@ output "fsx_values" {
       mountName    = aws_fsx_lustre_file_system.this[0].mount_name
     }
   }) : null
+}
+
+output "dataset_values" {
+  description = "Values for charts/dataset: terraform output -raw dataset_values > dataset.yaml"
+  value       = length(var.buckets) > 0 ? yamlencode({ serviceAccount = { create = true, name = "data" } }) : null
 }

@@ -99,6 +99,12 @@ variable "fsx_gib" {
   }
 }
 
+variable "buckets" {
+  description = "S3 buckets that datasets are copied from and to: the ServiceAccount data of the namespace default may read and write them"
+  type        = list(string)
+  default     = []
+}
+
 variable "cloudwatch" {
   description = "Install the add-on for CloudWatch observability"
   type        = bool

@@ -17,7 +17,7 @@ from bireme.workloads import WorkloadKind, kind_of
 
 _FORBIDDEN = (401, 403)
 _RESTARTS = 3
-_PROVIDERS = {
+PROVIDERS = {
     ACCELERATORS[0]: "helm repo add nvdp https://nvidia.github.io/k8s-device-plugin && "
     "helm install nvdp nvdp/nvidia-device-plugin --namespace kube-system",
     ACCELERATORS[
@@ -26,6 +26,7 @@ _PROVIDERS = {
     EFA: "helm install efa charts/efa-device-plugin --namespace kube-system",
     HUGE_PAGES: "bireme eksctl --nodes TYPE=NUMBER (the node group sets them aside at boot)",
 }
+"""What makes nodes offer a resource."""
 _ADDONS = {"efs.csi.aws.com": "aws-efs-csi-driver", "fsx.csi.aws.com": "aws-fsx-csi-driver"}
 _FAULTS = {
     "ImagePullBackOff": "its image cannot be pulled",
@@ -106,10 +107,10 @@ class Doctor:
             return  # Karpenter makes the nodes that pods wait for.
         usable = [node for node in nodes if not node["spec"].get("unschedulable")]
         offered = [node["status"].get("allocatable") or {} for node in usable]
-        wanted = {name for pod in self.plan.pods for name in pod.resources if name in _PROVIDERS}
+        wanted = {name for pod in self.plan.pods for name in pod.resources if name in PROVIDERS}
         for name in sorted(wanted):
             if not any(quantity(each.get(name, "0")) for each in offered):
-                yield Finding("nodes", f"No node offers {name}, which the job asks for", _PROVIDERS[name])
+                yield Finding("nodes", f"No node offers {name}, which the job asks for", PROVIDERS[name])
         counts: dict[str, int] = {}
         for node in usable:
             kind = (node["metadata"].get("labels") or {}).get(INSTANCE_TYPE_LABEL, "")

@@ -17,6 +17,7 @@ from bireme.paths import Paths
 from bireme.provision import Fleet, estimate, load_prices
 from bireme.tools import Toolbox
 from tests.eks.conftest import ROOT, Terraform
+from tests.support import stand_ins
 
 PATHS = Paths.discover(start=ROOT)
 INSTANCES = load_instances(PATHS)
@@ -124,6 +125,21 @@ def test_the_charts_take_the_outputs_as_values(
     volumes = [each.thaw() for each in manifests if each.kind == "PersistentVolume"]
     assert len(volumes) == 1
     assert "fs-0" in str(volumes[0]["spec"]["csi"])
+
+
+def test_the_stand_ins_of_the_walkthroughs_have_these_outputs(
+    states: Mapping[str, Mapping[str, Any]],
+) -> None:
+    outputs = states["everything"]["outputs"]
+    made = {name: yaml.safe_load(outputs[name]["value"]) for name in stand_ins.OUTPUTS}
+    assert shape_of(made) == shape_of(stand_ins.OUTPUTS)
+
+
+def shape_of(value: Any) -> Any:
+    """Keys and types."""
+    if isinstance(value, dict):
+        return {key: shape_of(each) for key, each in value.items()}
+    return type(value)
 
 
 def test_roles_of_drivers_can_only_be_taken_by_pods(states: Mapping[str, Mapping[str, Any]]) -> None:

@@ -43,7 +43,7 @@ run "defaults" {
     error_message = "no subnet gives public addresses"
   }
   assert {
-    condition     = length(aws_autoscaling_schedule.expires) == 0 && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
+    condition     = length(aws_autoscaling_schedule.expires) == 0 && length(aws_iam_role.data) == 0 && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
     error_message = "guard and CloudWatch are options"
   }
 }
@@ -55,12 +55,19 @@ run "everything" {
     nodes      = { for file in fileset("../../values/instances", "*.yaml") : trimsuffix(file, ".yaml") => 3 }
     admitted   = ["192.0.2.0/24"]
     fsx_gib    = 2400
+    buckets    = ["photos"]
     cloudwatch = true
     expires    = "2026-12-01T18:00:00Z"
   }
   assert {
     condition     = aws_eks_cluster.this.vpc_config[0].endpoint_public_access && aws_eks_cluster.this.vpc_config[0].public_access_cidrs == toset(["192.0.2.0/24"])
     error_message = "only admitted networks reach the API server"
+  }
+  assert {
+    condition = alltrue([for each in jsondecode(aws_iam_role_policy.data[0].policy).Statement :
+      alltrue([for resource in each.Resource : startswith(resource, "arn:aws:s3:::photos")])
+    ])
+    error_message = "the datasets' role reaches the named buckets only"
   }
 }
 
