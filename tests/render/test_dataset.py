@@ -136,22 +136,3 @@ def test_is_refused(render: Callable[..., Render], change: dict[str, Any], sente
     with pytest.raises(RenderError) as refused:
         render("dataset", values=S3 | change)
     assert sentence in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "chart", "instance", "job"),
-    [
-        ("coco-2017", "mpi-training", "p3.16xlarge", "maskrcnn"),
-        ("imagenet", "torch-elastic", "p4d.24xlarge", "imagenet-efa"),
-    ],
-)
-def test_a_dataset_appears_where_its_job_looks_for_it(
-    render: Callable[..., Render], dataset: str, chart: str, instance: str, job: str
-) -> None:
-    made = render("dataset", workload=dataset, sets=["sources[0].url=s3://bucket/data"])
-    target = json.loads(env(made)["BIREME_DATASET"])["target"]
-    (worker,) = pod(render(chart, instance=instance, workload=job))["containers"]
-    args = [*worker.get("command", ()), *worker["args"]]
-    (data,) = [each.removeprefix("--data=") for each in args if each.startswith("--data=")]
-    claim = {"coco-2017": "/efs", "imagenet": "/fsx"}[dataset]
-    assert data == target.replace("/claim", claim)
