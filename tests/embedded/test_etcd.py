@@ -45,6 +45,15 @@ def test_changed_claims_are_refused_as_predicted(release: ReleaseFactory) -> Non
         etcd.upgrade(sets=changed)
 
 
+def test_an_etcd_without_users_keeps_none_until_its_clients_have_a_secret(release: ReleaseFactory) -> None:
+    etcd = release("etcd", sets=[IN_POD, "auth.enabled=false"])
+    with pytest.raises(BiremeError, match="this etcd runs without users"):
+        etcd.upgrade(sets=[IN_POD])
+    etcd.upgrade(sets=[IN_POD, "auth.enabled=false"])
+    etcd.upgrade(sets=[IN_POD, "auth.existingSecret=people"])
+    etcd.upgrade(sets=[IN_POD])
+
+
 def test_passwords_are_generated_once(cluster: Cluster, toolbox: Toolbox) -> None:
     """The second render finds the Secret of the first, as an upgrade does."""
 
@@ -56,7 +65,7 @@ def test_passwords_are_generated_once(cluster: Cluster, toolbox: Toolbox) -> Non
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    template = "template passwords charts/etcd --dry-run=server --set auth.enabled=true"
+    template = "template passwords charts/etcd --dry-run=server"
     render = [str(toolbox.path("helm")), *template.split(), "--show-only=templates/users-secret.yaml"]
     first, unknown = run(render), run(render)
     assert yaml.safe_load(first)["data"].keys() == {"username", "password", "root-password"}

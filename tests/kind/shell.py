@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,18 @@ until = partial(waiting.until, every=0.5)
 
 # The nodes of `make test-kind`: three, with one accelerator and one EFA interface each.
 NODE_TYPE = "p5.4xlarge"
+
+# Asks the member in whose pod it runs, as root.
+_ASK_ETCD = """
+import json, os, sys
+from pathlib import Path
+from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server.auth import read_secret
+secret = read_secret(Path(os.environ["BIREME_ETCD_USERS"]))
+root = {"BIREME_ETCD_USERNAME": "root", "BIREME_ETCD_PASSWORD": secret["BIREME_ETCD_ROOT_PASSWORD"]}
+client = etcd.client_from(os.environ["BIREME_ETCD_ENDPOINTS"], {**os.environ, **root})
+print(json.dumps(client.call("/v3/" + sys.argv[1], json.loads(sys.argv[2]))))
+"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,22 @@ class Shell:
         printed = self.attempt("get", "pod", pod, "-n", namespace, f"-o=jsonpath={jsonpath}")
         uid, _, ready = (printed or "").partition(" ")
         return uid if ready == "True" else ""
+
+    def ask_etcd(self, namespace: str, member: str, call: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of etcd's gateway to ``kv/range`` and its like, through the member of that pod.
+
+        It asks again while the pod is being replaced.
+        """
+        answers: list[dict[str, Any]] = []
+        python = ("-c", "users", "--", "python3", "-c", _ASK_ETCD, call, json.dumps(body))
+
+        def answered() -> bool:
+            printed = self.attempt("exec", "-n", namespace, member, *python)
+            answers.extend([json.loads(printed)] if printed else [])
+            return bool(answers)
+
+        until(answered, 60, f"an answer of {member} to {call}")
+        return answers[0]
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
         """SIGKILL the first process of a container, from its node."""

@@ -11,7 +11,7 @@ import pytest
 from bireme.clusters.api import ApiError
 from bireme.clusters.kind import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.kind.shell import Shell, Values, until
+from tests.kind.shell import Shell, Values
 
 pytestmark = pytest.mark.usefixtures("etcd_images")
 
@@ -19,26 +19,12 @@ Etcd = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def ask(cluster: KindCluster) -> Etcd:
-    """``ask(release, "kv/range", key="a")``: etcd's JSON gateway through the API server; text is encoded.
-
-    It retries until it gets an answer, because the Service may still route to a member that has just gone.
-    """
+def ask(shell: Shell) -> Etcd:
+    """``ask(release, "kv/range", key="a")``: etcd's JSON gateway, in the pod of member 0; text is encoded."""
 
     def _ask(release: InstalledRelease, call: str, **fields: str) -> dict[str, Any]:
-        service = f"/api/v1/namespaces/{release.namespace}/services/{release.name}:2379/proxy/v3/{call}"
         body = {key: encode(value) for key, value in fields.items()}
-        answers: list[dict[str, Any]] = []
-
-        def answered() -> bool:
-            try:
-                answers.append(cluster.api.create(service, body))
-            except ApiError:
-                return False
-            return True
-
-        until(answered, 60, f"an answer of {release.name} to {call}")
-        return answers[0]
+        return shell.ask_etcd(release.namespace, f"{release.name}-0", call, body)
 
     return _ask
 
@@ -48,9 +34,14 @@ def encode(text: str) -> str:
 
 
 def test_one_member_serves_and_grows_to_three_with_its_data(
-    release: ReleaseFactory, shell: Shell, kind_values: Values, ask: Etcd
+    release: ReleaseFactory, shell: Shell, kind_values: Values, cluster: KindCluster, ask: Etcd
 ) -> None:
     etcd = release("etcd", values=kind_values["etcd"], timeout=180)
+    with pytest.raises(ApiError, match="user name is empty"):
+        cluster.api.create(
+            f"/api/v1/namespaces/{etcd.namespace}/services/{etcd.name}:2379/proxy/v3/kv/range",
+            {"key": "AA=="},
+        )
     ask(etcd, "kv/put", key="ship", value="bireme")
     shell.helm("test", etcd.name, "-n", etcd.namespace, "--timeout", "2m")
 

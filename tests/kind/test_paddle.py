@@ -138,11 +138,11 @@ class PaddleJob:
 
     def ended_passes(self) -> list[tuple[int, int]]:
         """The number of done and failed shards of each pass that has ended, from etcd."""
-        service = f"/api/v1/namespaces/{self.release.namespace}/services/{self.release.name}-etcd:2379/proxy"
         prefix = f"/bireme/dispatcher/{self.release.namespace}/{self.release.name}/d/"
         span = {"key": prefix, "range_end": prefix[:-1] + "0"}
         body = {key: base64.b64encode(text.encode()).decode() for key, text in span.items()}
-        kvs = self.release.cluster.api.create(f"{service}/v3/kv/range", body).get("kvs", [])
+        etcd = f"{self.release.name}-etcd-0"
+        kvs = self.shell.ask_etcd(self.release.namespace, etcd, "kv/range", body).get("kvs", [])
         found = {
             base64.b64decode(each["key"]).decode(): base64.b64decode(each.get("value", "")) for each in kvs
         }

@@ -71,10 +71,21 @@ def test_the_configuration_file_has_whole_numbers(
     assert json.loads(config["data"]["etcd.json"])["quota-backend-bytes"] == 2 * 1024**3
 
 
-def test_a_hook_creates_users_after_install_and_upgrade(render: Callable[..., Render]) -> None:
-    rendered = render("etcd", sets=["auth.enabled=true", "auth.existingSecret=users"])
-    job = next(item for item in rendered.manifests if item.kind == "Job")
-    assert job.annotations["helm.sh/hook"] == "post-install,post-upgrade"
+def test_members_ask_for_users_unless_a_value_says_no(render: Callable[..., Render]) -> None:
+    def containers(*sets: str) -> list[str]:
+        pod = stateful_set(render("etcd", sets=list(sets)))["template"]["spec"]
+        return [container["name"] for container in pod["containers"]]
+
+    assert containers() == ["etcd", "users"]
+    assert containers("auth.enabled=false") == ["etcd"]
+
+
+def test_a_member_is_ready_once_etcd_asks_for_the_users_of_the_secret(render: Callable[..., Render]) -> None:
+    pod = stateful_set(render("etcd", sets=["auth.existingSecret=people"]))["template"]["spec"]
+    users = pod["containers"][1]
+    (port,) = users["ports"]
+    assert users["readinessProbe"]["httpGet"]["port"] == port["name"]
+    assert {"name": "users", "secret": {"secretName": "people"}} in pod["volumes"]
 
 
 SECURED = "charts/etcd/ci/secured-values.yaml"

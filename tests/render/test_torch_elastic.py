@@ -173,7 +173,7 @@ def test_agents_know_every_member_that_etcd_may_ever_have(render: Callable[..., 
 
 
 def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Callable[..., Render]) -> None:
-    rendered = render("torch-elastic", sets=["etcd.auth.enabled=true"])
+    rendered = render("torch-elastic")
     secret = the(rendered, "Secret")
     assert secret.annotations["bireme/generated"] == "data"
     assert "data" not in secret, "without a cluster each render would have another password"
@@ -182,7 +182,7 @@ def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Cal
 
 
 def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -> None:
-    sets = ["etcd.auth.enabled=true", "etcd.auth.existingSecret=etcd-users"]
+    sets = ["etcd.auth.existingSecret=etcd-users"]
     env = {item["name"]: item for item in trainer(render("torch-elastic", sets=sets))["env"]}
     assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "etcd-users"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import pytest
 from bireme_runtime.etcd import check
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import auth
-from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
 from tests.support import waiting
 
 NewEtcd = Callable[..., EtcdServer]
@@ -167,3 +171,81 @@ def test_a_client_logs_in_again_where_etcd_has_lost_its_data(
     assert auth.main(secret) == 0
     waiting.until(lambda: succeeds(lambda: late.get("/bireme/a")), seconds=60)
     assert late.txn([], [etcd.put_op("/bireme/a", "2")]).succeeded
+
+
+def test_a_repetition_ends_no_login(server: EtcdServer, secret: dict[str, str]) -> None:
+    assert auth.main(secret) == 0
+    trainer = client(server, "trainer", "one")
+    trainer.put("/bireme/a", "1")
+    assert auth.main(secret) == 0
+    before = logins(server)
+    trainer.put("/bireme/a", "2")
+    assert logins(server) == before
+
+
+@contextlib.contextmanager
+def kept_up(secret: dict[str, str], folder: Path) -> Iterator[str]:
+    """The container that keeps the users of a Secret in that folder; its address for the readiness probe."""
+    folder.mkdir(exist_ok=True)
+    write(folder, secret["BIREME_ETCD_PASSWORD"])
+    port = free_port()
+    env = {**os.environ, "PYTHONPATH": str(RUNTIME), "BIREME_ETCD_USERS": str(folder)}
+    env |= {"BIREME_ETCD_USERS_PORT": str(port), "BIREME_WAIT_SECONDS": "60"}
+    env |= {name: secret[name] for name in ("BIREME_ETCD_ENDPOINTS", "BIREME_ETCD_PREFIX")}
+    process = subprocess.Popen([sys.executable, "-m", "bireme_runtime.etcd.server.auth"], env=env)
+    try:
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def write(folder: Path, password: str) -> None:
+    people = {"root-password": "root-1", "username": "trainer", "password": password}
+    for key, value in people.items():
+        (folder / key).write_text(value)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def lets_in(server: EtcdServer, password: str) -> bool:
+    try:
+        client(server, "trainer", password).put("/bireme/a", "1")
+    except etcd.EtcdError:
+        return False
+    return True
+
+
+def test_the_container_beside_a_member_follows_the_secret_and_a_new_one_an_empty_etcd(
+    server: EtcdServer, secret: dict[str, str], new_etcd: NewEtcd, tmp_path: Path
+) -> None:
+    with kept_up(secret, tmp_path / "users") as probe:
+        waiting.until(lambda: is_ready(probe), 60)
+        with pytest.raises(etcd.AuthError, match="user name is empty"):
+            client(server, "", "").get("/bireme/a")
+        assert lets_in(server, "one")
+        write(tmp_path / "users", "two")
+        waiting.until(lambda: lets_in(server, "two"), 60)
+    server.stop()
+    new_etcd(port=server.port, peer_port=server.peer_port).start()
+    assert client(server, "", "").get("/bireme/a") is None, "it has lost its users"
+    with kept_up(secret, tmp_path / "users") as probe:
+        waiting.until(lambda: is_ready(probe), 60)
+        assert lets_in(server, "one")
+        assert not lets_in(server, "")
+
+
+def test_members_that_start_together_make_the_users_together(
+    server: EtcdServer, secret: dict[str, str], tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(kept_up(secret, tmp_path / f"users-{i}")) for i in range(3)]
+        for probe in probes:
+            waiting.until(lambda probe=probe: is_ready(probe), 60)  # type: ignore[misc]
+        assert lets_in(server, "one")

@@ -1,8 +1,11 @@
-"""Bring etcd's users in line with a Secret: `python3 -m bireme_runtime.etcd.server.auth`, a Helm hook.
+"""Keep etcd's users in line with a Secret: `python3 -m bireme_runtime.etcd.server.auth`, beside each member.
 
-Reads BIREME_ETCD_ENDPOINTS, BIREME_ETCD_ROOT_PASSWORD, BIREME_ETCD_USERNAME, BIREME_ETCD_PASSWORD,
-BIREME_ETCD_PREFIX (the prefix of the keys that the user may read and write) and BIREME_WAIT_SECONDS. When it
-runs again it changes only what differs by then: the user's password or its prefix.
+It is a container of the member's pod, because an etcd that comes back without its data comes back without its
+users. Reads BIREME_ETCD_ENDPOINTS, BIREME_ETCD_USERS (the folder of the Secret, with the files root-password,
+username and password), BIREME_ETCD_PREFIX (of the keys that the user may read and write),
+BIREME_ETCD_USERS_PORT and BIREME_WAIT_SECONDS. The port answers 200 as soon as etcd asks for users: the pod
+is not Ready before. A changed file is applied within seconds; only what differs is changed, because a change
+ends all logins.
 """
 
 from __future__ import annotations
@@ -13,18 +16,30 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import environment
+from bireme_runtime.process import environment, http
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import FAILED
 from bireme_runtime.process.log import Say, log_of
 
 _ROOT = "root"
+# The variables that `set_up` reads, and the Secret's keys.
+_KEYS = {
+    "BIREME_ETCD_ROOT_PASSWORD": "root-password",
+    "BIREME_ETCD_USERNAME": "username",
+    "BIREME_ETCD_PASSWORD": "password",
+}
+_LOOK_SECONDS = 5.0
 
 
 class AuthSetupError(BiremeError):
     """etcd's users could not be set up; the message says why and what to do."""
+
+
+class OtherRoot(AuthSetupError):
+    """etcd asks for users, but root has another password."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,7 @@ class Users:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Users:
         """Read the environment. Raises AuthSetupError."""
-        names = ("BIREME_ETCD_ROOT_PASSWORD", "BIREME_ETCD_USERNAME", "BIREME_ETCD_PASSWORD")
+        names = tuple(_KEYS)
         missing = [name for name in names if not env.get(name)]
         if missing:
             problem = f"{', '.join(missing)} must not be empty"
@@ -52,12 +67,14 @@ class Users:
         return cls(root_password, username, password, env.get("BIREME_ETCD_PREFIX") or "/")
 
 
-def protect(plain: etcd.Client, as_root: etcd.Client, wanted: Users) -> bool:
+def protect(plain: etcd.Client, as_root: etcd.Client, as_user: etcd.Client, wanted: Users) -> bool:
     """Turn authentication on with the wanted users; returns whether it was on before.
 
-    `plain` sends no user and `as_root` logs in as root. Raises AuthSetupError when root has another password.
+    `plain` sends no user, `as_root` and `as_user` log in. Raises OtherRoot.
     """
     was_on = _is_on(plain, as_root)
+    if was_on and _is_current(as_root, as_user, wanted):
+        return True
     client = as_root if was_on else plain
     client.auth("role/add", {"name": _ROOT}, exists_is_fine=True)
     _set_user(client, _ROOT, wanted.root_password, _ROOT)
@@ -78,9 +95,23 @@ def _is_on(plain: etcd.Client, as_root: etcd.Client) -> bool:
         as_root.auth("user/list", {})
         return True
     except etcd.AuthError as error:
-        raise AuthSetupError(
+        raise OtherRoot(
             f"etcd rejects root's password ({error}): put the first one back into the Secret"
         ) from error
+
+
+def _is_current(as_root: etcd.Client, as_user: etcd.Client, wanted: Users) -> bool:
+    try:
+        as_user.get(wanted.prefix)
+        held = as_root.auth("role/get", {"role": wanted.username}).get("perm", ())
+    except etcd.Refused:
+        return False
+    return list(held) == [_permission(wanted.prefix)]
+
+
+def _permission(prefix: str) -> dict[str, str]:
+    key, end = _b64(prefix.encode()), _b64(etcd.prefix_end(prefix))
+    return {"permType": "READWRITE", "key": key, "range_end": end}
 
 
 def _set_user(client: etcd.Client, name: str, password: str, role: str) -> None:
@@ -92,12 +123,13 @@ def _set_user(client: etcd.Client, name: str, password: str, role: str) -> None:
 def _set_role(client: etcd.Client, name: str, prefix: str) -> None:
     """Give the role permission for exactly the keys with the prefix."""
     client.auth("role/add", {"name": name}, exists_is_fine=True)
-    key, end = _b64(prefix.encode()), _b64(etcd.prefix_end(prefix))
+    wanted = _permission(prefix)
     for held in client.auth("role/get", {"role": name}).get("perm", ()):
-        if (held.get("key"), held.get("range_end", "")) != (key, end):
-            there = {"key": held.get("key", ""), "range_end": held.get("range_end", "")}
-            client.auth("role/revoke", {"role": name, **there})
-    client.auth("role/grant", {"name": name, "perm": {"permType": "READWRITE", "key": key, "range_end": end}})
+        there = {"key": held.get("key", ""), "range_end": held.get("range_end", "")}
+        if there.items() <= wanted.items():
+            continue
+        client.auth("role/revoke", {"role": name, **there})
+    client.auth("role/grant", {"name": name, "perm": wanted})
 
 
 def _b64(raw: bytes) -> str:
@@ -111,16 +143,18 @@ def set_up(env: Mapping[str, str], say: Say) -> None:
     """
     wanted = Users.from_env(env)
     endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
-    plain, as_root = (
+    users = (("", ""), (_ROOT, wanted.root_password), (wanted.username, wanted.password))
+    plain, as_root, as_user = (
         etcd.client_from(endpoints, {**env, "BIREME_ETCD_USERNAME": name, "BIREME_ETCD_PASSWORD": password})
-        for name, password in (("", ""), (_ROOT, wanted.root_password))
+        for name, password in users
     )
     deadline = time.monotonic() + environment.seconds(env, "BIREME_WAIT_SECONDS", 600)
     while True:
         try:
-            was_on = protect(plain, as_root, wanted)
+            was_on = protect(plain, as_root, as_user, wanted)
             break
-        except (etcd.Unavailable, etcd.Ambiguous) as error:
+        # AuthError: another member's container has just turned authentication on.
+        except (etcd.Unavailable, etcd.Ambiguous, etcd.AuthError) as error:
             if time.monotonic() >= deadline:
                 raise
             say(f"waiting, {deadline - time.monotonic():.0f} s at most, for etcd: {error}")
@@ -129,10 +163,44 @@ def set_up(env: Mapping[str, str], say: Say) -> None:
     say(f"etcd {state}; {wanted.username} may read and write keys that start with {wanted.prefix}")
 
 
+def read_secret(folder: Path) -> dict[str, str]:
+    """The variables that `set_up` reads, from the files of a mounted Secret; "" for one that is missing."""
+    files = {name: folder / key for name, key in _KEYS.items()}
+    return {name: file.read_text().strip() if file.is_file() else "" for name, file in files.items()}
+
+
+def keep_up(env: Mapping[str, str], say: Say) -> None:
+    """Set the users up, and again whenever the Secret changes; problems go to the log. It does not end."""
+    folder = Path(env["BIREME_ETCD_USERS"])
+    done: dict[str, str] = {}
+    asks = False
+    http.serve(
+        lambda path, body: (200 if asks else 503, b""),
+        "0.0.0.0",
+        environment.integer(env, "BIREME_ETCD_USERS_PORT"),
+    )
+    while True:
+        try:
+            secret = read_secret(folder)
+            if secret != done:
+                set_up({**env, **secret}, say)
+                done = secret
+            asks = True
+        except (AuthSetupError, etcd.EtcdError, ValueError, OSError) as error:
+            say(str(error))
+            asks = asks or isinstance(error, OtherRoot)
+        time.sleep(_LOOK_SECONDS)
+
+
 def main(env: Mapping[str, str] = os.environ) -> int:
-    """Set up the users; returns the exit code."""
-    say = log_of("auth")
+    """Keep the users of the Secret's folder, or without one set up those of the environment once.
+
+    Returns the exit code.
+    """
+    say = log_of("users")
     try:
+        if env.get("BIREME_ETCD_USERS"):
+            keep_up(env, say)
         set_up(env, say)
     except (AuthSetupError, etcd.EtcdError, ValueError) as error:
         say(str(error))
