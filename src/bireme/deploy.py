@@ -21,8 +21,9 @@ from bireme.manifests import Manifest
 from bireme.observe import Difference, ObservedPod
 from bireme.release import Releases
 from bireme.shards import Shards, shards
+from bireme.timeline import Timeline
 from bireme.topology import Plan, expand
-from bireme.training import Training, trainings
+from bireme.training import Training, timelines, trainings
 from bireme.workloads import WorkloadKind, kind_of
 
 _POLL_SECONDS = 0.5
@@ -111,6 +112,18 @@ class Deployer:
         pods = () if self._cluster.provider == "embedded" else found.pods
         runs = trainings(self._cluster.api, namespace, manifests, pods)
         return Outcome(plan, found.pods, found.differences, shards=datasets, trainings=runs)
+
+    def timeline(self, release: str, namespace: str) -> Timeline:
+        """What happened in the run of a release. Raises BiremeError when no worker tells."""
+        manifests = self._releases.manifests(release, namespace)
+        pods = () if self._cluster.provider == "embedded" else self._pods(release, namespace)
+        found = timelines(self._cluster.api, namespace, manifests, pods)
+        if not found:
+            raise BiremeError(
+                f"no worker of {release} tells of its run: it needs an elastic job with metrics.port, one of "
+                f"whose pods is ready; bireme status {release} shows them"
+            )
+        return found[0]
 
     def planned(self, release: str, namespace: str) -> Plan:
         """The plan of a release's latest revision. Raises BiremeError if there is none."""

@@ -9,6 +9,7 @@ from typing import Any
 from bireme.clusters.api import Api, ApiError
 from bireme.manifests import Manifest
 from bireme.observe import ObservedPod
+from bireme.timeline import Timeline
 from bireme.workloads import pod_templates
 
 _PORT_NAME = "metrics"
@@ -62,8 +63,24 @@ def trainings(
     api: Api, namespace: str, manifests: Iterable[Manifest], pods: Iterable[ObservedPod]
 ) -> tuple[Training, ...]:
     """The runs of a release's elastic jobs; nothing of one whose workers do not answer."""
+    answers = _asked(api, namespace, manifests, pods, "v1/status")
+    return tuple(Training.of(job, status) for job, status in answers.items())
+
+
+def timelines(
+    api: Api, namespace: str, manifests: Iterable[Manifest], pods: Iterable[ObservedPod]
+) -> tuple[Timeline, ...]:
+    """What happened in the runs of a release's elastic jobs, as `trainings`."""
+    answers = _asked(api, namespace, manifests, pods, "v1/timeline")
+    return tuple(Timeline.of(job, answer) for job, answer in answers.items())
+
+
+def _asked(
+    api: Api, namespace: str, manifests: Iterable[Manifest], pods: Iterable[ObservedPod], path: str
+) -> dict[str, dict[str, Any]]:
+    """What one worker of each job answers."""
     ports = {item.name: port for item in manifests if (port := _port(item))}
-    found: dict[str, Training] = {}
+    found: dict[str, dict[str, Any]] = {}
     asked: dict[str, int] = dict.fromkeys(ports, 0)
     for pod in pods:
         job = pod.workload
@@ -71,12 +88,11 @@ def trainings(
             continue
         asked[job] += 1
         try:
-            status = api.proxied(namespace, pod.name, ports[job], "v1/status", _SECONDS, kind="pods")
+            found[job] = api.proxied(namespace, pod.name, ports[job], path, _SECONDS, kind="pods")
         except ApiError:
             # The differences already tell what is wrong with the pods.
             continue
-        found[job] = Training.of(job, status)
-    return tuple(found.values())
+    return found
 
 
 def _port(workload: Manifest) -> int | None:

@@ -19,6 +19,7 @@ from bireme.observe import Difference, ObservedPod
 from bireme.release import Revision
 from bireme.shards import Shards
 from bireme.storage import CLAIM, CLASS, VOLUME, Storage
+from bireme.timeline import Timeline, clock, lasted
 from bireme.tools import ToolStatus
 from bireme.topology import Plan
 from bireme.training import Training
@@ -269,6 +270,21 @@ def training_view(training: Training) -> RenderableType:
         counts = ", ".join(f"{node} {count}" for node, count in training.nodes.items())
         lines.append(Text(f"  first failures by node: {counts}"))
     return Group(*lines)
+
+
+def timeline_view(run: Timeline) -> RenderableType:
+    """The worlds of a run in a table."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("round", "began (UTC)", "lasted", "workers", "step", "per second", "lost", "why"):
+        table.add_column(column, overflow="fold")
+    for world in run.worlds:
+        step = str(world.steps[-1][1]) if world.steps else ""
+        lost = f"{world.lost_steps} steps, {world.lost_seconds:.0f} s" if world.lost_seconds else ""
+        table.add_row(
+            str(world.round), clock(world.begin), lasted(world.end - world.begin), str(len(world.seats)),
+            step, f"{world.steps_per_second:.2f}", lost, world.why,
+        )  # fmt: skip
+    return Group(Text(run.summary, style="bold"), table)
 
 
 def shards_view(shards: Shards) -> RenderableType:

@@ -107,6 +107,7 @@ def test_the_demo_compares_plan_and_cluster_and_leaves_nothing(shell: Shell) -> 
         ("bireme up --nodes p4d.24xlage=2", "p4d.24xlarge"),
         ("bireme up --provider kinf", "kind"),
         ("bireme status nothing --cluster nowhere", "nowhere"),
+        ("bireme timeline nothing --cluster nowhere", "nowhere"),
         ("bireme validate charts/torch-elastic --set workrs=2", "did you mean `workers`"),
         ("bireme validate charts/torch-elastic --set minWorkers=2", "minWorkers"),
     ],

@@ -6,15 +6,19 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from bireme.clusters.api import Api
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime.process import children
 from tests.runtime.etcd_servers import EtcdServer, new_cluster
+from tests.runtime.told import Proxy
 from tests.runtime.workers import MAIN, Start, Worker
+from tests.support.api_server import serving
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +74,12 @@ def three_etcds(cluster_of_three: list[EtcdServer]) -> Iterator[list[EtcdServer]
 def prefix() -> str:
     """A prefix of keys that no other test uses."""
     return f"/test/{uuid.uuid4().hex[:8]}/"
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Proxy), tmp_path) as kubeconfig:
+        yield Api(kubeconfig)
 
 
 @pytest.fixture

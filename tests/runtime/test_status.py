@@ -5,23 +5,19 @@ from __future__ import annotations
 import io
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from bireme.clusters.api import Api
-from bireme.manifests import Manifest
-from bireme.observe import observed_pod
 from bireme.training import Training, trainings
 from bireme.views import training_view
 from bireme_runtime.elastic import progress
 from tests.runtime.etcd_servers import free_port
+from tests.runtime.told import Proxy, elastic_job, ready_pod
 from tests.runtime.workers import Start, Worker
-from tests.support.api_server import Quiet, serving
 
 FAILS_TWICE = """
 n = pathlib.Path('n')
@@ -37,35 +33,9 @@ time.sleep(90)
 """
 
 
-class Proxy(Quiet):
-    """The part of an API server that asks pods; all pods are here."""
-
-    def do_GET(self) -> None:
-        _, _, _, _, _, kind, pod, _, path = self.path.split("/", 8)
-        assert kind == "pods"
-        with urllib.request.urlopen(f"http://127.0.0.1:{pod.rpartition(':')[2]}/{path}") as answer:
-            body = answer.read()
-        self.answer(body)
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Proxy), tmp_path) as kubeconfig:
-        yield Api(kubeconfig)
-
-
 def told(api: Api, port: int) -> Training | None:
     """What `bireme status` reads of a job with one worker."""
-    trainer = {"name": "trainer", "ports": [{"name": "metrics", "containerPort": port}]}
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-r1"}}
-    manifest = Manifest({**job, "spec": {"template": {"spec": {"containers": [trainer]}}}})
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job-r1", "controller": True}
-    pod = {
-        "metadata": {"name": "job-r1-0-abcde", "ownerReferences": [owner]},
-        "spec": {"containers": [], "nodeName": "node-a"},
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-    }
-    return next(iter(trainings(api, "default", [manifest], [observed_pod(pod)])), None)
+    return next(iter(trainings(api, "default", [elastic_job(port)], [ready_pod()])), None)
 
 
 def until(api: Api, port: int, worker: Worker, true: Callable[[Training], Any]) -> Training:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bireme import views
+from bireme import timeline_picture, views
 from bireme.cli.options import (
     App,
     chart_and_values,
@@ -31,6 +31,7 @@ from bireme.logs import log as pod_log
 from bireme.logs import main_log, main_pod, named_pod
 from bireme.nccl import Asked, asked_by, judge, load_measured, parse
 from bireme.release import Releases
+from bireme.timeline import read as timeline_from
 from bireme.topology import expand
 
 
@@ -128,6 +129,45 @@ def status(
     Example: bireme status imagenet -n training
     """
     _conclude(app, app.deployer(app.cluster(cluster, kubeconfig, context)).status(release, namespace), output)
+
+
+@cli.command()
+@click.argument("release", required=False)
+@click.option(
+    "--file", type=click.Path(path_type=Path), help="What -o json has printed, instead of a release"
+)
+@namespace_option
+@target_options
+@output_option("text", "wide", "svg", "html", "json", "yaml")
+@pass_app
+def timeline(
+    app: App,
+    /,
+    release: str | None,
+    file: Path | None,
+    namespace: str,
+    cluster: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Show what happened in the run of RELEASE: its worlds, workers and steps, and why it restarted.
+
+    A worker that runs is asked; -o svg and -o html draw a picture.
+
+    \b
+    Example: bireme timeline imagenet -o svg > run.svg
+    """
+    if (release is None) == (file is None):
+        raise BiremeError("name a release or a file: bireme timeline RELEASE, or bireme timeline --file FILE")
+    if file:
+        run = timeline_from(value_files.read_text(file, "timeline"), str(file))
+    else:
+        run = app.deployer(app.cluster(cluster, kubeconfig, context)).timeline(str(release), namespace)
+    if output in ("svg", "html"):
+        click.echo(timeline_picture.svg(run) if output == "svg" else timeline_picture.html(run), nl=False)
+    else:
+        app.show(output, run.to_json(), lambda: views.timeline_view(run))
 
 
 @cli.command()

@@ -139,9 +139,9 @@ class Ledger:
                 self._own.clear()
             self._marks = known
 
-    def knows_steps(self) -> bool:
-        """Whether a step was ever seen in the run."""
-        return bool(self._marks)
+    def marks(self) -> progress.Marks:
+        """The highest steps of the run, as far as they were told."""
+        return self._marks
 
     def add(self, failure: Failure) -> None:
         """Record a failure of this worker."""
@@ -208,8 +208,8 @@ class EtcdLedger(Ledger):
                     self._marks = known
                     return
 
-    def knows_steps(self) -> bool:
-        return bool(self._marks or _marks(self._client.get(self._key)))
+    def marks(self) -> progress.Marks:
+        return progress.merged(_marks(self._client.get(self._key)), self._marks)
 
     def add(self, failure: Failure) -> None:
         if failure.world > _KEPT_OF_A_ROUND:
@@ -228,8 +228,20 @@ class EtcdLedger(Ledger):
         return [each for each in self.all() if each.revision > (kv.mod_revision if kv else 0)]
 
     def all(self) -> list[Failure]:
-        found = self._client.range(f"{self._root}rounds/").keys
+        return self._failures(f"{self._root}rounds/")
+
+    def of_round(self, number: int) -> list[Failure]:
+        """The failures of one round."""
+        return self._failures(self._round(number))
+
+    def _failures(self, prefix: str) -> list[Failure]:
+        found = self._client.range(prefix).keys
         return [failure for kv in found if (failure := _failure(kv))]
+
+    def nodes(self) -> dict[str, str]:
+        """The node of each worker that has started."""
+        folder = f"{self._root}nodes/"
+        return {kv.key[len(folder) :]: kv.value for kv in self._client.range(folder).keys}
 
     def ask_for_stacks(self, round: int) -> bool:
         kv = self._client.get(self._hang)
@@ -254,8 +266,7 @@ class EtcdLedger(Ledger):
         self._client.put(self._hang, json.dumps({"round": round, "node": node}))
 
     def verdict(self, mine: str, limit: int) -> Verdict:
-        nodes = [kv.value for kv in self._client.range(f"{self._root}nodes/").keys]
-        return judge(self.recent(), mine, nodes, limit)
+        return judge(self.recent(), mine, self.nodes().values(), limit)
 
     @property
     def _key(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bireme_runtime.elastic import failures, hang, progress
+from bireme_runtime.elastic import failures, hang, history, progress
 from bireme_runtime.elastic.status import Starts
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
@@ -98,8 +98,10 @@ class Observer:
         node: str,
         limits: Limits,
         say: Say,
+        past: history.History | None = None,
     ) -> None:
         self._ledger, self._progress, self._say = ledger, seen, say
+        self._history = past
         self._worker, self._node, self._limits = worker, node, limits
         self._printed: list[str] | None = None
         self._told_in = self._asked_in = 0
@@ -135,12 +137,17 @@ class Observer:
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
-        self.publish()
         self._copier.drain(_DRAIN_SECONDS)
+        self.publish(last=True)
         self._processes = []
         self._said.start()
-        self._progress.start()
-        self.starts.began(facts)
+        known: progress.Marks = {}
+        self._ask(lambda: known.update(self._ledger.marks()))
+        self._progress.start(known)
+        cause = self.starts.began(facts)
+        past = self._history
+        if past is not None and self.starts.rank == 0:
+            self._ask(lambda: past.world(self.starts.round, cause))
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """The processes have started."""
@@ -184,9 +191,14 @@ class Observer:
             self._told_in = self.starts.count
             self._ask(lambda: self._lead(round, silent))
 
-    def publish(self) -> None:
-        """Tell the others of the progress that this worker has seen."""
+    def publish(self, last: bool = False) -> None:
+        """Tell the others of the progress that this worker has seen. ``last``: the processes have ended."""
         self._ask(lambda: self._ledger.advance(self._progress.look()))
+        past, starts, seen = self._history, self.starts, self._progress
+        if past is not None and seen.first and starts.rank in (0, starts.last_rank):
+            ahead, lost = time.time() - time.monotonic(), seen.lost
+            points = [(at + ahead, step) for at, step in (seen.first, (seen.last, seen.number))]
+            self._ask(lambda: past.steps(starts.round, points, lost, last))
 
     def words(self) -> str:
         """What the processes said last."""
@@ -195,6 +207,7 @@ class Observer:
     def close(self) -> None:
         """All processes have ended: copy what they have printed."""
         self._copier.close(2.0)
+        self.publish(last=True)
 
     def _give_up(self, verdict: failures.Verdict, sentence: str) -> None:
         where = "" if verdict == "run" else f", all of them on {self._node}"
@@ -254,7 +267,7 @@ class Observer:
     def _judge(self, failure: failures.Failure) -> None:
         marks = self._progress.look()
         lasted = time.monotonic() - self._progress.since
-        knows = bool(marks) or self._ledger.knows_steps()
+        knows = bool(marks or self._ledger.marks())
         self._ledger.advance(marks, lasted >= (_LONG_SECONDS if knows else self._limits.quiet_seconds))
         # A process that was killed from outside tells nothing of the script, unless its steps do.
         if knows or not failure.outside:

@@ -133,20 +133,27 @@ class Progress:
         self.since = clock()
         self.last = 0.0
         self.longest = 0.0
+        # Of this start: when the first step was, and which; the latest one.
+        self.first: tuple[float, int] | None = None
+        self.number = 0
         self.lost_steps = 0
         self.lost_seconds = 0.0
+        self._lost_before = (0, 0.0)
         self._newest = ""
         self._rises: deque[tuple[float, int]] = deque(maxlen=50)
         self._rose = 0.0
         self._again: Marks | None = None
 
-    def start(self) -> None:
-        """The processes start anew."""
+    def start(self, known: Mapping[str, list[int]] | None = None) -> None:
+        """The processes start anew. ``known``: the highest steps of the run until now, by all workers."""
         self.look()
         self.board.clear()
-        self.since, self.last = self._clock(), 0.0
+        self.since, self.last, self.first = self._clock(), 0.0, None
         self._rises.clear()
-        self._again = {form: list(numbers) for form, numbers in self.marks.items()} or None
+        self._lost_before = (self.lost_steps, self.lost_seconds)
+        self._again = {
+            form: list(numbers) for form, numbers in merged(known or {}, self.marks).items()
+        } or None
 
     def take(self, line: bytes) -> None:
         """Look for a step in a line."""
@@ -169,6 +176,12 @@ class Progress:
         return self.marks[self._newest][-1] if self._newest else None
 
     @property
+    def lost(self) -> dict[str, float]:
+        """The steps that are made again in this start, and the seconds until there was a new one."""
+        steps, seconds = self._lost_before
+        return {"lostSteps": self.lost_steps - steps, "lostSeconds": round(self.lost_seconds - seconds, 1)}
+
+    @property
     def rate(self) -> float:
         """Steps per second, by the last new steps of this start; 0 if there are too few."""
         if len(self._rises) < 2 or self._rises[-1][0] <= self._rises[0][0]:
@@ -182,14 +195,19 @@ class Progress:
         self.last = max(self.last, now)
         if self._again and form in self._again:
             before = self._again.pop(form)
-            if form == self._newest and before[:-1] == numbers[:-1]:
+            if form == (self._newest or form) and before[:-1] == numbers[:-1]:
                 # What was trained since the checkpoint is trained again.
                 self.lost_steps += max(0, before[-1] - numbers[-1])
         if raise_mark(self.marks, form, numbers):
             if self._again is not None and self._rose:
                 self.lost_seconds += now - self._rose
+            if form != self._newest:
+                self.first = None
             self._again, self._newest, self._rose = None, form, now
             self._rises.append((now, numbers[-1]))
+        if form == (self._newest or form):
+            self.first = self.first or (now, numbers[-1])
+            self.number = numbers[-1]
 
 
 def raise_mark(marks: Marks, form: str, numbers: list[int]) -> bool:

@@ -15,6 +15,8 @@ from bireme_runtime.etcd import client as etcd
 
 DEFAULT_PREFIX = "/bireme/rendezvous/"
 SUCCESS, CLOSED = "success", "closed"
+# The slot of a member without an index.
+NO_SLOT = 1 << 30
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What one worker tells of its run over HTTP: `/metrics` for Prometheus, `/v1/status` for `bireme status`."""
+"""What one worker tells of its run over HTTP: `/metrics` for Prometheus, /v1/… for `bireme`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bireme_runtime.elastic import failures, progress
+from bireme_runtime.elastic import failures, history, progress
 from bireme_runtime.process import http
 from bireme_runtime.process.errors import BiremeError
 
@@ -26,6 +26,7 @@ class Starts:
     rank: int = 0
     world: int = 0
     count: int = 0
+    last_rank: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
     _next: str = ""
 
@@ -34,21 +35,29 @@ class Starts:
         self._next = cause
         self.world = 0
 
-    def began(self, facts: Mapping[str, Any]) -> None:
-        """Processes start. Without another cause, the members have changed."""
-        if self.round or self._next:
-            self.restarts[self._next or "members"] += 1
-        self._next = ""
+    def began(self, facts: Mapping[str, Any]) -> str:
+        """Processes start. Without another cause, the members have changed. Returns the cause, if any."""
+        cause, self._next = self._next, ""
+        if self.round or cause:
+            self.restarts[cause or "members"] += 1
         self.count += 1
         self.round, self.rank, self.world = (int(facts[name]) for name in ("round", "rank", "world"))
+        self.last_rank = self.world - 1
+        return cause
 
 
 class Status:
     """Puts together what is known. ``waits`` says for what the worker waits, if it does."""
 
     def __init__(
-        self, starts: Starts, seen: progress.Progress, ledger: failures.Ledger, waits: Callable[[], str]
+        self,
+        starts: Starts,
+        seen: progress.Progress,
+        ledger: failures.Ledger,
+        waits: Callable[[], str],
+        past: history.History | None = None,
     ) -> None:
+        self._history = past
         self._starts, self._progress, self._ledger, self._waits = starts, seen, ledger, waits
         self._lock = threading.Lock()
         self._known: tuple[float, dict[str, Any]] = (0.0, {})
@@ -59,7 +68,13 @@ class Status:
             return 200, self.metrics().encode()
         if path == "/v1/status":
             return 200, json.dumps(self.status()).encode()
-        return 404, b"there are /metrics and /v1/status\n"
+        if path == "/v1/timeline":
+            try:
+                worlds = self._history.read() if self._history else []
+            except BiremeError as error:
+                return 503, str(error).encode()
+            return 200, json.dumps({"time": time.time(), "worlds": worlds}).encode()
+        return 404, b"there are /metrics, /v1/status and /v1/timeline\n"
 
     def metrics(self) -> str:
         """The text format of Prometheus."""

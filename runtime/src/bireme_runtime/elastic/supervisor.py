@@ -23,6 +23,7 @@ from bireme_runtime.elastic import (
     failures,
     fence,
     hang,
+    history,
     preflight,
     progress,
     rendezvous,
@@ -189,6 +190,10 @@ class Backend:
         """What is known of the failures of the run."""
         return failures.Ledger()
 
+    def history(self) -> history.History | None:
+        """The worlds of the run, where something keeps them."""
+        return None
+
 
 class EtcdBackend(Backend):
     """The backend `bireme-etcd`, which keeps leases and the mark of success in etcd."""
@@ -272,8 +277,11 @@ class EtcdBackend(Backend):
             return ""
         return f"run {holder.run} to end: it trains with {holder.members} workers"
 
-    def ledger(self) -> failures.Ledger:
+    def ledger(self) -> failures.EtcdLedger:
         return failures.EtcdLedger(self._client, self._prefix, self._run_id)
+
+    def history(self) -> history.History:
+        return history.History(self._client, self._prefix, self._run_id, self.ledger())
 
     def _leases(self) -> tuple[int, ...]:
         return rendezvous.leases_of(self._client, self._root, self._base) if self._base else ()
@@ -353,12 +361,12 @@ class Supervisor:
             seen = progress.Progress(options.pattern)
         except re.error as error:
             raise Stop(CONFIG, f"BIREME_PROGRESS_PATTERN={options.pattern} cannot be used: {error}") from None
-        ledger = backend.ledger()
+        ledger, past = backend.ledger(), backend.history()
         self._observer = Observer(
             ledger, seen, options.index or socket.gethostname(), options.node,
-            options.limits, say,
+            options.limits, say, past,
         )  # fmt: skip
-        self._status = Status(self._observer.starts, seen, ledger, backend.waits)
+        self._status = Status(self._observer.starts, seen, ledger, backend.waits, past)
         self._env = {**env, **self._observer.environment, **hang.environment(env)}
         self._template: warm.Template | None = None
 

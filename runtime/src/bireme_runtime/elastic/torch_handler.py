@@ -25,7 +25,6 @@ from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
 
 BACKEND = "bireme-etcd"
-_NO_SLOT = 1 << 30
 _ATTEMPT_SECONDS = 5.0
 
 log = logging.getLogger("bireme_runtime")
@@ -46,7 +45,7 @@ def create_handler(params: Any) -> Any:
     client.expect(settings.first_nodes)
     address = params.get("local_addr") or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
-    slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", _NO_SLOT)
+    slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", rules.NO_SLOT)
     identity = rendezvous.Identity(base, slot, str(address))
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
     moment = progress.Moment.from_env(os.environ)
