@@ -120,7 +120,7 @@ def _without_runtime(content: Any) -> Any:
         return [_without_runtime(item) for item in content]
     if not isinstance(content, dict):
         return content
-    if "-runtime-" in str((content.get("configMap") or {}).get("name")):
+    if "projected" in content and "-runtime-" in str(content["projected"].get("sources")):
         return {"name": content["name"], "configMap": RUNTIME}
     return {key: _without_runtime(value) for key, value in content.items()}
 

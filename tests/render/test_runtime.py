@@ -62,7 +62,9 @@ def test_kubectl_can_apply_each_config_map_and_a_pod_mounts_it(
     render: Callable[..., Render], given: str
 ) -> None:
     there = rendered(render, given)
-    mounted = {volume["configMap"]["name"] for pod in pods(there) for volume in runtime_volumes(pod).values()}
+    mounted = {
+        each["name"] for pod in pods(there) for maps in runtime_volumes(pod).values() for each in maps
+    }
     sizes = {name: sum(map(len, data.values())) for name, data in config_maps(there).items()}
     assert set(sizes) == mounted
     assert max(sizes.values()) < LARGEST_BYTES
@@ -149,12 +151,14 @@ def pods_in(content: Any) -> Iterator[Mapping[str, Any]]:
                 yield from pods_in(each)
 
 
-def runtime_volumes(pod: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The volumes with the runtime's code by name."""
-    named = {volume["name"]: volume for volume in pod.get("volumes", ())}
-    return {
-        name: each for name, each in named.items() if "-runtime-" in each.get("configMap", {}).get("name", "")
-    }
+def runtime_volumes(pod: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """The volumes with the runtime's code by name, each with its ConfigMaps."""
+    found = {}
+    for volume in pod.get("volumes", ()):
+        maps = [each.get("configMap", {}) for each in volume.get("projected", {}).get("sources", ())]
+        if any("-runtime-" in each.get("name", "") for each in maps):
+            found[volume["name"]] = maps
+    return found
 
 
 def entries(there: Render) -> Iterator[tuple[str, dict[str, str]]]:
@@ -167,8 +171,11 @@ def entries(there: Render) -> Iterator[tuple[str, dict[str, str]]]:
             mounts = [each["name"] for each in container.get("volumeMounts", ()) if each["name"] in volumes]
             for module in (word for word in words if word.startswith("bireme_runtime.")):
                 (name,) = mounts
-                source = volumes[name]["configMap"]
-                yield module, {item["path"]: data[source["name"]][item["key"]] for item in source["items"]}
+                yield module, {
+                    item["path"]: data[source["name"]][item["key"]]
+                    for source in volumes[name]
+                    for item in source["items"]
+                }
 
 
 def imported(source: str) -> set[str]:

@@ -26,10 +26,15 @@ def member() -> rendezvous.Rendezvous | None:
     settings = rules.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
     settings = replace(settings, lock=os.environ.get("BIREME_LOCK", ""))
     identity = rendezvous.Identity(
-        os.environ["BIREME_MEMBER"], int(os.environ.get("JOB_COMPLETION_INDEX", "0")), "127.0.0.1"
+        os.environ["BIREME_MEMBER"], slot(), "127.0.0.1"
     )
     board, moment = fence.Board.at(os.environ[fence.BOARD]), progress.Moment.from_env(os.environ)
     return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now)
+
+
+def slot() -> int:
+    index = os.environ.get("JOB_COMPLETION_INDEX", "")
+    return int(index) if index.isdigit() else 0
 
 
 def start(member: rendezvous.Rendezvous | None, reporter: report.Reporter) -> list[subprocess.Popen[bytes]]:

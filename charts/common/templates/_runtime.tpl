@@ -45,23 +45,50 @@ Arguments: root, component.
 {{- end }}
 
 {{/*
-The ConfigMap object. A ConfigMap's keys have no folders: "/" is written as "__" and undone by the mount.
+A component's files as a JSON list of {name, files}, one for each ConfigMap: `kubectl apply` takes a quarter of a MiB.
+Arguments: root, component.
+*/}}
+{{- define "common.runtimeParts" -}}
+{{- $name := include "common.runtimeName" . }}
+{{- $parts := list }}
+{{- $files := dict }}
+{{- $size := 0 }}
+{{- range $path, $content := include "common.runtimeFiles" . | fromJson }}
+{{- $size = add $size (len $content) }}
+{{- if gt (int $size) 200000 }}
+{{- $parts = append $parts (dict "name" (printf "%s-%d" $name (len $parts)) "files" $files) }}
+{{- $files = dict }}
+{{- $size = len $content }}
+{{- end }}
+{{- $_ := set $files $path $content }}
+{{- end }}
+{{- toJson (append $parts (dict "name" $name "files" $files)) }}
+{{- end }}
+
+{{/*
+The ConfigMaps. A ConfigMap's keys have no folders: "/" is written as "__" and undone by the mount.
 Arguments: root, component.
 */}}
 {{- define "common.runtimeConfigMap" -}}
-{{- $root := required "common.runtimeConfigMap needs root" .root -}}
+{{- $root := required "common.runtimeConfigMap needs root" .root }}
+{{- $component := .component }}
+{{- range $number, $part := include "common.runtimeParts" . | fromJsonArray }}
+{{- if $number }}
+---
+{{ end -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ include "common.runtimeName" . | quote }}
+  name: {{ $part.name | quote }}
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
-    {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
+    {{- include "common.labels" (dict "root" $root "component" $component) | nindent 4 }}
 immutable: true
 data:
-  {{- range $path, $content := include "common.runtimeFiles" . | fromJson }}
+  {{- range $path, $content := $part.files }}
   {{ $path | replace "/" "__" }}: {{ $content | toJson }}
   {{- end }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -70,11 +97,15 @@ Arguments: root, component, name (of the volume, optional: runtime).
 */}}
 {{- define "common.runtimeVolume" -}}
 - name: {{ .name | default "runtime" | quote }}
-  configMap:
-    name: {{ include "common.runtimeName" . | quote }}
-    items:
-      {{- range $path, $_ := include "common.runtimeFiles" . | fromJson }}
-      - {key: {{ $path | replace "/" "__" | quote }}, path: {{ $path | quote }}}
+  projected:
+    sources:
+      {{- range include "common.runtimeParts" . | fromJsonArray }}
+      - configMap:
+          name: {{ .name | quote }}
+          items:
+            {{- range $path, $_ := .files }}
+            - {key: {{ $path | replace "/" "__" | quote }}, path: {{ $path | quote }}}
+            {{- end }}
       {{- end }}
 {{- end }}
 
