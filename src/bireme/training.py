@@ -33,6 +33,7 @@ class Training:
     waits: str
     failures: tuple[str, ...]
     nodes: Mapping[str, int]
+    events: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, job: str, status: Mapping[str, Any]) -> Training:
@@ -41,6 +42,7 @@ class Training:
         return cls(
             job, status["round"], status["world"], status["step"], status["stepsPerSecond"],
             dict(status["restarts"]), status["lostSteps"], status["waits"], failures, dict(status["nodes"]),
+            tuple(each["sentence"] for each in status.get("events", ())),
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class Training:
             "waits": self.waits,
             "failures": list(self.failures),
             "nodes": dict(self.nodes),
+            "events": list(self.events),
         }
 
 

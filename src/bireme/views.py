@@ -266,6 +266,7 @@ def training_view(training: Training) -> RenderableType:
     if training.waits:
         lines.append(Text(f"waits for {training.waits}", style="yellow"))
     lines += [Text(f"  {each}") for each in training.failures[-_SHOWN_FAILURES:]]
+    lines += [Text(f"  {each}", style="yellow") for each in training.events[-_SHOWN_FAILURES:]]
     if training.nodes:
         counts = ", ".join(f"{node} {count}" for node, count in training.nodes.items())
         lines.append(Text(f"  first failures by node: {counts}"))

@@ -62,9 +62,7 @@ def test_kubectl_can_apply_each_config_map_and_a_pod_mounts_it(
     render: Callable[..., Render], given: str
 ) -> None:
     there = rendered(render, given)
-    mounted = {
-        each["name"] for pod in pods(there) for maps in runtime_volumes(pod).values() for each in maps
-    }
+    mounted = {each["name"] for pod in pods(there) for maps in runtime_volumes(pod).values() for each in maps}
     sizes = {name: sum(map(len, data.values())) for name, data in config_maps(there).items()}
     assert set(sizes) == mounted
     assert max(sizes.values()) < LARGEST_BYTES
@@ -171,11 +169,14 @@ def entries(there: Render) -> Iterator[tuple[str, dict[str, str]]]:
             mounts = [each["name"] for each in container.get("volumeMounts", ()) if each["name"] in volumes]
             for module in (word for word in words if word.startswith("bireme_runtime.")):
                 (name,) = mounts
-                yield module, {
-                    item["path"]: data[source["name"]][item["key"]]
-                    for source in volumes[name]
-                    for item in source["items"]
-                }
+                yield (
+                    module,
+                    {
+                        item["path"]: data[source["name"]][item["key"]]
+                        for source in volumes[name]
+                        for item in source["items"]
+                    },
+                )
 
 
 def imported(source: str) -> set[str]:

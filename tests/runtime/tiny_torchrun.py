@@ -25,9 +25,7 @@ def member() -> rendezvous.Rendezvous | None:
     conf = dict(pair.split("=") for pair in os.environ["PET_RDZV_CONF"].split(","))
     settings = rules.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
     settings = replace(settings, lock=os.environ.get("BIREME_LOCK", ""))
-    identity = rendezvous.Identity(
-        os.environ["BIREME_MEMBER"], slot(), "127.0.0.1"
-    )
+    identity = rendezvous.Identity(os.environ["BIREME_MEMBER"], slot(), "127.0.0.1")
     board, moment = fence.Board.at(os.environ[fence.BOARD]), progress.Moment.from_env(os.environ)
     return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now)
 

@@ -52,6 +52,8 @@ Arguments: root, worker (the result of common.worker).
 {{- with $v.progress.pattern }}
 - {name: BIREME_PROGRESS_PATTERN, value: {{ . | quote }}}
 {{- end }}
+- {name: BIREME_ON_NAN, value: {{ $v.progress.onNaN | quote }}}
+- {name: BIREME_ON_SLOW, value: {{ $v.progress.onSlow | quote }}}
 - {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.hang.seconds }}"}
 - {name: BIREME_FIRST_STEP_SECONDS, value: "{{ int64 $v.hang.firstStepSeconds }}"}
 - {name: BIREME_METRICS_PORT, value: "{{ int64 $v.metrics.port }}"}

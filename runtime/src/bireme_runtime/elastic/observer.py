@@ -26,6 +26,8 @@ _WORDS = 1000
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _PUBLISH_SECONDS = 5.0
 _ASKED_PER_SECOND = 20
+# A batch without a number does not end a run.
+_BAD_LOSSES = 3
 # A start that lasts so long counts as progress: its steps may be counted from each start.
 _LONG_SECONDS = 3600.0
 
@@ -79,12 +81,15 @@ class Limits:
 
     ``quiet_seconds`` of a start count as progress in a script whose steps are unknown. After ``hang_seconds``
     without a step, or ``first_seconds`` without the first one of a start, processes are started again.
+    ``on_nan`` and ``on_slow`` say what happens when the loss is no number, and when steps take twice as long.
     """
 
     failures: int
     quiet_seconds: float
     hang_seconds: float = 0.0
     first_seconds: float = 0.0
+    on_nan: str = "warn"
+    on_slow: str = "warn"
 
 
 class Observer:
@@ -104,8 +109,8 @@ class Observer:
         self._history = past
         self._worker, self._node, self._limits = worker, node, limits
         self._printed: list[str] | None = None
-        self._told_in = self._asked_in = 0
-        self._hang = ""
+        self._told_in = self._asked_in = self._bad_in = 0
+        self._hang, self._cause = "", "hang"
         self._slowest: hang.Stand | None = None
         self._next_publish = 0.0
         # Process id, rank and local rank of each training process.
@@ -143,7 +148,7 @@ class Observer:
         self._said.start()
         known: progress.Marks = {}
         self._ask(lambda: known.update(self._ledger.marks()))
-        self._progress.start(known)
+        self._progress.start(known, int(facts["world"]))
         cause = self.starts.began(facts)
         past = self._history
         if past is not None and self.starts.rank == 0:
@@ -170,8 +175,8 @@ class Observer:
             elif failure.world > 1:
                 failure = replace(failure, node=failures.UNKNOWN)
         self._say(failure.sentence)
-        self.starts.because("hang" if self._hang else "failure")
-        self._hang, self._slowest = "", None
+        self.starts.because(self._cause if self._hang else "failure")
+        self._hang, self._cause, self._slowest = "", "hang", None
         self._ask(lambda: self._judge(failure))
         return not self.verdict
 
@@ -190,6 +195,8 @@ class Observer:
         if silent and self.starts.world and self._told_in != self.starts.count:
             self._told_in = self.starts.count
             self._ask(lambda: self._lead(round, silent))
+        if self.starts.world and not self._hang:
+            self._look_for_events()
 
     def publish(self, last: bool = False) -> None:
         """Tell the others of the progress that this worker has seen. ``last``: the processes have ended."""
@@ -249,6 +256,27 @@ class Observer:
         self._say(f"{what}; {count} of {world} workers have told where they stand")
         if self._limits.hang_seconds and self.starts.round == round:
             self._hang, self._slowest = what, slow
+            children.send([pid for pid, _, _ in self._processes], signal.SIGKILL)
+
+    def _look_for_events(self) -> None:
+        """A loss that is no number, or steps that take twice as long: do what the limits say."""
+        seen, limits = self._progress, self._limits
+        if seen.bad_losses >= _BAD_LOSSES and self._bad_in != self.starts.count:
+            self._bad_in = self.starts.count
+            what = f"the loss is NaN or infinite, {seen.bad_losses} times in a row"
+            self._happened("nan", limits.on_nan, f"{what}, at step {seen.number}")
+        slow = seen.pace.doubled()
+        if slow and not self._hang:
+            old, new = slow
+            self._happened("slow", limits.on_slow, f"a step takes {new:.3g} s instead of {old:.3g} s")
+
+    def _happened(self, cause: str, policy: str, what: str) -> None:
+        self._say(what)
+        self.starts.events.append({"time": time.time(), "event": cause, "sentence": what})
+        if policy == "fail":
+            self.sentence, self.verdict = f"{what}, which ends the run", "run"
+        elif policy == "restart":
+            self._hang, self._cause = what, cause
             children.send([pid for pid, _, _ in self._processes], signal.SIGKILL)
 
     def _stands(self) -> list[hang.Stand]:

@@ -1,7 +1,7 @@
 """Progress of a training script: the steps that it prints, or tells by one call.
 
     from bireme_runtime.elastic import progress
-    progress.step(number)  # after each step; outside a worker it does nothing
+    progress.step(number, loss)  # after each step, the loss may be left out; outside a worker it does nothing
     progress.checkpoint()  # after each checkpoint
 
 A step is new when its number is higher than all before it in the run. Lines of different forms (an epoch, a
@@ -11,6 +11,7 @@ step, a step of an epoch) are compared only with their own form.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import struct
@@ -28,29 +29,44 @@ DEFAULT_PATTERN = (
     r"|\b(?:global[_ ]?)?(?:step|iter(?:ation)?)\W{1,4}(\d+)"
     r"|\bepoch\W{1,4}(\d+)"
 )
+# The loss, in a pattern without a group of that name.
+_LOSS = re.compile(rb"(?i)(?<![a-z])loss\W{1,4}(?P<loss>nan\b|inf(?:inity)?\b|\d)")
+_NO_NUMBER = re.compile(rb"(?i)\W?(?:nan|inf)")
 _LONGEST_BYTES = 2000
 # Newcomers that were not asked about for so long have gone.
 _FORGET_SECONDS = 10.0
-_SLOTS, _SLOT = 120, struct.Struct("@qd")
+_SLOTS, _SLOT = 120, struct.Struct("@qdd")
 _SAVED = _SLOTS * _SLOT.size
 
 Marks = dict[str, list[int]]
 
 
 class Board(Page):
-    """One page that the processes of a worker share: for each local rank its latest step and when it was."""
+    """One page that the processes of a worker share: the latest step of each local rank, and when it was.
+
+    With it stands how often in a row the loss was NaN or infinite.
+    """
 
     NAME = "bireme-progress"
 
-    def write(self, slot: int, number: int) -> None:
-        """The process with this local rank has done a step."""
+    def write(self, slot: int, number: int, loss: float = 0.0) -> None:
+        """The process with this local rank has done a step, with this loss."""
         if 0 <= slot < _SLOTS:
-            _SLOT.pack_into(self._memory, slot * _SLOT.size, number, time.monotonic())
+            at = slot * _SLOT.size
+            bad = 0.0 if math.isfinite(loss) else _SLOT.unpack_from(self._memory, at)[2] + 1
+            _SLOT.pack_into(self._memory, at, number, time.monotonic(), bad)
 
     def steps(self) -> dict[int, tuple[int, float]]:
         """The latest step, and when it was by time.monotonic, of each local rank that has told one."""
-        slots = (_SLOT.unpack_from(self._memory, slot * _SLOT.size) for slot in range(_SLOTS))
-        return {slot: (number, when) for slot, (number, when) in enumerate(slots) if when}
+        return {slot: (number, when) for slot, (number, when, _) in enumerate(self._slots()) if when}
+
+    @property
+    def bad(self) -> int:
+        """How often in a row a process has told a loss that is NaN or infinite; the most of all."""
+        return int(max(bad for _, _, bad in self._slots()))
+
+    def _slots(self) -> list[tuple[int, float, float]]:
+        return [_SLOT.unpack_from(self._memory, slot * _SLOT.size) for slot in range(_SLOTS)]
 
     @property
     def saved(self) -> float:
@@ -69,11 +85,11 @@ class Board(Page):
 _board: Board | None = None
 
 
-def step(number: int) -> None:
-    """Tell the worker that this process has done this step of the run."""
+def step(number: int, loss: float = 0.0) -> None:
+    """Tell the worker that this process has done this step of the run, and with which loss."""
     board = _open_board()
     if board is not None:
-        board.write(int(os.environ.get("LOCAL_RANK", "0")), number)
+        board.write(int(os.environ.get("LOCAL_RANK", "0")), number, float(loss))
 
 
 def checkpoint() -> None:
@@ -117,15 +133,67 @@ class Moment:
         return saved >= self._since or now - self._since >= self._seconds
 
 
+class Pace:
+    """The seconds that a step takes, and whether that has doubled.
+
+    Medians are compared, so that a pause for a checkpoint or an evaluation does not count, and only of worlds
+    of one size.
+    """
+
+    _PIECE_SECONDS, _WARM_UP, _RECENT, _LEARNT, _KEPT = 3.0, 2, 20, 50, 500
+
+    def __init__(self) -> None:
+        self._known: dict[int, deque[float]] = {}
+        self._world = self._skip = 0
+        self._from: tuple[list[int], float] | None = None
+
+    def start(self, world: int) -> None:
+        """The processes of a world of this size start."""
+        self._world, self._skip, self._from = world, self._WARM_UP, None
+
+    def saw(self, numbers: list[int], when: float) -> None:
+        """This step has ended."""
+        before, since = self._from or (numbers, when)
+        steps = numbers[-1] - before[-1] if numbers[:-1] == before[:-1] else -1
+        if steps > 0 and when - since < self._PIECE_SECONDS:
+            return
+        if steps > 0:
+            if not self._skip:
+                self._known.setdefault(self._world, deque(maxlen=self._KEPT)).append((when - since) / steps)
+            self._skip = max(0, self._skip - 1)
+        if steps or self._from is None:
+            self._from = (numbers, when)
+
+    def doubled(self) -> tuple[float, float] | None:
+        """The seconds of a step until now, and those of the last ones if they are more than twice as many.
+
+        Then all is learnt anew.
+        """
+        known = list(self._known.get(self._world, ()))
+        if len(known) < self._LEARNT + self._RECENT:
+            return None
+        old, new = _median(known[: -self._RECENT]), _median(known[-self._RECENT :])
+        if new <= 2 * old:
+            return None
+        del self._known[self._world]
+        return old, new
+
+
+def _median(numbers: list[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]
+
+
 class Progress:
     """The highest steps that this worker has seen.
 
-    ``pattern`` finds them in lines; its groups are numbers. Raises re.error when it cannot be used.
+    ``pattern`` finds them in lines; its groups are numbers, but for the group `loss`. Raises re.error if it
+    cannot be used. Steps whose loss is NaN or infinite are not new.
     """
 
     def __init__(self, pattern: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._pattern = re.compile((pattern or DEFAULT_PATTERN).encode())
-        if not self._pattern.groups:
+        self._loss = self._pattern.groupindex.get("loss", 0)
+        if self._pattern.groups <= bool(self._loss):
             raise re.error("the pattern has no group for the number of the step")
         self._clock = clock
         self.marks: Marks = {}
@@ -139,28 +207,37 @@ class Progress:
         self.lost_steps = 0
         self.lost_seconds = 0.0
         self._lost_before = (0, 0.0)
+        self.pace = Pace()
+        self._bad = 0
         self._newest = ""
         self._rises: deque[tuple[float, int]] = deque(maxlen=50)
         self._rose = 0.0
         self._again: Marks | None = None
 
-    def start(self, known: Mapping[str, list[int]] | None = None) -> None:
+    def start(self, known: Mapping[str, list[int]] | None = None, world: int = 1) -> None:
         """The processes start anew. ``known``: the highest steps of the run until now, by all workers."""
         self.look()
         self.board.clear()
         self.since, self.last, self.first = self._clock(), 0.0, None
         self._rises.clear()
+        self._bad = 0
+        self.pace.start(world)
         self._lost_before = (self.lost_steps, self.lost_seconds)
         self._again = {
             form: list(numbers) for form, numbers in merged(known or {}, self.marks).items()
         } or None
 
     def take(self, line: bytes) -> None:
-        """Look for a step in a line."""
-        found = self._pattern.search(line[:_LONGEST_BYTES])
+        """Look for a step and a loss in a line."""
+        line = line[:_LONGEST_BYTES]
+        found = self._pattern.search(line)
+        loss = (found if self._loss else _LOSS.search(line)) if self._loss or b"oss" in line.lower() else None
+        if loss and loss["loss"]:
+            self._bad = self._bad + 1 if _NO_NUMBER.match(loss["loss"]) else 0
         if found:
-            groups = [number for number, text in enumerate(found.groups()) if text is not None]
-            numbers = [int(text) for text in found.groups() if text is not None and text.isdigit()]
+            texts = [(at, text) for at, text in enumerate(found.groups()) if text and at + 1 != self._loss]
+            groups = [at for at, _ in texts]
+            numbers = [int(text) for _, text in texts if text.isdigit()]
             if numbers:
                 self._seen("".join(map(str, groups)), numbers, self._clock())
 
@@ -169,6 +246,11 @@ class Progress:
         for number, when in self.board.steps().values():
             self._seen("told", [number], when)
         return self.marks
+
+    @property
+    def bad_losses(self) -> int:
+        """How often in a row the loss was NaN or infinite until now."""
+        return max(self._bad, self.board.bad)
 
     @property
     def step(self) -> int | None:
@@ -198,7 +280,7 @@ class Progress:
             if form == (self._newest or form) and before[:-1] == numbers[:-1]:
                 # What was trained since the checkpoint is trained again.
                 self.lost_steps += max(0, before[-1] - numbers[-1])
-        if raise_mark(self.marks, form, numbers):
+        if not self.bad_losses and raise_mark(self.marks, form, numbers):
             if self._again is not None and self._rose:
                 self.lost_seconds += now - self._rose
             if form != self._newest:
@@ -208,6 +290,7 @@ class Progress:
         if form == (self._newest or form):
             self.first = self.first or (now, numbers[-1])
             self.number = numbers[-1]
+            self.pace.saw(numbers, now)
 
 
 def raise_mark(marks: Marks, form: str, numbers: list[int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from bireme_runtime.elastic import failures, history, progress
 from bireme_runtime.process import http
 from bireme_runtime.process.errors import BiremeError
 
-CAUSES = ("failure", "members", "agent", "hang")
+CAUSES = ("failure", "members", "agent", "hang", "nan", "slow")
 _KEPT_SECONDS = 2.0
 
 
@@ -28,6 +28,7 @@ class Starts:
     count: int = 0
     last_rank: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=20))
     _next: str = ""
 
     def because(self, cause: str) -> None:
@@ -116,6 +117,7 @@ class Status:
             "restarts": dict(starts.restarts),
             "lostSteps": seen.lost_steps,
             "lostSeconds": round(seen.lost_seconds, 1),
+            "events": list(starts.events),
             **self._from_etcd(),
         }
 

@@ -96,6 +96,8 @@ class Options:
                     environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
                     environment.seconds(env, "BIREME_HANG_SECONDS", 0),
                     environment.seconds(env, "BIREME_FIRST_STEP_SECONDS", 1800),
+                    environment.choice(env, "BIREME_ON_NAN", "warn", "restart", "fail"),
+                    environment.choice(env, "BIREME_ON_SLOW", "warn", "restart"),
                 ),
                 pattern=env.get("BIREME_PROGRESS_PATTERN", ""),
                 metrics_port=environment.integer(env, "BIREME_METRICS_PORT", 0),

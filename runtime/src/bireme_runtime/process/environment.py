@@ -35,3 +35,11 @@ def seconds(env: Mapping[str, str], name: str, default: float) -> float:
         return float(text)
     except ValueError:
         raise SettingError(f"{name}={text} is not a number of seconds") from None
+
+
+def choice(env: Mapping[str, str], name: str, *choices: str) -> str:
+    """The value, one of the choices; the first is the default."""
+    text = env.get(name) or choices[0]
+    if text not in choices:
+        raise SettingError(f"{name}={text} is none of {', '.join(choices)}")
+    return text
