@@ -1,10 +1,11 @@
 """What the members of a rendezvous cost etcd: a round of all of them, the loss of one, and nothing at all.
 
 Members are threads of a few processes; they speak the real protocol to one real etcd, set up as charts/etcd
-does. The first round is timed from the start of the processes, the second from the call of one member. Beside
-the idle cost stands what a renewal each second would cost.
+does. The first round is timed from the start of the processes, the second from the call of one member. On a
+busy machine seconds say little: beside them stand the seconds of CPU of etcd and of all members together,
+which in a cluster have machines of their own. Beside the idle cost stands what a renewal each second costs.
 
-    python benchmarks/rendezvous_scale.py [--members 300] [--processes 4] [--idle 20] [-o json]
+    python benchmarks/rendezvous_scale.py [--members 300] [--processes 4] [--idle 20] [--users] [-o json]
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
+import secrets
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,29 +31,43 @@ from bireme.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime.elastic import rendezvous, rules
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server import auth
 from tests.runtime.etcd_servers import EtcdServer
 
 # After a round, before doing nothing is measured: members still hear of it.
 SETTLE_SECONDS = 10
 PATIENCE_SECONDS = 600
+# As charts/etcd configures it, and with the durable writes that tests do without.
 ETCD = (
+    "--unsafe-no-fsync=false",
     "--quota-backend-bytes=2147483648",
     "--auto-compaction-mode=periodic",
     "--auto-compaction-retention=5m",
 )
+USER = etcd.Credentials("trainer", secrets.token_hex(16))
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What all members did: seconds until the last one had, and CPU seconds of etcd and of the members."""
+
+    seconds: float
+    etcd_cpu: float
+    members_cpu: float
 
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds; CPU in cores, or core seconds, of etcd."""
+    """Seconds; CPU in cores, or in core seconds."""
 
     members: int
-    first_round_seconds: float
-    first_round_cpu: float
-    second_round_seconds: float
-    second_round_cpu: float
-    loss_seconds: float
+    users: bool
+    first_round: Order
+    second_round: Order
+    loss: Order
     idle_cores: float
+    idle_members_cores: float
     one_renewal_ms: float
     memory_mib: float
     load_average: float
@@ -61,10 +78,10 @@ class Result:
         return self.members * self.one_renewal_ms / 1000
 
 
-def cpu_seconds(server: EtcdServer) -> float:
-    assert server.process is not None
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+def cpu_seconds(processes: Iterable[int | None]) -> float:
+    """The CPU time that these processes have used."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in processes]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / _TICKS
 
 
 def memory_mib(server: EtcdServer) -> float:
@@ -73,72 +90,113 @@ def memory_mib(server: EtcdServer) -> float:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def run_members(endpoint: str, slots: range, total: int, orders: Connection) -> None:
-    """Carry out orders with a thread for each slot; answer each with the time at which all had done it."""
+def at_once(tasks: Sequence[Callable[[], object]]) -> None:
+    """Carry out each in a thread of its own. Raises the first error of one."""
+    errors: list[Exception] = []
+
+    def carry_out(task: Callable[[], object]) -> None:
+        try:
+            task()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=carry_out, args=(task,), daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def until_noticed(members: Iterable[rendezvous.Rendezvous]) -> None:
+    """Wait until each of them knows that its round has to end. One thread asks for all."""
+    left = list(members)
+    while left := [each for each in left if not each.waiting()]:
+        time.sleep(0.1)
+
+
+def run_members(
+    endpoint: str, credentials: etcd.Credentials, slots: range, total: int, orders: Connection
+) -> None:
+    """Carry out orders with a thread for each slot.
+
+    Answers each with the time at which all had done it, or with what went wrong.
+    """
     settings = rules.Settings(
         "run", total - 1, total, first_nodes=total, join_timeout=PATIENCE_SECONDS, settle_timeout=0
     )
 
     def make(slot: int) -> rendezvous.Rendezvous:
-        client = etcd.Client(etcd.parse_endpoints(endpoint), timeout=settings.heartbeat_timeout)
+        client = etcd.Client(etcd.parse_endpoints(endpoint), credentials, settings.heartbeat_timeout)
+        client.expect(total)
         identity = rendezvous.Identity(rendezvous.new_base(f"bench-r1-{slot}"), slot, "10.123.45.67")
         return rendezvous.Rendezvous(client, settings, identity)
 
-    def notice(member: rendezvous.Rendezvous) -> None:
-        while not member.waiting():
-            time.sleep(0.05)
-
     threading.stack_size(256 * 1024)
     members = [make(slot) for slot in slots]
-    with ThreadPoolExecutor(len(members)) as pool:
-        while True:
-            order, slot = orders.recv()
-            here = [each for each in members if each.identity.slot == slot]
+    while True:
+        order, slot = orders.recv()
+        here = [each for each in members if each.identity.slot == slot]
+        rest = [each for each in members if each not in here]
+        try:
             if order == "join":
-                list(pool.map(rendezvous.Rendezvous.join, members))
+                at_once([each.join for each in members])
             elif order == "fail":
-                failed = [pool.submit(each.join) for each in here]
-                rest = [each for each in members if each not in here]
-                list(pool.map(notice, rest))
-                list(pool.map(rendezvous.Rendezvous.join, rest))
-                for world in failed:
-                    world.result()
+                failed = threading.Thread(target=at_once, args=([each.join for each in here],))
+                failed.start()
+                until_noticed(rest)
+                at_once([each.join for each in rest])
+                failed.join()
             elif order == "leave":
                 for each in here:
                     each.leave()
-                members = [each for each in members if each not in here]
-                list(pool.map(notice, members))
+                members = rest
+                until_noticed(members)
             orders.send(time.monotonic())
+        except Exception as error:
+            orders.send(f"{type(error).__name__}: {error}")
 
 
 class Members:
     """The processes of the members."""
 
-    def __init__(self, server: EtcdServer, members: int, processes: int) -> None:
+    def __init__(
+        self, server: EtcdServer, credentials: etcd.Credentials, members: int, processes: int
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._server = server
         self._pipes: list[Connection] = []
-        self._children = []
+        self._children: list[Any] = []
         for number in range(processes):
             mine, theirs = context.Pipe()
-            arguments = (server.endpoint, range(number, members, processes), members, theirs)
+            arguments = (server.endpoint, credentials, range(number, members, processes), members, theirs)
             self._children.append(context.Process(target=run_members, args=arguments, daemon=True))
             self._children[-1].start()
             self._pipes.append(mine)
 
-    def order(self, what: str, slot: int = 0) -> tuple[float, float]:
-        """Let all do this; returns seconds until the last had, and etcd's core seconds."""
-        click.echo(f"  {what} …", err=True)
-        before, start = cpu_seconds(self._server), time.monotonic()
+    def cpu(self) -> tuple[float, float]:
+        """The CPU seconds so far, of etcd and of the members."""
+        assert self._server.process is not None
+        return cpu_seconds([self._server.process.pid]), cpu_seconds(child.pid for child in self._children)
+
+    def order(self, what: str, slot: int = 0) -> Order:
+        """Let all do this."""
+        before, start = self.cpu(), time.monotonic()
         for pipe in self._pipes:
             pipe.send((what, slot))
-        done = [self._answer(pipe) for pipe in self._pipes]
-        return max(done) - start, cpu_seconds(self._server) - before
+        seconds = max(self._answer(pipe) for pipe in self._pipes) - start
+        theirs, own = (after - earlier for after, earlier in zip(self.cpu(), before, strict=True))
+        click.echo(f"  {what}: {seconds:.1f} s; CPU: etcd {theirs:.1f} s, members {own:.1f} s", err=True)
+        return Order(seconds, theirs, own)
 
     def _answer(self, pipe: Connection) -> float:
         if not pipe.poll(PATIENCE_SECONDS):
             raise click.ClickException(f"not all members had done it within {PATIENCE_SECONDS} s")
-        return float(pipe.recv())
+        answer = pipe.recv()
+        if isinstance(answer, str):
+            raise click.ClickException(f"a member failed: {answer}")
+        return float(answer)
 
     def end(self) -> None:
         for child in self._children:
@@ -146,39 +204,72 @@ class Members:
             child.join()
 
 
-def measure(server: EtcdServer, members: int, processes: int, idle: float) -> Result:
+def set_up_users(server: EtcdServer) -> None:
+    """Let etcd ask for users, as charts/etcd does."""
+    environment = {
+        "BIREME_ETCD_ENDPOINTS": server.endpoint, "BIREME_ETCD_ROOT_PASSWORD": secrets.token_hex(16),
+        "BIREME_ETCD_USERNAME": USER.username, "BIREME_ETCD_PASSWORD": USER.password,
+        "BIREME_ETCD_PREFIX": "/", "BIREME_WAIT_SECONDS": "60",
+    }  # fmt: skip
+    if auth.main(environment):
+        raise click.ClickException("etcd did not take the users")
+
+
+def measure(server: EtcdServer, members: int, processes: int, idle: float, users: bool) -> Result:
     click.echo(f"{members} members in {processes} processes", err=True)
     load = os.getloadavg()[0]
-    workers = Members(server, members, processes)
+    credentials = USER if users else etcd.Credentials()
+    if users:
+        set_up_users(server)
+    workers = Members(server, credentials, members, processes)
     try:
         first = workers.order("join")
         time.sleep(SETTLE_SECONDS)
         second = workers.order("fail", members // 2)
         time.sleep(SETTLE_SECONDS)
-        click.echo(f"  idle for {idle:.0f} s …", err=True)
-        before, start = cpu_seconds(server), time.monotonic()
+        before, start = workers.cpu(), time.monotonic()
         time.sleep(idle)
-        idle_cores = (cpu_seconds(server) - before) / (time.monotonic() - start)
+        seconds = time.monotonic() - start
+        cores = [(after - earlier) / seconds for after, earlier in zip(workers.cpu(), before, strict=True)]
+        click.echo(f"  idle: etcd {cores[0]:.3f} cores, members {cores[1]:.3f}", err=True)
         loss = workers.order("leave", members // 2)
     finally:
         workers.end()
-    client = etcd.Client(etcd.parse_endpoints(server.endpoint))
-    lease, before = client.lease_grant(600), cpu_seconds(server)
+    assert server.process is not None
+    client = etcd.Client(etcd.parse_endpoints(server.endpoint), credentials)
+    lease, before_renewals = client.lease_grant(600), cpu_seconds([server.process.pid])
     for _ in range(2000):
         client.lease_keepalive(lease)
-    renewal = (cpu_seconds(server) - before) / 2000 * 1000
-    return Result(
-        members, *first, *second, loss[0], idle_cores, renewal, memory_mib(server), load
-    )  # fmt: skip
+    renewal = (cpu_seconds([server.process.pid]) - before_renewals) / 2000 * 1000
+    return Result(members, users, first, second, loss, cores[0], cores[1], renewal, memory_mib(server), load)
+
+
+def sentence(each: Result) -> str:
+    """The result as the table in docs/rendezvous.md has it."""
+
+    def spent(order: Order) -> str:
+        return f"{order.seconds:.1f} s (etcd {order.etcd_cpu:.1f}, members {order.members_cpu:.1f} s of CPU)"
+
+    return (
+        f"{each.members} members{', with users' if each.users else ''}, load average "
+        f"{each.load_average:.1f}: "
+        f"the first round after {spent(each.first_round)}, another one after {spent(each.second_round)}; all "
+        f"know of a loss after {spent(each.loss)}; idle {each.idle_cores:.3f} cores, and "
+        f"{each.baseline_cores:.2f} with a renewal each second; {each.memory_mib:.0f} MiB at most"
+    )
 
 
 @click.command()
 @click.option("--members", type=int, multiple=True, default=[300])
 @click.option("--processes", type=int, default=4)
 @click.option("--idle", type=float, default=20, help="Seconds of doing nothing that are measured.")
+@click.option("--users", is_flag=True, help="Let etcd ask for a user, so that each member logs in.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
-def main(members: tuple[int, ...], processes: int, idle: float, output: str) -> None:
+def main(members: tuple[int, ...], processes: int, idle: float, users: bool, output: str) -> None:
     """Measure each number of members on an etcd of its own."""
+    # A member has up to five connections.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     binary = Toolbox(Paths.discover(start=Path(__file__))).path("etcd")
     results = []
     for number in members:
@@ -186,21 +277,16 @@ def main(members: tuple[int, ...], processes: int, idle: float, output: str) -> 
             server = EtcdServer(binary, Path(folder) / "etcd", options=ETCD).start(wait=False)
             try:
                 server.wait_until_healthy(120)
-                results.append(measure(server, number, processes, idle))
+                results.append(measure(server, number, processes, idle, users))
             finally:
                 server.stop()
-    rows: list[dict[str, Any]] = [{**asdict(each), "baseline_cores": each.baseline_cores} for each in results]
     if output == "json":
+        rows = [{**asdict(each), "baseline_cores": each.baseline_cores} for each in results]
         print(json.dumps({"machine": machine(), "results": rows}, indent=2))
         return
+    print(machine())
     for each in results:
-        print(
-            f"{each.members} members, load average {each.load_average:.1f}: the first round after "
-            f"{each.first_round_seconds:.1f} s and {each.first_round_cpu:.1f} s of etcd's CPU, another one "
-            f"after {each.second_round_seconds:.1f} s and {each.second_round_cpu:.1f} s; all know of a loss "
-            f"after {each.loss_seconds:.2f} s; idle {each.idle_cores:.3f} cores, and "
-            f"{each.baseline_cores:.2f} with a renewal each second; {each.memory_mib:.0f} MiB at most"
-        )
+        print(sentence(each))
 
 
 if __name__ == "__main__":
