@@ -6,6 +6,7 @@ Keys under `<prefix><run id>/`:
     round          the number and the members, in rank order, of the latest round; compare-and-swap only
     store          under the lease of rank 0: the address where the agents of this round exchange data
     call           a member has left this round, or newcomers wait and the round has to end
+    (and under `<prefix>.unreached/<run id>/<round>/` the members that do not reach rank 0)
     done           the run has ended: {"outcome": "success"}, when all members of the round have finished
 
 A member that trains in round n blocks round n+1 until it declares itself ready or its lease ends. So a lost
@@ -21,6 +22,7 @@ these keys is in rules.py, and the lock that keeps a second run of the same job 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import random
@@ -56,6 +58,8 @@ _WATCH_IDLE_SECONDS = 60.0
 _WATCH_IDLE_SECONDS_PER_MEMBER = 0.3
 # The same if renewals show that something was written meanwhile, perhaps to other keys.
 _BLIND_SECONDS = 10.0
+# For so long a member that does not reach rank 0 looks whether others do not either.
+_UNREACHED_SECONDS = 10.0
 # What all members together ask of etcd while nothing happens.
 _RENEWALS_PER_SECOND = 200
 _RETRY_SECONDS = 0.2
@@ -116,9 +120,14 @@ class Rendezvous:
         identity: Identity,
         board: fence.Board | None = None,
         may_join: Callable[[], bool] = lambda: True,
+        reaches: Callable[[str], bool] = lambda address: True,
     ) -> None:
         # Asked while newcomers wait: whether they may interrupt the training.
         self._may_join = may_join
+        # Asked before joining: whether this machine reaches the store at this address.
+        self._reaches = reaches
+        # The round that this member was called out of, because it did not reach the others.
+        self._cut_from = 0
         self.settings = settings
         self.identity = identity
         self.board = board or fence.Board.new()
@@ -279,6 +288,32 @@ class Rendezvous:
                 self._changed.wait(0.5)
         return None
 
+    def unreached(self, world: World) -> None:
+        """Call somebody out of this round: this member reaches etcd, but not rank 0.
+
+        It is rank 0 if most members of the round say the same within 10 s, and otherwise this one. Who is out
+        joins again when it reaches the store of the latest round.
+        """
+        with self._changed:
+            registration, current = self._registration, self._view.round
+        if registration is None or registration.lost or current is None or self.broken(world):
+            return
+        me, first = registration.member.id, current.members[0]
+        notes = f"{self.settings.prefix}.unreached/{self.settings.run_id}/{world.number}/"
+        deadline = time.monotonic() + _UNREACHED_SECONDS
+        try:
+            self._client.put(notes + me, "", registration.lease)
+            while not self.broken(world):
+                most = 2 * self._client.count(notes, notes[:-1] + "0") > world.size - 1 > 1
+                if most or time.monotonic() >= deadline:
+                    out = first if most else me
+                    log.warning("round %d: %s does not reach %s; %s leaves", world.number, me, first, out)
+                    self._call(self._client, world, out, cut=True)
+                    return
+                self._closing.wait(self._retry_seconds())
+        except etcd.EtcdError as error:
+            log.info("cannot tell that rank 0 is not reached: %s", error)
+
     def token(self, world: World) -> dict[str, str]:
         """The environment by which the processes of this world know, and can check, their round."""
         return fence.environment(self.settings.run_id, world.number, self._key("round"), self.board)
@@ -384,6 +419,11 @@ class Rendezvous:
         """Register, or update the registration, as ready for the next round."""
         while True:
             try:
+                mine = self._registration
+                if mine and not mine.lost and self._called_out():
+                    # Its processes have ended.
+                    self._persist(functools.partial(self._client.lease_revoke, mine.lease), deadline)
+                    self._mark_lost(mine)
                 if self._registration is None or self._registration.lost:
                     self._register(deadline)
                 else:
@@ -409,7 +449,35 @@ class Rendezvous:
             if self._persist(lambda: self._call(self._client, world, registration.member.id), deadline):
                 return
 
-    def _call(self, client: etcd.Client, world: World, leaver: str) -> bool:
+    def _called_out(self) -> bool:
+        """Whether this member has to leave because it does not reach the others."""
+        with self._changed:
+            world, call, registration = self._world, self._view.call, self._registration
+        if not (world and call and registration and call.cut):
+            return False
+        if (call.round, call.leaver) != (world.number, registration.member.id):
+            return False
+        self._cut_from = world.number
+        return True
+
+    def _wait_for_peers(self, deadline: float) -> None:
+        """Wait until the store of the latest round is reached, if there is one.
+
+        A round with this member could not train before. Who was called out waits until there is one.
+        """
+        progress = _Progress()
+        while True:
+            self._check_threads()
+            view = self._view
+            if view.outcome or (self._reaches(view.store[1]) if view.store else not self._cut_from):
+                self._cut_from = 0
+                return
+            round = f"rank 0 of round {view.number}"
+            if time.monotonic() >= deadline or self._closing.wait(random.uniform(0.5, 1.5)):
+                raise Unreachable(f"this worker reaches etcd but not {round}: see whether its network is up")
+            progress.log(f"the network: this worker reaches etcd, but not {round}")
+
+    def _call(self, client: etcd.Client, world: World, leaver: str, cut: bool = False) -> bool:
         """Tell the members of this round that it has to end, unless it has ended or all know.
 
         A repetition is harmless. Returns whether they will know.
@@ -418,7 +486,7 @@ class Rendezvous:
         call = View().changed(self.settings.root, _put(client.get(key))).call
         if call and call.round == world.number and (call.leaver or not leaver):
             return True
-        value = json.dumps({"round": world.number, "leaver": leaver})
+        value = json.dumps({"round": world.number, "leaver": leaver, **({"cut": True} if cut else {})})
         compare = [
             etcd.key_is_unchanged(self._key("round"), world.mod_revision),
             etcd.key_is_unchanged(key, call.mod_revision if call else 0),
@@ -428,6 +496,7 @@ class Rendezvous:
     def _register(self, deadline: float) -> None:
         # etcd may have been restored or emptied: read the current round before deriving `ready` from it.
         self._read_again(deadline)
+        self._wait_for_peers(min(deadline, time.monotonic() + self.settings.read_timeout))
         asked, lease = self._persist(
             lambda: (fence.now(), self._client.lease_grant(self.settings.lease_ttl)), deadline
         )

@@ -159,11 +159,15 @@ class Round:
 
 @dataclass(frozen=True)
 class Call:
-    """What a member of a round told the others: that it left, or, without a `leaver`, that newcomers wait."""
+    """What a member of a round told the others: who left it, or, without a `leaver`, that newcomers wait.
+
+    `cut`: the leaver is to stay away until it reaches the others.
+    """
 
     round: int
     leaver: str
     mod_revision: int = 0
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,7 @@ def _round(record: Mapping[str, Any], revision: int) -> Round:
 
 
 def _call(record: Mapping[str, Any], revision: int) -> Call:
-    return Call(int(record["round"]), str(record["leaver"]), revision)
+    return Call(int(record["round"]), str(record["leaver"]), revision, bool(record.get("cut")))
 
 
 def view_of(root: str, snapshot: etcd.Snapshot) -> View:

@@ -7,6 +7,8 @@ reads PET_RDZV_ENDPOINT (host:port[,host:port…]), PET_RDZV_CONF (torch's names
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import importlib
 import json
@@ -26,6 +28,11 @@ from bireme_runtime.process.errors import Unreachable
 
 BACKEND = "bireme-etcd"
 _ATTEMPT_SECONDS = 5.0
+# After so many seconds without an answer rank 0 counts as not reached.
+_REACH_SECONDS = 15.0
+# The same for a connection to it: when probes begin, how often they come and how many are lost.
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+_NO_NETWORK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 log = logging.getLogger("bireme_runtime")
 
@@ -49,7 +56,7 @@ def create_handler(params: Any) -> Any:
     identity = rendezvous.Identity(base, slot, str(address))
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
     moment = progress.Moment.from_env(os.environ)
-    member = rendezvous.Rendezvous(client, settings, identity, board, moment.is_now)
+    member = rendezvous.Rendezvous(client, settings, identity, board, moment.is_now, reaches)
     return _handler_class()(member, client)
 
 
@@ -88,6 +95,8 @@ def _handler_class() -> Any:
             self._member = member
             self._client = client
             self._store: Any = None
+            self._tether = Tether()
+            self._world: rendezvous.World | None = None
 
         def get_backend(self) -> str:
             return BACKEND
@@ -118,6 +127,10 @@ def _handler_class() -> Any:
                     log.info("round %d lost a member before all had met", world.number)
                     continue
                 self._store, master_addr, master_port = opened
+                self._world = world
+                self._tether.close()
+                if world.rank:
+                    self._tether = Tether(master_addr, self._store.port)
                 # torch starts the training processes with this process's environment.
                 os.environ.update(self._member.token(world))
                 if not hasattr(api, "RendezvousInfo"):
@@ -126,6 +139,8 @@ def _handler_class() -> Any:
                 return api.RendezvousInfo(self._store, world.rank, world.size, bootstrap)
 
         def num_nodes_waiting(self) -> int:
+            if self._world and self._tether.lost():
+                self._member.unreached(self._world)
             return self._member.waiting()
 
         def is_closed(self) -> bool:
@@ -148,6 +163,57 @@ def _handler_class() -> Any:
             return True
 
     return EtcdV3RendezvousHandler
+
+
+class Tether:
+    """An idle connection to rank 0, by which a worker sees that the network to it has gone; or none.
+
+    etcd does not show that, and processes would wait for the time-out of their collective operations.
+    """
+
+    def __init__(self, host: str = "", port: int = 0) -> None:
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):
+            self._socket = socket.create_connection((host, port), _ATTEMPT_SECONDS) if host else None
+        if self._socket:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is none, or none any more."""
+        return self._socket is None
+
+    def lost(self) -> bool:
+        """Whether rank 0 does not answer any more, for the first time. A store that has ended does."""
+        try:
+            if self._socket:
+                self._socket.recv(1)
+                self.close()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.close()
+            return error.errno in _NO_NETWORK
+        return False
+
+    def close(self) -> None:
+        """End it."""
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+
+
+def reaches(address: str) -> bool:
+    """Whether the machine of this store answers; the store itself may have ended."""
+    try:
+        host, port = json.loads(address)[:2]
+        socket.create_connection((host, port), _ATTEMPT_SECONDS).close()
+    except OSError as error:
+        return not (isinstance(error, socket.timeout) or error.errno in _NO_NETWORK)
+    return True
 
 
 def _open_store(member: rendezvous.Rendezvous, world: rendezvous.World) -> tuple[Any, str, int] | None:
@@ -173,8 +239,14 @@ def _open_store(member: rendezvous.Rendezvous, world: rendezvous.World) -> tuple
 
 
 def _reach_store(member: rendezvous.Rendezvous, world: rendezvous.World, host: str, port: int) -> Any:
-    deadline = time.monotonic() + member.settings.read_timeout
+    deadline, answered = time.monotonic() + member.settings.read_timeout, time.monotonic()
     while True:
+        if reaches(json.dumps([host, port])):
+            answered = time.monotonic()
+        elif time.monotonic() - answered > _REACH_SECONDS:
+            member.unreached(world)
+        if member.broken(world):
+            return None
         try:
             store = tcp_store(host, port, is_master=False, timeout=timedelta(seconds=_ATTEMPT_SECONDS))
             store.set_timeout(timedelta(seconds=member.settings.read_timeout))
