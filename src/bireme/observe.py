@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LAUNCHER_ROLE = "launcher"
+# The container of charts/common (_instance.tpl).
+_DEVICES = "devices"
 
 NodeState = Literal["", "unreachable", "out-of-service", "gone"]
 Category = Literal[
@@ -60,7 +62,7 @@ class ObservedPod:
 
     ``workload`` and ``kind`` name what made it; ``slot`` is the planned pod that it stands for (job index or
     ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready,
-    ``exit_code`` that of its first failed container. ``created`` is the API server's timestamp.
+    ``lack`` what it does without, ``exit_code`` that of its first failed container. ``created`` is the API server's timestamp.
     """
 
     name: str
@@ -80,6 +82,7 @@ class ObservedPod:
     reason: str
     exit_code: int | None
     created: str
+    lack: str = ""
 
     @property
     def is_live(self) -> bool:
@@ -99,6 +102,7 @@ class ObservedPod:
             "hostname": self.hostname,
             "resources": dict(self.resources),
             "reason": self.reason,
+            "lack": self.lack,
             "exitCode": self.exit_code,
         }
 
@@ -456,6 +460,7 @@ def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> Observed
         reason=_reason(status),
         exit_code=_exit_code(status),
         created=meta.get("creationTimestamp", ""),
+        lack=_lack(status),
     )
 
 
@@ -483,6 +488,15 @@ def _exit_code(status: Mapping[str, Any]) -> int | None:
     ended = (each.get("state", {}).get("terminated") for each in _statuses(status))
     codes = [int(each["exitCode"]) for each in ended if each]
     return next((code for code in codes if code), codes[0] if codes else None)
+
+
+def _lack(status: Mapping[str, Any]) -> str:
+    """What the init container that looks for devices said, if the pod runs nevertheless."""
+    for each in status.get("initContainerStatuses") or []:
+        ended = each.get("state", {}).get("terminated")
+        if each["name"] == _DEVICES and ended and not ended["exitCode"]:
+            return " ".join((ended.get("message") or "").split())
+    return ""
 
 
 def _reason(status: Mapping[str, Any]) -> str:

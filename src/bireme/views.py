@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
@@ -251,7 +252,14 @@ def outcome_view(outcome: Outcome) -> RenderableType:
     unknown = [each for each in outcome.plan.workloads if not each.is_known]
     remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
     runs = (*map(training_view, outcome.trainings), *map(shards_view, outcome.shards))
-    return Group(pods_view(outcome.pods), *runs, *notes, *remarks, verdict)
+    return Group(pods_view(outcome.pods), *runs, *notes, *remarks, *_lacks(outcome.pods), verdict)
+
+
+def _lacks(pods: Sequence[ObservedPod]) -> Iterable[Text]:
+    """What pods do without, a sentence each."""
+    live = [pod for pod in pods if pod.is_live]
+    for lack, count in Counter(pod.lack for pod in live if pod.lack).items():
+        yield Text(f"! {count} of {len(live)} pods: {lack}", style="yellow")
 
 
 def training_view(training: Training) -> RenderableType:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bireme.cli import cli
+from bireme.clusters import Cluster
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
@@ -79,6 +83,26 @@ def test_a_deleted_worker_comes_back_with_its_index(release: ReleaseFactory) -> 
     assert job.wait() == ()
     after = uids(job)
     assert (after["0"], after["2"]) == (before["0"], before["2"])
+
+
+def test_a_missing_efa_that_was_only_wanted_is_a_sentence_of_status(
+    release: ReleaseFactory, cluster: Cluster
+) -> None:
+    job = release("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"])
+    first, _ = [pod["metadata"] for pod in job.objects("pods") if "r1" in pod["metadata"]["name"]]
+    # A stand-in for the words that the container leaves: the nodes here start none.
+    ended = {"exitCode": 0, "message": "EFA cannot be used, so that NCCL takes TCP: no device\n"}
+    status = {"initContainerStatuses": [{"name": "devices", "state": {"terminated": ended}}]}
+    path = f"/api/v1/namespaces/{job.namespace}/pods/{first['name']}/status"
+    cluster.api.patch(path, {"status": status}, "application/strategic-merge-patch+json")
+    target = ["-n", job.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+    shown = CliRunner().invoke(cli, ["status", job.name, *target])
+    assert shown.exit_code == 0, shown.output
+    words = " ".join(shown.output.split())
+    assert words.count("! 1 of 3 pods: EFA cannot be used, so that NCCL takes TCP: no device") == 1
+    told = json.loads(CliRunner().invoke(cli, ["status", job.name, *target, "-o", "json"]).output)
+    lacks = {pod["name"]: pod["lack"] for pod in told["pods"]}
+    assert [name for name, lack in lacks.items() if lack] == [first["name"]]
 
 
 def test_a_worker_that_fails_is_replaced_and_the_others_stay(release: ReleaseFactory) -> None:

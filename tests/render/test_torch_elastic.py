@@ -22,6 +22,13 @@ def trainer(rendered: Render) -> Mapping[str, Any]:
     return container
 
 
+def trainers(rendered: Render) -> Mapping[str, Any]:
+    """The spec of the Job of workers, or of Paddle's trainers."""
+    (spec,) = [each["spec"] for each in rendered.manifests if each.kind == "Job" and "-ps-" not in each.name]
+    found: Mapping[str, Any] = spec
+    return found
+
+
 def environment(rendered: Render) -> dict[str, str]:
     return environment_of(trainer(rendered))
 
@@ -195,15 +202,44 @@ def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -
         ("torch-elastic", "p4d.24xlarge", ["efa=2"], "wanted"),
         ("torch-elastic", "p3.8xlarge", [], None),
         ("mpi-training", "p4d.24xlarge", ["efa=all"], "required"),
+        ("mpi-training", "p4d.24xlarge", ["staging.claimName=data", "staging.size=1Ti"], "wanted"),
+        ("paddle", "p4d.24xlarge", ["useGpu=true", "efa=all"], "required"),
+        ("paddle", "p4d.24xlarge", ["useGpu=true", "mode=collective"], "wanted"),
     ],
 )
-def test_workers_know_whether_they_must_have_efa(
+def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
     render: Callable[..., Render], chart: str, instance: str, sets: list[str], wish: str | None
 ) -> None:
-    env = environment(render(chart, instance=instance, sets=sets))
-    assert env.get("BIREME_EFA") == wish
-    assert env.get("NCCL_NET_PLUGIN") == ("ofi" if wish else None)
-    assert env["BIREME_ACCELERATORS"] == "nvidia.com/gpu"
+    job = trainers(render(chart, instance=instance, sets=sets))
+    pod = job["template"]["spec"]
+    main = pod["containers"][0]
+    assert environment_of(main).get("NCCL_NET_PLUGIN") == ("ofi" if wish else None)
+    assert environment_of(main)["BIREME_ACCELERATORS"] == "nvidia.com/gpu"
+    assert "BIREME_EFA" not in environment_of(main)
+    found = [each for each in pod.get("initContainers", ()) if each["name"] == "devices"]
+    ends = [rule["onExitCodes"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert [list(each["values"]) for each in ends if each["containerName"] == "devices"] == [[78]] * len(
+        found
+    )
+    if not wish:
+        assert not found
+        return
+    (devices,) = found
+    assert environment_of(devices)["BIREME_EFA"] == wish
+    assert environment_of(devices)["NCCL_NET_PLUGIN"] == "ofi"
+    for field in ("image", "resources", "securityContext", "volumeMounts"):
+        assert devices[field] == main[field]
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle"])
+@pytest.mark.parametrize("sets", [["setup=export LD_LIBRARY_PATH=/opt/lib"], ["command={train}"]])
+def test_with_a_setup_the_entry_point_looks_for_efa_because_it_may_bring_it(
+    render: Callable[..., Render], chart: str, sets: list[str]
+) -> None:
+    sets = [*sets, *(["useGpu=true"] if chart == "paddle" else [])]
+    pod = trainers(render(chart, instance="p4d.24xlarge", sets=sets))["template"]["spec"]
+    assert "devices" not in [each["name"] for each in pod.get("initContainers", ())]
+    assert environment_of(pod["containers"][0])["BIREME_EFA"] == "wanted"
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])

@@ -120,7 +120,7 @@ def run(module: str, env: Mapping[str, str], tmp_path: Path) -> tuple[int, str, 
     environ = {
         "PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "BIREME_TERMINATION_LOG": str(words), **env
     }  # fmt: skip
-    command = [sys.executable, "-m", module, "--", "true"]
+    command = [sys.executable, "-m", *module.split(), "--", "true"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stderr, words.read_text()
 
@@ -131,6 +131,9 @@ def run(module: str, env: Mapping[str, str], tmp_path: Path) -> tuple[int, str, 
         ("bireme_runtime.elastic.supervisor", {}),
         ("bireme_runtime.mpi.supervisor", {"BIREME_MPI_ROLE": "worker"}),
         ("bireme_runtime.mpi.supervisor", {"JOB_COMPLETION_INDEX": "0"}),
+        ("bireme_runtime.paddle.supervisor trainer", {}),
+        ("bireme_runtime.paddle.supervisor collective", {}),
+        ("bireme_runtime.process.devices", {}),
     ],
 )
 def test_a_worker_without_the_efa_it_needs_ends_with_one_sentence_in_log_and_status(
@@ -142,6 +145,15 @@ def test_a_worker_without_the_efa_it_needs_ends_with_one_sentence_in_log_and_sta
     assert "EFA cannot be used: " in line
     assert line.endswith(words)
     assert words
+
+
+def test_an_init_container_without_the_efa_it_wants_ends_well_and_says_it_in_the_status(
+    tmp_path: Path,
+) -> None:
+    code, log, words = run("bireme_runtime.process.devices", {"BIREME_EFA": "wanted"}, tmp_path)
+    assert code == 0
+    assert words.startswith("EFA cannot be used, so that NCCL takes TCP: ")
+    assert log == f"bireme devices: {words}\n"
 
 
 @pytest.mark.parametrize(

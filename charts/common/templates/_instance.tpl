@@ -149,9 +149,45 @@ Arguments: root (values efa, checkDevices), worker.
 {{- if gt (int64 $worker.accelerators) 0 }}
 - {name: BIREME_ACCELERATORS, value: {{ $worker.resource }}}
 {{- end }}
-{{- if gt (int64 $worker.efa) 0 }}
+{{- if not (include "common.devices" .) }}{{ include "common.efaEnv" . }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The variable that has EFA looked for, as a list of EnvVar.
+Arguments: root (values efa, checkDevices), worker.
+*/}}
+{{- define "common.efaEnv" -}}
+{{- $worker := required "common.efaEnv needs worker" .worker }}
+{{- if and .root.Values.checkDevices (gt (int64 $worker.efa) 0) }}
 - {name: BIREME_EFA, value: {{ ternary "required" "wanted" (eq (toString .root.Values.efa) "all") }}}
 {{- end }}
+{{- end }}
+
+{{/*
+Not empty when an init container looks for EFA, so that what is missing stays in the pod's status. A setup may bring what
+EFA needs and runs in the worker's container only: with one, the entry point looks. A command is the user's from its
+first process on, and its image may have no Python.
+Arguments: root (values efa, checkDevices, setup, command), worker (optional: without one, nothing looks).
+*/}}
+{{- define "common.devices" -}}
+{{- with (required "common.devices needs root" .root).Values }}
+{{- if and $.worker (not (or .setup .command)) }}{{ include "common.efaEnv" $ }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/*
+That init container: the worker's container with another command.
+Arguments: root, worker, containers (YAML; the first is the worker's).
+*/}}
+{{- define "common.devices.container" -}}
+{{- $env := include "common.devices" . | fromYamlArray }}
+{{- if $env }}
+{{- $main := first (.containers | fromYamlArray) }}
+{{- range $main.env }}{{ if not (regexMatch "^(BIREME|PET)_" .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
+{{- $own := pick $main "image" "imagePullPolicy" "resources" "securityContext" "volumeMounts" }}
+{{- $command := list .root.Values.python "-m" "bireme_runtime.process.devices" }}
+{{- toYaml (list (merge (dict "name" "devices" "command" $command "env" $env) $own)) }}
 {{- end }}
 {{- end }}
 

@@ -66,7 +66,8 @@ suspend: {{ $v.suspend }}
 
 {{/*
 The podFailurePolicy of a training Job.
-Arguments: root, containers (list of names), codes (list of exit codes of these containers after which no restart helps).
+Arguments: root, containers (list of names), codes (list of exit codes of these containers after which no restart helps),
+worker (as for common.trainingPod).
 */}}
 {{- define "common.podFailurePolicy" -}}
 {{- $codes := required "common.podFailurePolicy needs codes" .codes -}}
@@ -78,6 +79,10 @@ rules:
   {{- range required "common.podFailurePolicy needs containers" .containers }}
   - action: FailJob
     onExitCodes: {containerName: {{ . | quote }}, operator: In, values: {{ toJson $codes }}}
+  {{- end }}
+  {{- if include "common.devices" . }}
+  - action: FailJob
+    onExitCodes: {containerName: devices, operator: In, values: [78]}
   {{- end }}
   {{- include "common.datasetFailures" (dict "root" .root) | nindent 2 }}
 {{- end }}

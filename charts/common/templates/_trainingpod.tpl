@@ -5,13 +5,14 @@ The pods of a training job. A chart defines its own part in CHART.pod (_pod.tpl)
 {{/*
 The template of a pod: {metadata, spec}. Its init containers verify and stage datasets, if the values ask for it.
 Arguments: root (with the values of this pod), component (for its labels), runtime (component of its runtime), containers
-(YAML), initContainers (YAML, optional), placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty
-for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's pods; empty for pods of an operator).
+(YAML), worker (the result of common.worker, if the first container has its devices), initContainers (YAML, optional),
+placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's pods; empty for pods of an operator).
 */}}
 {{- define "common.trainingPod" -}}
 {{- $root := required "common.trainingPod needs root" .root }}
 {{- $v := $root.Values }}
-{{- $first := compact (list (.initContainers | default "")
+{{- $first := compact (list (include "common.devices.container" .)
+    (.initContainers | default "")
     (include "common.ownContainers" (dict "root" $root "containers" $v.initContainers "fields" dict))
     (include "common.verify.container" (dict "root" $root))
     (include "common.staging.container" (dict "root" $root))

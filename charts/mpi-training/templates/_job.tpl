@@ -4,7 +4,7 @@ The fields of the Job's spec that do not change in place. job.yaml has the other
 {{- define "mpi-training.jobSpec" -}}
 completionMode: Indexed
 podFailurePolicy:
-  {{- include "common.podFailurePolicy" (dict "root" . "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
+  {{- include "common.podFailurePolicy" (dict "root" . "worker" (include "common.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
 successPolicy:
   rules:
     # Index 0 runs mpirun, and the job ends with it. The others only serve ssh.

@@ -17,7 +17,7 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
     "mounts" (include "mpi-training.mounts" .)
     "fields" (ternary "" (include "mpi-training.sshd" .root) $launches)) }}
 {{- include "common.trainingPod" (dict "root" $view "component" (.role | default "worker") "runtime" "worker" "script" $script "shm" $shm
-    "containers" $container
+    "containers" $container "worker" (ternary dict $worker $launches)
     "placement" (ternary (include "mpi-training.launcherPlacement" .root) (include "common.workerPlacement" (dict "root" $view "worker" $worker)) $launches)
     "volumes" (include "mpi-training.volumes" .)
     "subdomain" (ternary (include "common.fullname" (dict "root" .root)) "" (empty .role))) }}

@@ -158,6 +158,9 @@ Arguments: root, role.
 - {name: BIREME_SCRIPT_RESTARTS, value: "{{ int64 $v.scriptRestarts }}"}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
+{{- if ne .role "server" }}
+{{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
+{{- end }}
 {{- /* The old variable names, for images that read them. */}}
 - {name: JOB_NAME, value: {{ include "paddle.jobName" .root | quote }}}
 - {name: JOB_PATH, value: {{ $v.jobPath | quote }}}

@@ -19,6 +19,7 @@ Arguments: root, role (server or trainer).
     "shm" (ternary "64Mi" $worker.shm $isServer)
     "initContainers" $sidecar
     "containers" (include "paddle.container" (dict "root" $root "view" $view "role" .role "worker" $worker))
+    "worker" (ternary dict $worker $isServer)
     "placement" (include "common.workerPlacement" (dict "root" $view "worker" $placed "components" (list "pserver" "trainer")))
     "volumes" (include "paddle.settingsVolume" $root)
     "subdomain" (ternary (include "paddle.serverService" $root) (include "common.fullname" (dict "root" $root)) $isServer)) }}

@@ -6,7 +6,7 @@ completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
-  {{- include "common.podFailurePolicy" (dict "root" . "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
+  {{- include "common.podFailurePolicy" (dict "root" . "worker" (include "common.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
 {{- if not .Values.command }}
 successPolicy:
   rules:

@@ -14,7 +14,7 @@ The template of a pod: {metadata, spec}.
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
     "mounts" (printf "%s\n%s" (include "common.etcdTls.mount" $etcd) (include "torch-elastic.workers.mount" .))) }}
 {{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm
-    "containers" $container
+    "containers" $container "worker" $worker
     "placement" (include "common.workerPlacement" (dict "root" . "worker" $worker))
     "volumes" (printf "%s\n%s" (include "common.etcdTls.volume" $etcd) (include "torch-elastic.workers.volume" .))
     "subdomain" (include "common.fullname" (dict "root" .))) }}

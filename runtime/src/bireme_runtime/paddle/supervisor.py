@@ -41,10 +41,10 @@ from bireme_runtime.paddle.run import (
     Run,
     View,
 )
-from bireme_runtime.process import children, environment
+from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop, Unreachable
 from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
-from bireme_runtime.process.log import log_of
+from bireme_runtime.process.log import last_words, log_of
 
 COLLECTIVE = "collective"
 _USAGE = "usage: python3 -m bireme_runtime.paddle.supervisor server|trainer|collective -- SCRIPT ARGS…"
@@ -123,9 +123,11 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         return USAGE
     children.take_charge()
     try:
+        devices.check_efa(env, say)
         return roles[role](Options.from_env(role, env), command, env).run()
     except Stop as stop:
         say(str(stop))
+        last_words(str(stop), env)
         return stop.code
     except children.Terminated as terminated:
         return as_shell(-terminated.number)

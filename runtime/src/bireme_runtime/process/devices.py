@@ -1,7 +1,8 @@
 """What a worker asked for, and whether its container has it: EFA, and kernels for its GPUs.
 
 Without a provider, a plugin or a device, NCCL takes TCP and says so only in its own log; without kernels, the
-first operation on a GPU fails in every process.
+first operation on a GPU fails in every process. As a program, this module is the init container that looks
+for EFA: its last words stay in the pod's status.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG, TEMPORARY
-from bireme_runtime.process.log import Say
+from bireme_runtime.process.log import Say, last_words, log_of
 
 _FI_INFO = "/opt/amazon/efa/bin/fi_info"
 _ASK_SECONDS = 60
@@ -30,15 +32,32 @@ class Lack:
     code: int
 
 
-def check_efa(env: Mapping[str, str], say: Say, root: Path = Path("/")) -> None:
-    """Say what NCCL lacks for the EFA that BIREME_EFA asks for; raises Stop if it is ``required``."""
+def check_efa(env: Mapping[str, str], say: Say, root: Path = Path("/")) -> str:
+    """Say and return what is missing for the EFA of BIREME_EFA; raises Stop if it is ``required``."""
     wish = env.get("BIREME_EFA", "")
     lack = efa_lack(env, root) if wish else None
     if lack is None:
-        return
+        return ""
     if wish == "required":
         raise Stop(lack.code, f"EFA cannot be used: {lack.sentence}; efa=all asks for it")
-    say(f"EFA cannot be used, so that NCCL takes TCP: {lack.sentence}; efa=0 leaves the interfaces to others")
+    sentence = (
+        f"EFA cannot be used, so that NCCL takes TCP: {lack.sentence}; efa=0 leaves the interfaces to others"
+    )
+    say(sentence)
+    return sentence
+
+
+def main(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
+    """Look for EFA and leave in the pod's status what is missing; returns the exit code."""
+    say = log_of("devices")
+    try:
+        words, code = check_efa(env, say, root), 0
+    except Stop as stop:
+        words, code = str(stop), stop.code
+        say(words)
+    if words:
+        last_words(words, env)
+    return code
 
 
 def efa_lack(env: Mapping[str, str], root: Path = Path("/")) -> Lack | None:
@@ -140,3 +159,7 @@ def has_kernels(architectures: Sequence[str], capability: str) -> bool:
         if not letter and built < (major, minor) and (kind == "compute" or built[0] == major):
             return True
     return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
