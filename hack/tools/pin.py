@@ -50,11 +50,20 @@ def _module_of(folder: str) -> dict[str, Any]:
 
 
 def _replacements(facts: dict[str, Any], tag: str) -> list[str]:
-    """Modules that the upstream repository keeps in itself as v0.0.0 are published as v0.<minor>.<patch>."""
+    """What upstream replaces, which Go heeds in a main module only.
+
+    Modules that the upstream repository keeps in itself as v0.0.0 are published as v0.<minor>.<patch>.
+    """
     required = {require["Path"]: require["Version"] for require in facts["Require"]}
     published = "v0." + tag.split(".", 1)[1]
-    staged = [r["Old"]["Path"] for r in facts.get("Replace") or [] if r["New"]["Path"].startswith(".")]
-    return [f"-replace={path}={path}@{published}" for path in staged if required.get(path) == "v0.0.0"]
+    made = []
+    for replaced in facts.get("Replace") or []:
+        path, new = replaced["Old"]["Path"], replaced["New"]
+        if not new["Path"].startswith("."):
+            made.append(f"-replace={path}={new['Path']}@{new['Version']}")
+        elif required.get(path) == "v0.0.0":
+            made.append(f"-replace={path}={path}@{published}")
+    return made
 
 
 def _go_line(upstream: str) -> str:
