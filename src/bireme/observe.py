@@ -62,7 +62,8 @@ class ObservedPod:
 
     ``workload`` and ``kind`` name what made it; ``slot`` is the planned pod that it stands for (job index or
     ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready,
-    ``lack`` what it does without, ``exit_code`` that of its first failed container. ``created`` is the API server's timestamp.
+    ``lack`` what it does without, ``exit_code`` that of its first failed container, ``created`` the API
+    server's timestamp.
     """
 
     name: str
