@@ -45,7 +45,7 @@ sys.modules["paddle.distributed"] = distributed
 def run_check(chart: str, modules: Path, asked: str) -> subprocess.CompletedProcess[str]:
     """The chart's check in a process that finds these modules, and no driver."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(modules), "LD_LIBRARY_PATH": str(modules)}
-    command = [sys.executable, CHARTS / chart / "files/allreduce.py"]
+    command = [sys.executable, str(CHARTS / chart / "files/allreduce.py")]
     env["BIREME_ACCELERATORS"] = asked
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
