@@ -368,3 +368,18 @@ def test_three_workers_without_pservers_train_one_model_together(
     assert len({(event["loss"], event["sum"]) for event in done}) == 1, f"the same parameters: {done}"
     assert done[0]["loss"] <= loss_of_one_process(script, "--checkpoints=/tmp/kept") + TOLERANCE
     assert (job.output / "done").exists()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("lost", [1, 0])
+def test_workers_without_pservers_start_again_together_when_one_is_killed(paddle: Jobs, lost: int) -> None:
+    arguments = ["/opt/bireme/collective.py", "--checkpoints=$(JOB_PATH)/$(JOB_NAME)/kept", "--passes=200"]
+    job = paddle(mode="collective", dataPrep={"enabled": False}, workers=2, args=arguments)
+    killed = job.kill(job.pod("trainer", lost), "trainer", when=lambda: len(job.events("pass", 0)) > 5)
+    job.until(lambda: len(job.events("start")) >= 4, 180, "both workers to start again")
+    again = [event for event in job.events("start") if event["time"] > killed]
+    assert {event["rank"] for event in again} == {0, 1}
+    assert all(event["trained"] > 0 for event in again), "from the checkpoint"
+    job.until_ended()
+    done = job.events("done")
+    assert len({event["sum"] for event in done}) == 1, f"the same parameters: {done}"

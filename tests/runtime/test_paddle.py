@@ -144,7 +144,9 @@ def test_paddles_launcher_gets_the_addresses_only_as_arguments(job: PaddleJob, t
     launcher.parent.mkdir(parents=True)
     launcher.write_text("import os, sys; print(sys.argv[1:], sorted(os.environ))")
     told = {"PADDLE_TRAINER_ENDPOINTS": "worker-0:7164,worker-1:7164", "PADDLE_TRAINER_ID": "0"}
-    job.start("collective", 0, PYTHONPATH=f"{SOURCE}:{tmp_path / 'with'}", **told)
+    for index in (0, 1):
+        path = f"{SOURCE}:{tmp_path / 'with'}"
+        job.start("collective", index, PYTHONPATH=path, BIREME_PADDLE_PSERVERS="0", **told)
     assert job.codes() == {0}
     arguments = (job.output / "node_0" / "train.log").read_text()
     assert "'--master', '127.0.0.1:" in arguments

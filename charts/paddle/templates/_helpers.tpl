@@ -134,8 +134,6 @@ Arguments: root, role.
 - {name: TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
 - {name: PADDLE_TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
 - {name: BIREME_PADDLE_PSERVERS, value: {{ include "paddle.servers" .root | quote }}}
-- {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
-- {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.lostSeconds }}"}
 - {name: BIREME_SAVE_STEPS, value: "{{ int64 $v.saveEverySteps }}"}
 {{- if eq $v.dispatch "dynamic" }}
 - {name: BIREME_DISPATCHER, value: "{{ include "paddle.dispatcher" .root }}.{{ .root.Release.Namespace }}.svc:7190"}
@@ -146,7 +144,10 @@ Arguments: root, role.
 {{- else }}
 - {name: BIREME_PADDLE_PROCESSES, value: "{{ int64 .worker.processes }}"}
 - {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.useGpu | quote }}}
+- {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.hangSeconds }}"}
 {{- end }}
+- {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
+- {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.lostSeconds }}"}
 - {name: PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}
 - {name: BIREME_PADDLE_MODE, value: {{ $v.mode | quote }}}
 - {name: BIREME_PADDLE_COORDINATOR, value: {{ include "paddle.coordinator" .root | quote }}}

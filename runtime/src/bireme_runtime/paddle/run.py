@@ -3,6 +3,8 @@
 When a pserver is lost, its part of the parameters is lost and all trainers hang. So every supervisor reports
 here twice a second, and the loss of a pserver starts a new *attempt*, in which all scripts start again from
 the last save. The number of restarts and the last save are on the claim, so pserver 0 itself may be lost too.
+
+Without pservers worker 0 keeps it, and the loss of any worker starts a new attempt: the others hang as well.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 from bireme_runtime.process import environment, http
 from bireme_runtime.process.errors import Unreachable
 
-SERVER, TRAINER = "server", "trainer"
+SERVER, TRAINER, WORKER = "server", "trainer", "collective"
 RUNNING, DONE, FAILED = "running", "done", "failed"
 # The states of a participant's script. One that is leaving was asked to go, and still serves or saves.
 WAITING, STARTING, SERVING, TRAINING, LEAVING, BROKEN, FINISHED = (
@@ -32,7 +34,10 @@ _LONGEST_POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Report:
-    """What a supervisor reports periodically. ``boot`` identifies the start of its container."""
+    """What a supervisor reports periodically. ``boot`` identifies the start of its container.
+
+    ``quiet`` are the seconds since the script of a worker printed something.
+    """
 
     role: str
     index: int
@@ -42,12 +47,14 @@ class Report:
     state: str
     trainers: int
     revision: int
+    quiet: float = 0.0
 
 
 @dataclass(frozen=True)
 class View:
-    """The response to a report. ``servers`` is empty until all pservers have reported.
+    """The response to a report. ``servers`` is empty until all pservers (or workers) have reported.
 
+    ``serving`` says that all pservers serve, or that no worker is in an attempt that is over.
     ``saver`` is the state of trainer 0 in this attempt; ``server_leaves`` asks it to save.
     """
 
@@ -123,13 +130,26 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings of a run. Times are in seconds."""
+    """The settings of a run. Times are in seconds. A run without ``servers`` has workers instead of trainers.
+
+    Workers that have all been quiet for ``hang_seconds`` start again; 0 means never.
+    """
 
     servers: int
     trainers: int
     dynamic: bool
     max_restarts: int
     lost_seconds: float
+    hang_seconds: float = 0.0
+
+    @property
+    def core(self) -> tuple[str, int]:
+        """The role without any of whose participants training cannot continue, and their number."""
+        return (SERVER, self.servers) if self.servers else (WORKER, self.trainers)
+
+    def name(self, index: int) -> str:
+        """What a participant of the core is called in messages."""
+        return f"{'pserver' if self.servers else 'worker'} {index}"
 
 
 @dataclass
@@ -168,7 +188,7 @@ class Run:
             return
         if kept.get("run") == self.run_id:
             self.restarts = int(kept["restarts"])
-            self._restart("pserver 0 restarted without its parameters")
+            self._restart(self._restarted(0))
         else:
             self._start()
 
@@ -178,10 +198,11 @@ class Run:
             key = (report.role, report.index)
             before = self._seen.get(key)
             self._seen[key] = _Seen(report, time.monotonic())
-            if report.revision > self._revision:
+            # The number of workers is fixed, because they all have to start again with another one.
+            if report.revision > self._revision and self.rules.servers:
                 self._revision, self.trainers = report.revision, report.trainers
-            if report.role == SERVER and self.outcome == RUNNING:
-                self._check_server(report, before.report if before else None)
+            if report.role == self.rules.core[0] and self.outcome == RUNNING:
+                self._check_core(report, before.report if before else None)
             self._update()
             return self._view()
 
@@ -257,37 +278,48 @@ class Run:
         start = (self._first_pass(), 0)
         return [index for index in range(size) if self._progress.get(index, start) < here]
 
-    def _check_server(self, report: Report, before: Report | None) -> None:
-        ours = (
-            before is not None
-            and before.attempt == self.attempt
-            and before.state in (STARTING, SERVING, LEAVING)
-        )
+    def _check_core(self, report: Report, before: Report | None) -> None:
+        ours = before is not None and before.attempt == self.attempt and before.state not in (WAITING, BROKEN)
         if ours and before is not None and before.boot != report.boot:
-            self._restart(f"pserver {report.index} restarted without its parameters")
+            self._restart(self._restarted(report.index))
         elif report.attempt == self.attempt and report.state == BROKEN:
-            self._restart(f"the process of pserver {report.index} ended")
+            self._restart(f"the process of {self.rules.name(report.index)} ended")
+
+    def _restarted(self, index: int) -> str:
+        loss = " without its parameters" if self.rules.servers else ""
+        return f"{self.rules.name(index)} restarted{loss}"
 
     def _update(self) -> None:
         if self.outcome != RUNNING:
             return
         now = time.monotonic()
-        for (role, index), seen in self._seen.items():
-            is_silent = now - seen.at > self.rules.lost_seconds
-            if role == SERVER and index and is_silent and seen.report.attempt == self.attempt:
-                self._restart(f"pserver {index} has not reported for {self.rules.lost_seconds:g} s")
+        core = self._core()
+        for seen in core:
+            index, is_silent = seen.report.index, now - seen.at > self.rules.lost_seconds
+            if index and is_silent and seen.report.attempt == self.attempt:
+                self._restart(f"{self.rules.name(index)} has not reported for {self.rules.lost_seconds:g} s")
                 return
+        quiet = [seen.report.quiet for seen in core if seen.report.attempt == self.attempt]
+        hang = self.rules.hang_seconds
+        if hang and len(quiet) == self.rules.core[1] and min(quiet) > hang:
+            self._restart(f"no worker has printed anything for {hang:g} s")
+            return
         if self._all_finished(now):
             write_whole(self.output / "done", json.dumps({"attempt": self.attempt}))
             self.outcome = DONE
             self._changed.notify_all()
 
+    def _core(self) -> list[_Seen]:
+        role, count = self.rules.core
+        return [seen for index in range(count) if (seen := self._seen.get((role, index)))]
+
     def _all_finished(self, now: float) -> bool:
+        trains = TRAINER if self.rules.servers else WORKER
         states = {
             index: seen.report.state if seen.report.attempt == self.attempt else WAITING
             for (role, index), seen in self._seen.items()
             # Trainer 0 saves, so it is waited for, even if it is between two pods.
-            if role == TRAINER
+            if role == trains
             and (not self.rules.dynamic or not index or now - seen.at < self.rules.lost_seconds)
         }
         if self.rules.dynamic:
@@ -322,16 +354,20 @@ class Run:
         return seen.report.state if seen and seen.report.attempt == self.attempt else WAITING
 
     def _view(self) -> View:
-        found = [self._seen.get((SERVER, index)) for index in range(self.rules.servers)]
-        there = [seen.report for seen in found if seen is not None]
-        complete = len(there) == self.rules.servers
-        serving = complete and all(each.attempt == self.attempt and each.state == SERVING for each in there)
+        core = self._core()
+        there = [seen.report for seen in core]
+        complete = len(there) == self.rules.core[1]
+        if self.rules.servers:
+            ready = all(each.attempt == self.attempt and each.state == SERVING for each in there)
+        else:
+            since = time.monotonic() - self.rules.lost_seconds
+            ready = all(seen.at > since and seen.report.attempt in (0, self.attempt) for seen in core)
         return View(
             attempt=self.attempt,
             outcome=self.outcome,
             reason=self.reason,
             servers=tuple(each.address for each in there) if complete else (),
-            serving=serving,
+            serving=complete and ready,
             trainers=self.trainers,
             initialised=self.initialised,
             restore=self.save.folder if self.save else "",

@@ -2,8 +2,8 @@
 
 ROLE is server, trainer or collective. The supervisor starts the script, with Paddle's variables, once all
 participants that the role needs are running. It restarts a script that fails, restarts all roles from the
-last save when a pserver is lost (run.py), and ends pservers, which never end by themselves, when the trainers
-are done (docs/paddle.md).
+last save when a pserver (without pservers: a worker) is lost (run.py), and ends pservers, which never end by
+themselves, when the trainers are done (docs/paddle.md).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from bireme_runtime.paddle.run import (
     TRAINER,
     TRAINING,
     WAITING,
+    WORKER,
     Client,
     Report,
     Rules,
@@ -46,7 +47,6 @@ from bireme_runtime.process.errors import SettingError, Stop, Unreachable
 from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
 from bireme_runtime.process.log import last_words, log_of
 
-COLLECTIVE = "collective"
 _USAGE = "usage: python3 -m bireme_runtime.paddle.supervisor server|trainer|collective -- SCRIPT ARGS…"
 _LAUNCHER = (sys.executable, "-m", "bireme_runtime.paddle.launch")
 _VARIABLES_OF_ONE_PROCESS = {
@@ -101,6 +101,7 @@ class Options:
                     dynamic=bool(env.get("BIREME_DISPATCHER")),
                     max_restarts=environment.integer(env, "BIREME_MAX_RESTARTS", 10),
                     lost_seconds=environment.seconds(env, "BIREME_LOST_SECONDS", 8),
+                    hang_seconds=environment.seconds(env, "BIREME_HANG_SECONDS", 0),
                 ),
                 run_id=env.get("BIREME_RUN_ID", ""),
                 wait_for=Path(env["BIREME_PADDLE_WAIT_FOR"]) if env.get("BIREME_PADDLE_WAIT_FOR") else None,
@@ -114,7 +115,7 @@ class Options:
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     """Run the role until it ends; returns the exit code."""
-    roles: dict[str, type[Role | Collective]] = {SERVER: Server, TRAINER: Trainer, COLLECTIVE: Collective}
+    roles: dict[str, type[Role]] = {SERVER: Server, TRAINER: Trainer, WORKER: Worker}
     role, command = (argv[0] if argv else ""), list(argv[1:])
     if command[:1] == ["--"]:
         command.pop(0)
@@ -143,6 +144,7 @@ class Script:
         self._ended: dict[int, int] = {}
         self._pid = 0
         self._copier: threading.Thread | None = None
+        self._printed = 0.0
 
     @property
     def runs(self) -> bool:
@@ -155,8 +157,17 @@ class Script:
             self._pid = children.start(command, env, output=writer)
         finally:
             os.close(writer)
-        self._copier = threading.Thread(target=_copy, args=(reader, self._log), daemon=True)
+        self._printed = time.time()
+        self._copier = threading.Thread(target=self._copy, args=(reader,), daemon=True)
         self._copier.start()
+
+    def quiet(self, logs: Path) -> float:
+        """The seconds since the script printed something, also into files of the folder ``logs``."""
+        latest = self._printed
+        for path in logs.glob("*"):
+            with contextlib.suppress(OSError):
+                latest = max(latest, path.stat().st_mtime)
+        return max(0.0, time.time() - latest)
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the script to end; returns its exit code, or None while it runs. Raises Terminated."""
@@ -193,17 +204,17 @@ class Script:
             self._copier.join(timeout=5)
             self._copier = None
 
-
-def _copy(reader: int, log: Path) -> None:
-    with contextlib.suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(reader, "rb", buffering=0) as source:
-        while chunk := source.read(65536):
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-            # A full or lost volume must not stop the training.
-            with contextlib.suppress(OSError), log.open("ab") as kept:
-                kept.write(chunk)
+    def _copy(self, reader: int) -> None:
+        with contextlib.suppress(OSError):
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(reader, "rb", buffering=0) as source:
+            while chunk := source.read(65536):
+                self._printed = time.time()
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+                # A full or lost volume must not stop the training.
+                with contextlib.suppress(OSError), self._log.open("ab") as kept:
+                    kept.write(chunk)
 
 
 class Role(ABC):
@@ -221,7 +232,7 @@ class Role(ABC):
         self._boot = uuid.uuid4().hex
         self.attempt = 0
         self.state = WAITING
-        self._answered = time.monotonic()
+        self._answered = self._since = time.monotonic()
 
     def run(self) -> int:
         """Until the run is over; returns the exit code."""
@@ -268,10 +279,11 @@ class Role(ABC):
             return view
         silent = now - self._answered
         if silent > self.options.rules.lost_seconds and self.attempt:
-            say("lost pserver 0 with its part of the parameters; waiting for a new attempt")
+            say(f"lost {self.options.rules.name(0)}; waiting for a new attempt")
             self._reset()
         if silent > self.options.wait_seconds:
-            raise Stop(TEMPORARY, f"pserver 0 at {self.options.coordinator} did not answer in {silent:.0f} s")
+            name, address = self.options.rules.name(0), self.options.coordinator
+            raise Stop(TEMPORARY, f"{name} at {address} did not answer in {silent:.0f} s")
         return None
 
     def _tell(self, state: str) -> View | None:
@@ -279,12 +291,16 @@ class Role(ABC):
         address = f"{options.address}:{options.port}"
         revision, trainers = self._settings()
         report = Report(
-            options.role, options.index, self._boot, address, self.attempt, state, trainers, revision
-        )
+            options.role, options.index, self._boot, address, self.attempt, state, trainers, revision,
+            self._quiet(),
+        )  # fmt: skip
         try:
             return self._client.report(report)
         except Unreachable:
             return None
+
+    def _quiet(self) -> float:
+        return 0.0
 
     def _settings(self) -> tuple[int, int]:
         """The release's revision and number of trainers, which an upgrade may change at any time."""
@@ -300,6 +316,16 @@ class Role(ABC):
     def _reset(self) -> None:
         self.script.kill()
         self.attempt, self.state = 0, WAITING
+        self._since = time.monotonic()
+
+    def _has_all(self, missing: str) -> bool:
+        """Whether nothing is missing, also not the data. Raises Stop when it is missing for too long."""
+        options = self.options
+        if not missing and options.wait_for and not options.wait_for.exists():
+            missing = f"{options.wait_for} does not exist"
+        if missing and time.monotonic() - self._since > options.wait_seconds:
+            raise Stop(TEMPORARY, f"{missing} after {options.wait_seconds:g} s")
+        return not missing
 
     def _follow(self, view: View) -> None:
         if self.attempt and view.attempt != self.attempt:
@@ -356,10 +382,9 @@ class Role(ABC):
         )
 
 
-class Server(Role):
-    """A parameter server; pserver 0 also keeps the state of the run."""
+class Core(Role):
+    """A participant without which training cannot continue; number 0 also keeps the state of the run."""
 
-    log_name = "server.log"
     _run: Run | None = None
 
     def run(self) -> int:
@@ -386,13 +411,46 @@ class Server(Role):
     def _keeps_the_run(self) -> bool:
         return self._run is not None
 
+    def _start(self, view: View) -> None:
+        # Reported first: if this pod is lost before its next report, the run knows that the attempt is over.
+        self.state = STARTING
+        told = self._tell(self.state)
+        if told and told.attempt == self.attempt and told.outcome == runs.RUNNING:
+            self._start_now(view)
+        else:
+            self._reset()
+
+    @abstractmethod
+    def _start_now(self, view: View) -> None:
+        """Start the script."""
+
+    def _end(self, view: View) -> int:
+        self.script.kill()
+        self.state = WAITING
+        if self._run:
+            self._tell(WAITING)
+            self._wait_for_others(self._run)
+        return super()._end(view)
+
+    def _wait_for_others(self, run: Run) -> None:
+        """Keep answering until all other participants know that the run has ended."""
+        deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
+        while time.monotonic() < deadline and not run.all_know_the_end():
+            with contextlib.suppress(children.Terminated):
+                children.pause(0.1)
+
+
+class Server(Core):
+    """A parameter server."""
+
+    log_name = "server.log"
+
     def _is_ready(self, view: View) -> bool:
         return bool(view.servers)
 
-    def _start(self, view: View) -> None:
+    def _start_now(self, view: View) -> None:
         say(f"attempt {view.attempt} of pserver {self.options.index}, on port {self.options.port}")
         self.start_script(view, "PSERVER")
-        self.state = STARTING
 
     def _leave(self, deadline: float) -> None:
         """Serve on until trainer 0 has saved: what is on this server is lost with it.
@@ -421,21 +479,6 @@ class Server(Role):
         say(f"the pserver's script ended with {code}")
         self.state = BROKEN
 
-    def _end(self, view: View) -> int:
-        self.script.kill()
-        self.state = WAITING
-        if self._run:
-            self._tell(WAITING)
-            self._wait_for_others(self._run)
-        return super()._end(view)
-
-    def _wait_for_others(self, run: Run) -> None:
-        """Keep answering until all other participants know that the run has ended."""
-        deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
-        while time.monotonic() < deadline and not run.all_know_the_end():
-            with contextlib.suppress(children.Terminated):
-                children.pause(0.1)
-
 
 class Trainer(Role):
     """A trainer."""
@@ -446,23 +489,11 @@ class Trainer(Role):
         super().__init__(options, command, env)
         self._failures = 0
         self._not_before = 0.0
-        self._since = time.monotonic()
 
     def _is_ready(self, view: View) -> bool:
-        now = time.monotonic()
-        missing = self._missing(view)
-        if not missing:
-            return now >= self._not_before
-        if now - self._since > self.options.wait_seconds:
-            raise Stop(TEMPORARY, f"{missing} after {self.options.wait_seconds:g} s")
-        return False
-
-    def _missing(self, view: View) -> str:
-        if not view.serving:
-            return f"not all {self.options.rules.servers} pservers accept connections"
-        if self.options.wait_for and not self.options.wait_for.exists():
-            return f"{self.options.wait_for} does not exist"
-        return ""
+        servers = self.options.rules.servers
+        is_there = self._has_all("" if view.serving else f"not all {servers} pservers accept connections")
+        return is_there and time.monotonic() >= self._not_before
 
     def _start(self, view: View) -> None:
         say(f"attempt {view.attempt} of trainer {self.options.index} of {view.trainers}")
@@ -488,7 +519,6 @@ class Trainer(Role):
         super()._reset()
         # Without this, repeated losses of a pserver would count as failures of the first shards.
         dispatcher.give_back(self.note, self.env)
-        self._since = time.monotonic()
 
     def _ended(self, code: int) -> None:
         if code == 0:
@@ -508,49 +538,53 @@ class Trainer(Role):
         self._reset()
 
 
-class Collective:
-    """A worker without parameter servers, which paddle.distributed.launch starts."""
+class Worker(Core):
+    """A worker without parameter servers, whose script paddle.distributed.launch starts.
+
+    All scripts start and start again together: one that is started later finds none of the others, and those
+    that have lost one wait for it in their next all-reduce for ever.
+    """
+
+    log_name = "train.log"
 
     def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self._options, self._command, self._env = options, list(command), dict(env)
-        self._script = Script(options.output / f"node_{options.node}" / "train.log")
+        super().__init__(options, command, env)
+        self._script_of_user = list(command)
+        self._logs = Path(tempfile.gettempdir(), "log")
 
-    def run(self) -> int:
-        done = self._options.output / "done"
-        if done.exists():
-            say("this job is done: output/done exists")
-            return 0
-        try:
-            code = self._train()
-        except children.Terminated:
-            self._script.terminate(self._options.grace_seconds)
-            raise
-        if code == 0 and self._options.index == 0:
-            runs.write_whole(done, "{}")
-        return as_shell(code)
+    def _quiet(self) -> float:
+        return self.script.quiet(self._logs) if self.script.runs else 0.0
 
-    def _train(self) -> int:
+    def _is_ready(self, view: View) -> bool:
+        workers = self.options.rules.trainers
+        return self._has_all("" if view.serving else f"not all {workers} workers are here")
+
+    def _start_now(self, view: View) -> None:
+        options = self.options
+        say(f"attempt {view.attempt} of worker {options.index} of {view.trainers}")
         # The launcher starts its store only where the master's address is literally the node's own.
-        host, _, port = self._options.coordinator.rpartition(":")
-        master = self._options.address if self._options.index == 0 else self._resolve(host)
-        launch = [sys.executable, "-m", "paddle.distributed.launch", "--master", f"{master}:{port}"]
-        launch += ["--nnodes", str(self._options.rules.trainers), "--rank", str(self._options.index)]
-        launch += ["--nproc_per_node", self._env.get("BIREME_PADDLE_PROCESSES", "1"), "--log_dir", "/tmp/log"]
-        launch += ["--host", self._options.address]
+        launch = [sys.executable, "-m", "paddle.distributed.launch", "--master", view.servers[0]]
+        launch += ["--job_id", f"attempt-{view.attempt}"]
+        launch += ["--nnodes", str(view.trainers), "--rank", str(options.index), "--host", options.address]
+        launch += ["--nproc_per_node", self.env.get("BIREME_PADDLE_PROCESSES", "1")]
+        launch += ["--log_dir", str(self._logs)]
         # These variables would override the launcher's arguments.
-        env = {name: value for name, value in self._env.items() if name not in _VARIABLES_OF_ONE_PROCESS}
-        self._script.start([*launch, *self._command], env)
-        while (code := self._script.wait(1.0)) is None:
-            pass
-        return code
+        env = {name: value for name, value in self.env.items() if name not in _VARIABLES_OF_ONE_PROCESS}
+        env["BIREME_PADDLE_ATTEMPT"] = str(view.attempt)
+        self.script.start([*launch, *self._script_of_user], env)
+        self.state = TRAINING
 
-    def _resolve(self, host: str) -> str:
-        deadline = time.monotonic() + self._options.wait_seconds
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                return socket.gethostbyname(host)
-            children.pause(1.0)
-        raise Stop(TEMPORARY, f"{host} has no address after {self._options.wait_seconds:g} s")
+    def _leave(self, deadline: float) -> None:
+        self.script.terminate(max(0.0, deadline - time.monotonic()))
+
+    def _ended(self, code: int) -> None:
+        if code == 0:
+            self.state = FINISHED
+            return
+        if code == CONFIG:
+            raise Stop(as_shell(code), f"the script ended with {code}")
+        say(f"the script ended with {code}")
+        self.state = BROKEN
 
 
 def _accepts(host: str, port: int) -> bool:
