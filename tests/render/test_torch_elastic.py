@@ -321,7 +321,9 @@ def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) ->
     (config,) = (item for item in rendered.manifests if item.name.endswith("-dashboard"))
     shown = set(re.findall(r"bireme_\w+", json.dumps(json.loads(config["data"]["bireme-training.json"]))))
     seen = progress.Progress()
-    seen.take(b"step 1")
-    told = Status(Starts(), seen, failures.Ledger(), lambda: "").metrics()
+    for number in (b"1", b"2"):
+        seen.take(b"step " + number)
+    seen.board.write(0, 2)
+    told = Status(Starts(ranks={0: 0}), seen, failures.Ledger(), lambda: "").metrics()
     assert config.labels["grafana_dashboard"] == "1"
     assert shown == set(re.findall(r"^bireme_\w+", told, re.MULTILINE)) - {"bireme_rank"}

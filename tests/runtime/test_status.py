@@ -9,6 +9,7 @@ from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from bireme.clusters.api import Api
@@ -110,3 +111,43 @@ def test_lost_steps_and_seconds_end_with_the_next_new_step() -> None:
         now += 1
         seen.take(b"step %d" % number)
     assert (seen.lost_steps, seen.lost_seconds, seen.step) == (1, 13, 5)
+
+
+def test_goodput_falls_with_what_restarts_cost_and_while_no_step_is_new() -> None:
+    now = 100.0
+    seen = progress.Progress(clock=lambda: now)
+    assert seen.goodput is None
+    for number in range(11):
+        now += 1
+        seen.take(b"step %d" % number)
+    assert seen.goodput == 1
+    now += 5
+    seen.start()
+    for number in range(6, 16):
+        now += 1
+        seen.take(b"step %d" % number)
+    # 25 seconds since the first new step, 11 of them from step 10 to step 11.
+    assert seen.goodput == pytest.approx(14 / 25)
+    now += 25
+    assert seen.goodput == pytest.approx(14 / 50)
+
+
+def test_the_step_of_each_rank_is_in_the_metrics(start: Start, on_etcd: dict[str, str]) -> None:
+    port = free_port()
+    script = """
+from bireme_runtime.elastic import progress
+for step in range(1, 8 if os.environ['RANK'] == '1' else 12):
+    progress.step(step)
+    time.sleep(0.05)
+pathlib.Path('told-' + os.environ['RANK']).write_text('x')
+time.sleep(90)
+"""
+    worker = start(script, **on_etcd, PET_NPROC_PER_NODE="2", BIREME_METRICS_PORT=str(port))
+    for rank in ("0", "1"):
+        worker.file(f"told-{rank}", 60)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        metrics = answer.read().decode()
+    assert 'bireme_rank_step{rank="0"} 11.0' in metrics
+    assert 'bireme_rank_step{rank="1"} 7.0' in metrics
+    assert 'bireme_rank_step_age_seconds{rank="1"}' in metrics
+    assert 'bireme_events_total{event="nan"} 0.0' in metrics

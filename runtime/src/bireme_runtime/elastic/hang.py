@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +21,6 @@ SITE = Path(__file__).with_name("site")
 _TOLD_SECONDS, _TOLD_TIMES = 600.0, 10.0
 _STACK_SECONDS = 3.0
 _PRINT_SECONDS = 0.2
-_SPY_SECONDS = 30.0
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
@@ -93,27 +90,18 @@ def slowest(stands: Iterable[Stand]) -> Stand | None:
 def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     """Let a training process print its stacks, and return what it has printed.
 
-    ``lines`` are those printed since the call. Without its handler py-spy is asked, where that is possible.
+    ``lines`` are those printed since the call. There are none of a process without its handler.
     """
-    if _catches(pid, STACKS_SIGNAL):
-        os.kill(pid, STACKS_SIGNAL)
-        deadline = time.monotonic() + _STACK_SECONDS
-        printed: list[str] = []
-        # The outermost calls are printed last.
-        while time.monotonic() < deadline and not (frames_of(printed) and len(printed) == len(lines())):
-            printed = lines()
-            time.sleep(_PRINT_SECONDS)
-        return lines()
-    spy = shutil.which("py-spy")
-    if spy is None:
+    if not _catches(pid, STACKS_SIGNAL):
         return []
-    try:
-        done = subprocess.run(
-            [spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=_SPY_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return (done.stdout or done.stderr).splitlines()
+    os.kill(pid, STACKS_SIGNAL)
+    deadline = time.monotonic() + _STACK_SECONDS
+    printed: list[str] = []
+    # The outermost calls are printed last.
+    while time.monotonic() < deadline and not (frames_of(printed) and len(printed) == len(lines())):
+        printed = lines()
+        time.sleep(_PRINT_SECONDS)
+    return lines()
 
 
 def frames_of(lines: Iterable[str]) -> list[str]:

@@ -157,6 +157,7 @@ class Observer:
     def started(self, facts: Mapping[str, Any]) -> None:
         """The processes have started."""
         self._processes = [(int(pid), int(rank), int(slot)) for pid, rank, slot in facts["processes"]]
+        self.starts.ranks = {slot: rank for _, rank, slot in self._processes}
 
     def failed(self, facts: Mapping[str, Any]) -> bool:
         """A process of this worker has failed. Returns whether the agent may go on."""
@@ -272,6 +273,7 @@ class Observer:
 
     def _happened(self, cause: str, policy: str, what: str) -> None:
         self._say(what)
+        self.starts.happened[cause] += 1
         self.starts.events.append({"time": time.time(), "event": cause, "sentence": what})
         if policy == "fail":
             self.sentence, self.verdict = f"{what}, which ends the run", "run"

@@ -211,7 +211,7 @@ class Progress:
         self._bad = 0
         self._newest = ""
         self._rises: deque[tuple[float, int]] = deque(maxlen=50)
-        self._rose = 0.0
+        self._rose = self._began = 0.0
         self._again: Marks | None = None
 
     def start(self, known: Mapping[str, list[int]] | None = None, world: int = 1) -> None:
@@ -264,6 +264,16 @@ class Progress:
         return {"lostSteps": self.lost_steps - steps, "lostSeconds": round(self.lost_seconds - seconds, 1)}
 
     @property
+    def goodput(self) -> float | None:
+        """The part of the time since the first new step that went into new steps; None before that."""
+        past = self._clock() - self._began
+        return (
+            max(0.0, (self._rose - self._began - self.lost_seconds) / past)
+            if self._began < self._rose
+            else None
+        )
+
+    @property
     def rate(self) -> float:
         """Steps per second, by the last new steps of this start; 0 if there are too few."""
         if len(self._rises) < 2 or self._rises[-1][0] <= self._rises[0][0]:
@@ -286,6 +296,7 @@ class Progress:
             if form != self._newest:
                 self.first = None
             self._again, self._newest, self._rose = None, form, now
+            self._began = self._began or now
             self._rises.append((now, numbers[-1]))
         if form == (self._newest or form):
             self.first = self.first or (now, numbers[-1])

@@ -14,6 +14,7 @@ from bireme_runtime.elastic import failures, history, progress
 from bireme_runtime.process import http
 from bireme_runtime.process.errors import BiremeError
 
+EVENTS = ("nan", "slow")
 CAUSES = ("failure", "members", "agent", "hang", "nan", "slow")
 _KEPT_SECONDS = 2.0
 
@@ -28,6 +29,9 @@ class Starts:
     count: int = 0
     last_rank: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
+    # The rank of each local rank.
+    ranks: Mapping[int, int] = field(default_factory=dict)
+    happened: Counter[str] = field(default_factory=Counter)
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=20))
     _next: str = ""
 
@@ -98,6 +102,20 @@ class Status:
         if seen.last:
             age = max(0.0, time.monotonic() - seen.last)
             metric("step_age_seconds", "gauge", "Seconds since a step was seen", ("", age))
+        steps, now = seen.board.steps(), time.monotonic()
+        ranks = [(f'{{rank="{rank}"}}', *steps[at]) for at, rank in starts.ranks.items() if at in steps]
+        if ranks:
+            behind = [(label, float(number)) for label, number, _ in ranks]
+            ages = [(label, max(0.0, now - when)) for label, _, when in ranks]
+            metric("rank_step", "gauge", "Step that a process has told, by rank", *behind)
+            metric(
+                "rank_step_age_seconds", "gauge", "Seconds since a process has told a step, by rank", *ages
+            )
+        if seen.goodput is not None:
+            useful = "Part of the time since the first new step that went into new steps"
+            metric("goodput_ratio", "gauge", useful, ("", seen.goodput))
+        events = [(f'{{event="{event}"}}', float(starts.happened[event])) for event in EVENTS]
+        metric("events_total", "counter", "Losses that are no number, and slow steps", *events)
         metric("lost_steps_total", "counter", "Steps that were made again", ("", seen.lost_steps))
         metric(
             "lost_seconds_total", "counter", "Seconds between new steps at restarts", ("", seen.lost_seconds)
