@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,12 +21,19 @@ from bireme.clusters import Cluster
 from bireme.helm import RenderError
 from bireme.pytest_plugin import ReleaseFactory
 from bireme.tools import Toolbox
+from tests.embedded.csi import (
+    claim_by_hand,
+    is_bound,
+    provisioning,
+    running,
+    said,
+    short_folder,
+    volumes_of,
+)
 from tests.runtime.s3_servers import LOCK, environment_of
 from tests.support import waiting
 
 DRIVER = "efs.csi.aws.com"
-DRIVERS, CLASSES = "/apis/storage.k8s.io/v1/csidrivers", "/apis/storage.k8s.io/v1/storageclasses"
-VOLUMES = "/api/v1/persistentvolumes"
 REGION = "us-east-1"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}
 TASK = {
@@ -72,18 +77,6 @@ class Aws:
         return answer
 
 
-@contextlib.contextmanager
-def running(command: list[str | Path], env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program whose output goes to ``log``, killed at the end."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
@@ -93,9 +86,8 @@ def answers(port: int) -> bool:
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """A folder whose path is short enough for a socket."""
-    made = Path(tempfile.mkdtemp(prefix="efs-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    with short_folder("efs-") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -117,54 +109,30 @@ def driver(cluster: Cluster, toolbox: Toolbox, aws: Aws, folder: Path) -> Iterat
     """The driver and the provisioner at work for the cluster; the value is the driver's log."""
     (folder / "etc").mkdir()
     (folder / "static").mkdir()
-    address, log = folder / "csi.sock", folder / "driver.log"
     # The driver writes to /etc/amazon/efs, so it has a /etc of its own.
     own = ["unshare", *(["--user", "--map-root-user"] if os.getuid() else []), "--mount"]
     script = 'mount --bind "$1" /etc && shift && exec "$@"'
     within: list[str | Path] = [*own, "sh", "-ec", script, "sh", folder / "etc"]
-    options = [f"--endpoint=unix://{address}", f"--efs-utils-static-files-path={folder / 'static'}", "-v=5"]
-    provisioner: list[str | Path] = [
-        toolbox.path("csi-provisioner"),
-        f"--csi-address={address}",
-        f"--kubeconfig={cluster.kubeconfig}",
-        "--extra-create-metadata",
-        "--retry-interval-start=200ms",
-        "--retry-interval-max=1s",
+    options = [
+        f"--endpoint=unix://{folder / 'csi.sock'}",
+        f"--efs-utils-static-files-path={folder / 'static'}",
+        "-v=5",
     ]
     metadata = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     threading.Thread(target=metadata.serve_forever, daemon=True).start()
     place = {"ECS_CONTAINER_METADATA_URI_V4": f"http://127.0.0.1:{metadata.server_port}"}
-    cluster.api.create(DRIVERS, {"metadata": {"name": DRIVER}, "spec": {"attachRequired": False}})
     try:
         command = [*within, toolbox.path("efs-csi-driver"), *options]
-        with running(command, {**aws.env, **place}, log) as process:
-            until(lambda: address.exists() or process.poll() is not None)
-            assert process.poll() is None, log.read_text()
-            with running(provisioner, {"PATH": os.environ["PATH"]}, folder / "provisioner.log"):
-                yield log
+        with provisioning(cluster, toolbox, DRIVER, command, {**aws.env, **place}, folder) as log:
+            yield log
     finally:
         metadata.shutdown()
         metadata.server_close()
-        cluster.api.delete(f"{DRIVERS}/{DRIVER}")
-
-
-def claims_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
 
 
 def handles(cluster: Cluster, namespace: str) -> dict[str, str]:
     """The handles of the volumes that the driver made for a namespace, by claim."""
-    return {
-        item["spec"]["claimRef"]["name"]: item["spec"]["csi"]["volumeHandle"]
-        for item in cluster.api.get(VOLUMES)["items"]
-        if item["spec"].get("csi", {}).get("driver") == DRIVER
-        and item["spec"]["claimRef"]["namespace"] == namespace
-    }
-
-
-def is_bound(cluster: Cluster, namespace: str, claim: str) -> bool:
-    found = cluster.api.find(f"{claims_path(namespace)}/{claim}")
-    return found is not None and found["status"].get("phase") == "Bound"
+    return {claim: csi["volumeHandle"] for claim, csi in volumes_of(cluster, DRIVER, namespace).items()}
 
 
 def test_claims_get_access_points_with_what_was_asked_for_and_give_them_back(
@@ -235,37 +203,15 @@ def test_what_the_driver_refuses_the_chart_refuses_before(
     release: ReleaseFactory, cluster: Cluster, test_namespace: str, driver: Path, aws: Aws
 ) -> None:
     system = aws.efs("create_file_system", CreationToken=f"{test_namespace}-wrong")["FileSystemId"]
-    names = {case: f"{test_namespace}.{case}" for case in WRONG}
-    try:
+    with contextlib.ExitStack() as stack:
         for case, (values, parameters, _) in WRONG.items():
             wanted = {"type": "dynamic", "fileSystemId": system} | values
             with pytest.raises(RenderError):
                 release("efs", values={"volumes": {case: wanted}})
             always = {"provisioningMode": "efs-ap", "fileSystemId": system, "directoryPerms": "700"}
-            made = {"provisioner": DRIVER, "parameters": always | parameters}
-            cluster.api.create(CLASSES, {"metadata": {"name": names[case]}, **made})
-            spec = {
-                "accessModes": [values.get("accessMode", "ReadWriteMany")],
-                "storageClassName": names[case],
-                "resources": {"requests": {"storage": "5Gi"}},
-            }
-            cluster.api.create(claims_path(test_namespace), {"metadata": {"name": case}, "spec": spec})
+            asked, mode = always | parameters, values.get("accessMode", "ReadWriteMany")
+            stack.enter_context(claim_by_hand(cluster, test_namespace, case, DRIVER, asked, mode))
         until(
             lambda: all(said(cluster, test_namespace, case, words) for case, (_, _, words) in WRONG.items())
         )
         assert not handles(cluster, test_namespace)
-    finally:
-        for case, name in names.items():
-            with contextlib.suppress(Exception):
-                cluster.api.delete(f"{claims_path(test_namespace)}/{case}")
-            with contextlib.suppress(Exception):
-                cluster.api.delete(f"{CLASSES}/{name}")
-
-
-def said(cluster: Cluster, namespace: str, claim: str, words: str) -> bool:
-    """Whether an event of the provisioner says these words about a claim."""
-    return any(
-        words in event.get("message", "")
-        for event in cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
-        if event["involvedObject"].get("name") == claim and event.get("reason") == "ProvisioningFailed"
-    )
