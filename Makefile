@@ -48,8 +48,9 @@ test: lint tools ## Lint, types, charts, unit, render and embedded tests
 	$(PYTEST) $(PARALLEL) $(REMEMBER) -m "not whole" tests/embedded tests/runtime tests/unit tests/render
 
 .PHONY: test-full
-test-full: tools ## The tests that `make test` leaves out because they take minutes each (tests of the kind tier: test-kind-full)
+test-full: tools ## The tests that `make test` and test-torch leave out because they take minutes each (tests of the kind tier: test-kind-full)
 	$(PYTEST) $(PARALLEL) -m whole tests/embedded tests/runtime tests/unit tests/render
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) -m whole tests/runtime/with_torch
 
 SEEDS ?= 5000
 .PHONY: simulate
@@ -62,7 +63,7 @@ test-eks: setup ## hack/eks with a mocked provider (needs terraform 1.9 and the 
 
 .PHONY: test-torch
 test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, six minutes)
-	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) tests/runtime/with_torch
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) -m "not whole" tests/runtime/with_torch
 
 KIND_NODES := p5.4xlarge=3
 KIND_IMAGES := etcd python torch mpi-4 mpi-5 mpi-operator paddle nfs moto

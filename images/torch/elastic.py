@@ -128,6 +128,9 @@ class Run:
         with self._term.held():
             if self.leads:
                 started = time.monotonic()
+                for abandoned in self.folder.glob(".*.pt.*"):
+                    # Of a killed process; it may be the space that the next checkpoint needs.
+                    abandoned.unlink(missing_ok=True)
                 publish(_path(self.folder, step), lambda file: torch.save(state(), file))
                 self._prune()
                 self.log("checkpoint", step=step, seconds=round(time.monotonic() - started, 3))
@@ -172,8 +175,6 @@ class Run:
     def _prune(self) -> None:
         for old in sorted(_checkpoints(self.folder))[:-_KEPT]:
             _path(self.folder, old).unlink(missing_ok=True)
-        for abandoned in self.folder.glob(".*.pt.*"):
-            abandoned.unlink(missing_ok=True)
 
     def _leave(self, step: int) -> None:
         self.log("stop", step=step, reason="SIGTERM" if self._term.received else "SIGTERM of another process")
@@ -274,13 +275,18 @@ def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises when this process no longer belongs to the world that trains: another one writes this folder then.
     """
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    if fence:
-        fence.check()
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if fence:
+            fence.check()
+        partial.replace(path)
+    except BaseException:
+        # On a full disk it would take the space of the next attempt.
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class EventFiles:

@@ -34,7 +34,10 @@ class Job:
     def __init__(self, folder: Path, env: dict[str, str], steps: int, pause: float) -> None:
         self.folder = folder
         self.env = env
+        self.script: list[str] | None = None
         self.arguments = [str(steps), str(pause)]
+        # The command by which a worker enters its network, where it has one.
+        self.networks: dict[str, list[str]] = {}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.rounds: list[tuple[float, int]] = []
         (folder / "train.py").write_bytes(Path(__file__).with_name("train.py").read_bytes())
@@ -51,12 +54,13 @@ class Job:
             part = f"torch/distributed/{name_there}"
             binds.append((f"{AGENT}/{part}", f"usr/lib/python3/dist-packages/{part}"))
         mounts = " && ".join(f"mount --rbind {source} {ROOT}/{target}" for source, target in binds)
-        script = ["/mnt/train.py", "/mnt", name, *self.arguments]
+        script = self.script or ["/mnt/train.py", "/mnt", name, *self.arguments]
         command = ["env", "-i", *(f"{key}={value}" for key, value in inside.items()),
                    "python3", "-m", "bireme_runtime.elastic.supervisor", "--", *script]  # fmt: skip
         with (self.folder / f"{name}.err").open("ab") as errors:
+            inside_root = f'{mounts} && exec chroot {ROOT} "$@"'
             self.workers[name] = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot {ROOT} "$@"', "sh", *command],
+                [*self.networks.get(name, ()), "unshare", "--mount", "sh", "-c", inside_root, "sh", *command],
                 stdout=errors, stderr=errors,
             )  # fmt: skip
 
