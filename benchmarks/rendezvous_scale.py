@@ -2,10 +2,11 @@
 
 Members are threads of a few processes; they speak the real protocol to one real etcd, set up as charts/etcd
 does. The first round is timed from the start of the processes, the second from the call of one member. On a
-busy machine seconds say little: beside them stand the seconds of CPU of etcd and of all members together,
-which in a cluster have machines of their own. Beside the idle cost stands what a renewal each second costs.
+busy machine seconds say little, and members lose their leases unless these live longer (--lease). Beside the
+seconds stand those of CPU of etcd and of all members together, which in a cluster have machines of their own,
+and beside the idle cost what a renewal each second costs.
 
-    python benchmarks/rendezvous_scale.py [--members 300] [--processes 4] [--idle 20] [--users] [-o json]
+    python benchmarks/rendezvous_scale.py [--members 300] [--processes 4] [--lease 10] [--idle 20] [--users]
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Result:
     """Seconds; CPU in cores, or in core seconds."""
 
     members: int
+    lease: int
     users: bool
     first_round: Order
     second_round: Order
@@ -117,15 +119,16 @@ def until_noticed(members: Iterable[rendezvous.Rendezvous]) -> None:
 
 
 def run_members(
-    endpoint: str, credentials: etcd.Credentials, slots: range, total: int, orders: Connection
+    endpoint: str, credentials: etcd.Credentials, slots: range, total: int, lease: int, orders: Connection
 ) -> None:
     """Carry out orders with a thread for each slot.
 
     Answers each with the time at which all had done it, or with what went wrong.
     """
     settings = rules.Settings(
-        "run", total - 1, total, first_nodes=total, join_timeout=PATIENCE_SECONDS, settle_timeout=0
-    )
+        "run", total - 1, total, first_nodes=total, join_timeout=PATIENCE_SECONDS, settle_timeout=0,
+        keep_alive_max_attempt=lease,
+    )  # fmt: skip
 
     def make(slot: int) -> rendezvous.Rendezvous:
         client = etcd.Client(etcd.parse_endpoints(endpoint), credentials, settings.heartbeat_timeout)
@@ -162,7 +165,7 @@ class Members:
     """The processes of the members."""
 
     def __init__(
-        self, server: EtcdServer, credentials: etcd.Credentials, members: int, processes: int
+        self, server: EtcdServer, credentials: etcd.Credentials, members: int, processes: int, lease: int
     ) -> None:
         context = multiprocessing.get_context("fork")
         self._server = server
@@ -170,7 +173,8 @@ class Members:
         self._children: list[Any] = []
         for number in range(processes):
             mine, theirs = context.Pipe()
-            arguments = (server.endpoint, credentials, range(number, members, processes), members, theirs)
+            slots = range(number, members, processes)
+            arguments = (server.endpoint, credentials, slots, members, lease, theirs)
             self._children.append(context.Process(target=run_members, args=arguments, daemon=True))
             self._children[-1].start()
             self._pipes.append(mine)
@@ -215,13 +219,13 @@ def set_up_users(server: EtcdServer) -> None:
         raise click.ClickException("etcd did not take the users")
 
 
-def measure(server: EtcdServer, members: int, processes: int, idle: float, users: bool) -> Result:
+def measure(server: EtcdServer, members: int, processes: int, lease: int, idle: float, users: bool) -> Result:
     click.echo(f"{members} members in {processes} processes", err=True)
     load = os.getloadavg()[0]
     credentials = USER if users else etcd.Credentials()
     if users:
         set_up_users(server)
-    workers = Members(server, credentials, members, processes)
+    workers = Members(server, credentials, members, processes, lease)
     try:
         first = workers.order("join")
         time.sleep(SETTLE_SECONDS)
@@ -241,7 +245,9 @@ def measure(server: EtcdServer, members: int, processes: int, idle: float, users
     for _ in range(2000):
         client.lease_keepalive(lease)
     renewal = (cpu_seconds([server.process.pid]) - before_renewals) / 2000 * 1000
-    return Result(members, users, first, second, loss, cores[0], cores[1], renewal, memory_mib(server), load)
+    return Result(
+        members, lease, users, first, second, loss, cores[0], cores[1], renewal, memory_mib(server), load
+    )
 
 
 def sentence(each: Result) -> str:
@@ -251,8 +257,8 @@ def sentence(each: Result) -> str:
         return f"{order.seconds:.1f} s (etcd {order.etcd_cpu:.1f}, members {order.members_cpu:.1f} s of CPU)"
 
     return (
-        f"{each.members} members{', with users' if each.users else ''}, load average "
-        f"{each.load_average:.1f}: "
+        f"{each.members} members{', with users' if each.users else ''}, leases of {each.lease} s, load "
+        f"average {each.load_average:.1f}: "
         f"the first round after {spent(each.first_round)}, another one after {spent(each.second_round)}; all "
         f"know of a loss after {spent(each.loss)}; idle {each.idle_cores:.3f} cores, and "
         f"{each.baseline_cores:.2f} with a renewal each second; {each.memory_mib:.0f} MiB at most"
@@ -262,10 +268,11 @@ def sentence(each: Result) -> str:
 @click.command()
 @click.option("--members", type=int, multiple=True, default=[300])
 @click.option("--processes", type=int, default=4)
+@click.option("--lease", type=int, default=10, help="Life of a member's lease, in seconds.")
 @click.option("--idle", type=float, default=20, help="Seconds of doing nothing that are measured.")
 @click.option("--users", is_flag=True, help="Let etcd ask for a user, so that each member logs in.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
-def main(members: tuple[int, ...], processes: int, idle: float, users: bool, output: str) -> None:
+def main(members: tuple[int, ...], processes: int, lease: int, idle: float, users: bool, output: str) -> None:
     """Measure each number of members on an etcd of its own."""
     # A member has up to five connections.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -277,7 +284,7 @@ def main(members: tuple[int, ...], processes: int, idle: float, users: bool, out
             server = EtcdServer(binary, Path(folder) / "etcd", options=ETCD).start(wait=False)
             try:
                 server.wait_until_healthy(120)
-                results.append(measure(server, number, processes, idle, users))
+                results.append(measure(server, number, processes, lease, idle, users))
             finally:
                 server.stop()
     if output == "json":
