@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from bireme import admission
+from bireme.admission import Finding
 from bireme.clusters.api import Api, ApiError
 from bireme.instances import Instance
 from bireme.labels import INSTANCE_TYPE_LABEL, RELEASE_LABEL, ZONE_LABEL
@@ -44,19 +46,6 @@ _ENDS = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong: its topic, a sentence, and the command that helps or shows more."""
-
-    topic: str
-    sentence: str
-    command: str
-
-    def to_json(self) -> dict[str, str]:
-        """Plain JSON for ``-o json``."""
-        return {"topic": self.topic, "sentence": self.sentence, "command": self.command}
-
-
-@dataclass(frozen=True)
 class Doctor:
     """Looks at one cluster for one job: its plan and its objects, as rendered or as installed."""
 
@@ -65,16 +54,46 @@ class Doctor:
     manifests: Sequence[Manifest]
     instances: Mapping[str, Instance]
 
-    def before(self) -> tuple[Finding, ...]:
-        """What keeps the job from running on this cluster. Raises BiremeError if it does not answer."""
-        looks = {
+    def before(self, installed: bool = False) -> tuple[Finding, ...]:
+        """What keeps the job from running on this cluster. Raises BiremeError if it does not answer.
+
+        ``installed``: the job is there, so rights to make it, and quotas that it uses itself, say nothing.
+        """
+        looks: dict[str, Callable[[], Iterable[Finding]]] = {
+            "version": lambda: admission.version(self.api),
             "nodes": self._nodes_fit,
             "storage": self._claims,
             "drivers": self._drivers,
             "kinds": self._kinds,
             "secrets": self._secrets,
         }
+        if not installed:
+            looks |= {"rights": self._rights, "quotas": self._quotas, "admission": self._admission}
         return tuple(finding for topic, look in looks.items() for finding in self._allowed(topic, look))
+
+    def unseen(self) -> tuple[Finding, ...]:
+        """What matters to the job and no API server knows, each with the command that shows it."""
+        found = []
+        if any(pod.efa for pod in self.plan.pods):
+            type_ = next((pod.instance_type for pod in self.plan.pods if pod.efa), None) or "TYPE"
+            found.append(
+                Finding(
+                    "network",
+                    "Whether the nodes' security group lets all traffic to itself through, as EFA needs, "
+                    "shows only between two nodes",
+                    f"helm install check charts/torch-elastic --set workers=2,instance.type={type_}",
+                )
+            )
+        for name in sorted({self._account(spec) for spec in self._specs if "s3://" in str(spec)}):
+            found.append(
+                Finding(
+                    "credentials",
+                    f"Whether the ServiceAccount {name} has a role for S3 is known to AWS only; the nodes' "
+                    "role takes its place only where the hop limit of the instance metadata is 2",
+                    f"aws eks list-pod-identity-associations --cluster-name CLUSTER --service-account {name}",
+                )
+            )
+        return tuple(found)
 
     def after(self) -> tuple[Finding, ...]:
         """Why the pods of the installed job are not running, restart, or use TCP."""
@@ -99,7 +118,21 @@ class Doctor:
 
     @cached_property
     def _specs(self) -> list[Mapping[str, Any]]:
-        return [spec for manifest in self.manifests for spec in _pod_specs(manifest)]
+        return [spec for manifest in self.manifests for spec in _pod_specs(manifest.thaw())]
+
+    @staticmethod
+    def _account(spec: Mapping[str, Any]) -> str:
+        return str(spec.get("serviceAccountName") or "default")
+
+    def _rights(self) -> Iterator[Finding]:
+        return admission.rights(self.api, self.manifests, self.plan.namespace)
+
+    def _quotas(self) -> Iterator[Finding]:
+        return admission.quotas(self.api, self.plan)
+
+    def _admission(self) -> Iterator[Finding]:
+        own = {item.name for item in self.manifests if item.kind == "ServiceAccount"}
+        return admission.pods(self.api, self._specs, own, self.plan.namespace)
 
     def _nodes_fit(self) -> Iterator[Finding]:
         nodes = self.api.get("/api/v1/nodes")["items"]

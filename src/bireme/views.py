@@ -11,9 +11,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from bireme.admission import Finding as Diagnosis
 from bireme.clusters import ClusterInfo
 from bireme.deploy import Outcome
-from bireme.doctor import Finding as Diagnosis
 from bireme.lint import Finding
 from bireme.nccl import Verdict
 from bireme.observe import Difference, ObservedPod
@@ -110,10 +110,11 @@ def differences_view(differences: Sequence[Difference]) -> RenderableType:
     return Group(*(Text(f"✗ {each.sentence}", style="red") for each in differences))
 
 
-def doctor_view(findings: Sequence[Diagnosis]) -> RenderableType:
-    """A sentence and a command for each finding."""
+def doctor_view(findings: Sequence[Diagnosis], unseen: Sequence[Diagnosis] = ()) -> RenderableType:
+    """A sentence and a command for each finding, then for what cannot be seen."""
     lines = [Text(f"✗ {each.sentence}\n    {each.command}", overflow="fold") for each in findings]
-    return Group(*lines) if lines else Text("✓ nothing found")
+    rest = [Text(f"? {each.sentence}\n    {each.command}", overflow="fold") for each in unseen]
+    return Group(*(lines or [Text("✓ nothing found")]), *rest)
 
 
 def lint_view(charts: int, findings: Sequence[Finding]) -> RenderableType:

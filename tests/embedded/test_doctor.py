@@ -12,10 +12,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from bireme.admission import Finding
 from bireme.cli import cli
 from bireme.clusters.api import Api
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.doctor import Doctor, Finding
+from bireme.doctor import Doctor
 from bireme.instances import Instance
 from bireme.topology import expand
 from tests.support import waiting
@@ -215,7 +216,79 @@ def test_what_may_not_be_read_is_a_sentence(
     own.write_text(yaml.safe_dump(config))
     sentences = before("torch-elastic", api=Api(own), **JOB)
     assert "You may not read nodes, so nothing is said about nodes" in sentences
-    assert len(sentences) == 2, sentences
+    unread = {each.split(",")[0] for each in sentences if each.startswith("You may not read")}
+    assert unread == {f"You may not read {each}" for each in ("nodes", "fsx-pvc", "resourcequotas")}
+    refused = f"You may not create jobs in namespace {namespace}, which an install makes"
+    assert refused in sentences, sentences
+
+
+def test_a_namespace_that_is_not_there(cluster: EmbeddedCluster, render: Callable[..., Any]) -> None:
+    manifests = render("torch-elastic", release="job", namespace="nowhere", instance="p4d.24xlarge").manifests
+    plan = expand("job", "nowhere", manifests, {})
+    found = [each.sentence for each in Doctor(cluster.api, plan, manifests, {}).before()]
+    assert "There is no namespace nowhere" in found
+
+
+def test_a_cluster_that_is_too_old(
+    cluster: EmbeddedCluster, before: Before, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is the stand-in here: no control plane below 1.32 is built."""
+    get = Api.get
+
+    def older(self: Api, path: str, **query: str) -> dict[str, Any]:
+        return {"gitVersion": "v1.31.9-eks-1"} if path == "/version" else get(self, path, **query)
+
+    monkeypatch.setattr(Api, "get", older)
+    (finding,) = before("torch-elastic", instance="p4d.24xlarge")
+    assert finding == "The cluster is Kubernetes 1.31, and the charts need 1.32 or newer"
+
+
+def test_a_quota_that_is_too_small(cluster: EmbeddedCluster, namespace: str, before: Before) -> None:
+    hard = {"requests.nvidia.com/gpu": "16", "pods": "50", "requests.cpu": "1000"}
+    path = f"{CORE}/{namespace}/resourcequotas"
+    cluster.api.create(path, {"metadata": {"name": "team"}, "spec": {"hard": hard}})
+    waiting.until(lambda: cluster.api.get(f"{path}/team").get("status", {}).get("used"), 60)
+    (finding,) = before("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])
+    assert finding == (
+        f"The quota team of namespace {namespace} has 16 of 16 requests.nvidia.com/gpu left, "
+        "and the job asks for 24"
+    )
+    assert before("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"]) == []
+
+
+def test_pods_that_the_namespace_would_refuse(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.api.patch(f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
+    options = {"instance": "p4d.24xlarge", "sets": ["workers=2"]}
+    assert before("torch-elastic", **options) == []
+    options["sets"] = ["workers=2", "hostNetwork=true"]
+    (finding,) = before("torch-elastic", **options)
+    assert finding.startswith(f"The namespace {namespace} refuses the pod of")
+    assert 'violates PodSecurity "restricted:latest": host namespaces' in finding
+    pods = cluster.api.get(f"{CORE}/{namespace}/pods")["items"]
+    assert pods == [], "doctor only reads"
+
+
+def test_a_limit_that_is_lower_than_a_worker(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    limit = {"type": "Container", "max": {"memory": "64Gi"}}
+    path = f"{CORE}/{namespace}/limitranges"
+    cluster.api.create(path, {"metadata": {"name": "small"}, "spec": {"limits": [limit]}})
+    waiting.until(lambda: before("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"]), 60)
+    found = before("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"])
+    assert [each for each in found if "maximum memory usage per Container is 64Gi" in each]
+
+
+def test_a_job_that_reads_s3_names_who_must_have_the_right(
+    cluster: EmbeddedCluster, namespace: str, render: Callable[..., Any]
+) -> None:
+    manifests = render("dataset", workload="imagenet", sets=["sources[0].url=s3://bucket/data"]).manifests
+    (finding,) = Doctor(cluster.api, expand("job", namespace, manifests, {}), manifests, {}).unseen()
+    assert "the ServiceAccount default has a role for S3" in finding.sentence
+    assert "hop limit" in finding.sentence
 
 
 def test_a_running_job_is_in_order(
@@ -353,4 +426,6 @@ def test_the_command_prints_findings_as_json_and_ends_with_1(
     wait_until_bound(cluster, namespace)
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == {"findings": []}
+    answer = json.loads(done.stdout)
+    assert answer["findings"] == []
+    assert [each["topic"] for each in answer["unseen"]] == ["network"]

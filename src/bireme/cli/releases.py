@@ -102,8 +102,13 @@ def doctor(
         release, manifests = request.release, app.renderer.render(request).manifests
     planned = expand(release, namespace, manifests, app.instances)
     found = Doctor(target.api, planned, manifests, app.instances)
-    findings = (*found.before(), *(() if chart else found.after()))
-    app.show(output, {"findings": [each.to_json() for each in findings]}, lambda: views.doctor_view(findings))
+    findings = (*found.before(installed=chart is None), *(() if chart else found.after()))
+    unseen = found.unseen() if chart else ()
+    data = {
+        name: [each.to_json() for each in group]
+        for name, group in (("findings", findings), ("unseen", unseen))
+    }
+    app.show(output, data, lambda: views.doctor_view(findings, unseen))
     sys.exit(1 if findings else 0)
 
 

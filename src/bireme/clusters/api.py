@@ -102,9 +102,9 @@ class Api:
             raise ApiError(response.status, f"what {name} answers to {path} is no JSON object")
         return answer
 
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Create ``body`` in the collection at ``path``. Raises ApiError."""
-        return self._json("POST", path, body)
+    def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
+        """Create ``body`` in the collection at ``path``; with ``dryRun="All"`` only try. Raises ApiError."""
+        return self._json("POST", path, body, query)
 
     def patch(
         self, path: str, body: Mapping[str, Any], content_type: str = MERGE_PATCH, **query: str
