@@ -68,6 +68,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            timeout=600,
             check=False,
         )
 
