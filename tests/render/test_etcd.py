@@ -71,6 +71,17 @@ def test_the_configuration_file_has_whole_numbers(
     assert json.loads(config["data"]["etcd.json"])["quota-backend-bytes"] == 2 * 1024**3
 
 
+def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: Callable[..., Render]) -> None:
+    def cost(*sets: str) -> object:
+        found = render("etcd", sets=list(sets)).manifests
+        config = next(item for item in found if "etcd.json" in item.get("data", {}))
+        return json.loads(config["data"]["etcd.json"]).get("bcrypt-cost")
+
+    assert cost("auth.enabled=true") == 4
+    assert cost("auth.enabled=true", "auth.existingSecret=people") is None
+    assert cost("auth.enabled=false") is None
+
+
 def test_members_ask_for_users_unless_a_value_says_no(render: Callable[..., Render]) -> None:
     def containers(*sets: str) -> list[str]:
         pod = stateful_set(render("etcd", sets=list(sets)))["template"]["spec"]
