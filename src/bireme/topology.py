@@ -84,6 +84,7 @@ def _workload_json(workload: WorkloadPlan) -> dict[str, Any]:
         "pods": [_pod_json(pod) for pod in workload.pods],
         **({} if types is None else {"instanceTypes": list(types)}),
         **({"note": note} if note else {}),
+        **({"workersPerUnit": workload.unit} if workload.unit > 1 else {}),
     }
 
 

@@ -21,7 +21,11 @@ _MOST_PODS = 3
 
 @dataclass(frozen=True)
 class Training:
-    """The run of one job. ``waits`` says for what it waits, ``failures`` who failed first in each round."""
+    """The run of one job.
+
+    ``waits`` says for what it waits, ``spares`` which workers wait while the others train, ``failures`` who
+    failed first in each round.
+    """
 
     job: str
     round: int
@@ -31,6 +35,7 @@ class Training:
     restarts: Mapping[str, int]
     lost_steps: int
     waits: str
+    spares: tuple[str, ...]
     failures: tuple[str, ...]
     nodes: Mapping[str, int]
     events: tuple[str, ...] = ()
@@ -41,8 +46,8 @@ class Training:
         failures = tuple(each["sentence"] for each in status["failures"])
         return cls(
             job, status["round"], status["world"], status["step"], status["stepsPerSecond"],
-            dict(status["restarts"]), status["lostSteps"], status["waits"], failures, dict(status["nodes"]),
-            tuple(each["sentence"] for each in status.get("events", ())),
+            dict(status["restarts"]), status["lostSteps"], status["waits"], tuple(status.get("spares", ())),
+            failures, dict(status["nodes"]), tuple(each["sentence"] for each in status.get("events", ())),
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +61,7 @@ class Training:
             "restarts": dict(self.restarts),
             "lostSteps": self.lost_steps,
             "waits": self.waits,
+            "spares": list(self.spares),
             "failures": list(self.failures),
             "nodes": dict(self.nodes),
             "events": list(self.events),
@@ -87,14 +93,18 @@ def _asked(
     asked: dict[str, int] = dict.fromkeys(ports, 0)
     for pod in pods:
         job = pod.workload
-        if job not in ports or job in found or not pod.ready or asked[job] == _MOST_PODS:
+        known = found.get(job)
+        # A spare knows of no round, so another worker is asked as well.
+        if job not in ports or (known and known.get("world", 1)) or not pod.ready or asked[job] == _MOST_PODS:
             continue
         asked[job] += 1
         try:
-            found[job] = api.proxied(namespace, pod.name, ports[job], path, _SECONDS, kind="pods")
+            answer = api.proxied(namespace, pod.name, ports[job], path, _SECONDS, kind="pods")
         except ApiError:
             # The differences already tell what is wrong with the pods.
             continue
+        if known is None or answer.get("world"):
+            found[job] = answer
     return found
 
 

@@ -211,8 +211,9 @@ def _headline(workload: WorkloadPlan) -> str:
         if workload.min_replicas == workload.max_replicas
         else f", {workload.min_replicas} to {workload.max_replicas}"
     )
+    units = f", in units of {workload.unit}" if workload.unit > 1 else ""
     state = ", suspended" if workload.suspended else ""
-    return f"{workload.kind}/{workload.name} × {workload.replicas}{bounds}{state}"
+    return f"{workload.kind}/{workload.name} × {workload.replicas}{bounds}{units}{state}"
 
 
 def _some(pods: Sequence[PodPlan]) -> Sequence[PodPlan | None]:
@@ -252,7 +253,9 @@ def outcome_view(outcome: Outcome) -> RenderableType:
     notes = [Text(outcome.notes)] if outcome.notes else []
     unknown = [each for each in outcome.plan.workloads if not each.is_known]
     remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
-    runs = (*map(training_view, outcome.trainings), *map(shards_view, outcome.shards))
+    units = {each.name: each.unit for each in outcome.plan.workloads}
+    trainings = (training_view(each, units.get(each.job, 1)) for each in outcome.trainings)
+    runs = (*trainings, *map(shards_view, outcome.shards))
     return Group(pods_view(outcome.pods), *runs, *notes, *remarks, *_lacks(outcome.pods), verdict)
 
 
@@ -263,15 +266,21 @@ def _lacks(pods: Sequence[ObservedPod]) -> Iterable[Text]:
         yield Text(f"! {count} of {len(live)} pods: {lack}", style="yellow")
 
 
-def training_view(training: Training) -> RenderableType:
-    """A run in one line, for what it waits, and who failed first in the last rounds."""
-    line = f"{training.job}: round {training.round}, {training.world} workers"
+def training_view(training: Training, unit: int = 1) -> RenderableType:
+    """A run in one line, for what it waits, and who failed first in the last rounds.
+
+    ``unit``: its workers train in multiples of that.
+    """
+    units = f" in units of {unit}" if unit > 1 else ""
+    line = f"{training.job}: round {training.round}, {training.world} workers{units}"
     if training.step is not None:
         line += f", step {training.step} ({training.steps_per_second:.2f} a second)"
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(training.restarts.items()))
     if causes:
         line += f"; restarts: {causes}; {training.lost_steps} steps made again"
     lines = [Text(line, style="bold")]
+    if training.spares:
+        lines.append(Text(f"  spare: {', '.join(training.spares)}"))
     if training.waits:
         lines.append(Text(f"waits for {training.waits}", style="yellow"))
     lines += [Text(f"  {each}") for each in training.failures[-_SHOWN_FAILURES:]]

@@ -45,6 +45,36 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["progress.pattern=step"],
         "progress.pattern: step has no group for the number of the step",
     ),
+    (
+        "half a unit of workers",
+        {},
+        ["workersPerUnit=4", "workers=6", "minWorkers=4"],
+        "workers: 6 is no multiple of workersPerUnit, 4, and workers train in whole units; write 4 or 8",
+    ),
+    (
+        "a minimum of half a unit",
+        {},
+        ["workersPerUnit=4", "workers=4"],
+        "minWorkers: 1 is no multiple of workersPerUnit, 4, and workers train in whole units; write 4",
+    ),
+    (
+        "a maximum of half a unit",
+        {},
+        ["workersPerUnit=4", "workers=4", "minWorkers=4", "maxWorkers=9"],
+        "maxWorkers: 9 is no multiple of workersPerUnit, 4, and workers train in whole units; write 8 or 12",
+    ),
+    (
+        "units without etcd",
+        {},
+        ["workersPerUnit=2", "workers=2", "minWorkers=2", "rendezvous.backend=c10d", "etcd.enabled=false"],
+        "workersPerUnit: only the entry point with backend etcd keeps to units; use backend etcd",
+    ),
+    (
+        "units with a command",
+        {},
+        ["workersPerUnit=2", "workers=2", "minWorkers=2", "command={torchrun}"],
+        "keeps to units; leave command out",
+    ),
     ("fewer workers than min", {}, ["minWorkers=2"], "workers: 1 is fewer than minWorkers, 2"),
     ("more workers than max", {}, ["workers=129"], "workers: 129 is more than maxWorkers, 128"),
     (

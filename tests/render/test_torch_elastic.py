@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bireme.helm import Render
 from bireme.topology import Plan
+from bireme.views import plan_view
 from bireme.workloads import pod_templates
 from bireme_runtime.elastic import failures, progress
 from bireme_runtime.elastic.status import Starts, Status
@@ -57,6 +60,17 @@ def test_imagenet_efa_uses_whole_p4d_nodes(render: Callable[..., Render]) -> Non
 def test_imagenet_fsx_uses_whole_p3_nodes_without_efa(plan: Callable[..., Plan]) -> None:
     totals = plan("torch-elastic", instance="p3.8xlarge", workload="imagenet-fsx").totals
     assert (totals.accelerators, totals.efa, dict(totals.nodes)) == (16, 0, {"p3.8xlarge": 4})
+
+
+def test_a_plan_shows_the_units_of_workers(plan: Callable[..., Plan], render: Callable[..., Render]) -> None:
+    sets = ["workersPerUnit=2", "workers=4", "minWorkers=2"]
+    planned = plan("torch-elastic", sets=sets)
+    jobs = [each for each in planned.to_json()["workloads"] if each["kind"] == "Job"]
+    assert [each["workersPerUnit"] for each in jobs] == [2]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_view(planned))
+    assert "× 4, 2 to 128, in units of 2" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "BIREME_WORKERS_PER_UNIT" not in environment(render("torch-elastic"))
 
 
 @pytest.mark.parametrize("sets", [[], ["hugePages=5120Mi"], ["hugePages=1024Mi"]])

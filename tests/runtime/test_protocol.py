@@ -91,6 +91,20 @@ def test_survivors_keep_their_order_and_newcomers_follow_up_to_the_maximum() -> 
     assert decision == Propose(replace(world(5, "a", "b", "d"), mod_revision=0))
 
 
+def test_a_world_has_whole_units_of_members_and_who_is_left_over_waits() -> None:
+    settings = replace(SETTINGS, max_nodes=6, unit=2)
+    three = view(member("a", 9, 5), member("b", 8, 5), member("c", 1), round=world(4, "b", "x", "y", "a"))
+    decision = rules.decide(three, "a.1", 5, settings, 9)
+    assert decision == Propose(replace(world(5, "b", "a"), mod_revision=0))
+    alone = view(member("a", 0))
+    assert rules.decide(alone, "a.1", 1, settings, 9) == Wait("members: there are 1, and 2 is the minimum")
+
+
+def test_a_minimum_of_half_a_unit_is_refused() -> None:
+    with pytest.raises(ValueError, match="the minimum of 3 is no multiple of 2"):
+        replace(SETTINGS, min_nodes=3, max_nodes=4, unit=2)
+
+
 def test_after_a_mere_loss_there_is_no_last_call() -> None:
     here = view(member("a", 0, 5), member("b", 1, 5), round=world(4, "a", "b", "c"))
     assert isinstance(rules.decide(here, "a.1", 5, SETTINGS, 0), Propose)
@@ -258,6 +272,39 @@ def test_beyond_the_maximum_a_member_waits_as_a_spare_without_interrupting(make:
         b.leave()
         until(a.waiting)
         assert (a.join().size, waiting.result().rank) == (2, 1)
+
+
+def test_members_interrupt_a_round_only_when_they_are_a_whole_unit(make: Make) -> None:
+    a, b, c, d = (make(slot, min_nodes=2, unit=2) for slot in range(4))
+    join_all(a, b)
+    with ThreadPoolExecutor(4) as pool:
+        third = pool.submit(c.join)
+        until(lambda: len(rendezvous.spares_of(a._client, a.settings.root)) == 1)
+        assert (a.waiting(), b.waiting(), third.done()) == (0, 0, False)
+        fourth = pool.submit(d.join)
+        until(lambda: a.waiting() and b.waiting())
+        again = [pool.submit(each.join) for each in (a, b)]
+        assert [each.result().rank for each in (*again, third, fourth)] == [0, 1, 2, 3]
+        d.leave()
+        until(lambda: a.waiting() and b.waiting() and c.waiting())
+        left = pool.submit(c.join)
+        again = [pool.submit(each.join) for each in (a, b)]
+        assert [each.result().size for each in again] == [2, 2]
+        assert rendezvous.spares_of(a._client, a.settings.root) == ("m2",)
+        a.leave()
+        until(b.waiting)
+        assert (b.join().rank, left.result().rank) == (0, 1)
+
+
+def test_who_waits_while_others_train_waits_as_long_as_they_do(make: Make) -> None:
+    a, spare = make(0, max_nodes=1), make(1, max_nodes=1, join_timeout=0.8)
+    join_all(a)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(spare.join)
+        time.sleep(1.6)
+        assert not waiting.done()
+        a.leave()
+        assert waiting.result().rank == 0
 
 
 def test_fewer_members_than_the_minimum_time_out_with_the_reason(make: Make) -> None:

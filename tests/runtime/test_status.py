@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import time
 import urllib.request
 from collections.abc import Callable
@@ -87,6 +88,27 @@ def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, 
                    BIREME_METRICS_PORT=str(port))  # fmt: skip
     found = until(api, port, second, lambda found: found.waits)
     assert found.waits == "run run to end: it trains with 1 workers"
+
+
+def test_a_worker_that_is_left_over_is_named_as_a_spare(
+    start: Start, on_etcd: dict[str, str], api: Api
+) -> None:
+    port = free_port()
+    units = {**on_etcd, "PET_NNODES": "2:8", "BIREME_WORKERS_PER_UNIT": "2"}
+    trains = "pathlib.Path('trains').write_text('x'); time.sleep(90)"
+    first = start(trains, **units, JOB_COMPLETION_INDEX="0", BIREME_METRICS_PORT=str(port))
+    second = start(trains, **units, JOB_COMPLETION_INDEX="1")
+    first.file("trains", 60)
+    second.file("trains", 60)
+    assert not until(api, port, first, lambda found: found.world == 2).spares
+    start(trains, **units, JOB_COMPLETION_INDEX="2")
+    found = until(api, port, first, lambda found: found.spares)
+    assert found.spares == (socket.gethostname(),)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(training_view(found, unit=2))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "round 1, 2 workers in units of 2" in printed
+    assert f"spare: {socket.gethostname()}" in printed
 
 
 def test_a_port_that_is_taken_costs_only_the_metrics(start: Start, on_etcd: dict[str, str]) -> None:

@@ -11,28 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
-from bireme_runtime.elastic import fence, progress, rendezvous, report, rules
-from bireme_runtime.etcd import client as etcd
+from bireme_runtime.elastic import fence, rendezvous, report, rules, torch_handler
 
 
 def member() -> rendezvous.Rendezvous | None:
     if os.environ.get("PET_RDZV_BACKEND") != "bireme-etcd":
         return None
-    client = etcd.Client(etcd.parse_endpoints(os.environ["PET_RDZV_ENDPOINT"]))
     low, high = os.environ["PET_NNODES"].split(":")
     conf = dict(pair.split("=") for pair in os.environ["PET_RDZV_CONF"].split(","))
     settings = rules.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
-    settings = replace(settings, lock=os.environ.get("BIREME_LOCK", ""))
-    identity = rendezvous.Identity(os.environ["BIREME_MEMBER"], slot(), "127.0.0.1")
-    board, moment = fence.Board.at(os.environ[fence.BOARD]), progress.Moment.from_env(os.environ)
-    return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now)
-
-
-def slot() -> int:
-    index = os.environ.get("JOB_COMPLETION_INDEX", "")
-    return int(index) if index.isdigit() else 0
+    return torch_handler.new_member(settings, os.environ["PET_RDZV_ENDPOINT"], conf)[0]
 
 
 def start(member: rendezvous.Rendezvous | None, reporter: report.Reporter) -> list[subprocess.Popen[bytes]]:

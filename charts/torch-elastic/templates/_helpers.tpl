@@ -42,6 +42,9 @@ Arguments: root, worker (the result of common.worker).
 - name: PET_LOCAL_ADDR
   valueFrom:
     fieldRef: {fieldPath: status.podIP}
+{{- if gt (int64 $v.workersPerUnit) 1 }}
+- {name: BIREME_WORKERS_PER_UNIT, value: "{{ int64 $v.workersPerUnit }}"}
+{{- end }}
 {{- if $etcd }}
 - {name: BIREME_WORKERS_FILE, value: /bireme/job/workers}
 # Runs with the same lock never train at the same time.

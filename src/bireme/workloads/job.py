@@ -13,6 +13,7 @@ from bireme.workloads.model import (
     ObservedWorkload,
     WorkloadKind,
     WorkloadPlan,
+    count_of,
     differing,
     elastic_bounds,
     pod_plans,
@@ -37,14 +38,18 @@ class Job(WorkloadKind):
         spec = spec_of(manifest)
         template = spec.get("template") or {}
         replicas, is_indexed = pods_at_a_time(spec), spec.get("completionMode") == "Indexed"
-        low, high = elastic_bounds(template.get("spec") or {}) or (replicas, replicas)
+        pod_spec = template.get("spec") or {}
+        low, high = elastic_bounds(pod_spec) or (replicas, replicas)
+        unit = count_of(pod_spec, "BIREME_WORKERS_PER_UNIT", 1)
         names = [f"{manifest.name}-{index}" for index in range(replicas)]
         role = role_of(manifest, template)
         # Only an Indexed Job gives its pods a rank and a host name of their own.
         hostnames, ranks = (names, range(replicas)) if is_indexed else (None, None)
         pods = pod_plans(names, role, template, instances, hostnames, ranks)
         is_suspended = bool(spec.get("suspend"))
-        return WorkloadPlan(manifest.name, self.name, role, replicas, low, high, pods, is_suspended)
+        return WorkloadPlan(
+            manifest.name, self.name, role, replicas, low, high, pods, is_suspended, unit=unit
+        )
 
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         index = pod["metadata"].get("labels", {}).get(JOB_INDEX_LABEL)

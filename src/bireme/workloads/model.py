@@ -58,7 +58,7 @@ class WorkloadPlan:
     The pods of a suspended workload are those it has once resumed. Where ``note`` is set, the plan cannot
     count the pods: ``pods`` is empty, and the note says what there will be. ``instance_types`` are the known
     types whose nodes get one pod each, None for workloads that are not bound to nodes. A workload
-    ``is_known`` unless nobody has taught its kind.
+    ``is_known`` unless nobody has taught its kind. Its pods train in multiples of ``unit``.
     """
 
     name: str
@@ -72,6 +72,7 @@ class WorkloadPlan:
     instance_types: tuple[str, ...] | None = None
     note: str = ""
     is_known: bool = field(default=True, compare=False)
+    unit: int = 1
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,14 @@ def elastic_bounds(pod_spec: Mapping[str, Any]) -> tuple[int, int] | None:
         return int(low), int(high or low)
     except ValueError as error:
         raise BiremeError(f"PET_NNODES is {bounds!r}, it must be MIN:MAX, as in 1:128") from error
+
+
+def count_of(pod_spec: Mapping[str, Any], variable: str, default: int) -> int:
+    """The number in an environment variable. Raises BiremeError when it is none."""
+    text = _env(pod_spec, variable) or str(default)
+    if not text.isdigit():
+        raise BiremeError(f"{variable} is {text!r}, it must be a whole number")
+    return int(text)
 
 
 def processes_of(pod_spec: Mapping[str, Any], given: str | None = None) -> int | None:

@@ -243,8 +243,9 @@ class Job:
         random = self.sim.random
         self.etcd = Etcd(self.sim)
         self.network = Network(self.sim, self.etcd)
-        self.size = random.choice((2, 3, 3, 4, 5))
-        self.least = random.randint(1, self.size)
+        self.unit = random.choice((1, 1, 2))
+        self.size = random.choice((2, 3, 3, 4, 5) if self.unit == 1 else (2, 4, 4))
+        self.least = random.randint(1, self.size // self.unit) * self.unit
         self.runs = ["first", "second"] if random.random() < 0.15 else ["first"]
         self.etcd.on_write = self._written
 
@@ -254,7 +255,7 @@ class Job:
         return rules.Settings(
             run, self.least, self.size, _PREFIX, lock="release", first_nodes=self.size, first_call_timeout=15,
             join_timeout=60, settle_timeout=4, keep_alive_interval=2, keep_alive_max_attempt=5,
-            close_timeout=0.1,
+            close_timeout=0.1, unit=self.unit,
         )  # fmt: skip
 
     def client(self) -> etcd.Client:
@@ -283,7 +284,11 @@ class Job:
             )
 
     def _written(self, key: str, value: str) -> None:
-        """A run is a success only when each member of the last round has finished it."""
+        """Worlds have whole units. A run succeeds only when all of the last round have finished."""
+        if key.endswith("/round"):
+            size = len(json.loads(value)["members"])
+            if size % self.unit or not self.least <= size <= self.size:
+                raise Broken(f"a world of {size} in units of {self.unit}, {self.least} to {self.size}")
         if not key.endswith("/done") or json.loads(value)["outcome"] != rules.SUCCESS:
             return
         root = key[: -len("done")]

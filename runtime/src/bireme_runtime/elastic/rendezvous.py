@@ -184,6 +184,8 @@ class Rendezvous:
         while True:
             with self._changed:
                 self._check_threads()
+                if self._is_spare():
+                    deadline = time.monotonic() + self.settings.join_timeout
                 registration = self._registration
                 lost = registration is None or registration.lost
                 reading = self._view
@@ -201,6 +203,12 @@ class Rendezvous:
                 self._propose(decision.round, registration, reading, deadline)
             else:
                 self._get_ready(deadline)
+
+    def _is_spare(self) -> bool:
+        """Whether the others train without this member, as far as it knows; it waits as long as they do."""
+        round = self._view.round
+        me = self._registration.member.id if self._registration else ""
+        return round is not None and me not in round.ids and not self._view.leavers()
 
     def waiting(self) -> int:
         """The number of members that are a reason for a new round: arrivals and leavers. 0 means: train on.
@@ -224,18 +232,15 @@ class Rendezvous:
             leavers = len(view.leavers())
             if leavers:
                 return leavers + (len(view.arrivals()) if view.whole else 0)
-            if (
-                world.size >= self.settings.max_nodes
-                or view.finished
-                or time.monotonic() - self._entered < self.settings.settle_timeout
-            ):
+            if view.finished or time.monotonic() - self._entered < self.settings.settle_timeout:
                 return 0
             if view.called() or view.first() != self._registration.member.id or not view.whole:
                 return int(view.called())
-            arrivals = len(view.arrivals())
+            # Who finds no place waits as a spare.
+            arrivals = self.settings.size(world.size + len(view.arrivals())) - world.size
         # The first one tells the others, which do not know of newcomers.
         try:
-            agreed = arrivals and self._may_join() and self._call(self._renewal_client, world, "")
+            agreed = arrivals > 0 and self._may_join() and self._call(self._renewal_client, world, "")
             return arrivals if agreed else 0
         except etcd.EtcdError as error:
             log.info("cannot call for another round: %s", error)
@@ -917,6 +922,18 @@ def outcome_of(client: etcd.Client, root: str) -> str:
     """How the run ended, or an empty string while it continues."""
     kv = client.get(root + "done")
     return str(json.loads(kv.value).get("outcome", CLOSED)) if kv else ""
+
+
+def spares_of(client: etcd.Client, root: str) -> tuple[str, ...]:
+    """The names of the members that wait while others train, without those that are ready for a new round."""
+    keys = client.range(root + "round").keys
+    round = view_of(root, etcd.Snapshot(0, keys)).round
+    if round is None:
+        return ()
+    members = root + "members/"
+    here = client.span(members, etcd.prefix_end(members), keys_only=True).keys
+    ids = (kv.key[len(members) :] for kv in here)
+    return tuple(id.rsplit("-", 1)[0] for id in ids if id not in round.ids)
 
 
 def has_begun(client: etcd.Client, root: str) -> bool:

@@ -28,7 +28,7 @@ class Settings:
     `settle_timeout` after a new round, newcomers do not interrupt it, because its processes would have to
     import and load everything again. The first round of a run waits for `first_nodes` members, if that is
     known, for `first_call_timeout`, and at least the life of a lease. Of the runs with the same `lock`, one
-    trains and the others wait.
+    trains and the others wait. Worlds have a multiple of `unit` members; who is left over waits.
     """
 
     run_id: str
@@ -38,6 +38,7 @@ class Settings:
     lock: str = ""
     join_timeout: float = 600.0
     last_call_timeout: float = 1.0
+    unit: int = 1
     first_nodes: int = 0
     first_call_timeout: float = 300.0
     settle_timeout: float = 10.0
@@ -53,6 +54,10 @@ class Settings:
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise ValueError(
                 f"the bounds {self.min_nodes}:{self.max_nodes} are not 1 ≤ min ≤ max (PET_NNODES)"
+            )
+        if self.unit < 1 or self.min_nodes % self.unit:
+            raise ValueError(
+                f"the minimum of {self.min_nodes} is no multiple of {self.unit} (BIREME_WORKERS_PER_UNIT)"
             )
         for name in (
             "join_timeout",
@@ -88,6 +93,10 @@ class Settings:
         if config.get("etcd_prefix"):
             changes["prefix"] = str(config["etcd_prefix"]).rstrip("/") + "/"
         return cls(run_id, min_nodes, max_nodes, **changes)
+
+    def size(self, members: int) -> int:
+        """How many of so many members a world takes."""
+        return min(members, self.max_nodes) // self.unit * self.unit
 
     @property
     def lease_ttl(self) -> int:
@@ -342,7 +351,7 @@ def decide(
     placed = [member.id for member in members if view.placed(member)]
     if placed:
         return Wait(f"{len(placed)} members of round {view.number} to stop, among them {placed[0]}")
-    if len(members) < settings.min_nodes:
+    if settings.size(len(members)) < settings.min_nodes:
         return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
     if me != min(view.members):
         return Wait("another member to propose the round")
@@ -353,14 +362,14 @@ def decide(
             return Wait("leases that may still live: etcd has lost its data", remaining)
     elif view.round is None and settings.first_nodes:
         remaining = max(settings.first_call_timeout, settings.lease_ttl) - gathering_seconds
-        if remaining > 0 and len(members) < min(settings.first_nodes, settings.max_nodes):
+        if remaining > 0 and len(members) < settings.size(settings.first_nodes):
             return Wait(f"workers: {len(members)} of the first {settings.first_nodes} are here", remaining)
-    elif len(members) < settings.max_nodes and _newcomers(view, members):
+    elif len(members) < settings.size(settings.max_nodes) and _newcomers(view, members):
         # After a mere loss of members there is no last call: lost members still block with their leases.
         remaining = settings.last_call_timeout - quiet_seconds
         if remaining > 0:
             return Wait("the last call to end", remaining)
-    return Propose(_next_round(view, members, settings.max_nodes))
+    return Propose(_next_round(view, members, settings.size(len(members))))
 
 
 def _newcomers(view: View, members: list[Member]) -> bool:
@@ -368,14 +377,14 @@ def _newcomers(view: View, members: list[Member]) -> bool:
     return any(member.base not in known for member in members)
 
 
-def _next_round(view: View, members: list[Member], most: int) -> Round:
-    """Members of the last round keep their order and newcomers follow by slot, up to the maximum.
+def _next_round(view: View, members: list[Member], size: int) -> Round:
+    """Members of the last round keep their order and newcomers follow by slot, until there are so many.
 
     The number is higher than that of every round that etcd or one of the members knows.
     """
     known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
     survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
     newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
-    chosen = (survivors + newcomers)[:most]
+    chosen = (survivors + newcomers)[:size]
     number = max(view.number + 1, *(member.ready for member in members))
     return Round(number, tuple(m.id for m in chosen), tuple(m.base for m in chosen))

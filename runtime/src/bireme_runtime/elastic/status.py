@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class Starts:
 
 
 class Status:
-    """Puts together what is known. ``waits`` says for what the worker waits, if it does."""
+    """Puts together what is known. ``waits`` says for what the worker waits, ``spares`` who waits."""
 
     def __init__(
         self,
@@ -61,9 +61,11 @@ class Status:
         ledger: failures.Ledger,
         waits: Callable[[], str],
         past: history.History | None = None,
+        spares: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._history = past
         self._starts, self._progress, self._ledger, self._waits = starts, seen, ledger, waits
+        self._spares = spares
         self._lock = threading.Lock()
         self._known: tuple[float, dict[str, Any]] = (0.0, {})
 
@@ -147,11 +149,12 @@ class Status:
                     causes = failures.blamed(self._ledger.all())
                     known = {
                         "waits": self._waits(),
+                        "spares": list(self._spares()),
                         "failures": [_told(each) for each in causes],
                         "nodes": dict(Counter(each.node for each in causes if each.node).most_common()),
                     }
                 except BiremeError as error:
-                    known = {"waits": str(error), "failures": [], "nodes": {}}
+                    known = {"waits": str(error), "spares": [], "failures": [], "nodes": {}}
                 self._known = (time.monotonic(), known)
             return known
 

@@ -188,6 +188,10 @@ class Backend:
         """For what else the workers wait, beside each other."""
         return ""
 
+    def spares(self) -> tuple[str, ...]:
+        """The names of the workers that wait while others train."""
+        return ()
+
     def ledger(self) -> failures.Ledger:
         """What is known of the failures of the run."""
         return failures.Ledger()
@@ -279,6 +283,9 @@ class EtcdBackend(Backend):
             return ""
         return f"run {holder.run} to end: it trains with {holder.members} workers"
 
+    def spares(self) -> tuple[str, ...]:
+        return rendezvous.spares_of(self._client, self._root)
+
     def ledger(self) -> failures.EtcdLedger:
         return failures.EtcdLedger(self._client, self._prefix, self._run_id)
 
@@ -368,7 +375,7 @@ class Supervisor:
             ledger, seen, options.index or socket.gethostname(), options.node,
             options.limits, say, past,
         )  # fmt: skip
-        self._status = Status(self._observer.starts, seen, ledger, backend.waits, past)
+        self._status = Status(self._observer.starts, seen, ledger, backend.waits, past, backend.spares)
         self._env = {**env, **self._observer.environment, **hang.environment(env)}
         self._template: warm.Template | None = None
 

@@ -45,19 +45,29 @@ def torchrun_handler() -> Callable[[Any], Any]:
 def create_handler(params: Any) -> Any:
     """Make the handler of one agent. Raises ValueError when a parameter cannot be used."""
     settings = rules.Settings.from_config(params.run_id, params.min_nodes, params.max_nodes, params.config)
+    member, client = new_member(settings, params.endpoint, params.config, str(params.get("local_addr") or ""))
+    return _handler_class()(member, client)
+
+
+def new_member(
+    settings: rules.Settings, endpoint: str, config: Mapping[str, Any], address: str = ""
+) -> tuple[rendezvous.Rendezvous, etcd.Client]:
+    """The member that an agent is, as its environment says, and the client that it shares."""
     settings = replace(
-        settings, lock=os.environ.get("BIREME_LOCK", ""), first_nodes=first_workers(os.environ)
+        settings,
+        lock=os.environ.get("BIREME_LOCK", ""),
+        first_nodes=first_workers(os.environ),
+        unit=environment.integer(os.environ, "BIREME_WORKERS_PER_UNIT", 1),
     )
-    client = etcd.client_from(params.endpoint, os.environ, settings.heartbeat_timeout, params.config)
+    client = etcd.client_from(endpoint, os.environ, settings.heartbeat_timeout, config)
     client.expect(settings.first_nodes)
-    address = params.get("local_addr") or own_address(client.endpoints[0])
+    address = address or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
     slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", rules.NO_SLOT)
-    identity = rendezvous.Identity(base, slot, str(address))
+    identity = rendezvous.Identity(base, slot, address)
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
     moment = progress.Moment.from_env(os.environ)
-    member = rendezvous.Rendezvous(client, settings, identity, board, moment.is_now, reaches)
-    return _handler_class()(member, client)
+    return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now, reaches), client
 
 
 def first_workers(env: Mapping[str, str]) -> int:
