@@ -73,6 +73,8 @@ def _caption(workload: WorkloadPlan) -> str:
     text = f"{workload.kind} {workload.name}: {workload.replicas} {workload.role} {pods}"
     if workload.min_replicas != workload.max_replicas:
         text += f", elastic from {workload.min_replicas} to {workload.max_replicas}"
+    if workload.spares:
+        text += f", {workload.spares} of them spare"
     return f"{text}, suspended" if workload.suspended else text
 
 

@@ -85,6 +85,7 @@ def _workload_json(workload: WorkloadPlan) -> dict[str, Any]:
         **({} if types is None else {"instanceTypes": list(types)}),
         **({"note": note} if note else {}),
         **({"workersPerUnit": workload.unit} if workload.unit > 1 else {}),
+        **({"spares": workload.spares} if workload.spares else {}),
     }
 
 

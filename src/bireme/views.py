@@ -212,8 +212,14 @@ def _headline(workload: WorkloadPlan) -> str:
         else f", {workload.min_replicas} to {workload.max_replicas}"
     )
     units = f", in units of {workload.unit}" if workload.unit > 1 else ""
+    spares = f" and {_spares(workload)}" if workload.spares else ""
     state = ", suspended" if workload.suspended else ""
-    return f"{workload.kind}/{workload.name} × {workload.replicas}{bounds}{units}{state}"
+    workers = workload.replicas - workload.spares
+    return f"{workload.kind}/{workload.name} × {workers}{spares}{bounds}{units}{state}"
+
+
+def _spares(workload: WorkloadPlan) -> str:
+    return f"{workload.spares} {'spare' if workload.spares == 1 else 'spares'}"
 
 
 def _some(pods: Sequence[PodPlan]) -> Sequence[PodPlan | None]:

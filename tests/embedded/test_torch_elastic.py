@@ -75,6 +75,15 @@ def test_scaling_3_to_5_to_2_keeps_the_job_and_the_remaining_workers(release: Re
     assert job_uid(job) == identity
 
 
+def test_spares_run_beside_the_workers_on_nodes_of_their_own(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2", "spares=1"], **P4D)
+    assert job.differences() == ()
+    assert len(set(nodes_of(job))) == 3
+    job.upgrade(sets=["workers=3", "spares=1"], **P4D)
+    assert job.differences() == ()
+    assert len(uids(job)) == 4
+
+
 def test_a_deleted_worker_comes_back_with_its_index(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=3"], **P4D)
     before = uids(job)

@@ -75,6 +75,13 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["workersPerUnit=2", "workers=2", "minWorkers=2", "command={torchrun}"],
         "keeps to units; leave command out",
     ),
+    (
+        "spares without etcd",
+        {},
+        ["spares=1", "rendezvous.backend=c10d", "etcd.enabled=false"],
+        "spares: only the entry point with backend etcd keeps spares; use backend etcd, or set spares=0",
+    ),
+    ("spares with a command", {}, ["spares=1", "command={torchrun}"], "keeps spares; leave command out"),
     ("fewer workers than min", {}, ["minWorkers=2"], "workers: 1 is fewer than minWorkers, 2"),
     ("more workers than max", {}, ["workers=129"], "workers: 129 is more than maxWorkers, 128"),
     (

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from bireme.helm import Render
+from bireme.picture import svg
 from bireme.topology import Plan
 from bireme.views import plan_view
 from bireme.workloads import pod_templates
@@ -71,6 +72,24 @@ def test_a_plan_shows_the_units_of_workers(plan: Callable[..., Plan], render: Ca
     console.print(plan_view(planned))
     assert "× 4, 2 to 128, in units of 2" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "BIREME_WORKERS_PER_UNIT" not in environment(render("torch-elastic"))
+
+
+def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable[..., Plan]) -> None:
+    planned = plan("torch-elastic", instance="p4d.24xlarge", sets=["workers=2", "spares=1"])
+    job = next(each for each in planned.workloads if each.kind == "Job")
+    assert [pod.rank for pod in job.pods] == [0, 1, None]
+    assert dict(planned.totals.nodes) == {"p4d.24xlarge": 3}
+    assert next(each for each in planned.to_json()["workloads"] if each["kind"] == "Job")["spares"] == 1
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_view(planned))
+    assert "× 2 and 1 spare, 1 to 128" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3 worker pods, elastic from 1 to 128, 1 of them spare" in svg(planned)
+
+
+def test_scaling_a_job_with_spares_changes_no_pod(render: Callable[..., Render]) -> None:
+    before, after = (the(render("torch-elastic", sets=["spares=1", f"workers={n}"]), "Job") for n in (2, 4))
+    assert [job["spec"]["completions"] for job in (before, after)] == [3, 5]
+    assert before["spec"]["template"] == after["spec"]["template"]
 
 
 @pytest.mark.parametrize("sets", [[], ["hugePages=5120Mi"], ["hugePages=1024Mi"]])

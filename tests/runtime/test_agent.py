@@ -17,6 +17,7 @@ from bireme_runtime.elastic import rendezvous
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
 from tests.runtime.workers import MAIN, TINY, Start, Worker
+from tests.support.waiting import until
 
 
 def gone(pid: int) -> bool:
@@ -46,6 +47,35 @@ def test_the_scripts_failure_is_returned_after_torchruns_own_restarts(start: Sta
     assert worker.end() == 1
     assert worker.file("out") == "xxx"
     assert "the script failed for good" in worker.words
+
+
+def test_a_spare_replaces_a_lost_worker_and_the_last_spare_ends_with_the_run(
+    start: Start, on_etcd: dict[str, str], tmp_path: Path
+) -> None:
+    workers, end = tmp_path / "workers", tmp_path / "end"
+    workers.write_text("2")
+    script = f"""
+place = os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE']
+pathlib.Path('round-' + os.environ['BIREME_ROUND']).write_text(place)
+while not os.path.exists({str(end)!r}):
+    time.sleep(0.05)
+"""
+    env = {**on_etcd, "BIREME_WORKERS_FILE": str(workers), "BIREME_SPARES": "2"}
+    first, second = (start(script, **env, JOB_COMPLETION_INDEX=str(index)) for index in range(2))
+    assert (first.file("round-1", 60), second.file("round-1", 60)) == ("0 of 2", "1 of 2")
+    third = start(script, **env, JOB_COMPLETION_INDEX="2")
+    client = etcd.Client(etcd.parse_endpoints(on_etcd["PET_RDZV_ENDPOINT"]))
+    root = on_etcd["PET_RDZV_CONF"].partition(",")[0].partition("=")[2] + "run/"
+    until(lambda: len(rendezvous.spares_of(client, root)) == 1, 60)
+    fourth = start(script, **env, JOB_COMPLETION_INDEX="3")
+    until(lambda: len(rendezvous.spares_of(client, root)) == 2, 60)
+    second.process.terminate()
+    assert first.file("round-2", 60) == "0 of 2"
+    assert third.file("round-2", 60) == "1 of 2", "the one with the lower index comes first"
+    assert len(rendezvous.spares_of(client, root)) == 1
+    end.touch()
+    assert [each.end(60) for each in (first, third, fourth)] == [0, 0, 0]
+    assert "the run has succeeded, while this worker waited" in fourth.words
 
 
 def test_a_killed_agent_is_restarted_after_its_training_processes_have_ended(start: Start) -> None:

@@ -180,10 +180,15 @@ def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
     """Make a member by slot; `endpoint` puts it behind a proxy."""
     members: list[Rendezvous] = []
 
-    def make(slot: int, endpoint: str = shared_etcd.endpoint, **changes: Any) -> Rendezvous:
+    def make(
+        slot: int,
+        endpoint: str = shared_etcd.endpoint,
+        wanted: Callable[[], int] = lambda: 0,
+        **changes: Any,
+    ) -> Rendezvous:
         client = etcd.Client(etcd.parse_endpoints(endpoint), timeout=1)
         identity = rendezvous.Identity(rendezvous.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
-        members.append(Rendezvous(client, replace(settings, **changes), identity))
+        members.append(Rendezvous(client, replace(settings, **changes), identity, wanted=wanted))
         return members[-1]
 
     yield make
@@ -294,6 +299,23 @@ def test_members_interrupt_a_round_only_when_they_are_a_whole_unit(make: Make) -
         a.leave()
         until(b.waiting)
         assert (b.join().rank, left.result().rank) == (0, 1)
+
+
+def test_a_spare_waits_until_a_worker_is_lost_or_more_are_wanted(make: Make) -> None:
+    number = [2]
+    a, b, c, d = (make(slot, wanted=lambda: number[0]) for slot in range(4))
+    with ThreadPoolExecutor(4) as pool:
+        joining = [pool.submit(each.join) for each in (a, b, c, d)]
+        assert [joining[slot].result().rank for slot in (0, 1)] == [0, 1]
+        assert (a.waiting(), b.waiting()) == (0, 0)
+        b.leave()
+        until(a.waiting)
+        assert (a.join().rank, joining[2].result().rank) == (0, 1)
+        assert not joining[3].done()
+        number[0] = 3
+        until(lambda: a.waiting() and c.waiting())
+        again = [pool.submit(each.join) for each in (a, c)]
+        assert [each.result().rank for each in (*again, joining[3])] == [0, 1, 2]
 
 
 def test_who_waits_while_others_train_waits_as_long_as_they_do(make: Make) -> None:

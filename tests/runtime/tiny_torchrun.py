@@ -48,18 +48,21 @@ def numbers(*names: str) -> list[int]:
 
 
 def main() -> int:
+    reporter = report.Reporter.from_env()
     try:
-        return run()
+        return run(reporter)
     except rendezvous.JoinTimeout:
         # The real one reports that the rendezvous failed: as if the agent had died.
         os.kill(os.getpid(), signal.SIGKILL)
         raise
+    except rendezvous.RunOver as over:
+        reporter.ended(report.RENDEZVOUS, 1, str(over))
+        return 1
 
 
-def run() -> int:
+def run(reporter: report.Reporter) -> int:
     rendezvous = member()
     restarts = int(os.environ.get("PET_MAX_RESTARTS", "0"))
-    reporter = report.Reporter.from_env()
     while True:
         trainers = start(rendezvous, reporter)
         while any(trainer.poll() is None for trainer in trainers) and not any(t.returncode for t in trainers):

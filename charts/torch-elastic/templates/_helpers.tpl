@@ -46,6 +46,9 @@ Arguments: root, worker (the result of common.worker).
 - {name: BIREME_WORKERS_PER_UNIT, value: "{{ int64 $v.workersPerUnit }}"}
 {{- end }}
 {{- if $etcd }}
+{{- with int64 $v.spares }}
+- {name: BIREME_SPARES, value: "{{ . }}"}
+{{- end }}
 - {name: BIREME_WORKERS_FILE, value: /bireme/job/workers}
 # Runs with the same lock never train at the same time.
 - {name: BIREME_LOCK, value: "{{ .root.Release.Namespace }}/{{ include "common.fullname" (dict "root" .root) }}"}

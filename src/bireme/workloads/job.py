@@ -41,14 +41,15 @@ class Job(WorkloadKind):
         pod_spec = template.get("spec") or {}
         low, high = elastic_bounds(pod_spec) or (replicas, replicas)
         unit = count_of(pod_spec, "BIREME_WORKERS_PER_UNIT", 1)
+        spares = min(count_of(pod_spec, "BIREME_SPARES", 0), replicas)
         names = [f"{manifest.name}-{index}" for index in range(replicas)]
         role = role_of(manifest, template)
         # Only an Indexed Job gives its pods a rank and a host name of their own.
-        hostnames, ranks = (names, range(replicas)) if is_indexed else (None, None)
-        pods = pod_plans(names, role, template, instances, hostnames, ranks)
+        ranks = [*range(replicas - spares), *[None] * spares] if is_indexed else None
+        pods = pod_plans(names, role, template, instances, names if is_indexed else None, ranks)
         is_suspended = bool(spec.get("suspend"))
         return WorkloadPlan(
-            manifest.name, self.name, role, replicas, low, high, pods, is_suspended, unit=unit
+            manifest.name, self.name, role, replicas, low, high, pods, is_suspended, unit=unit, spares=spares
         )
 
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:

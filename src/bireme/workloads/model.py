@@ -58,7 +58,8 @@ class WorkloadPlan:
     The pods of a suspended workload are those it has once resumed. Where ``note`` is set, the plan cannot
     count the pods: ``pods`` is empty, and the note says what there will be. ``instance_types`` are the known
     types whose nodes get one pod each, None for workloads that are not bound to nodes. A workload
-    ``is_known`` unless nobody has taught its kind. Its pods train in multiples of ``unit``.
+    ``is_known`` unless nobody has taught its kind. Its pods train in multiples of ``unit``; the last
+    ``spares`` of them wait until others are lost, and have no rank.
     """
 
     name: str
@@ -73,6 +74,7 @@ class WorkloadPlan:
     note: str = ""
     is_known: bool = field(default=True, compare=False)
     unit: int = 1
+    spares: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def pod_plans(
     template: Mapping[str, Any],
     instances: Mapping[str, Instance],
     hostnames: Sequence[str] | None = None,
-    ranks: Sequence[int] | None = None,
+    ranks: Sequence[int | None] | None = None,
     processes: int | None = None,
 ) -> tuple[PodPlan, ...]:
     """Pods of one template by their ``names``, with their ``hostnames`` and ``ranks`` where they have some.

@@ -90,8 +90,9 @@ class Worker:
             client = self.job.client()
             identity = rendezvous.Identity(rendezvous.new_base(self.name), self.slot, self.name)
             member = self.member = rendezvous.Rendezvous(
-                client, self.job.settings(self.run), identity, self.board
-            )
+                client, self.job.settings(self.run), identity, self.board,
+                wanted=lambda: self.job.size if self.job.spares else 0,
+            )  # fmt: skip
             try:
                 self._train(member)
             except rendezvous.RunOver as over:
@@ -245,6 +246,7 @@ class Job:
         self.network = Network(self.sim, self.etcd)
         self.unit = random.choice((1, 1, 2))
         self.size = random.choice((2, 3, 3, 4, 5) if self.unit == 1 else (2, 4, 4))
+        self.spares = random.choice((0, 0, 1))
         self.least = random.randint(1, self.size // self.unit) * self.unit
         self.runs = ["first", "second"] if random.random() < 0.15 else ["first"]
         self.etcd.on_write = self._written
@@ -253,9 +255,9 @@ class Job:
 
     def settings(self, run: str) -> rules.Settings:
         return rules.Settings(
-            run, self.least, self.size, _PREFIX, lock="release", first_nodes=self.size, first_call_timeout=15,
-            join_timeout=60, settle_timeout=4, keep_alive_interval=2, keep_alive_max_attempt=5,
-            close_timeout=0.1, unit=self.unit,
+            run, self.least, self.size + self.spares, _PREFIX, lock="release", first_nodes=self.size,
+            first_call_timeout=15, join_timeout=60, settle_timeout=4, keep_alive_interval=2,
+            keep_alive_max_attempt=5, close_timeout=0.1, unit=self.unit,
         )  # fmt: skip
 
     def client(self) -> etcd.Client:
@@ -432,7 +434,7 @@ class Job:
         """Simulate this seed. Raises Broken, or Stuck, when something did not hold."""
         for run in self.runs:
             self.steps[run] = 0
-            for slot in range(self.size):
+            for slot in range(self.size + self.spares):
                 start = self.sim.random.uniform(0, 8) + (10 if run == "second" else 0)
                 self.sim.at(start, lambda run=run, slot=slot: self.add_worker(run, slot))  # type: ignore[misc]
         self.plan_faults()

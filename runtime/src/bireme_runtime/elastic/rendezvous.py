@@ -121,7 +121,10 @@ class Rendezvous:
         board: fence.Board | None = None,
         may_join: Callable[[], bool] = lambda: True,
         reaches: Callable[[str], bool] = lambda address: True,
+        wanted: Callable[[], int] = lambda: 0,
     ) -> None:
+        # How many members train at most, beside the settings; 0: no fewer than these say.
+        self._wanted = wanted
         # Asked while newcomers wait: whether they may interrupt the training.
         self._may_join = may_join
         # Asked before joining: whether this machine reaches the store at this address.
@@ -237,7 +240,7 @@ class Rendezvous:
             if view.called() or view.first() != self._registration.member.id or not view.whole:
                 return int(view.called())
             # Who finds no place waits as a spare.
-            arrivals = self.settings.size(world.size + len(view.arrivals())) - world.size
+            arrivals = self._bounds().size(world.size + len(view.arrivals())) - world.size
         # The first one tells the others, which do not know of newcomers.
         try:
             agreed = arrivals > 0 and self._may_join() and self._call(self._renewal_client, world, "")
@@ -385,7 +388,14 @@ class Rendezvous:
         assert self._registration is not None
         member, now = self._registration.member, time.monotonic()
         quiet, gathering = now - self._last_arrival, now - self._gathering
-        return decide(self._view, member.id, member.ready, self.settings, quiet, gathering)
+        return decide(self._view, member.id, member.ready, self._bounds(), quiet, gathering)
+
+    def _bounds(self) -> Settings:
+        """The settings, for as many members as are wanted now."""
+        settings, wanted = self.settings, self._wanted()
+        if not 0 < wanted < settings.max_nodes:
+            return settings
+        return replace(settings, max_nodes=max(wanted, settings.min_nodes))
 
     def _enter(self, joined: Joined) -> World:
         current = self._view.round

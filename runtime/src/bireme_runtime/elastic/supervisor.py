@@ -452,7 +452,9 @@ class Supervisor:
                 code = GIVEN_UP if self._observer.verdict == "run" else TEMPORARY
                 raise Stop(code, self._observer.sentence)
             if self._backend.succeeded():
-                say("the run has succeeded, although this worker's last processes failed")
+                waited = end.cause == report.RENDEZVOUS
+                how = "while this worker waited" if waited else "although this worker's last processes failed"
+                say(f"the run has succeeded, {how}")
                 return 0
             self._stop_unless_restarting_helps(end)
             restarts = 1 if self._stable_seconds >= self._options.stable_seconds else restarts + 1

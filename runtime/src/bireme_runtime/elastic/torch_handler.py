@@ -67,7 +67,8 @@ def new_member(
     identity = rendezvous.Identity(base, slot, address)
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
     moment = progress.Moment.from_env(os.environ)
-    return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now, reaches), client
+    wanted = functools.partial(wanted_workers, os.environ)
+    return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now, reaches, wanted), client
 
 
 def first_workers(env: Mapping[str, str]) -> int:
@@ -77,6 +78,11 @@ def first_workers(env: Mapping[str, str]) -> int:
             return int(file.read())
     except (KeyError, OSError, ValueError):
         return 0
+
+
+def wanted_workers(env: Mapping[str, str]) -> int:
+    """How many workers train at most, because the others are spares (BIREME_SPARES); 0: no such limit."""
+    return first_workers(env) if environment.integer(env, "BIREME_SPARES", 0) else 0
 
 
 def own_address(peer: etcd.Endpoint) -> str:
