@@ -91,8 +91,15 @@ if os.environ["RANK"] == "0":
 SAVE_SECONDS = float(os.environ.get("BIREME_SAVE_SECONDS", "8"))
 
 
-def two_that_save(make: Make, failure: str, pause: float) -> Any:
-    run = make(PET_NNODES="1:2", pause=pause)
+def c10d() -> dict[str, str]:
+    endpoint = f"127.0.0.1:{free_port()}"
+    return {
+        "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": endpoint, "PET_RDZV_CONF": "last_call_timeout=2",
+    }  # fmt: skip
+
+
+def two_that_save(make: Make, failure: str, pause: float, **env: str) -> Any:
+    run = make(PET_NNODES="1:2", pause=pause, **env)
     (run.folder / "train.py").write_text(FINAL_SAVE % failure)
     run.start("a", 0)
     run.start("b", 1)
@@ -119,6 +126,23 @@ def test_a_failed_final_save_is_made_again_before_any_worker_succeeds(job: Make)
     fails_once = '(folder / "failed").exists() or ((folder / "failed").touch(), sys.exit(3))'
     run = two_that_save(job, fails_once, 3)
     first_success(run, 60)
+    assert [run.end(name) for name in ("a", "b")] == [0, 0]
+
+
+def test_with_c10d_a_failed_final_save_is_made_again_before_a_success(job: Make) -> None:
+    fails_once = '(folder / "failed").exists() or ((folder / "failed").touch(), sys.exit(3))'
+    run = two_that_save(job, fails_once, 3, **c10d())
+    first_success(run, 120)
+    assert [run.end(name) for name in ("a", "b")] == [0, 0]
+
+
+def test_with_c10d_the_loss_of_worker_0_before_its_final_save_is_no_success(job: Make) -> None:
+    run = two_that_save(job, "", 6, **c10d())
+    run.wait_for_file("two")
+    run.workers["a"].send_signal(signal.SIGTERM)
+    assert run.end("a") == 143
+    run.start("a", 0)
+    first_success(run, 120)
     assert [run.end(name) for name in ("a", "b")] == [0, 0]
 
 
@@ -223,12 +247,7 @@ def test_an_option_that_torchrun_does_not_know_is_a_usage_error(job: Make) -> No
 
 
 def test_with_c10d_a_worker_that_receives_sigterm_does_not_close_the_run(job: Make) -> None:
-    run = job(
-        PET_RDZV_BACKEND="c10d",
-        PET_RDZV_ENDPOINT=f"127.0.0.1:{free_port()}",
-        PET_RDZV_CONF="last_call_timeout=2",
-        PET_NNODES="1:2",
-    )
+    run = job(PET_NNODES="1:2", **c10d())
     run.start("a", 0)
     run.start("b", 1)
     run.wait_for("b", "step", world=2)

@@ -8,10 +8,12 @@ processes start, when one fails and how the run ended.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -35,6 +37,9 @@ from bireme_runtime.process.log import log_of
 
 # Seconds after which a process that got SIGKILL is given up.
 _KILL_SECONDS = 5.0
+# Keys of a round's store with `c10d`, and how long those that have finished wait for each other.
+_FINISHED, _SEEN = "bireme/finished", "bireme/seen"
+_SEEN_SECONDS = 30.0
 
 
 def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
@@ -155,17 +160,64 @@ def _end_together() -> None:
     monitor, barrier = local._monitor_workers, local._exit_barrier
 
     def monitor_workers(self: Any, group: Any) -> Any:
-        result = monitor(self, group)
-        all_finished = getattr(group.spec.rdzv_handler, "all_finished", None)
-        if all_finished and result.state == api.WorkerState.SUCCEEDED and not all_finished():
-            return api.RunResult(state=api.WorkerState.HEALTHY)
-        return result
+        result, handler = monitor(self, group), group.spec.rdzv_handler
+        if result.state != api.WorkerState.SUCCEEDED:
+            return result
+        if hasattr(handler, "all_finished"):
+            healthy = not handler.all_finished()
+        elif handler.get_backend() == "c10d" and group.group_world_size > 1:
+            finish = getattr(self, "_bireme_finish", None)
+            if finish is None or finish.store is not self._store:
+                finish = self._bireme_finish = C10dFinish(self._store, handler, group.group_world_size)
+            healthy = not finish.all_finished()
+            if finish.broken:
+                return api.RunResult(state=api.WorkerState.UNHEALTHY)
+        else:
+            return result
+        return api.RunResult(state=api.WorkerState.HEALTHY) if healthy else result
 
     def exit_barrier(self: Any) -> None:
-        if not hasattr(self.get_worker_group().spec.rdzv_handler, "all_finished"):
+        handler = self.get_worker_group().spec.rdzv_handler
+        if not hasattr(handler, "all_finished") and handler.get_backend() != "c10d":
             barrier(self)
 
     local._monitor_workers, local._exit_barrier = monitor_workers, exit_barrier
+
+
+class C10dFinish:
+    """Who has finished a round of `c10d`, counted in the round's store, which is on worker 0."""
+
+    def __init__(self, store: Any, handler: Any, world: int) -> None:
+        self.store = store
+        self._handler, self._world = handler, world
+        self._told = False
+        self._whole = time.monotonic()
+
+    def all_finished(self) -> bool:
+        """Whether all have, as this agent has. Without an answer of the store that is not known."""
+        try:
+            if not self._told:
+                self.store.add(_FINISHED, 1)
+                self._told = True
+            if self.store.add(_FINISHED, 0) < self._world:
+                return False
+            # Worker 0 must not end, and with it the store, before all have read that.
+            seen, deadline = self.store.add(_SEEN, 1), time.monotonic() + _SEEN_SECONDS
+        except (RuntimeError, OSError):
+            return False
+        with contextlib.suppress(RuntimeError, OSError):
+            while seen < self._world and time.monotonic() < deadline:
+                time.sleep(0.1)
+                seen = self.store.add(_SEEN, 0)
+        return True
+
+    @property
+    def broken(self) -> bool:
+        """Whether a member of the round is gone, and nobody has joined for it."""
+        holder = getattr(self._handler, "_state_holder", None)
+        if holder is None or len(holder.state.participants) >= self._world:
+            self._whole = time.monotonic()
+        return time.monotonic() - self._whole > _SEEN_SECONDS
 
 
 def _tell_of_processes(reporter: Reporter) -> None:
