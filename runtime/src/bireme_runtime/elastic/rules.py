@@ -38,7 +38,6 @@ class Settings:
     lock: str = ""
     join_timeout: float = 600.0
     last_call_timeout: float = 1.0
-    unit: int = 1
     first_nodes: int = 0
     first_call_timeout: float = 300.0
     settle_timeout: float = 10.0
@@ -47,6 +46,7 @@ class Settings:
     heartbeat_timeout: float = 5.0
     keep_alive_interval: float = 1.0
     keep_alive_max_attempt: int = 10
+    unit: int = 1
 
     def __post_init__(self) -> None:
         if not self.run_id:
