@@ -20,6 +20,8 @@ GUARDED = {
     "paddle": ("dynamic",),
     "dataset": ("mixed", "s3"),
     "etcd": ("secured", "s3"),
+    "mpijob": ("full", "namespaced"),
+    "gpu-metrics": ("dcgm", "container-insights"),
 }
 # The training itself: its resources follow from the instance type, or are those of `resources`.
 TRAINING = {"trainer", "data"}
@@ -128,6 +130,15 @@ def test_a_policy_is_made_only_on_request(render: Callable[..., Render], chart: 
         ),
         ("dataset", [], ["claim.name=a", "claim.path=b", "sources[0].url=http://data.example.com/a"], {80}),
         ("etcd", ["charts/etcd/ci/s3-values.yaml"], [], {443, 80}),
+        ("mpijob", [], [], {443, 6443}),
+        ("gpu-metrics", ["charts/gpu-metrics/ci/cloudwatch-values.yaml"], [], {443, 6443, 80}),
+        (
+            "gpu-metrics",
+            ["charts/gpu-metrics/ci/container-insights-values.yaml"],
+            [],
+            {443, 6443, 80, 10250},
+        ),
+        ("gpu-metrics", ["charts/gpu-metrics/ci/dcgm-values.yaml"], [], set()),
         ("mpi-training", [], ["networkPolicy.egress[0].ports[0].port=443"], {443}),
     ],
 )
@@ -136,6 +147,22 @@ def test_what_the_values_name_is_reached(
 ) -> None:
     spec = the(render(chart, files=files, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]
     assert {port["port"] for rule in spec["egress"][2:] for port in rule["ports"]} == ports
+
+
+@pytest.mark.parametrize(
+    ("chart", "sets", "ports"),
+    [
+        ("mpijob", [], [8081]),
+        ("mpijob", ["metrics.enabled=false"], []),
+        ("gpu-metrics", ["agent=dcgm"], [9400]),
+    ],
+)
+def test_prometheus_reaches_metrics_from_anywhere(
+    render: Callable[..., Render], chart: str, sets: list[str], ports: list[int]
+) -> None:
+    rules = the(render(chart, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]["ingress"][1:]
+    assert [port["port"] for rule in rules for port in rule["ports"]] == ports
+    assert not [rule for rule in rules if "from" in rule]
 
 
 def test_pods_of_the_namespace_reach_an_etcd_of_its_own(render: Callable[..., Render]) -> None:

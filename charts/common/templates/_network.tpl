@@ -56,7 +56,32 @@ Arguments: addresses (list of URLs or host:port).
 {{- end }}
 
 {{/*
-What S3 needs: its server, and over HTTP the credentials of EKS Pod Identity (169.254.170.23) and the instance metadata.
+The ingress rule that opens one port to all, as a JSON list.
+Arguments: port.
+*/}}
+{{- define "common.networkPolicy.open" -}}
+{{- list (dict "ports" (list (dict "protocol" "TCP" "port" (int64 .port)))) | toJson }}
+{{- end }}
+
+{{/*
+The egress rule to the API server, as a JSON list: a policy sees the server's own port, 443 on EKS and 6443 elsewhere. The
+first is that of AWS's services, too.
+*/}}
+{{- define "common.networkPolicy.api" -}}
+{{- list (dict "ports" (list (dict "protocol" "TCP" "port" 443) (dict "protocol" "TCP" "port" 6443))) | toJson }}
+{{- end }}
+
+{{/*
+The egress rule to what gives credentials to pods on EC2, over HTTP, as a JSON list: EKS Pod Identity (169.254.170.23) and
+the instance metadata.
+*/}}
+{{- define "common.networkPolicy.links" -}}
+{{- $links := list (dict "ipBlock" (dict "cidr" "169.254.170.23/32")) (dict "ipBlock" (dict "cidr" "169.254.169.254/32")) }}
+{{- list (dict "to" $links "ports" (list (dict "protocol" "TCP" "port" 80))) | toJson }}
+{{- end }}
+
+{{/*
+What S3 needs: its server, and what gives credentials.
 Arguments: root (values s3), urls (list; empty for no traffic).
 */}}
 {{- define "common.networkPolicy.s3" -}}
@@ -65,8 +90,7 @@ Arguments: root (values s3), urls (list; empty for no traffic).
 {{- $addresses := .urls }}
 {{- with .root.Values.s3.endpoint }}{{ $addresses = append $addresses . }}{{ end }}
 {{- $rules = include "common.networkPolicy.outside" (dict "addresses" $addresses) | fromJsonArray }}
-{{- $links := list (dict "ipBlock" (dict "cidr" "169.254.170.23/32")) (dict "ipBlock" (dict "cidr" "169.254.169.254/32")) }}
-{{- $rules = append $rules (dict "to" $links "ports" (list (dict "protocol" "TCP" "port" 80))) }}
+{{- $rules = concat $rules (include "common.networkPolicy.links" .root | fromJsonArray) }}
 {{- end }}
 {{- toJson $rules }}
 {{- end }}
