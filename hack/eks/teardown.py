@@ -144,6 +144,11 @@ def main(
             "Now delete the cluster: terraform -chdir=hack/eks destroy (with its EFS and FSx file systems), "
             "or eksctl delete cluster --name NAME"
         )
+        click.echo(
+            "What stays until you delete it: S3 buckets (aws s3 rb --force s3://BUCKET), repositories in ECR "
+            "(aws ecr delete-repository --force --repository-name NAME), log groups in CloudWatch, and a KMS "
+            "key that you gave the cluster (aws kms schedule-key-deletion --key-id KEY)"
+        )
     elif found.lines:
         click.echo("Nothing was deleted: add --yes")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bireme.tools import Toolbox
+from tests.support.documents import Command, blocks
 
 ROOT = Path(__file__).parents[2]
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
@@ -47,19 +48,17 @@ def test_the_readme_can_be_followed_line_by_line(shell: Shell) -> None:
     readme = (ROOT / "README.md").read_text()
     assert "make demo" in readme
     assert "make test" in readme
-    (session,) = re.findall(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
-    up, *steps, down = session.strip().splitlines()
-    printed: dict[str, str] = {}
+    (session,) = blocks(ROOT / "README.md")
+    *steps, down = session.commands
+    table = [Command("README.md", 0, line) for line in helm_installs(ROOT / "README.md")]
+    text = ""
     try:
-        for line in (up, *steps, *helm_installs(ROOT / "README.md")):
-            finished = shell(line)
-            # The job does not fit two nodes, as the plan is asked to tell.
-            expected = 1 if "--nodes p4d.24xlarge=2" in line else 0
-            assert finished.returncode == expected, f"{line}\n{finished.stdout}{finished.stderr}"
-            printed[line] = finished.stdout + finished.stderr
+        for step in (*steps, *table):
+            finished = shell(step.text)
+            assert finished.returncode == step.code, f"{step}\n{finished.stdout}{finished.stderr}"
+            text += finished.stdout + finished.stderr
     finally:
-        assert shell(down).returncode == 0
-    text = "\n".join(printed.values())
+        assert shell(down.text).returncode == 0
     assert "warning: 1 of 3 worker pods does not fit" in text
     assert "3 → 5" in text
     assert "as planned: 6 pods, 40 accelerators, 20 EFA" in text

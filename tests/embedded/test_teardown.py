@@ -75,6 +75,7 @@ def test_a_cluster_is_emptied_once_the_loss_of_data_is_accepted(
     emptied = teardown("--yes", "--delete-data")
     assert emptied.returncode == 0, emptied.stderr
     assert "Now delete the cluster" in emptied.stdout
+    assert "What stays until you delete it: S3 buckets" in emptied.stdout
     assert claims(cluster, namespace) == []
     assert cluster.api.find(f"/api/v1/namespaces/{namespace}/services/board") is None
 
