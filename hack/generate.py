@@ -19,6 +19,7 @@ from bireme import schemas
 from bireme.errors import BiremeError
 from bireme.helm import Renderer, RenderRequest, values
 from bireme.instances import load_instances
+from bireme.nccl import load_measured
 from bireme.paths import Paths
 from bireme.picture import svg
 from bireme.tools import Toolbox
@@ -36,7 +37,11 @@ def instance_types(paths: Paths) -> str:
         "nvidia": {each.type for each in instances if each.accelerator.resource == "nvidia.com/gpu"},
     }
     lists = {kind: sorted(own[kind] | upstream[kind]) for kind in own}
-    return "# Made by `make instances` from values/instances and hack/agents.yaml.\n" + yaml.safe_dump(lists)
+    bandwidth: dict[str, dict[str, float]] = {}
+    for each in load_measured(paths):
+        bandwidth.setdefault(str(each.asked.type), {})[str(each.asked.efa)] = each.maximum
+    head = "# Made by `make instances` from values/instances, values/bandwidth.yaml and hack/agents.yaml.\n"
+    return head + yaml.safe_dump({**lists, "bandwidth": bandwidth})
 
 
 def write_instance_types(paths: Paths) -> None:

@@ -349,6 +349,34 @@ def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
     assert not [name for name in off if name.startswith("BIREME_PREFLIGHT")]
 
 
+@pytest.mark.parametrize(
+    ("instance", "values", "pairs", "floor"),
+    [
+        ("p4d.24xlarge", {}, "true", "21.02"),
+        ("p4d.24xlarge", {"efa": 1}, "true", "2.945"),
+        ("p4d.24xlarge", {"accelerators": 4}, "true", None),
+        ("p4d.24xlarge", {"preflight": {"bandwidthGBps": 0}}, "true", None),
+        ("p4d.24xlarge", {"preflight": {"bandwidthGBps": 12.5}}, "true", "12.5"),
+        ("p3.8xlarge", {}, "true", None),
+        ("p4d.24xlarge", {"preflight": {"pairs": False}}, None, None),
+        ("p4d.24xlarge", {"preflight": {"enabled": False}}, None, None),
+        ("p4d.24xlarge", {"maxWorkers": 1}, None, None),
+        (None, {}, None, None),
+        (None, {"preflight": {"pairs": True, "bandwidthGBps": 0.5}}, "true", "0.5"),
+    ],
+)
+def test_neighbours_all_reduce_at_half_of_what_was_published_at_least(
+    render: Callable[..., Render],
+    instance: str | None,
+    values: dict[str, Any],
+    pairs: str | None,
+    floor: str | None,
+) -> None:
+    env = environment(render("torch-elastic", instance=instance, values=values))
+    assert env.get("BIREME_PREFLIGHT_PAIRS") == pairs
+    assert env.get("BIREME_PREFLIGHT_BANDWIDTH") == floor
+
+
 def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) -> None:
     rendered = render("torch-elastic", sets=["metrics.dashboard.enabled=true"])
     (config,) = (item for item in rendered.manifests if item.name.endswith("-dashboard"))

@@ -72,6 +72,7 @@ Arguments: root, worker (the result of common.worker).
 {{- if and (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
 - {name: BIREME_PREFLIGHT_ACCELERATORS, value: "{{ int64 .worker.accelerators }}"}
 {{- end }}
+{{- include "torch-elastic.pairs" . }}
 {{- with $v.preflight.folder }}
 - {name: BIREME_PREFLIGHT_FOLDER, value: {{ . | quote }}}
 - {name: BIREME_PREFLIGHT_FREE_MIB, value: "{{ int64 $v.preflight.freeMiB }}"}
@@ -94,6 +95,27 @@ Arguments: root, worker (the result of common.worker).
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
 {{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- include "common.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
+{{- end }}
+
+{{/*
+Variables for the all-reduce between neighbours, in front of others.
+Arguments: root, worker (the result of common.worker).
+*/}}
+{{- define "torch-elastic.pairs" -}}
+{{- $v := .root.Values }}
+{{- $wanted := and (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
+{{- if kindIs "bool" $v.preflight.pairs }}{{ $wanted = $v.preflight.pairs }}{{ end }}
+{{- if and $wanted (eq $v.rendezvous.backend "etcd") (gt (int64 $v.maxWorkers) 1) }}
+- {name: BIREME_PREFLIGHT_PAIRS, value: "true"}
+{{- $least := $v.preflight.bandwidthGBps }}
+{{- if and (kindIs "invalid" $least) (eq (int64 .worker.accelerators) (int64 .worker.whole)) }}
+{{- $published := (.root.Subcharts.common.Files.Get "files/instance-types.yaml" | fromYaml).bandwidth }}
+{{- with get (get $published (.worker.type | default "none") | default dict) (toString (int64 .worker.efa)) }}{{ $least = divf . 2 }}{{ end }}
+{{- end }}
+{{- with $least }}
+- {name: BIREME_PREFLIGHT_BANDWIDTH, value: "{{ . }}"}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/*

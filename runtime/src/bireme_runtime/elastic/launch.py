@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import fence, rendezvous, torch_handler, warm
+from bireme_runtime.elastic import fence, pairs, rendezvous, torch_handler, warm
 from bireme_runtime.elastic.report import (
     AGENT,
     CONFIG,
@@ -111,7 +111,7 @@ def classify(error: Exception) -> tuple[str, int]:
         return RENDEZVOUS, 1
     if isinstance(error, (ArgumentError, KernelsMissing, ModuleNotFoundError)):
         return CONFIG, 1
-    if isinstance(error, (DeviceMissing, ImportError, rendezvous.ThreadEnded)):
+    if isinstance(error, (DeviceMissing, ImportError, pairs.Unfit, rendezvous.ThreadEnded)):
         return MACHINE, 1
     return AGENT, 1
 
@@ -235,6 +235,13 @@ def _tell_of_processes(reporter: Reporter) -> None:
         return result
 
     def start_workers(self: Any, group: Any) -> Any:
+        handler = group.spec.rdzv_handler
+        if fence.ROUND in os.environ and hasattr(handler, "only_arrivals"):
+
+            def over() -> bool:
+                return bool(handler.num_nodes_waiting()) and not handler.only_arrivals
+
+            pairs.check(group.store, group.group_rank, group.group_world_size, over, log_of("agent"))
         reporter.starting(_round(), group.group_rank, group.group_world_size)
         ids: Mapping[int, Any] = start(self, group)
         ranks = {int(pid): (group.workers[at].global_rank, at) for at, pid in ids.items()}

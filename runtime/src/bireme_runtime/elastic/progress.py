@@ -37,6 +37,7 @@ _LONGEST_BYTES = 2000
 _FORGET_SECONDS = 10.0
 _SLOTS, _SLOT = 120, struct.Struct("@qdd")
 _SAVED = _SLOTS * _SLOT.size
+_PASSED = _SAVED + 8
 
 Marks = dict[str, list[int]]
 
@@ -76,6 +77,15 @@ class Board(Page):
     def save(self) -> None:
         """A checkpoint has been committed."""
         struct.pack_into("@d", self._memory, _SAVED, time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether this worker has passed its preflight with others."""
+        return bool(self._memory[_PASSED])
+
+    @passed.setter
+    def passed(self, value: bool) -> None:
+        self._memory[_PASSED] = int(value)
 
     def clear(self) -> None:
         """The processes start anew."""

@@ -240,7 +240,7 @@ def _open_store(member: rendezvous.Rendezvous, world: rendezvous.World) -> tuple
     if world.rank == 0:
         host = member.identity.address
         store = tcp_store(host, 0, is_master=True, timeout=timedelta(seconds=member.settings.read_timeout))
-        master_port = _free_port()
+        master_port = free_port()
         if not member.publish_store(world, json.dumps([host, store.port, master_port])):
             return None
     else:
@@ -316,7 +316,8 @@ def takes_use_libuv() -> bool:
     return "use_libuv" in (store.__init__.__doc__ or "")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which nothing listens."""
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as sock:
         sock.bind(("", 0))
         return int(sock.getsockname()[1])
