@@ -1,9 +1,9 @@
-"""How long a training job stops when it loses a worker: `bireme-etcd` and torchrun's own backends.
+"""How long a training job stops when it loses a worker: `bireme-etcd`, cold and warm, and stock torchrun.
 
 Three workers train on a kind cluster, each time in a new Job; a pod is deleted, or its agent gets SIGKILL.
 Bireme's jobs train one after another; those of stock torchrun, which mostly wait, run at the same time.
 Measured are the seconds until the new world is agreed (its processes start) and until its first step, by the
-workers' logs; the time to start Python and import torch is given separately.
+workers' logs; the time to start Python and import torch is given separately. Warm jobs have `warmStart`.
 
 Stock is torchrun as a user would start it, as the first process of the container: the chart's pods, Job and
 PET_* variables without Bireme's entry point, launcher and backend. All get the same bounds, last call and
@@ -59,10 +59,10 @@ IMAGES = ("etcd", "etcd-3.5", "python", "torch")
 STEPS = ("--steps=100000", "--step-seconds=0.1")
 # The client that torchrun's etcd backends import but torch does not contain, and its dependencies.
 ETCD_CLIENT = ("python-etcd==0.4.5", "dnspython==2.7.0", "urllib3==2.3.0")
-OURS = "bireme-etcd"
+OURS, WARM = "bireme-etcd", "bireme-etcd, warm"
 DELETE, KILL_AGENT, KILL_ALL = "pod deleted", "agent SIGKILLed", "all processes SIGKILLed"
 AIMS = {DELETE: 1.0, KILL_AGENT: 2.5}
-"""Seconds to the new world that `bireme-etcd` should not exceed."""
+"""Seconds to the new world that `bireme-etcd` should not exceed, cold or warm."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,14 @@ class Loss:
     program: str
 
 
-BIREME = (
-    Loss(OURS, DELETE, ""),
-    Loss(OURS, KILL_AGENT, "bireme_runtime.elastic.launch"),
-    Loss(OURS, KILL_ALL, "bireme_runtime.elastic.supervisor"),
+BIREME = tuple(
+    Loss(backend, event, program)
+    for backend in (OURS, WARM)
+    for event, program in (
+        (DELETE, ""),
+        (KILL_AGENT, "bireme_runtime.elastic.launch"),
+        (KILL_ALL, "bireme_runtime.elastic.supervisor"),
+    )
 )
 # Stock torchrun is the first process of its container: when it ends, all others are killed.
 STOCK = (
@@ -117,7 +121,7 @@ class Stage:
         subprocess.run([*install, *ETCD_CLIENT], check=True)
         for name, sets in {"etcd": [], "etcd-v2": ["v2API=true", f"image.tag={_tag(built.stdout)}"]}.items():
             etcd = self._kind_values()["etcd"]
-            sets = ["persistence.enabled=false", *sets]
+            sets = ["persistence.enabled=false", "auth.enabled=false", *sets]
             self._release().install("etcd", name, NAMESPACE, values=etcd, sets=sets, timeout=180)
 
     def one_by_one(self, losses: Sequence[Loss]) -> list[Recovery]:
@@ -200,9 +204,9 @@ def _tag(images: str) -> str:
 def _backend_values(backend: str) -> dict[str, Any]:
     """Values of torch-elastic for one backend; `_job` has the shared ones."""
     rendezvous: dict[str, Any] = {"conf": {"last_call_timeout": 1}}
-    if backend == OURS:
-        endpoints = [f"etcd.{NAMESPACE}.svc:2379"]
-        return {"rendezvous": {**rendezvous, "endpoints": endpoints}, "etcd": {"enabled": False}}
+    if backend in (OURS, WARM):
+        values = {"rendezvous": {**rendezvous, "endpoints": [f"etcd.{NAMESPACE}.svc:2379"]}}
+        return {**values, "etcd": {"enabled": False}, "warmStart": {"enabled": backend == WARM}}
     etcd = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint=etcd-v2.{NAMESPACE}.svc:2379")
     values = stock_torchrun.values(*(etcd if backend == "etcd-v2" else ()))
     values["rendezvous"] |= rendezvous
@@ -242,7 +246,7 @@ def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) ->
         rows.append(row)
     ours = {row["event"]: row for row in rows if row["backend"] == OURS}
     for row in rows:
-        if row["backend"] == OURS:
+        if row["backend"] in (OURS, WARM):
             row["aim"] = AIMS.get(row["event"])
             continue
         row["timesOurs"] = {

@@ -241,9 +241,9 @@ def measure(server: EtcdServer, members: int, processes: int, lease: int, idle: 
         workers.end()
     assert server.process is not None
     client = etcd.Client(etcd.parse_endpoints(server.endpoint), credentials)
-    lease, before_renewals = client.lease_grant(600), cpu_seconds([server.process.pid])
+    renewed, before_renewals = client.lease_grant(600), cpu_seconds([server.process.pid])
     for _ in range(2000):
-        client.lease_keepalive(lease)
+        client.lease_keepalive(renewed)
     renewal = (cpu_seconds([server.process.pid]) - before_renewals) / 2000 * 1000
     return Result(
         members, lease, users, first, second, loss, cores[0], cores[1], renewal, memory_mib(server), load

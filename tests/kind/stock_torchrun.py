@@ -43,6 +43,8 @@ def kill(training: Training, index: int, program: str) -> float:
     pod = f"HOSTNAME={training.job.name}-r1-{index}"
     # The brackets keep the pattern from matching the shell that looks for it.
     script = f"""for pid in $(pgrep -f '[{program[0]}]{program[1:]}'); do
+        # With warm starts it has the command line of the agent.
+        [ "$(cat /proc/$pid/comm)" = bireme-template ] && continue
         if tr '\\0' '\\n' < /proc/$pid/environ | grep -qx {pod}; then date +%s.%N; kill -KILL $pid; exit; fi
     done; exit 1"""
     node = str(training.worker(index).node)
