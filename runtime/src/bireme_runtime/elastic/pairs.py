@@ -86,6 +86,8 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
         _together(store, "begun", 1, world, over)
         new = {int(each) for each in store.get(f"{_ROOT}new").decode().split(";") if each}
         tried = phases(world, new)
+        failed: set[Pair] = set()
+        guilty: set[int] = set()
         mine = [pair for phase in tried for pair in phase if rank in pair]
         for pair in mine:
             why = _try(store, pair, rank, over, say)
@@ -104,7 +106,8 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
                 raise Unfit(f"preflight: {what}; preflight.pairs=false leaves this out")
             if failed and not guilty:
                 say(f"preflight: {', '.join(sorted(names))} have no bad worker in common; training begins")
-        board.passed = True
+        # Whom nobody could tell from its neighbour is asked again when there are more workers.
+        board.passed = not any(rank in pair and guilty.isdisjoint(pair) for pair in failed)
     except (RuntimeError, OSError, _Broken) as error:
         say(f"preflight: the pairs are not tried to the end: {error or 'a worker was lost'}")
 
