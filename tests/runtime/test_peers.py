@@ -39,10 +39,7 @@ class Job:
 
 
 @pytest.fixture
-def make(
-    shared_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Job]]:
-    monkeypatch.setattr(rendezvous, "_UNREACHED_SECONDS", 2.0)
+def make(shared_etcd: EtcdServer, prefix: str) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def make(first: int = 3, read_timeout: float = 60) -> Job:
@@ -67,7 +64,10 @@ def make(
             member.leave()
 
 
-def test_who_does_not_reach_rank_0_leaves_and_joins_when_it_does(make: Callable[..., Job]) -> None:
+def test_who_does_not_reach_rank_0_leaves_and_joins_when_it_does(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_UNREACHED_SECONDS", 1.0)
     job = make()
     worlds = job.join("a", "b", "c")
     job.cut = {"c"}
@@ -85,7 +85,11 @@ def test_who_does_not_reach_rank_0_leaves_and_joins_when_it_does(make: Callable[
         assert back.result(timeout=60)["c"].size == 3
 
 
-def test_rank_0_leaves_when_most_do_not_reach_it(make: Callable[..., Job]) -> None:
+def test_rank_0_leaves_when_most_do_not_reach_it(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They notice at different times.
+    monkeypatch.setattr(rendezvous, "_UNREACHED_SECONDS", 60.0)
     job = make()
     worlds = job.join("a", "b", "c")
     job.cut = {"a"}
