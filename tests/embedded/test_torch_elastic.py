@@ -122,6 +122,18 @@ def test_a_worker_that_fails_is_replaced_and_the_others_stay(release: ReleaseFac
     assert uids(job)["1"] == before["1"]
 
 
+def test_a_pod_that_leaves_an_excluded_node_is_made_again_without_being_counted(
+    release: ReleaseFactory,
+) -> None:
+    job = release("torch-elastic", sets=["workers=2", "backoffLimitPerIndex=0"], **P4D)
+    before = uids(job)
+    job.cluster.fail(
+        next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 69, job.namespace
+    )
+    job.until(lambda: uids(job).get("0") not in (None, before["0"]))
+    assert uids(job)["1"] == before["1"]
+
+
 def test_a_configuration_error_fails_the_job_at_once(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     job.cluster.fail(

@@ -62,6 +62,31 @@ def test_what_fails_on_one_node_only_ends_that_worker_and_the_others_train_on(
     assert stays.process.poll() is None
 
 
+def test_no_worker_starts_on_an_excluded_node_until_the_exclusion_ends(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    env = {**on_etcd, **LIMIT, "BIREME_EXCLUDE_NODE_SECONDS": "3600"}
+    trains = "pathlib.Path('world').write_text(os.environ['WORLD_SIZE']); time.sleep(90)"
+    stays = start(trains, **env, JOB_COMPLETION_INDEX="0", BIREME_NODE="good")
+    stays.file("world", 60)
+    goes = start(COUNT + "raise RuntimeError('an ECC error')", **env, JOB_COMPLETION_INDEX="1",
+                 BIREME_NODE="bad")  # fmt: skip
+    assert goes.end(60) == 75
+    again = start(trains, **env, JOB_COMPLETION_INDEX="1", BIREME_NODE="bad")
+    assert again.end(60) == 69
+    assert "no worker starts on bad for a while: rank 1 on bad failed" in again.words
+    assert not (again.folder / "world").exists()
+    elsewhere = start(trains, **env, JOB_COMPLETION_INDEX="1", BIREME_NODE="other")
+    assert elsewhere.file("world", 60) == "2"
+    client = etcd.Client(etcd.parse_endpoints(on_etcd["PET_RDZV_ENDPOINT"]))
+    prefix = on_etcd["PET_RDZV_CONF"].partition(",")[0].partition("=")[2]
+    excluded = client.get(f"{prefix}.failures/run/excluded/bad")
+    assert excluded, "the lease of the exclusion lives for an hour"
+    client.lease_revoke(excluded.lease)
+    back = start(trains, **env, JOB_COMPLETION_INDEX="2", BIREME_NODE="bad")
+    assert back.file("world", 60) == "3"
+
+
 def test_failures_between_which_there_is_a_new_step_do_not_add_up(
     start: Start, on_etcd: dict[str, str]
 ) -> None:

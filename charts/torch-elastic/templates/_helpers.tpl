@@ -55,6 +55,9 @@ Arguments: root, worker (the result of common.worker).
 {{- end }}
 - {name: PET_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
 - {name: BIREME_FAILURES_WITHOUT_PROGRESS, value: "{{ int64 $v.failuresWithoutProgress }}"}
+{{- with int64 $v.excludeNodeSeconds }}
+- {name: BIREME_EXCLUDE_NODE_SECONDS, value: "{{ . }}"}
+{{- end }}
 {{- with $v.progress.pattern }}
 - {name: BIREME_PROGRESS_PATTERN, value: {{ . | quote }}}
 {{- end }}

@@ -7,6 +7,11 @@ backoffLimitPerIndex: {{ int64 .Values.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
   {{- include "common.podFailurePolicy" (dict "root" . "worker" (include "common.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
+{{- if and .Values.excludeNodeSeconds (eq .Values.rendezvous.backend "etcd") (not .Values.command) }}
+    # A pod on an excluded node. It does not count, but the pauses before the next one grow.
+    - action: Ignore
+      onExitCodes: {containerName: trainer, operator: In, values: [69]}
+{{- end }}
 {{- if not .Values.command }}
 successPolicy:
   rules:

@@ -6,6 +6,7 @@ Keys in etcd, under `<prefix>.failures/<run id>/`:
     nodes/<worker>            the node of the worker that started last under this index
     hang                      the round whose workers are asked for their stacks, and a node whose worker ends
     stacks/<round>/<worker>   where the processes of a worker stand
+    excluded/<node>           why no worker starts on this node, under a lease that ends the exclusion
     progress                  the highest steps of the run, written again whenever there is progress
 
 A failure counts as one without progress while `progress` has not been written after it. When so many rounds
@@ -175,6 +176,13 @@ class Ledger:
     def end_node(self, round: int, node: str) -> None:
         """The worker on this node shall end."""
 
+    def exclude(self, node: str, why: str, seconds: float) -> None:
+        """No worker shall start on this node for so long."""
+
+    def excluded(self, node: str) -> str:
+        """Why no worker shall start on this node; empty if one may."""
+        return ""
+
     def verdict(self, mine: str, limit: int) -> Verdict:
         """What has to end. Without etcd a worker does not know what happens to the others."""
         recent = self.recent()
@@ -264,6 +272,14 @@ class EtcdLedger(Ledger):
 
     def end_node(self, round: int, node: str) -> None:
         self._client.put(self._hang, json.dumps({"round": round, "node": node}))
+
+    def exclude(self, node: str, why: str, seconds: float) -> None:
+        lease = self._client.lease_grant(max(2, round(seconds)))
+        self._client.put(f"{self._root}excluded/{node}", why, lease)
+
+    def excluded(self, node: str) -> str:
+        kv = self._client.get(f"{self._root}excluded/{node}")
+        return kv.value if kv else ""
 
     def verdict(self, mine: str, limit: int) -> Verdict:
         return judge(self.recent(), mine, self.nodes().values(), limit)

@@ -81,6 +81,7 @@ class Limits:
 
     ``quiet_seconds`` of a start count as progress in a script whose steps are unknown. After ``hang_seconds``
     without a step, or ``first_seconds`` without the first one of a start, processes are started again.
+    For ``exclude_seconds`` no worker starts on a node that has given up alone.
     ``on_nan`` and ``on_slow`` say what happens when the loss is no number, and when steps take twice as long.
     """
 
@@ -90,6 +91,7 @@ class Limits:
     first_seconds: float = 0.0
     on_nan: str = "warn"
     on_slow: str = "warn"
+    exclude_seconds: float = 0.0
 
 
 class Observer:
@@ -139,6 +141,12 @@ class Observer:
     def enter(self) -> None:
         """This worker starts."""
         self._ask(lambda: self._ledger.enter(self._worker, self._node))
+
+    def excluded(self) -> str:
+        """Why no worker shall start on this node; empty if one may, or if etcd does not answer."""
+        why: list[str] = []
+        self._ask(lambda: why.append(self._ledger.excluded(self._node)))
+        return why[0] if why else ""
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
@@ -221,6 +229,8 @@ class Observer:
         where = "" if verdict == "run" else f", all of them on {self._node}"
         self.sentence = f"{sentence}; {self._limits.failures} failures without a new step{where}"
         self.verdict = verdict
+        if verdict == "worker" and self._limits.exclude_seconds:
+            self._ledger.exclude(self._node, self.sentence, self._limits.exclude_seconds)
 
     def _follow(self) -> None:
         """Do what another worker asks for."""

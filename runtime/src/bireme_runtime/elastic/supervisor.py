@@ -38,7 +38,16 @@ from bireme_runtime.elastic.status import Status, serve
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop
-from bireme_runtime.process.exits import CONFIG, FAILED, GIVEN_UP, NO_PERMISSION, TEMPORARY, USAGE, as_shell
+from bireme_runtime.process.exits import (
+    CONFIG,
+    EXCLUDED,
+    FAILED,
+    GIVEN_UP,
+    NO_PERMISSION,
+    TEMPORARY,
+    USAGE,
+    as_shell,
+)
 from bireme_runtime.process.http import parse_address
 from bireme_runtime.process.log import last_words, log_of
 
@@ -98,6 +107,7 @@ class Options:
                     environment.seconds(env, "BIREME_FIRST_STEP_SECONDS", 1800),
                     environment.choice(env, "BIREME_ON_NAN", "warn", "restart", "fail"),
                     environment.choice(env, "BIREME_ON_SLOW", "warn", "restart"),
+                    environment.seconds(env, "BIREME_EXCLUDE_NODE_SECONDS", 0),
                 ),
                 pattern=env.get("BIREME_PROGRESS_PATTERN", ""),
                 metrics_port=environment.integer(env, "BIREME_METRICS_PORT", 0),
@@ -132,7 +142,7 @@ class ScriptFailed(Stop):
 
     def __init__(self, end: End) -> None:
         sentence = f"the script failed for good, with code {end.code}: {end.reason}"
-        super().__init__(FAILED if end.code in (USAGE, GIVEN_UP, CONFIG) else end.code, sentence)
+        super().__init__(FAILED if end.code in (USAGE, EXCLUDED, GIVEN_UP, CONFIG) else end.code, sentence)
 
 
 class Unkillable(Stop):
@@ -443,6 +453,9 @@ class Supervisor:
             if self._while_listening(self._backend.succeeded):
                 say("the run has already succeeded: there is nothing to do")
                 return 0
+            why = self._while_listening(self._observer.excluded)
+            if why:
+                raise Stop(EXCLUDED, f"no worker starts on {self._options.node} for a while: {why}")
             self._stable_seconds = 0.0
             end = self._attempt()
             if end.cause == report.SUCCESS:
