@@ -104,6 +104,55 @@ def test_capacity_is_named_as_karpenter_and_as_node_groups_label_it(
     ]
 
 
+@pytest.mark.parametrize(
+    ("chart", "sets", "count"),
+    [
+        ("torch-elastic", ["workers=5", "minWorkers=3"], 3),
+        ("mpi-training", ["workers=4", "image.repository=r", "image.tag=t"], 4),
+    ],
+)
+def test_a_gang_is_a_group_of_the_pods_that_start_together(
+    render: Callable[..., Render], chart: str, sets: list[str], count: int
+) -> None:
+    def grouped(way: str) -> tuple[Manifest, Manifest]:
+        rendered = render(chart, sets=[*sets, f"placement.gang={way}"])
+        (group,) = [each for each in rendered.manifests if each.kind == "PodGroup"]
+        assert group.name == job(rendered).name
+        return group, Manifest(dict(template(rendered)))
+
+    group, pods = grouped("volcano")
+    assert (group["apiVersion"], group["spec"]["minMember"]) == ("scheduling.volcano.sh/v1beta1", count)
+    assert pods["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group.name
+    assert pods["spec"]["schedulerName"] == "volcano"
+    group, pods = grouped("kubernetes")
+    assert group["apiVersion"] == "scheduling.k8s.io/v1alpha2"
+    assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == count
+    assert pods["spec"]["schedulingGroup"]["podGroupName"] == group.name
+    assert "schedulerName" not in pods["spec"]
+    alone = render(chart, sets=sets)
+    assert "PodGroup" not in [each.kind for each in alone.manifests]
+
+
+@pytest.mark.parametrize(
+    ("chart", "sets", "words"),
+    [
+        ("torch-elastic", [], "placement.gang: a gang has minWorkers pods"),
+        (
+            "torch-elastic",
+            ["minWorkers=2", "workers=2", "queueName=a"],
+            r"placement.gang: Kueue \(queueName\)",
+        ),
+        ("mpi-training", ["orchestrator=MPIJob"], "placement.gang: the groups of MPIJobs"),
+        ("paddle", [], "placement.gang: the jobs of pservers and trainers are no gang"),
+    ],
+)
+def test_a_gang_that_nobody_would_make_is_refused(
+    render: Callable[..., Render], chart: str, sets: list[str], words: str
+) -> None:
+    with pytest.raises(RenderError, match=words):
+        render(chart, sets=[*sets, "placement.gang=volcano"])
+
+
 def test_a_reservation_and_a_placement_group_are_labels_of_nodes(render: Callable[..., Render]) -> None:
     sets = ["placement.reservationId=cr-0123456789abcdef0", "placement.placementGroupId=pg-0123456789abcdef0"]
     selector = pod(render("torch-elastic", sets=sets))["nodeSelector"]

@@ -138,7 +138,39 @@ Arguments: root (values placement, kueue).
 {{- $how := ternary "required" "preferred" (eq $v.placement.networkMode "require") }}
 {{- $_ := set $annotations (printf "kueue.x-k8s.io/podset-%s-topology" $how) (include "common.placement.networkLabel" .) }}
 {{- end }}
+{{- if eq ($v.placement.gang | default "") "volcano" }}
+{{- $_ := set $annotations "scheduling.k8s.io/group-name" (include "common.jobName" (dict "root" .root)) }}
+{{- end }}
 {{- toJson $annotations }}
+{{- end }}
+
+{{/*
+The group of pods of which the scheduler starts no one before it has room for so many. Its name is that of the job of this
+run, because Kubernetes' own groups never change.
+Arguments: root (values placement, priorityClassName), component, count.
+*/}}
+{{- define "common.podGroup" -}}
+{{- $root := required "common.podGroup needs root" .root }}
+{{- $isVolcano := eq ($root.Values.placement.gang | default "") "volcano" }}
+{{- if $root.Values.placement.gang -}}
+apiVersion: {{ ternary "scheduling.volcano.sh/v1beta1" "scheduling.k8s.io/v1alpha2" $isVolcano }}
+kind: PodGroup
+metadata:
+  name: {{ include "common.jobName" (dict "root" $root) | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
+  labels:
+    {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
+spec:
+  {{- if $isVolcano }}
+  minMember: {{ int64 .count }}
+  {{- with $root.Values.priorityClassName }}
+  priorityClassName: {{ . | quote }}
+  {{- end }}
+  {{- else }}
+  schedulingPolicy:
+    gang: {minCount: {{ int64 .count }}}
+  {{- end }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -150,6 +182,9 @@ Arguments: root (values placement, kueue, queueName).
 {{- $p := $v.placement }}
 {{- if and $p.reservationId $p.capacity (ne $p.capacity "reserved") }}
 placement.capacity: {{ $p.capacity }} contradicts placement.reservationId, whose capacity is reserved; leave one of them out
+{{- end }}
+{{- if and $p.gang $v.queueName }}
+placement.gang: Kueue (queueName) admits a job as a whole already; leave one of the two out
 {{- end }}
 {{- if and $v.kueue.topology (not $v.queueName) }}
 kueue.topology: Kueue places only jobs of a queue; set queueName too, or leave it out

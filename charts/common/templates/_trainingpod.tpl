@@ -158,7 +158,12 @@ Arguments: root, worker (the result of common.worker), components (list: those w
 {{- $together := merge (dict "components" (.components | default (list "worker"))) . }}
 {{- $values := merge (dict "affinity" (include "common.placement.affinity" $together | fromJson)
     "topologySpreadConstraints" (include "common.placement.spread" $together | fromJsonArray)) (omit .root.Values "affinity" "topologySpreadConstraints") }}
+{{- $gang := .root.Values.placement.gang | default "" }}
+{{- if eq $gang "volcano" }}{{ $_ := set $values "schedulerName" ($values.schedulerName | default $gang) }}{{ end }}
 {{- include "common.workerNodeSelector" . }}
 {{ include "common.workerTolerations" . }}
 {{ include "common.scheduling" (dict "root" (dict "Values" $values)) }}
+{{- if eq $gang "kubernetes" }}
+schedulingGroup: {podGroupName: {{ include "common.jobName" (dict "root" .root) | quote }}}
+{{- end }}
 {{- end }}

@@ -72,12 +72,14 @@ class EmbeddedProvider:
         name: str = DEFAULT_NAME,
         nodes: Mapping[str, int] | None = None,
         kubernetes: str | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> EmbeddedCluster:
         """Start a control plane and create the fake nodes; returns when all of them are Ready.
 
         ``nodes``: number by type; one CPU node is added when none is asked for, for pods without
         accelerators. ``kubernetes``: version of the control plane, by default the first that hack/tools
-        pins. When an error or Ctrl-C ends this early, neither processes nor files stay. Raises BiremeError.
+        pins. ``options``: further ones of kwokctl, such as kubeFeatureGates. When an error or Ctrl-C ends
+        this early, neither processes nor files stay. Raises BiremeError.
         """
         kubernetes = kubernetes or self._toolbox.pin("kube-apiserver").version
         folder = cluster_dir(self._paths, name)
@@ -88,7 +90,7 @@ class EmbeddedProvider:
         self._claim(folder, name)
         try:
             with step(self._console, f"Starting Kubernetes {kubernetes}"):
-                _start(folder, name, kubernetes, sum(wanted.values()), binaries)
+                _start(folder, name, kubernetes, sum(wanted.values()), binaries, options or {})
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted, kubernetes)
             cluster = EmbeddedCluster(info, self._paths)
             with step(self._console, f"Creating {sum(wanted.values())} nodes"):
@@ -145,7 +147,14 @@ class EmbeddedCluster(FakeNodes):
 # --- processes -------------------------------------------------------------------------------------------
 
 
-def _start(folder: Path, name: str, kubernetes: str, nodes: int, binaries: Mapping[str, Path]) -> None:
+def _start(
+    folder: Path,
+    name: str,
+    kubernetes: str,
+    nodes: int,
+    binaries: Mapping[str, Path],
+    further: Mapping[str, str],
+) -> None:
     """Run the control plane from ``folder``; returns when its API server answers."""
     work = folder / "kwok"
     work.mkdir()
@@ -155,7 +164,7 @@ def _start(folder: Path, name: str, kubernetes: str, nodes: int, binaries: Mappi
         (work / tool).symlink_to(binaries[tool])
     with _reserved_ports(len(_PORT_OPTIONS)) as ports:
         named_ports = dict(zip(_PORT_OPTIONS, ports, strict=True))
-        config = _kwok_config(kubernetes, nodes, binaries, named_ports)
+        config = _kwok_config(kubernetes, nodes, binaries, {**named_ports, **further})
         (work / "kwok.yaml").write_text(config, encoding="utf-8")
         command = [
             str(work / "kwokctl"),
@@ -224,7 +233,9 @@ def _component(program: str) -> str:
     return "kwok" if program == "kwok-controller" else program
 
 
-def _kwok_config(kubernetes: str, nodes: int, binaries: Mapping[str, Path], ports: Mapping[str, int]) -> str:
+def _kwok_config(
+    kubernetes: str, nodes: int, binaries: Mapping[str, Path], further: Mapping[str, int | str]
+) -> str:
     """kwokctl's configuration and kwok's stages, as one YAML file."""
     tools = {
         "kubeApiserverBinary": "kube-apiserver",
@@ -257,7 +268,7 @@ def _kwok_config(kubernetes: str, nodes: int, binaries: Mapping[str, Path], port
     kwokctl = {
         "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
         "kind": "KwokctlConfiguration",
-        "options": options | dict(ports) | {key: str(binaries[name]) for key, name in tools.items()},
+        "options": options | dict(further) | {key: str(binaries[name]) for key, name in tools.items()},
         "componentsPatches": patches,
     }
     return "---\n".join([yaml.safe_dump(kwokctl), kwok_config()])

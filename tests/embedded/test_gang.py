@@ -1,0 +1,150 @@
+"""Gangs: the real schedulers of Volcano and of Kubernetes start a job whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bireme.clusters import Cluster
+from bireme.clusters.embedded import EmbeddedProvider
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+from tests.embedded.csi import running
+from tests.support import waiting
+
+pytestmark = pytest.mark.whole
+KINDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+PODS, JOBS = "/api/v1/namespaces/default/pods", "/apis/batch/v1/namespaces/default/jobs"
+GROUPS = {"volcano": "scheduling.volcano.sh/v1beta1", "kubernetes": "scheduling.k8s.io/v1alpha2"}
+GATES = {
+    "kubeFeatureGates": "GenericWorkload=true,GangScheduling=true",
+    "kubeRuntimeConfig": "scheduling.k8s.io/v1alpha2=true",
+}
+NODES = {"p4d.24xlarge": 5, "cpu": 1}
+until = partial(waiting.until, seconds=180)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def volcano(cluster: Cluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
+    """Volcano's scheduler at work for the cluster, with the kinds of its module."""
+    source = toolbox.source("vc-scheduler") / "config/crd/volcano/bases"
+    for kind in ("podgroups", "queues", "numatopologies"):
+        (file,) = source.glob(f"*_{kind}.yaml")
+        cluster.api.create(KINDS, yaml.safe_load(file.read_text()))
+    listed = "/apis/scheduling.volcano.sh/v1beta1/queues"
+    until(lambda: cluster.api.find(listed) is not None)
+    queue = {"apiVersion": GROUPS["volcano"], "kind": "Queue", "metadata": {"name": "default"}}
+    cluster.api.create(listed, queue | {"spec": {"weight": 1, "reclaimable": True}})
+    cluster.api.patch(f"{listed}/default/status", {"status": {"state": "Open", "allocated": {}}})
+    command: list[str | Path] = [
+        toolbox.path("vc-scheduler"),
+        f"--kubeconfig={cluster.kubeconfig}",
+        "--leader-elect=false",
+        f"--listen-address=127.0.0.1:{free_port()}",
+        "--enable-healthz=false",
+    ]
+    with running(command, {"PATH": os.environ["PATH"]}, folder / "volcano.log") as process:
+        yield
+        assert process.poll() is None, (folder / "volcano.log").read_text()[-4000:]
+
+
+@pytest.fixture(scope="module", params=["volcano", "kubernetes"])
+def gang(
+    request: pytest.FixtureRequest,
+    bireme_paths: Paths,
+    toolbox: Toolbox,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, Cluster]]:
+    """The value of placement.gang, and a cluster with that scheduler."""
+    folder = tmp_path_factory.mktemp("gang")
+    provider = EmbeddedProvider(replace(bireme_paths, state=folder), toolbox)
+    name = f"gang-{uuid.uuid4().hex[:6]}"
+    cluster = provider.up(name, NODES, options=GATES if request.param == "kubernetes" else None)
+    try:
+        with volcano(cluster, toolbox, folder) if request.param == "volcano" else contextlib.nullcontext():
+            yield request.param, cluster
+    finally:
+        provider.down(name)
+
+
+def workers(cluster: Cluster, release: str) -> list[dict[str, Any]]:
+    selector = f"app.kubernetes.io/instance={release},app.kubernetes.io/component=worker"
+    found: list[dict[str, Any]] = cluster.api.get(PODS, labelSelector=selector)["items"]
+    return found
+
+
+def on_nodes(cluster: Cluster, release: str) -> int:
+    return sum("nodeName" in pod["spec"] for pod in workers(cluster, release))
+
+
+@pytest.fixture
+def install(gang: tuple[str, Cluster], render: Callable[..., Any]) -> Iterator[Callable[..., None]]:
+    """Make the group and the job of a chart: ``install(release, chart, gang, sets)``; all go at the end."""
+    _, cluster = gang
+    made: list[str] = []
+
+    def make(release: str, chart: str, way: str, *sets: str) -> None:
+        chosen = [*sets, *([f"placement.gang={way}"] if way else [])]
+        rendered = render(chart, release=release, namespace="default", instance="p4d.24xlarge", sets=chosen)
+        for each in rendered.manifests:
+            if each.kind in ("PodGroup", "Job", "ConfigMap") and "etcd" not in each.name:
+                path = {
+                    "Job": JOBS,
+                    "ConfigMap": "/api/v1/namespaces/default/configmaps",
+                    "PodGroup": f"/apis/{each['apiVersion']}/namespaces/default/podgroups",
+                }[each.kind]
+                cluster.api.create(path, each.thaw())
+                made.append(f"{path}/{each.name}")
+
+    yield make
+    for path in reversed(made):
+        cluster.api.delete(path, propagationPolicy="Background")
+    until(lambda: not cluster.api.get(PODS)["items"])
+
+
+CHARTS = {
+    "torch-elastic": ("workers=3", "minWorkers=3"),
+    "mpi-training": ("workers=3", "image.repository=r", "image.tag=t"),
+}
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_of_two_jobs_that_do_not_fit_together_one_starts_whole_and_the_other_waits_whole(
+    gang: tuple[str, Cluster], install: Callable[..., None], chart: str
+) -> None:
+    way, cluster = gang
+    install("first", chart, way, *CHARTS[chart])
+    until(lambda: on_nodes(cluster, "first") == 3)
+    install("second", chart, way, *CHARTS[chart])
+    # A later job that fits shows that the scheduler has looked at the second.
+    install("third", chart, way, *(each.replace("=3", "=2") for each in CHARTS[chart]))
+    until(lambda: on_nodes(cluster, "third") == 2)
+    assert len(workers(cluster, "second")) == 3
+    assert on_nodes(cluster, "second") == 0
+    cluster.api.delete(f"{JOBS}/first-r1", propagationPolicy="Background")
+    until(lambda: on_nodes(cluster, "second") == 3)
+
+
+def test_without_a_gang_a_job_starts_in_part(gang: tuple[str, Cluster], install: Callable[..., None]) -> None:
+    _, cluster = gang
+    install("first", "torch-elastic", "", "workers=3")
+    until(lambda: on_nodes(cluster, "first") == 3)
+    install("second", "torch-elastic", "", "workers=3")
+    until(lambda: on_nodes(cluster, "second") == 2)
