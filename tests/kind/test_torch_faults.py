@@ -91,7 +91,7 @@ def test_a_frozen_process_hangs_nobody_and_a_frozen_pod_comes_back(train: Callab
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_a_worker_that_is_cut_off_from_the_others_alone_stays_away_until_it_reaches_them(
+def test_a_worker_cut_off_from_the_others_alone_stays_away_until_it_reaches_them(
     train: Callable[..., Training], cluster: KindCluster, index: int
 ) -> None:
     steps = 1000

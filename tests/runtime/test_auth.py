@@ -222,7 +222,7 @@ def lets_in(server: EtcdServer, password: str) -> bool:
     return True
 
 
-def test_the_container_beside_a_member_follows_the_secret_and_a_new_one_an_empty_etcd(
+def test_the_container_at_a_member_follows_the_secret_and_a_new_one_an_empty_etcd(
     server: EtcdServer, secret: dict[str, str], new_etcd: NewEtcd, tmp_path: Path
 ) -> None:
     with kept_up(secret, tmp_path / "users") as probe:

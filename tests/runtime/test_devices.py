@@ -147,7 +147,7 @@ def test_a_worker_without_the_efa_it_needs_ends_with_one_sentence_in_log_and_sta
     assert words
 
 
-def test_an_init_container_without_the_efa_it_wants_ends_well_and_says_it_in_the_status(
+def test_an_init_container_without_the_efa_it_wants_ends_well_and_says_so_in_status(
     tmp_path: Path,
 ) -> None:
     code, log, words = run("bireme_runtime.process.devices", {"BIREME_EFA": "wanted"}, tmp_path)
