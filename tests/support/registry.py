@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ def serving(toolbox: Toolbox, folder: Path, host: str = "127.0.0.1") -> Iterator
     config.write_text(CONFIG.format(folder=folder / "images", host=host, port=port))
     with (folder / "log").open("wb") as log:
         command = [str(toolbox.path("registry")), "serve", str(config)]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        without_traces = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=without_traces)
     try:
         said = (folder / "log").read_text
         waiting.until(lambda: _answers(port), 60, lambda: f"the registry to answer; it says: {said()}")

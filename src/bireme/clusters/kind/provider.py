@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from bireme.tools import Toolbox
 
 _UP_SECONDS = 300
+_REGISTRIES = """\
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "/etc/containerd/certs.d"
+"""
 _SETTLE_SECONDS = 60
 
 
@@ -157,6 +161,8 @@ class KindProvider:
             # KindCluster configures the plain CNI plugins instead, which every node image has.
             "networking": {"disableDefaultCNI": True, "podSubnet": POD_NETWORK},
             "kubeadmConfigPatches": self._kubeadm_patches(image),
+            # Registries of one's own: files below this folder of a node.
+            "containerdConfigPatches": [_REGISTRIES],
             "nodes": [
                 {
                     "role": role,
