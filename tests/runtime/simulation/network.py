@@ -309,6 +309,8 @@ class Network:
         if not self.etcd.up:
             raise ConnectionRefusedError("connection refused")
         connection = Connection(self, link)
+        # As after a real connect. Without it an answer that is lost while a watch opens is awaited for ever.
+        connection.sock.settimeout(timeout)
         self._sockets = [each for each in self._sockets if not each.closed]
         self._sockets.append(connection.sock)
         return connection
