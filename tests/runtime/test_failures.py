@@ -34,9 +34,9 @@ def test_a_deterministic_bug_ends_the_run_with_its_traceback_as_the_last_words(
     script = COUNT + "print('step 7', flush=True)\nraise ValueError('the shape is wrong')"
     last_words = [tmp_path / "a", tmp_path / "b"]
     workers = []
-    for path in last_words:
+    for index, path in enumerate(last_words):
         path.touch()
-        env = {**on_etcd, **LIMIT, "JOB_COMPLETION_INDEX": path.name, "BIREME_NODE": f"node-{path.name}"}
+        env = {**on_etcd, **LIMIT, "JOB_COMPLETION_INDEX": str(index), "BIREME_NODE": f"node-{path.name}"}
         workers.append(start(script, **env, BIREME_TERMINATION_LOG=str(path)))
     codes = {worker.end(60) for worker in workers}
     # Where one is always faster to fail, only it seems to be bad, until the other is alone.
