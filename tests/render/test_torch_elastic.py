@@ -361,6 +361,7 @@ def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
         ("p4d.24xlarge", {"preflight": {"pairs": False}}, None, None),
         ("p4d.24xlarge", {"preflight": {"enabled": False}}, None, None),
         ("p4d.24xlarge", {"maxWorkers": 1}, None, None),
+        ("p4d.24xlarge", {"checkDevices": False}, None, None),
         (None, {}, None, None),
         (None, {"preflight": {"pairs": True, "bandwidthGBps": 0.5}}, "true", "0.5"),
     ],

@@ -106,7 +106,7 @@ Arguments: root, worker (the result of common.worker).
 */}}
 {{- define "torch-elastic.pairs" -}}
 {{- $v := .root.Values }}
-{{- $wanted := and (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
+{{- $wanted := and $v.checkDevices (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
 {{- if kindIs "bool" $v.preflight.pairs }}{{ $wanted = $v.preflight.pairs }}{{ end }}
 {{- if and $wanted (eq $v.rendezvous.backend "etcd") (gt (int64 $v.maxWorkers) 1) }}
 - {name: BIREME_PREFLIGHT_PAIRS, value: "true"}
