@@ -188,7 +188,8 @@ def test_snapshots_are_saved_to_s3_and_restored_from_it(render: Callable[..., Re
         assert env["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]["name"] == "keys"
     for pod in (job, member):
         assert [dict(v["emptyDir"]) for v in pod["volumes"] if v["name"] == "snapshots"] == [{}]
-        (runtime,) = [v["configMap"]["name"] for v in pod["volumes"] if v["name"] == "runtime"]
+        (volume,) = [v for v in pod["volumes"] if v["name"] == "runtime"]
+        (runtime,) = [source["configMap"]["name"] for source in volume["projected"]["sources"]]
         files = set(manifest(rendered, "ConfigMap", runtime)["data"])
         assert {"bireme_runtime__etcd__s3__backup.py", "bireme_runtime__sources__source.py"} < files
 
