@@ -126,7 +126,7 @@ CHARTS = {
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_of_two_jobs_that_do_not_fit_together_one_starts_whole_and_the_other_waits_whole(
+def test_of_two_jobs_that_do_not_fit_together_one_starts_whole_one_waits(
     gang: tuple[str, Cluster], install: Callable[..., None], chart: str
 ) -> None:
     way, cluster = gang

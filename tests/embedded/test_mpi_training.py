@@ -169,7 +169,7 @@ class TestMpiJob:
     def test_an_upgrade_of_a_running_job_needs_the_next_run(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         changed = [*self.SETS, "image.tag=0.2.0"]
-        with pytest.raises(BiremeError, match="changes image, launcher"):
+        with pytest.raises(BiremeError, match="changes image, initContainers, launcher"):
             job.upgrade(sets=changed, **P4D)
         with pytest.raises(BiremeError, match="two runs must not write one checkpoint"):
             job.upgrade(sets=[*changed, "run=2"], **P4D)

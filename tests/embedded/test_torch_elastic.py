@@ -162,7 +162,7 @@ def test_another_image_is_refused_as_predicted_and_needs_the_next_run(
     foreseen = job.changes(sets=changed, **P4D)
     assert foreseen.is_refused
     assert "image" in " ".join(foreseen.sentences())
-    with pytest.raises(BiremeError, match="image of the Job"):
+    with pytest.raises(BiremeError, match="image, initContainers of the Job"):
         job.upgrade(sets=changed, **P4D)
     assert uids(job) == before, "a refused upgrade must not touch the pods"
     job.upgrade(sets=changed, replace=True, **P4D)

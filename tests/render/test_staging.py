@@ -87,7 +87,7 @@ def test_a_job_without_staging_has_no_part_of_it(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "claims": ELSEWHERE}))
-    assert {each["name"] for each in spec.get("initContainers", ())} <= {"pserver"}
+    assert {each["name"] for each in spec.get("initContainers", ())} <= {"pserver", "devices"}
     (trainer,) = spec["containers"]
     assert "ephemeral-storage" not in trainer["resources"]["requests"]
     assert "staging" not in {volume["name"] for volume in spec["volumes"]}
@@ -130,7 +130,7 @@ def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Callab
     replicas = mpi_job["spec"]["mpiReplicaSpecs"]
     launcher, worker = (replicas[role]["template"]["spec"] for role in ("Launcher", "Worker"))
     assert [each["name"] for each in launcher["initContainers"]] == ["verify"]
-    assert [each["name"] for each in worker["initContainers"]] == ["staging"]
+    assert [each["name"] for each in worker["initContainers"]] == ["devices", "staging"]
     assert "/staged" in mounts(worker["containers"][0])
     assert "staging" not in {volume["name"] for volume in launcher["volumes"]}
 

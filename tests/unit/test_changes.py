@@ -186,8 +186,8 @@ def test_changes_are_plain_json() -> None:
     ("setting", "sentence"),
     [
         ("workers=5", "Job/imagenet-r1: scale in place 3 → 5"),
-        ("image.tag=9.9", "Job/imagenet-r1: refused: image change"),
-        ("env.A=b", "Job/imagenet-r1: refused: env change"),
+        ("image.tag=9.9", "Job/imagenet-r1: refused: image, initContainers change"),
+        ("env.A=b", "Job/imagenet-r1: refused: env, initContainers change"),
         ("run=2", "Job/imagenet-r2: replace: run r1 → r2"),
         ("ttlSecondsAfterFinished=60", "Job/imagenet-r1: update in place (ttl)"),
         ("workers=3", "Job/imagenet-r1: nothing"),
