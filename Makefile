@@ -9,7 +9,7 @@ PARALLEL ?= -n auto --dist loadfile
 ONLY ?=
 REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
-TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
+TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,kueue,karpenter-kwok,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 
@@ -58,7 +58,7 @@ simulate: setup ## Simulate the rendezvous under faults that seeds choose: make 
 	PYTHONPATH=.:runtime/src $(BIN)/python -m tests.runtime.simulation --seeds $(SEEDS)
 
 .PHONY: test-eks
-test-eks: setup ## hack/eks with a mocked provider (needs terraform 1.9 and the AWS provider; half a minute on a quiet machine)
+test-eks: setup ## hack/eks with a mocked provider, and on moto as AWS (needs terraform 1.9 and the AWS provider; two minutes)
 	$(PYTEST) tests/eks
 
 .PHONY: test-torch
@@ -104,8 +104,9 @@ instances: setup ## Write charts/common's lists of instance types, from values/i
 	$(BIN)/python hack/generate.py instances
 
 .PHONY: docs
-docs: setup ## Write charts/*/README.md and the picture of the README
+docs: setup ## Write charts/*/README.md, the picture of the README, and the documents as a site into site/
 	$(BIN)/python hack/generate.py docs
+	$(BIN)/python hack/docs_site.py site
 
 .PHONY: crds
 crds: setup ## Write the CustomResourceDefinition of charts/mpijob from the Go types of the pinned mpi-operator

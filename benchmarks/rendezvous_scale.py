@@ -6,7 +6,7 @@ busy machine seconds say little, and members lose their leases unless these live
 seconds stand those of CPU of etcd and of all members together, which in a cluster have machines of their own,
 and beside the idle cost what a renewal each second costs.
 
-    python benchmarks/rendezvous_scale.py [--members 300] [--processes 4] [--lease 10] [--idle 20] [--users]
+    python benchmarks/rendezvous_scale.py [--members 300] [--processes N] [--lease 10] [--idle 20] [--users]
 """
 
 from __future__ import annotations
@@ -269,12 +269,16 @@ def sentence(each: Result) -> str:
 
 @click.command()
 @click.option("--members", type=int, multiple=True, default=[300])
-@click.option("--processes", type=int, default=4)
+@click.option(
+    "--processes", type=int, help="One for 50 members, at least 4: threads of one wait for each other."
+)
 @click.option("--lease", type=int, default=10, help="Life of a member's lease, in seconds.")
 @click.option("--idle", type=float, default=20, help="Seconds of doing nothing that are measured.")
 @click.option("--users", is_flag=True, help="Let etcd ask for a user, so that each member logs in.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
-def main(members: tuple[int, ...], processes: int, lease: int, idle: float, users: bool, output: str) -> None:
+def main(
+    members: tuple[int, ...], processes: int | None, lease: int, idle: float, users: bool, output: str
+) -> None:
     """Measure each number of members on an etcd of its own."""
     # A member has up to five connections.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -286,7 +290,8 @@ def main(members: tuple[int, ...], processes: int, lease: int, idle: float, user
             server = EtcdServer(binary, Path(folder) / "etcd", options=ETCD).start(wait=False)
             try:
                 server.wait_until_healthy(120)
-                results.append(measure(server, number, processes, lease, idle, users))
+                several = processes or max(4, number // 50)
+                results.append(measure(server, number, several, lease, idle, users))
             finally:
                 server.stop()
     if output == "json":

@@ -1,4 +1,4 @@
-"""What hatchling calls to put the charts into the packages of bireme.
+"""The build hook of hatchling that puts the charts into the packages of bireme.
 
 charts/ has links to the library and to the runtime. Hatchling follows each folder once, so it gets a copy
 without links.

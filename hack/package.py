@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from bireme.paths import Paths
 from bireme.tools import Toolbox
 
 _DEFAULT_URL = "."
+# https://artifacthub.io/docs/topics/annotations/helm/
+CHANGES_ANNOTATION = "artifacthub.io/changes"
 
 
 def application_charts(paths: Paths) -> list[Path]:
@@ -53,8 +56,9 @@ def pack_chart(toolbox: Toolbox, chart: Path, folder: Path, time: int) -> Path:
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         (made,) = Path(own).glob("*.tgz")
         archive = folder / made.name
-        with tarfile.open(made) as packed:
-            files = {each.name: _content(packed, each) for each in packed if each.isfile()}
+        files = contents(made)
+    about = f"{chart.name}/Chart.yaml"
+    files[about] = _with_changes(files[about], changes_of(chart.parent.parent / "CHANGELOG.md", chart.name))
     text = io.BytesIO()
     with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in sorted(files, key=_chart_yaml_first):
@@ -63,6 +67,35 @@ def pack_chart(toolbox: Toolbox, chart: Path, folder: Path, time: int) -> Path:
             tar.addfile(entry, io.BytesIO(files[name]))
     archive.write_bytes(gzip.compress(text.getvalue(), mtime=0))
     return archive
+
+
+def changes_of(changelog: Path, chart: str) -> list[str]:
+    """What the newest section of the changelog says about a chart, an entry each.
+
+    An entry that begins with names of charts is about those, any other one about all.
+    """
+    charts = [file.parent.name for file in changelog.parent.glob("charts/*/Chart.yaml")]
+    section = changelog.read_text(encoding="utf-8").partition("\n### Charts\n")[2].partition("\n#")[0]
+    found = []
+    for entry in re.split(r"^- ", section, flags=re.MULTILINE)[1:]:
+        head = re.match(r"(`[a-z-]+`(, | and )?)*", entry)
+        named = set(re.findall(r"[a-z-]+", head[0])) & set(charts) if head else set()
+        if not named or chart in named:
+            found.append(" ".join(entry.split()))
+    return found
+
+
+def _with_changes(description: bytes, changes: list[str]) -> bytes:
+    about: dict[str, Any] = yaml.safe_load(description)
+    text = yaml.safe_dump(changes, allow_unicode=True, width=1000)
+    about["annotations"] = about.get("annotations", {}) | {CHANGES_ANNOTATION: text}
+    return yaml.safe_dump(about, allow_unicode=True).encode()
+
+
+def contents(archive: Path) -> dict[str, bytes]:
+    """The files of a packed chart by their names, which begin with the chart's."""
+    with tarfile.open(archive) as packed:
+        return {each.name: _content(packed, each) for each in packed if each.isfile()}
 
 
 def _content(packed: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:

@@ -25,6 +25,16 @@ locals {
     }
   }
   all_identities = merge(local.identities, var.cloudwatch ? local.cloudwatch : {})
+
+  # Pods take a role by EKS Pod Identity.
+  pod_identity = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = ["sts:AssumeRole", "sts:TagSession"]
+      Principal = { Service = "pods.eks.amazonaws.com" }
+    }]
+  })
 }
 
 # AWS has no policy for the driver of FSx but one with all rights on FSx.
@@ -57,16 +67,9 @@ resource "aws_iam_policy" "fsx" {
 }
 
 resource "aws_iam_role" "addon" {
-  for_each = local.all_identities
-  name     = "${var.name}-${each.key}"
-  assume_role_policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Action    = ["sts:AssumeRole", "sts:TagSession"]
-      Principal = { Service = "pods.eks.amazonaws.com" }
-    }]
-  })
+  for_each           = local.all_identities
+  name               = "${var.name}-${each.key}"
+  assume_role_policy = local.pod_identity
 }
 
 resource "aws_iam_role_policy_attachment" "addon" {

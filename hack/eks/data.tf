@@ -1,15 +1,8 @@
 # What the ServiceAccount `data` of the namespace default may do: read the buckets, and copy datasets to them.
 resource "aws_iam_role" "data" {
-  count = length(var.buckets) > 0 ? 1 : 0
-  name  = "${var.name}-data"
-  assume_role_policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Action    = ["sts:AssumeRole", "sts:TagSession"]
-      Principal = { Service = "pods.eks.amazonaws.com" }
-    }]
-  })
+  count              = length(var.buckets) > 0 ? 1 : 0
+  name               = "${var.name}-data"
+  assume_role_policy = local.pod_identity
 }
 
 resource "aws_iam_role_policy" "data" {

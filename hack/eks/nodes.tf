@@ -16,14 +16,14 @@ locals {
   image = local.images[var.os]
 
   user_data = {
-    for name, group in local.groups : name => var.os == "bottlerocket" ? templatefile("${path.module}/user-data.toml", {
-      huge_pages = group.efa > 0 ? local.huge_pages : 0
-      nvme       = group.nvme
-      }) : templatefile("${path.module}/user-data.mime", {
+    for name, group in local.groups : name => templatefile("${path.module}/user-data.${var.os == "bottlerocket" ? "toml" : "mime"}", {
       huge_pages = group.efa > 0 ? local.huge_pages : 0
       nvme       = group.nvme
     })
   }
+
+  # A CPU node has what EKS gives it.
+  templates = merge({ cpu = { type = null, efa = 0, cards = 0, kind = "on-demand", reservation = null } }, local.groups)
 }
 
 data "aws_ssm_parameter" "image" {
@@ -52,31 +52,14 @@ resource "aws_placement_group" "this" {
   strategy = "cluster"
 }
 
-resource "aws_launch_template" "cpu" {
-  name = "${var.name}-cpu"
-  metadata_options {
-    http_tokens                 = "required"
-    http_put_response_hop_limit = 1
-  }
-  block_device_mappings {
-    device_name = var.os == "bottlerocket" ? "/dev/xvdb" : "/dev/xvda"
-    ebs {
-      volume_size           = 80
-      volume_type           = "gp3"
-      encrypted             = true
-      delete_on_termination = true
-    }
-  }
-}
-
-resource "aws_launch_template" "accelerated" {
-  for_each      = local.groups
+resource "aws_launch_template" "node" {
+  for_each      = local.templates
   name          = "${var.name}-${each.key}"
   instance_type = each.value.type
-  user_data     = base64encode(local.user_data[each.key])
+  user_data     = each.key == "cpu" ? null : base64encode(local.user_data[each.key])
 
   # EKS adds the cluster's security group only where no interface is described.
-  vpc_security_group_ids = each.value.efa > 0 ? null : [aws_eks_cluster.this.vpc_config[0].cluster_security_group_id]
+  vpc_security_group_ids = each.key == "cpu" || each.value.efa > 0 ? null : [aws_eks_cluster.this.vpc_config[0].cluster_security_group_id]
 
   # An interface with an address for pods on the first card, and EFA alone on the others.
   dynamic "network_interfaces" {
@@ -141,8 +124,8 @@ resource "aws_eks_node_group" "cpu" {
   release_version = nonsensitive(data.aws_ssm_parameter.image["cpu"].value)
   labels          = { "bireme/node-type" = "cpu" }
   launch_template {
-    id      = aws_launch_template.cpu.id
-    version = aws_launch_template.cpu.latest_version
+    id      = aws_launch_template.node["cpu"].id
+    version = aws_launch_template.node["cpu"].latest_version
   }
   scaling_config {
     desired_size = var.cpu_nodes
@@ -169,8 +152,8 @@ resource "aws_eks_node_group" "accelerated" {
     effect = "NO_SCHEDULE"
   }
   launch_template {
-    id      = aws_launch_template.accelerated[each.key].id
-    version = aws_launch_template.accelerated[each.key].latest_version
+    id      = aws_launch_template.node[each.key].id
+    version = aws_launch_template.node[each.key].latest_version
   }
   scaling_config {
     desired_size = each.value.count

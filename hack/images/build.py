@@ -70,21 +70,22 @@ def node() -> None:
 
 def make_image(recipe: dict[str, Any]) -> str:
     """Make one [image.*] and return its tag."""
+    tag, parts = str(recipe["tag"]), {}
+    if "rootfs" in recipe:
+        parts["BASE"] = _import_rootfs(load_rootfs(recipe["rootfs"]))
     if "tools" in recipe:
         toolbox = Toolbox(PATHS, CONSOLE)
-        tag = str(recipe["tag"]).format(version=toolbox.pin(recipe["tools"][0]).version)
-        _docker("tag", _import_tools(toolbox, recipe["tools"]), tag)
-        return tag
-    tag, base = str(recipe["tag"]), _import_rootfs(load_rootfs(recipe["rootfs"]))
+        tag = tag.format(version=toolbox.pin(recipe["tools"][0]).version)
+        parts["TOOLS"] = _import_tools(toolbox, recipe["tools"])
     if "dockerfile" in recipe:
         dockerfile = PATHS.root / recipe["dockerfile"]
         context = PATHS.root / recipe["context"] if "context" in recipe else dockerfile.parent
+        arguments = [word for name, part in parts.items() for word in ("--build-arg", f"{name}={part}")]
         with step(CONSOLE, f"{tag}: docker build"):
-            _docker(
-                "build", "--tag", tag, "--build-arg", f"BASE={base}", "--file", str(dockerfile), str(context)
-            )
+            _docker("build", "--tag", tag, *arguments, "--file", str(dockerfile), str(context))
     else:
-        _docker("tag", base, tag)
+        (only,) = parts.values()
+        _docker("tag", only, tag)
     return tag
 
 

@@ -17,7 +17,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import click
@@ -91,7 +90,8 @@ def images_of_others(project: Path, region: str) -> list[str]:
 
 
 def _build(registry: str, project: Path) -> list[str]:
-    version = tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"]
+    # Not the charts' version: a chart that names the same images can be upgraded under a running job.
+    version = (project / "images/VERSION").read_text().strip()
     commands = []
     for file in sorted(project.glob("images/*/Dockerfile")):
         dockerfile, repository = str(file.relative_to(project)), f"{_OURS}/{file.parent.name}"

@@ -85,7 +85,7 @@ def changes(current: Iterable[Manifest], desired: Iterable[Manifest]) -> Changes
     Only manifests are compared, the cluster is not asked: a run counts as replaced even while it trains,
     although the chart refuses that until it is stopped. Hooks are left out.
     """
-    live, wanted = _by_identity(current), _by_identity(desired)
+    live, wanted = by_identity(current), by_identity(desired)
     found = [_compare(live[identity], wanted[identity]) for identity in live.keys() & wanted.keys()]
     found += _come_and_go(
         [live[identity] for identity in live.keys() - wanted.keys()],
@@ -98,7 +98,8 @@ def _order(change: Change) -> tuple[bool, str]:
     return not change.is_workload, change.object
 
 
-def _by_identity(manifests: Iterable[Manifest]) -> dict[Identity, Manifest]:
+def by_identity(manifests: Iterable[Manifest]) -> dict[Identity, Manifest]:
+    """The objects of a release by kind, namespace and name, without hooks."""
     # With the namespace: an upgrade may move an object to another one.
     return {(item.kind, item.namespace, item.name): item for item in manifests if not item.is_hook}
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from bireme import observe
@@ -18,12 +17,14 @@ from bireme.errors import BiremeError
 from bireme.helm import Renderer, RenderRequest
 from bireme.instances import Instance
 from bireme.manifests import Manifest
+from bireme.object_diff import ObjectDiff, object_diffs
 from bireme.observe import Difference, ObservedPod
 from bireme.release import Releases
 from bireme.shards import Shards, shards
 from bireme.timeline import Timeline
 from bireme.topology import Plan, expand
 from bireme.training import Training, timelines, trainings
+from bireme.turns import Turn, leave, turns, without_waiting
 from bireme.workloads import WorkloadKind, kind_of
 
 _POLL_SECONDS = 0.5
@@ -33,8 +34,8 @@ _POLL_SECONDS = 0.5
 class Outcome:
     """The plan, the live pods, and how they differ.
 
-    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher, and
-    ``trainings`` the runs of its elastic jobs.
+    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher; ``trainings``
+    the runs of its elastic jobs, and ``turns`` where its jobs stand in their queues.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class Outcome:
     notes: str = ""
     shards: tuple[Shards, ...] = ()
     trainings: tuple[Training, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``."""
@@ -52,6 +54,7 @@ class Outcome:
             "differences": [difference.to_json() for difference in self.differences],
             "shards": [each.to_json() for each in self.shards],
             "trainings": [each.to_json() for each in self.trainings],
+            "turns": [each.to_json() for each in self.turns],
         }
 
 
@@ -85,6 +88,13 @@ class Deployer:
         """What installing ``wanted`` will do to the release that is there. Raises BiremeError if none is."""
         return self._foreseen(self._releases.manifests(wanted.release, wanted.namespace), wanted)
 
+    def diff(self, wanted: RenderRequest) -> tuple[ObjectDiff, ...]:
+        """What installing ``wanted`` will change in the text of the release's objects.
+
+        Raises BiremeError when there is no such release.
+        """
+        return object_diffs(self._releases.manifests(wanted.release, wanted.namespace), self._upgrade(wanted))
+
     def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
         """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
 
@@ -100,7 +110,8 @@ class Deployer:
             wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
         )
         found = observe.wait(self._cluster, plan, timeout, self._console)
-        return Outcome(plan, found.pods, found.differences, notes)
+        waits, differences = self._queues(plan, found.differences)
+        return Outcome(plan, found.pods, differences, notes, turns=waits)
 
     def status(self, release: str, namespace: str) -> Outcome:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
@@ -111,7 +122,8 @@ class Deployer:
         # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
         pods = () if self._cluster.provider == "embedded" else found.pods
         runs = trainings(self._cluster.api, namespace, manifests, pods)
-        return Outcome(plan, found.pods, found.differences, shards=datasets, trainings=runs)
+        waits, differences = self._queues(plan, found.differences)
+        return Outcome(plan, found.pods, differences, shards=datasets, trainings=runs, turns=waits)
 
     def timeline(self, release: str, namespace: str) -> Timeline:
         """What happened in the run of a release. Raises BiremeError when no worker tells."""
@@ -138,21 +150,20 @@ class Deployer:
         revision = self._releases.current(release, namespace)
         if revision is None:
             raise BiremeError(f"there is no release {release} in namespace {namespace}")
-        name = revision.chart.rpartition("-")[0]
-        file = charts / name / "Chart.yaml"
-        version = yaml.safe_load(file.read_text(encoding="utf-8"))["version"] if file.is_file() else None
-        if f"{name}-{version}" != revision.chart:
+        if revision.version_here(charts) != revision.chart_version:
             raise BiremeError(
                 f"{release} was made from {revision.chart}, which is not among the charts here: "
                 f"use helm upgrade {release} CHART --reuse-values --set workers={workers}"
             )
         values = self._releases.values(release, namespace) | {"workers": workers}
-        return RenderRequest(file.parent, values, release, namespace)
+        return RenderRequest(charts / revision.chart_name, values, release, namespace)
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
         """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""
+        groups = self.planned(release, namespace).queued
         if not self._releases.uninstall(release, namespace, timeout):
             raise BiremeError(f"there is no release {release} in namespace {namespace}")
+        leave(self._cluster.api, namespace, groups)
         self._until(
             lambda: not self._pods(release, namespace),
             timeout,
@@ -162,8 +173,17 @@ class Deployer:
     def _pods(self, release: str, namespace: str) -> tuple[ObservedPod, ...]:
         return observe.observe(self._cluster, release, namespace)
 
+    def _queues(
+        self, plan: Plan, differences: tuple[Difference, ...]
+    ) -> tuple[tuple[Turn, ...], tuple[Difference, ...]]:
+        found = turns(self._cluster.api, plan.namespace, plan.queued)
+        return found, without_waiting(differences, plan.queued, found)
+
     def _foreseen(self, live: Sequence[Manifest], wanted: RenderRequest) -> Changes:
-        return changes(live, self._renderer.render(replace(wanted, is_upgrade=True)).manifests)
+        return changes(live, self._upgrade(wanted))
+
+    def _upgrade(self, wanted: RenderRequest) -> tuple[Manifest, ...]:
+        return self._renderer.render(replace(wanted, is_upgrade=True)).manifests
 
     def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
         """``wanted``, or its next run if the live one cannot change in place; that one is then stopped."""
@@ -174,7 +194,8 @@ class Deployer:
         foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
             run = max((run_number(job) or 0 for job, _ in jobs), default=0) + 1
-            wanted = replace(wanted, values={**wanted.values, "run": run, "suspend": None})
+            kept = {key: value for key, value in wanted.values.items() if key != "suspend"}
+            wanted = replace(wanted, values=kept | {"run": run})
             foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
             raise BiremeError("\n".join(foreseen.sentences()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from bireme import admission
@@ -14,6 +15,7 @@ from bireme.instances import Instance
 from bireme.labels import INSTANCE_TYPE_LABEL, RELEASE_LABEL, ZONE_LABEL
 from bireme.manifests import Manifest
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
+from bireme.release import Revision
 from bireme.topology import Plan, fit
 from bireme.workloads import WorkloadKind, kind_of
 
@@ -120,6 +122,16 @@ class Doctor:
     def _specs(self) -> list[Mapping[str, Any]]:
         return [spec for manifest in self.manifests for spec in _pod_specs(manifest.thaw())]
 
+    @cached_property
+    def _nodes(self) -> list[Mapping[str, Any]]:
+        nodes: list[Mapping[str, Any]] = self.api.get("/api/v1/nodes")["items"]
+        return nodes
+
+    @cached_property
+    def _types(self) -> set[str]:
+        """The instance types that the job's pods are bound to."""
+        return {pod.instance_type for pod in self.plan.pods if pod.instance_type}
+
     @staticmethod
     def _account(spec: Mapping[str, Any]) -> str:
         return str(spec.get("serviceAccountName") or "default")
@@ -135,7 +147,7 @@ class Doctor:
         return admission.pods(self.api, self._specs, own, self.plan.namespace)
 
     def _nodes_fit(self) -> Iterator[Finding]:
-        nodes = self.api.get("/api/v1/nodes")["items"]
+        nodes = self._nodes
         if self.api.find("/apis/karpenter.sh/v1/nodepools"):
             return  # Karpenter makes the nodes that pods wait for.
         usable = [node for node in nodes if not node["spec"].get("unschedulable")]
@@ -146,25 +158,24 @@ class Doctor:
                 yield Finding("nodes", f"No node offers {name}, which the job asks for", PROVIDERS[name])
         counts: dict[str, int] = {}
         for node in usable:
-            kind = (node["metadata"].get("labels") or {}).get(INSTANCE_TYPE_LABEL, "")
+            kind = _labels(node).get(INSTANCE_TYPE_LABEL, "")
             if kind in self.instances:
                 counts[kind] = counts.get(kind, 0) + 1
-        bound = {pod.instance_type for pod in self.plan.pods if pod.instance_type}
-        for kind in sorted(bound - set(counts)):
+        for kind in sorted(self._types - set(counts)):
             count = sum(pod.instance_type == kind for pod in self.plan.pods)
             yield Finding("nodes", f"No node is a {kind}, which {count} pods need", _make(kind, count))
-        if bound and bound <= set(counts):
+        if self._types and self._types <= set(counts):
             for sentence in fit(_bound(self.plan), counts, self.instances):
                 yield Finding("nodes", sentence, _make(*_most(self.plan)))
-        yield from self._taints(usable, bound)
+        yield from self._taints(usable)
 
-    def _taints(self, nodes: Sequence[Mapping[str, Any]], bound: set[str]) -> Iterator[Finding]:
+    def _taints(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         for spec in self._specs:
             kind = str((spec.get("nodeSelector") or {}).get(INSTANCE_TYPE_LABEL, ""))
-            if kind not in bound:
+            if kind not in self._types:
                 continue
             for node in nodes:
-                if (node["metadata"].get("labels") or {}).get(INSTANCE_TYPE_LABEL) != kind:
+                if _labels(node).get(INSTANCE_TYPE_LABEL) != kind:
                     continue
                 for taint in node["spec"].get("taints") or ():
                     if taint["effect"] != "PreferNoSchedule" and not _tolerated(taint, spec):
@@ -205,13 +216,10 @@ class Doctor:
         zones = _zones(volume or {})
         if not zones:
             return
-        nodes = self.api.get("/api/v1/nodes")["items"]
-        bound = {pod.instance_type for pod in self.plan.pods if pod.instance_type}
-        labels = [node["metadata"].get("labels") or {} for node in nodes]
         theirs = {
             str(each.get(ZONE_LABEL))
-            for each in labels
-            if each.get(INSTANCE_TYPE_LABEL) in bound or not bound
+            for each in map(_labels, self._nodes)
+            if each.get(INSTANCE_TYPE_LABEL) in self._types or not self._types
         }
         if theirs and not theirs & zones:
             yield Finding(
@@ -312,6 +320,28 @@ class Doctor:
                 )
 
 
+def release(revision: Revision, charts: Path) -> Iterator[Finding]:
+    """What is wrong with an installed release itself: how Helm left it, and a chart of another version.
+
+    ``charts``: the folder of the collection; a chart that is not in it is of no concern.
+    """
+    name, namespace = revision.release, revision.namespace
+    if revision.status != "deployed":
+        yield Finding(
+            "release",
+            f"Helm left the release {name} as {revision.status}",
+            f"helm history {name} --namespace {namespace}, then helm rollback {name} --namespace {namespace}",
+        )
+    here, chart = revision.version_here(charts), revision.chart_name
+    if here and here != revision.chart_version:
+        yield Finding(
+            "release",
+            f"The release {name} was installed by {chart} {revision.chart_version}, "
+            f"and the chart here is {here}",
+            f"bireme plan {chart} --against {name} --namespace {namespace}, then bireme install",
+        )
+
+
 def _container(pod: str, status: Mapping[str, Any], namespace: str, show: str) -> Iterator[Finding]:
     name = status["name"]
     waiting = (status.get("state") or {}).get("waiting") or {}
@@ -362,6 +392,10 @@ def _tolerated(taint: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
         for each in spec.get("tolerations") or ()
     )
+
+
+def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:
+    return node["metadata"].get("labels") or {}
 
 
 def _zones(volume: Mapping[str, Any]) -> set[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bireme.errors import BiremeError
@@ -13,6 +12,7 @@ from bireme.helm import values
 from bireme.labels import (
     AUTO_GPU_MAKER_LABEL,
     GPU_PRESENT_LABEL,
+    HYPERPOD_HEALTH_LABEL,
     INSTANCE_CPU_LABEL,
     INSTANCE_FAMILY_LABEL,
     INSTANCE_GPU_MAKER_LABEL,
@@ -42,6 +42,8 @@ CPU_TYPE = "cpu"
 CPU_INSTANCE_TYPE = "m7i.2xlarge"
 CPU_VCPU = 8
 
+# What HyperPod puts before the types of its nodes.
+HYPERPOD = "ml."
 # Huge pages that a node with EFA sets aside: libfabric's EFA provider and NCCL's OFI plugin map their
 # buffers with them.
 EFA_HUGE_PAGES_MIB = 5120
@@ -83,7 +85,9 @@ class Instance:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The labels that its nodes have because of their type, from EKS and from Karpenter."""
+        """The labels that its nodes have because of their type, from EKS and from Karpenter or HyperPod."""
+        if self.type.startswith(HYPERPOD):
+            return {INSTANCE_TYPE_LABEL: self.type, HYPERPOD_HEALTH_LABEL: "Schedulable"}
         family, _, size = self.type.partition(".")
         labels = {
             INSTANCE_TYPE_LABEL: self.type,
@@ -230,14 +234,30 @@ def _requirement(expression: Mapping[str, Any]) -> _Requirement:
     return _Requirement(expression["key"], expression["operator"], tuple(expression.get("values") or ()))
 
 
+class Instances(Mapping[str, Instance]):
+    """Instance types by name. Those of HyperPod, ml.TYPE, have the facts of TYPE and are not listed."""
+
+    def __init__(self, found: Iterable[Instance]) -> None:
+        self._found = {instance.type: instance for instance in found}
+
+    def __getitem__(self, name: str) -> Instance:
+        instance = self._found[name.removeprefix(HYPERPOD)]
+        return replace(instance, type=name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 def load_instances(paths: Paths) -> Mapping[str, Instance]:
-    """Every instance type of values/instances/*.yaml by its name.
+    """Every instance type of values/instances/*.yaml by its name, and HyperPod's.
 
     Raises BiremeError naming the file and the key when a fact is missing or has the wrong type.
     """
     files = sorted((paths.values / "instances").glob("*.yaml"))
-    found = [read_instance(file) for file in files]
-    return MappingProxyType({instance.type: instance for instance in found})
+    return Instances(map(read_instance, files))
 
 
 def read_instance(file: Path) -> Instance:

@@ -11,6 +11,11 @@ IMMUTABLE_ANNOTATION = "bireme/immutable"
 # Names a field that the chart generates on the cluster and keeps: two renders never agree on it.
 GENERATED_ANNOTATION = "bireme/generated"
 
+# --- of Kueue, on jobs and pods ---
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+POD_GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
+QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+
 # --- on pods, set by their controllers ---
 JOB_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 POD_TEMPLATE_HASH_LABEL = "pod-template-hash"
@@ -27,16 +32,20 @@ INSTANCE_CPU_LABEL = "karpenter.k8s.aws/instance-cpu"
 INSTANCE_MEMORY_LABEL = "karpenter.k8s.aws/instance-memory"
 INSTANCE_GPUS_LABEL = "karpenter.k8s.aws/instance-gpu-count"
 INSTANCE_GPU_MAKER_LABEL = "karpenter.k8s.aws/instance-gpu-manufacturer"
+CAPACITY_TYPE_LABEL = "karpenter.sh/capacity-type"
 # The same from EKS Auto Mode, and a mark of NVIDIA's GPU feature discovery.
 AUTO_GPU_MAKER_LABEL = "eks.amazonaws.com/instance-gpu-manufacturer"
 GPU_PRESENT_LABEL = "nvidia.com/gpu.present"
+# HyperPod's own: whether a node passed its health checks.
+HYPERPOD_HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 OS_LABEL = "kubernetes.io/os"
 REGION_LABEL = "topology.kubernetes.io/region"
 ZONE_LABEL = "topology.kubernetes.io/zone"
-# A node that kwok simulates.
-FAKE_LABEL = "bireme/fake"
+# A node that kwok simulates: the label and value of Karpenter's provider of such nodes.
+FAKE_LABEL = "kwok.x-k8s.io/node"
+FAKE_VALUE = "fake"
 # The name of the node's type in ``--nodes``: an instance type, or ``cpu``.
 NODE_TYPE_LABEL = "bireme/node-type"
 # Takes a node away from kwok: its kubelet stops answering.

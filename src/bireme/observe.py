@@ -52,6 +52,7 @@ _PERMANENT: frozenset[Category] = frozenset(
 )
 # How long an embedded cluster may stay unchanged with nothing but permanent differences.
 _UNCHANGED_SECONDS = 10
+_NODE_POOLS = "/apis/karpenter.sh/v1/nodepools"
 _LOOK_SECONDS = 1
 _NODES_SECONDS = 5
 
@@ -149,9 +150,10 @@ def wait(cluster: Cluster, plan: Plan, timeout: float = 300, console: Console | 
     """Watch the pods arrive until all is as planned; the last observation has the differences that remain.
 
     ``timeout`` in seconds. Ends early when only permanent differences are left; on an embedded cluster these
-    include pods that no node has room for, because nothing adds nodes there. ``console`` shows the progress.
+    include pods that no node has room for, unless Karpenter adds nodes. ``console`` shows the progress.
     """
-    unchanged_seconds = _UNCHANGED_SECONDS if cluster.provider == "embedded" else timeout
+    is_fixed = cluster.provider == "embedded" and cluster.api.find(_NODE_POOLS) is None
+    unchanged_seconds = _UNCHANGED_SECONDS if is_fixed else timeout
     live = _LiveRelease(cluster, plan.release, plan.namespace).read()
     deadline = time.monotonic() + timeout
     changed, now = time.monotonic(), live.compared(plan)

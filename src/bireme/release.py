@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,28 @@ class Revision:
     status: str
     chart: str
     updated: str
+
+    @property
+    def chart_name(self) -> str:
+        """The chart without its version."""
+        return self._named[0]
+
+    @property
+    def chart_version(self) -> str:
+        """The version of the chart."""
+        return self._named[1]
+
+    @property
+    def _named(self) -> tuple[str, str]:
+        found = re.fullmatch(r"(.+?)-(\d+\.\d+\.\d+.*)", self.chart)
+        return (found[1], found[2]) if found else (self.chart, "")
+
+    def version_here(self, charts: Path) -> str | None:
+        """The version that its chart has in the collection ``charts``; None if it is not there."""
+        file = charts / self.chart_name / "Chart.yaml"
+        if not file.is_file():
+            return None
+        return str(yaml.safe_load(file.read_text(encoding="utf-8"))["version"])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``."""

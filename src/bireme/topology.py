@@ -17,6 +17,7 @@ from bireme.errors import BiremeError
 from bireme.instances import Instance, NodeChoice
 from bireme.manifests import Manifest
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
+from bireme.queues import Queued, queued
 from bireme.storage import Storage, storage_of
 from bireme.workloads import PodPlan, WorkloadPlan, plan_of
 
@@ -50,6 +51,7 @@ class Plan:
     totals: Totals
     placement: tuple[NodePlan, ...] = field(default=(), compare=False)
     storage: tuple[Storage, ...] = ()
+    queued: tuple[Queued, ...] = ()
 
     @property
     def pods(self) -> tuple[PodPlan, ...]:
@@ -69,6 +71,7 @@ class Plan:
                 "nodes": dict(self.totals.nodes),
             },
             **({"storage": [each.to_json() for each in self.storage]} if self.storage else {}),
+            **({"queued": [each.to_json() for each in self.queued]} if self.queued else {}),
         }
 
 
@@ -109,7 +112,8 @@ def expand(
     ``totals.nodes``, and `fit` names it. Raises BiremeError for a quantity or a count that is not one.
     """
     lasting = [manifest for manifest in manifests if not manifest.is_hook]
-    workloads = tuple(workload for manifest in lasting if (workload := plan_of(manifest, instances)))
+    planned = [(each, workload) for each in lasting if (workload := plan_of(each, instances))]
+    workloads = tuple(workload for _, workload in planned)
     pods = [pod for workload in workloads for pod in workload.pods]
     placement = tuple(_needed(pods, instances))
     totals = Totals(
@@ -119,7 +123,7 @@ def expand(
         nodes=dict(Counter(node.type for node in placement)),
     )
     storage = tuple(each for manifest in lasting for each in storage_of(manifest))
-    return Plan(release, namespace, workloads, totals, placement, storage)
+    return Plan(release, namespace, workloads, totals, placement, storage, queued(planned))
 
 
 # --- pods on nodes ---
@@ -221,7 +225,7 @@ def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance])
     run on. Taints and pod affinities are ignored. Nodes are assumed to set
     aside the huge pages that their pods ask for.
     """
-    unknown = sorted(set(nodes) - set(instances))
+    unknown = sorted(name for name in nodes if name not in instances)
     if unknown:
         raise BiremeError(
             f"{unknown[0]} is not in values/instances: known types are {', '.join(sorted(instances))}"
@@ -259,7 +263,7 @@ def _why(
     count = f"{len(left)} of {len(pods)}" if len(left) < len(pods) else str(len(pods))
     who = f"{count} {role} {'pod' if len(pods) == 1 else 'pods'}"
     types = choice.name
-    if choice.is_bound and not set(choice.types or ()) & set(instances):
+    if choice.is_bound and not any(name in instances for name in choice.types or ()):
         if types:
             return f"{who} cannot be placed: they want {types} nodes, and values/instances has no such type"
         return f"{who} cannot be placed: no type of values/instances has the labels that they want"

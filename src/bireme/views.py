@@ -16,7 +16,9 @@ from bireme.clusters import ClusterInfo
 from bireme.deploy import Outcome
 from bireme.lint import Finding
 from bireme.nccl import Verdict
+from bireme.object_diff import ObjectDiff
 from bireme.observe import Difference, ObservedPod
+from bireme.queues import Queued
 from bireme.release import Revision
 from bireme.shards import Shards
 from bireme.storage import CLAIM, CLASS, VOLUME, Storage
@@ -24,6 +26,7 @@ from bireme.timeline import Timeline, clock, lasted
 from bireme.tools import ToolStatus
 from bireme.topology import Plan
 from bireme.training import Training
+from bireme.turns import sentence
 from bireme.workloads import PodPlan, WorkloadPlan
 
 _SHOWN_FAILURES = 5
@@ -59,7 +62,14 @@ def plan_view(plan: Plan, every_pod: bool = False) -> RenderableType:
     title = Text(f"{plan.release} in namespace {plan.namespace}", style="bold")
     pods = [_Fitting(table, narrow)] if counted else []
     storage = [_storage_view(plan.storage)] if plan.storage else []
-    return Group(title, *pods, *uncounted, *storage, totals_line(plan))
+    queued = [Text(_queued(each), overflow="fold") for each in plan.queued]
+    return Group(title, *pods, *uncounted, *storage, *queued, totals_line(plan))
+
+
+def _queued(job: Queued) -> str:
+    priority = f" with priority {job.priority_class}" if job.priority_class else ""
+    takes = f"{job.pods} pods, {_resources(job.resources)}"
+    return f"{job.kind}/{job.name} waits for queue {job.queue}{priority} and takes of its quota: {takes}"
 
 
 def _narrow_workload(workload: WorkloadPlan, every_pod: bool) -> RenderableType:
@@ -108,6 +118,20 @@ def totals_line(plan: Plan) -> str:
 def differences_view(differences: Sequence[Difference]) -> RenderableType:
     """The differences between plan and cluster, a sentence each."""
     return Group(*(Text(f"✗ {each.sentence}", style="red") for each in differences))
+
+
+def diff_view(diffs: Sequence[ObjectDiff]) -> RenderableType:
+    """The lines that go and come, object by object."""
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    lines = [
+        Text(line, style=style, overflow="fold")
+        for each in diffs
+        for line, style in (
+            (each.object, "bold"),
+            *((line, colours.get(line[:1], "")) for line in each.lines),
+        )
+    ]
+    return Group(*(lines or [Text("nothing changes")]))
 
 
 def doctor_view(findings: Sequence[Diagnosis], unseen: Sequence[Diagnosis] = ()) -> RenderableType:
@@ -261,7 +285,8 @@ def outcome_view(outcome: Outcome) -> RenderableType:
     remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
     units = {each.name: each.unit for each in outcome.plan.workloads}
     trainings = (training_view(each, units.get(each.job, 1)) for each in outcome.trainings)
-    runs = (*trainings, *map(shards_view, outcome.shards))
+    turns = (Text(sentence(each)) for each in outcome.turns if each.state != "waiting")
+    runs = (*turns, *trainings, *map(shards_view, outcome.shards))
     return Group(pods_view(outcome.pods), *runs, *notes, *remarks, *_lacks(outcome.pods), verdict)
 
 

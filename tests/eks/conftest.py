@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ class Terraform:
     """Terraform in a copy of hack/eks, with the provider and without AWS."""
 
     folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         binary = shutil.which("terraform")
         assert binary, (
             "these tests need terraform 1.9 or newer on PATH: developer.hashicorp.com/terraform/install"
         )
-        environment = {**os.environ, "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}
+        environment = {**os.environ, **self.env, "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1"}
         return subprocess.run(
             [binary, *arguments],
             cwd=self.folder,
@@ -39,18 +41,21 @@ class Terraform:
         )
 
 
-@pytest.fixture(scope="session")
-def terraform(tmp_path_factory: pytest.TempPathFactory) -> Terraform:
-    project = tmp_path_factory.mktemp("project")
-    for folder in ("hack/eks", "values"):
-        shutil.copytree(
-            ROOT / folder, project / folder, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*")
-        )
-    found = Terraform(project / "hack/eks")
+def copied(folder: Path, env: Mapping[str, str]) -> Terraform:
+    """Terraform in a copy of hack/eks below ``folder``, initialised."""
+    for part in ("hack/eks", "values"):
+        ignored = shutil.ignore_patterns(".terraform*", "*.tfstate*")
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    found = Terraform(folder / "hack/eks", env)
     mirror = [f"-plugin-dir={MIRRORS[0].parent}"] if MIRRORS else []
     done = found.run("init", "-backend=false", "-no-color", *mirror)
     assert done.returncode == 0, done.stderr
     return found
+
+
+@pytest.fixture(scope="session")
+def terraform(tmp_path_factory: pytest.TempPathFactory) -> Terraform:
+    return copied(tmp_path_factory.mktemp("project"), {})
 
 
 @pytest.fixture(scope="session")

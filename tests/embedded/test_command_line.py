@@ -78,6 +78,22 @@ def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
         assert shell("bireme down").returncode == 0
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("document", ["queues.md"])
+def test_a_document_can_be_followed_line_by_line(shell: Shell, document: str) -> None:
+    (session,) = blocks(ROOT / "docs" / document)
+    *steps, down = session.commands
+    printed = ""
+    try:
+        for step in steps:
+            finished = shell(step.text)
+            printed += finished.stdout + finished.stderr
+            assert finished.returncode == step.code, f"{step}\n{printed}"
+    finally:
+        assert shell(down.text).returncode == 0
+    assert session.missing(printed) == [], printed
+
+
 def test_docs_charts_names_every_chart() -> None:
     text = (ROOT / "docs/charts.md").read_text()
     charts = [file.parent.name for file in ROOT.glob("charts/*/Chart.yaml")]
@@ -126,5 +142,10 @@ def test_install_that_does_not_fit_names_the_difference_and_exits_1(shell: Shell
         assert finished.returncode == 1
         assert '"category": "pending"' in finished.stdout
         assert "Insufficient" in finished.stdout
+        unchanged = shell("bireme diff torch-elastic")
+        assert (unchanged.returncode, unchanged.stdout) == (0, "nothing changes\n"), unchanged.stderr
+        changed = shell("bireme diff torch-elastic --set workers=3")
+        assert changed.returncode == 1
+        assert {"-  parallelism: 2", "+  parallelism: 3"} <= set(changed.stdout.splitlines())
     finally:
         shell("bireme down")

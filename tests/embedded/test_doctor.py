@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +18,11 @@ from bireme.admission import Finding
 from bireme.cli import cli
 from bireme.clusters.api import Api
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.doctor import Doctor
+from bireme.doctor import Doctor, release
 from bireme.instances import Instance
+from bireme.paths import Paths
+from bireme.release import Releases, Revision
+from bireme.tools import Toolbox
 from bireme.topology import expand
 from tests.support import waiting
 
@@ -409,6 +414,36 @@ def test_workers_that_leave_efa_alone_use_tcp(
 
     assert topics("efa=0") == ["network"]
     assert topics("efa=all") == []
+
+
+def test_a_release_of_another_version_than_the_chart_here(
+    cluster: EmbeddedCluster, namespace: str, bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
+) -> None:
+    older = shutil.copytree(bireme_paths.charts / "efa-device-plugin", tmp_path / "efa-device-plugin")
+    file = older / "Chart.yaml"
+    file.write_text(re.sub(r"(?m)^version: .*$", "version: 0.0.1", file.read_text()))
+    newest = yaml.safe_load((bireme_paths.charts / "efa-device-plugin/Chart.yaml").read_text())["version"]
+    releases = Releases(cluster, toolbox)
+    look = ["doctor", "--release", "efa", "-n", namespace, "-o", "json"]
+
+    def sentences(chart: Path) -> list[str]:
+        releases.install(chart, "efa", namespace, {"region": "us-west-2"})
+        done = CliRunner().invoke(cli, [*look, "--kubeconfig", str(cluster.kubeconfig)])
+        return [each["sentence"] for each in json.loads(done.stdout)["findings"]]
+
+    said = f"The release efa was installed by efa-device-plugin 0.0.1, and the chart here is {newest}"
+    try:
+        assert said in sentences(older)
+        assert said not in sentences(bireme_paths.charts / "efa-device-plugin")
+    finally:
+        releases.uninstall("efa", namespace)
+
+
+@pytest.mark.parametrize("status", ["failed", "pending-upgrade"])
+def test_a_release_that_helm_did_not_finish(status: str, bireme_paths: Paths) -> None:
+    revision = Revision("job", "default", 2, status, "other-1.0.0", "")
+    (finding,) = release(revision, bireme_paths.charts)
+    assert finding.sentence == f"Helm left the release job as {status}"
 
 
 def test_the_command_prints_findings_as_json_and_ends_with_1(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from bireme.clusters import Cluster
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme_runtime.elastic import topology
 
 P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
 
@@ -178,7 +181,7 @@ def next_chart(bireme_paths: Paths, tmp_path: Path) -> Path:
     for folder in ("charts", "runtime", "values"):
         shutil.copytree(bireme_paths.root / folder, tmp_path / folder, symlinks=True)
     metadata = tmp_path / "charts/torch-elastic/Chart.yaml"
-    metadata.write_text(metadata.read_text().replace("\nversion: 0.1.0", "\nversion: 0.1.1"))
+    metadata.write_text(re.sub(r"\nversion: .*", "\nversion: 9.9.9", metadata.read_text()))
     return metadata.parent
 
 
@@ -192,7 +195,7 @@ def test_a_chart_upgrade_that_does_not_change_the_job_keeps_its_pods(
     job.upgrade(sets=["workers=2"], **P4D)
     assert (uids(job), job_uid(job)) == (before, identity)
     (live,) = job.objects("jobs")
-    assert live["metadata"]["labels"]["helm.sh/chart"] == "torch-elastic-0.1.1"
+    assert live["metadata"]["labels"]["helm.sh/chart"] == "torch-elastic-9.9.9"
 
 
 def test_a_chart_upgrade_that_changes_the_job_is_refused_as_predicted(
@@ -279,3 +282,43 @@ def test_replace_stops_the_old_run_first_when_the_user_names_the_new_one(release
     job.upgrade(sets=["workers=2", "run=5"], replace=True, **P4D)
     assert job.differences() == ()
     assert job.names("jobs") == [f"{job.name}-r5"]
+
+
+def test_the_chart_lets_a_worker_read_the_labels_of_its_node_and_nothing_else(
+    release: ReleaseFactory, tmp_path: Path
+) -> None:
+    values = ["workers=2", "rendezvous.order=topology", "serviceAccount.create=true"]
+    job = release("torch-elastic", sets=values, **P4D)
+    assert job.differences() == ()
+    node = next(iter(nodes_of(job)))
+    labels = {"topology.kubernetes.io/zone": "use1-az1", "topology.k8s.aws/network-node-layer-2": "nn-2"}
+    job.cluster.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}})
+    # What the kubelet would mount.
+    accounts = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/{job.name}/token"
+    answer = job.cluster.api.create(accounts, {"spec": {"expirationSeconds": 600}})
+    ca = job.cluster.api.get(f"/api/v1/namespaces/{job.namespace}/configmaps/kube-root-ca.crt")["data"][
+        "ca.crt"
+    ]
+    (tmp_path / "token").write_text(answer["status"]["token"])
+    (tmp_path / "ca.crt").write_text(ca)
+    server = urllib.parse.urlsplit(job.cluster.api.server)
+    env = {
+        "KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port),
+        "BIREME_NODE": str(node), "BIREME_TOPOLOGY_FILE": str(tmp_path / "place"),
+        "BIREME_TOPOLOGY_LABELS": f"{','.join(labels)},topology.k8s.aws/network-node-layer-3",
+    }  # fmt: skip
+    assert topology.main(env, tmp_path) == 0
+    assert topology.place_of(env) == ("use1-az1", "nn-2", "")
+    review = {"user": f"system:serviceaccount:{job.namespace}:{job.name}"}
+
+    def may(verb: str, resource: str) -> bool:
+        spec = {
+            **review,
+            "resourceAttributes": {"verb": verb, "resource": resource, "namespace": job.namespace},
+        }
+        reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        return bool(job.cluster.api.create(reviews, {"spec": spec})["status"]["allowed"])
+
+    assert may("get", "nodes")
+    asked = [("list", "nodes"), ("patch", "nodes"), ("get", "pods"), ("get", "secrets")]
+    assert not any(may(*each) for each in asked)

@@ -1,4 +1,4 @@
-"""Every command of the walkthroughs runs as it stands, on an embedded cluster in place of one on EKS.
+"""Every command of the walkthroughs, docs/eks.md and hack/eks runs, on an embedded cluster in place of EKS.
 
 The stand-ins for aws, eksctl and terraform (tests/support/stand_ins.py) start and stop that cluster. Commands
 that need GPUs, containers or the internet are checked as far as that goes without, and listed.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,53 +23,35 @@ from bireme.paths import Paths
 from bireme.tools import Toolbox
 from tests.support import stand_ins
 from tests.support.documents import ROOT, Command, blocks, syntax_error
+from tests.support.reader import Reader
 
 pytestmark = pytest.mark.embedded
-WALKTHROUGHS = sorted(ROOT.glob("docs/walkthroughs/*-on-*.md"))
+DOCUMENTS = [
+    *sorted(ROOT.glob("docs/walkthroughs/*-on-*.md")),
+    ROOT / "docs/eks.md",
+    ROOT / "hack/eks/README.md",
+]
 IN_THE_CORE = "paddle-on-aws"
 NAME = "bireme"
 
 
-class Reader:
-    """Somebody who types the commands in a folder that looks like the clone, and has no AWS account."""
+class Customer(Reader):
+    """A reader without an AWS account, who has stand-ins for the programs that need one."""
 
     def __init__(self, folder: Path, toolbox: Toolbox) -> None:
-        self.clone = folder / "clone"
-        self.clone.mkdir()
-        for entry in ROOT.iterdir():
-            (self.clone / entry.name).symlink_to(entry)
-        programs = folder / "bin"
-        programs.mkdir()
-        for name in ("aws", "eksctl", "terraform"):
-            program = programs / name
-            program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_ins.__file__} {name} "$@"\n')
-            program.chmod(0o755)
-        found = [Path(sys.executable).parent, toolbox.path("helm").parent, toolbox.path("kubectl").parent]
-        self._environment = {
-            **os.environ,
-            "PATH": os.pathsep.join([str(programs), *map(str, found), os.environ["PATH"]]),
+        variables = {
             "PYTHONPATH": str(ROOT),
             "BIREME_STATE": str(folder / "state"),
             "BIREME_CACHE": os.environ.get("BIREME_CACHE", str(Path.home() / ".cache/bireme")),
             "KUBECONFIG": str(folder / f"state/clusters/{NAME}/kubeconfig"),
-            "COLUMNS": "200",
             "DRY_RUN": "1",  # for `make images`
         }
-        self._provider = EmbeddedProvider(Paths.discover(self._environment, ROOT), toolbox)
-
-    def types(self, text: str) -> subprocess.CompletedProcess[str]:
-        """What the command prints, to wherever it does, and how it ends."""
-        return subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=self.clone,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        super().__init__(folder, toolbox, variables)
+        for name in ("aws", "eksctl", "terraform"):
+            program = self.programs / name
+            program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_ins.__file__} {name} "$@"\n')
+            program.chmod(0o755)
+        self._provider = EmbeddedProvider(Paths.discover(self.environment, ROOT), toolbox)
 
     def leaves(self) -> bool:
         """Stop a cluster that is still there; whether there was one."""
@@ -78,8 +59,8 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, toolbox: Toolbox) -> Iterator[Reader]:
-    found = Reader(tmp_path, toolbox)
+def reader(tmp_path: Path, toolbox: Toolbox) -> Iterator[Customer]:
+    found = Customer(tmp_path, toolbox)
     yield found
     found.leaves()
 
@@ -130,12 +111,16 @@ def follow(document: Path, reader: Reader) -> list[str]:
     "document",
     [
         # One in `make test`, because each takes half a minute.
-        pytest.param(each, id=each.stem, marks=[] if each.stem == IN_THE_CORE else pytest.mark.whole)
-        for each in WALKTHROUGHS
+        pytest.param(
+            each,
+            id=str(each.relative_to(ROOT)),
+            marks=[] if each.stem == IN_THE_CORE else pytest.mark.whole,
+        )
+        for each in DOCUMENTS
     ],
 )
-def test_a_walkthrough_can_be_followed_from_the_cluster_to_its_end(
-    reader: Reader, document: Path, record_property: Callable[[str, object], None]
+def test_a_document_can_be_followed_from_the_cluster_to_its_end(
+    reader: Customer, document: Path, record_property: Callable[[str, object], None]
 ) -> None:
     unrun = follow(document, reader)
     record_property("only checked", unrun)

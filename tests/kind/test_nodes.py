@@ -122,7 +122,7 @@ def test_fake_nodes_run_what_no_container_could(
     cluster: KindCluster, fakes: tuple[str, ...], shell: Shell, test_namespace: str
 ) -> None:
     assert {node["metadata"]["labels"][FAKE_LABEL] for node in nodes_of_type(cluster, "p5.48xlarge")} == {
-        "true"
+        "fake"
     }
     job = yaml.safe_dump(whole_node_job("p5.48xlarge", 3))
     shell.kubectl("apply", "-n", test_namespace, "-f", "-", given=job)

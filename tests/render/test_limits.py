@@ -52,7 +52,7 @@ def has_memory(container: Mapping[str, Any]) -> bool:
 
 @pytest.mark.parametrize("chart", sorted(each.name for each in FOLDER.iterdir()))
 def test_every_container_around_the_training_has_requests_and_limits(chart: str) -> None:
-    """But for those that the values of a case bring themselves."""
+    """Containers that a case adds by its values are left out."""
     files = [each for each in (FOLDER / chart).glob("*.yaml") if not each.name.endswith(".instances.yaml")]
     found = [
         container["name"]

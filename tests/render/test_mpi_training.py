@@ -222,6 +222,12 @@ REFUSED: list[tuple[str, dict[str, Any], list[str], str]] = [
         "extraEnv: PYTHONPATH would hide the runtime",
     ),
     ("hosts of the user's own", {}, ["mpirunArgs={--host,a:2}"], "mpirunArgs: --host is the chart's own"),
+    (
+        "a variable that breaks EFA, by mpirun",
+        {},
+        ["mpirunArgs={-x,RDMAV_FORK_SAFE=1}"],
+        "mpirunArgs: RDMAV_FORK_SAFE breaks EFA with huge pages",
+    ),
     ("no image", {}, ["image.repository="], "image.repository: this job comes without an image"),
     ("an image without a tag", {}, ["image.tag="], "image.tag: bireme/mpi needs a tag or a digest"),
     (

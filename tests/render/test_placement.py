@@ -180,42 +180,90 @@ def test_karpenter_may_evict_workers_on_spot_nodes(
     assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
 
 
+def of_kueue(given: Mapping[str, str]) -> dict[str, str]:
+    return {key.removeprefix("kueue.x-k8s.io/"): value for key, value in given.items() if "kueue" in key}
+
+
 @pytest.mark.parametrize("chart", CHARTS)
-def test_kueue_is_asked_for_elasticity_and_topology_only_by_choice(
-    render: Callable[..., Render], chart: str
-) -> None:
+def test_kueue_places_workers_only_by_choice(render: Callable[..., Render], chart: str) -> None:
     def asked(*sets: str) -> dict[str, str]:
         rendered = render(chart, sets=["queueName=training", *sets])
         found = {**job(rendered).annotations, **template(rendered)["metadata"]["annotations"]}
-        return {key: value for key, value in found.items() if key.startswith("kueue.")}
+        return {key: value for key, value in of_kueue(found).items() if not key.startswith("pod-group")}
 
     assert asked() == {}
-    assert asked("kueue.elastic=true") == {"kueue.x-k8s.io/elastic-job": "true"}
     topology = ["placement.networkLayer=3", "kueue.topology=true"]
-    assert asked(*topology) == {"kueue.x-k8s.io/podset-preferred-topology": LAYER}
-    required = asked(*topology, "placement.networkMode=require")
-    assert required == {"kueue.x-k8s.io/podset-required-topology": LAYER}
+    assert asked(*topology) == {"podset-preferred-topology": LAYER}
+    assert asked(*topology, "placement.networkMode=require") == {"podset-required-topology": LAYER}
     packed = render(chart, sets=["queueName=training", *topology])
     assert affinity(packed) == {"required": [], "preferred": []}, "Kueue has chosen the nodes already"
 
 
-@pytest.mark.parametrize("chart", CHARTS)
+def test_kueue_is_told_with_how_few_workers_a_job_can_start(render: Callable[..., Render]) -> None:
+    sets = [*QUEUE, "workers=4", "minWorkers=2", "kueue.admission=partial"]
+    annotations = of_kueue(job(render("torch-elastic", sets=sets)).annotations)
+    assert annotations == {"job-min-parallelism": "2", "job-completions-equal-parallelism": "true"}
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
+def test_kueue_follows_the_number_of_workers_only_by_choice(
+    render: Callable[..., Render], chart: str
+) -> None:
+    elastic = render(chart, sets=[*QUEUE, "kueue.admission=elastic"])
+    jobs = [each for each in elastic.manifests if each.kind == "Job" and not each.is_hook]
+    assert [of_kueue(each.annotations) for each in jobs] == [{"elastic-job": "true"}] * len(jobs)
+    assert {each.labels["kueue.x-k8s.io/queue-name"] for each in jobs} == {"training"}
+
+
+def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[..., Render]) -> None:
+    sets = ["queueName=q", "workers=3", "pservers.count=2", "kueue.priorityClass=high"]
+    rendered = render("paddle", release="w2v", sets=sets)
+    jobs = [each for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
+    assert len(jobs) == 2
+    for each in jobs:
+        pods = each["spec"]["template"]["metadata"]
+        assert of_kueue(each.labels) == {}, "the pods are admitted, not the Job"
+        assert of_kueue(pods["labels"]) == {
+            "queue-name": "q",
+            "priority-class": "high",
+            "pod-group-name": "w2v-r1",
+        }
+        assert of_kueue(pods["annotations"]) == {"pod-group-total-count": "5"}
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
 def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: Callable[..., Render], chart: str) -> None:
-    sets = ["queueName=training", r"jobLabels.kueue\.x-k8s\.io/priority-class=high"]
-    assert job(render(chart, sets=sets)).labels["kueue.x-k8s.io/priority-class"] == "high"
+    labels = of_kueue(job(render(chart, sets=["queueName=q", "kueue.priorityClass=high"])).labels)
+    assert labels == {"queue-name": "q", "priority-class": "high"}
+
+
+@pytest.mark.parametrize(
+    ("chart", "admission", "sentence"),
+    [
+        ("paddle", "partial", "this job starts with all its workers or not at all"),
+        ("mpi-training", "partial", "this job starts with all its workers or not at all"),
+        ("mpi-training", "elastic", "the workers of this job do not change while it runs"),
+    ],
+)
+def test_a_job_that_cannot_do_it_is_not_admitted_in_part(
+    render: Callable[..., Render], chart: str, admission: str, sentence: str
+) -> None:
+    with pytest.raises(RenderError, match=f"kueue.admission: {sentence}"):
+        render(chart, sets=[*QUEUE, f"kueue.admission={admission}"])
 
 
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
-        (
-            ["kueue.topology=true", "placement.networkLayer=3"],
-            "kueue.topology: Kueue places only jobs of a queue",
-        ),
+        (["kueue.topology=true", "placement.networkLayer=3"], "kueue.topology: Kueue admits only jobs of"),
+        (["kueue.priorityClass=high"], "kueue.priorityClass: Kueue admits only jobs of a queue"),
+        (["kueue.admission=elastic"], "kueue.admission: Kueue admits only jobs of a queue"),
         (["kueue.topology=true", "queueName=q"], "kueue.topology: Kueue needs the layer of the network"),
         ([*QUEUE, "kueue.topology=true", "placement.networkMode=spread"], "kueue.topology: Kueue packs pods"),
-        ([*QUEUE, "kueue.topology=true", "kueue.elastic=true"], "kueue.elastic: Kueue does not place"),
-        (["kueue.elastic=true"], "kueue.elastic: only a job of a queue is elastic"),
+        (
+            [*QUEUE, "kueue.topology=true", "kueue.admission=elastic"],
+            "kueue.admission: Kueue does not place an elastic job by topology",
+        ),
         (
             ["placement.capacity=spot", "placement.reservationId=cr-0a1"],
             "placement.capacity: spot contradicts placement.reservationId",

@@ -40,6 +40,23 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "rendezvous.join: with c10d workers join at once",
     ),
     (
+        "ranks by topology without etcd",
+        {},
+        [
+            "rendezvous.order=topology",
+            "serviceAccount.create=true",
+            "rendezvous.backend=c10d",
+            "etcd.enabled=false",
+        ],
+        "rendezvous.order: only the entry point with backend etcd orders ranks; use backend etcd",
+    ),
+    (
+        "a right for the ServiceAccount of others",
+        {},
+        ["rendezvous.order=topology"],
+        "rendezvous.order: topology lets the pods' ServiceAccount get nodes, and other pods have default too",
+    ),
+    (
         "a pattern that finds no number",
         {},
         ["progress.pattern=step"],
@@ -125,6 +142,42 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         P4D,
         [r"resources.requests.vpc\.amazonaws\.com/efa=1"],
         "resources.requests.vpc.amazonaws.com/efa: 1 contradicts efa, which gives each worker 4",
+    ),
+    (
+        "memory for one GPU beside eight",
+        P4D,
+        ["resources.limits.memory=8000Mi"],
+        "resources.limits.memory: 8000Mi is too little for 8 accelerators, whose processes take 2 GiB each",
+    ),
+    (
+        "memory that is no quantity",
+        P4D,
+        ["resources.limits.memory=lots"],
+        "resources.limits.memory: lots is no amount of memory; write e.g. 64Gi",
+    ),
+    (
+        "a variable of NCCL that is set to nothing",
+        P4D,
+        ["env.NCCL_SOCKET_IFNAME="],
+        "env: NCCL_SOCKET_IFNAME is set to nothing",
+    ),
+    (
+        "a variable of EFA that is set to nothing, as an EnvVar",
+        P4D,
+        ["extraEnv[0].name=FI_PROVIDER"],
+        "env: FI_PROVIDER is set to nothing",
+    ),
+    (
+        "a torchrun by hand that uses half of the GPUs",
+        P4D,
+        ["command={bash,-c,torchrun --nproc_per_node=4 train.py}"],
+        "command: --nproc_per_node=4 is not the 8 processes of a worker with 8 accelerators; write 8",
+    ),
+    (
+        "a launcher that uses more cores than there are",
+        {"instance": "trn1.32xlarge"},
+        ["launcher=node", "args={torchrun,--nproc-per-node,64,train.py}"],
+        "args: --nproc-per-node 64 is not the 32 processes of a worker with 16 accelerators; write 32",
     ),
     (
         "huge pages without memory",

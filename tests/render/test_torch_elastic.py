@@ -86,6 +86,23 @@ def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable
     assert "3 worker pods, elastic from 1 to 128, 1 of them spare" in svg(planned)
 
 
+def test_with_ranks_by_topology_only_the_init_container_has_a_token(render: Callable[..., Render]) -> None:
+    rendered = render("torch-elastic", sets=["rendezvous.order=topology", "serviceAccount.create=true"])
+    pod = the(rendered, "Job")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    (asks,) = pod["initContainers"]
+    mounts = {
+        each["name"]: {mount["name"] for mount in each["volumeMounts"]} for each in (asks, trainer(rendered))
+    }
+    assert "api-server" in mounts["topology"]
+    assert "api-server" not in mounts["trainer"]
+    assert environment(rendered)["BIREME_TOPOLOGY_FILE"] == environment_of(asks)["BIREME_TOPOLOGY_FILE"]
+    (rule,) = the(rendered, "ClusterRole")["rules"]
+    assert {key: list(value) for key, value in rule.items()} == {
+        "apiGroups": [""], "resources": ["nodes"], "verbs": ["get"],
+    }  # fmt: skip
+
+
 def test_scaling_a_job_with_spares_changes_no_pod(render: Callable[..., Render]) -> None:
     before, after = (the(render("torch-elastic", sets=["spares=1", f"workers={n}"]), "Job") for n in (2, 4))
     assert [job["spec"]["completions"] for job in (before, after)] == [3, 5]
@@ -389,3 +406,22 @@ def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) ->
     told = Status(Starts(ranks={0: 0}), seen, failures.Ledger(), lambda: "").metrics()
     assert config.labels["grafana_dashboard"] == "1"
     assert shown == set(re.findall(r"^bireme_\w+", told, re.MULTILINE)) - {"bireme_rank"}
+
+
+@pytest.mark.parametrize(
+    ("memory", "shm"),
+    [
+        ("64Gi", "32768Mi"),
+        ("1.5Ti", "786432Mi"),
+        ("64G", "30517Mi"),
+        ("65536M", "31250Mi"),
+        (2**36, "32768Mi"),
+    ],
+)
+def test_memory_is_read_in_every_unit_of_kubernetes(
+    render: Callable[..., Render], memory: Any, shm: str
+) -> None:
+    values = {"resources": {"limits": {"memory": memory}}, "accelerators": 1}
+    rendered = render("torch-elastic", instance="p4d.24xlarge", values=values)
+    volumes = the(rendered, "Job")["spec"]["template"]["spec"]["volumes"]
+    assert [each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm"] == [shm]

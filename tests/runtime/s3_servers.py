@@ -63,14 +63,14 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def s3_server(log: Path) -> Iterator[S3Server]:
-    """An empty server, stopped at the end."""
+def s3_server(log: Path, **variables: str) -> Iterator[S3Server]:
+    """An empty server, stopped at the end; ``variables`` are further settings of moto in its environment."""
     program = environment_of("moto", LOCK) / "bin/moto_server"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # Few keys on each page, so that lists have several pages.
-    env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}
+    env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100", **variables}
     with log.open("wb") as output:
         process = subprocess.Popen(
             [program, "-H", "127.0.0.1", "-p", str(port)], env=env, stdout=output, stderr=output

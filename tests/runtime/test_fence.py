@@ -58,7 +58,7 @@ def test_outside_a_round_there_is_no_fence() -> None:
 
 def test_a_process_of_an_older_round_may_not_commit(member: Member, shared_etcd: EtcdServer) -> None:
     _, env = member()
-    round_2 = '{"number": 2, "members": [], "bases": []}'
+    round_2 = rules.Round(2, ()).to_json()
     etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(env["BIREME_ROUND_KEY"], round_2)
     with pytest.raises(fence.Fenced, match="round 1 of this process is over: the newest is 2"):
         fence.check(env)

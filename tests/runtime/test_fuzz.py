@@ -5,7 +5,6 @@ BIREME_FUZZ_SECONDS (6) says for how long, BIREME_FUZZ_SEED (by chance) in which
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from bireme_runtime.elastic import rendezvous, rules
 from bireme_runtime.etcd import client as etcd
@@ -147,20 +145,20 @@ class Fuzz:
 
     def _settled(self) -> bool:
         rounds = self.history()
-        if not rounds or len(rounds[-1]["bases"]) != min(len(self.live), MAX):
+        if not rounds or len(rounds[-1].bases) != min(len(self.live), MAX):
             return False
-        number, bases = rounds[-1]["number"], set(rounds[-1]["bases"])
+        number, bases = rounds[-1].number, set(rounds[-1].bases)
         placed = [agent for agent in self.live if agent.member.identity.base in bases]
         joined = [agent for agent in placed if agent.worlds and agent.worlds[-1].number == number]
         return len(joined) == len(bases) and not any(agent.member.waiting() for agent in joined)
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[rules.Round]:
         """All rounds, from etcd's history."""
-        rounds: list[dict[str, Any]] = []
+        rounds: list[rules.Round] = []
         latest = self.client.get(self.settings.root + "round")
         watch = self.client.watch(self.settings.root + "round", 1, idle_timeout=5)
         for _, events in watch if latest else ():
-            rounds += [json.loads(event.kv.value) for event in events]
+            rounds += [rules.round_of(event.kv.value, 0) for event in events]
             if events and latest and events[-1].kv.mod_revision >= latest.mod_revision:
                 watch.close()
         watch.close()
@@ -178,15 +176,15 @@ class Fuzz:
 
 def check(fuzz: Fuzz) -> None:
     rounds = fuzz.history()
-    assert [each["number"] for each in rounds] == list(range(1, len(rounds) + 1)), "one world for each round"
+    assert [each.number for each in rounds] == list(range(1, len(rounds) + 1)), "one world for each round"
     for each in rounds:
-        assert MIN <= len(each["members"]) <= MAX
-        assert (
-            len(set(each["members"])) == len(set(each["bases"])) == len(each["members"]) == len(each["bases"])
-        )
+        assert MIN <= len(each.members) <= MAX
+        assert len(set(each.bases)) == len(each.members)
     for before, after in pairwise(rounds):
-        survivors = [base for base in before["bases"] if base in after["bases"]]
-        assert after["bases"][: len(survivors)] == survivors, "survivors keep their order, newcomers follow"
+        survivors = [base for base in before.bases if base in after.bases]
+        assert list(after.bases[: len(survivors)]) == survivors, (
+            "survivors keep their order, newcomers follow"
+        )
     taken: dict[tuple[int, int], str] = {}
     for agent in fuzz.live + fuzz.dead:
         assert not agent.troubles, agent.troubles
@@ -195,7 +193,7 @@ def check(fuzz: Fuzz) -> None:
         for world in agent.worlds:
             agreed = rounds[world.number - 1]
             base = agent.member.identity.base
-            assert (agreed["bases"].index(base), len(agreed["bases"])) == (world.rank, world.size)
+            assert (agreed.bases.index(base), len(agreed.bases)) == (world.rank, world.size)
             assert taken.setdefault((world.number, world.rank), base) == base, "each rank is taken once"
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from bireme_runtime.elastic import launch, rendezvous, report
+from tests.runtime.etcd_servers import RUNTIME
 
 
 class RendezvousError(Exception):
@@ -46,6 +50,28 @@ def test_what_ended_torchrun_says_whether_the_script_or_the_agent_is_to_blame(
     error: Exception, cause: str, code: int
 ) -> None:
     assert launch.classify(error) == (cause, code)
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.0.1+cu117"])
+def test_an_old_torch_is_named_in_a_sentence(version: str) -> None:
+    with pytest.raises(launch.ArgumentError, match=f"has torch {re.escape(version)}.*set runtime=false"):
+        launch.check_release(version)
+
+
+def test_a_torch_that_the_agent_knows_passes() -> None:
+    for version in ("2.1.0", "2.10.0+cu128", "3.0.0a0+git12ab"):
+        launch.check_release(version)
+
+
+def test_an_old_python_is_named_in_a_sentence() -> None:
+    as_in_an_old_image = "import sys; sys.version_info = (3, 8, 10); import bireme_runtime.elastic.supervisor"
+    done = subprocess.run(
+        [sys.executable, "-c", as_in_an_old_image],
+        env={"PYTHONPATH": str(RUNTIME)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 78
+    assert done.stderr.count("\n") == 1
+    assert "this image has Python 3.8, and bireme-runtime needs 3.9" in done.stderr
 
 
 @pytest.mark.parametrize(

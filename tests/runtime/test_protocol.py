@@ -25,7 +25,7 @@ SETTINGS = Settings("run", 2, 3)
 until = partial(waiting.until, seconds=5, every=0.01)
 
 
-def member(base: str, slot: int, ready: int = 1, **fields: bool) -> Member:
+def member(base: str, slot: int, ready: int = 1, **fields: Any) -> Member:
     return Member(f"{base}.1", base, slot, f"10.0.0.{slot}", ready, **fields)
 
 
@@ -34,7 +34,7 @@ def view(*members: Member, round: Round | None = None, outcome: str = "") -> Vie
 
 
 def world(number: int, *bases: str) -> Round:
-    return Round(number, tuple(f"{base}.1" for base in bases), bases, 5)
+    return Round(number, tuple(f"{base}.1" for base in bases), 5)
 
 
 def test_the_first_round_waits_for_the_minimum() -> None:
@@ -98,6 +98,17 @@ def test_a_world_has_whole_units_of_members_and_who_is_left_over_waits() -> None
     assert decision == Propose(replace(world(5, "b", "a"), mod_revision=0))
     alone = view(member("a", 0))
     assert rules.decide(alone, "a.1", 1, settings, 9) == Wait("members: there are 1, and 2 is the minimum")
+
+
+def test_neighbours_in_the_network_get_neighbouring_ranks_and_survivors_stay_first() -> None:
+    left, right = ("zone", "left"), ("zone", "right")
+    here = view(
+        member("a", 9, 5, place=right), member("b", 8, 5, place=left),
+        member("c", 1, place=left), member("d", 0, place=right),
+        round=world(4, "a", "x", "b"),
+    )  # fmt: skip
+    decision = rules.decide(here, "a.1", 5, replace(SETTINGS, max_nodes=4), 9)
+    assert decision == Propose(replace(world(5, "a", "d", "b", "c"), mod_revision=0))
 
 
 def test_a_minimum_of_half_a_unit_is_refused() -> None:
@@ -316,6 +327,21 @@ def test_a_spare_waits_until_a_worker_is_lost_or_more_are_wanted(make: Make) -> 
         until(lambda: a.waiting() and c.waiting())
         again = [pool.submit(each.join) for each in (a, c)]
         assert [each.result().rank for each in (*again, joining[3])] == [0, 1, 2]
+
+
+def test_a_member_whose_proposals_are_all_refused_gives_up_and_says_why(
+    make: Make, shared_etcd: EtcdServer, settings: Settings
+) -> None:
+    other = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+
+    def disturb() -> int:
+        # Between each look at the members and the proposal, somebody writes a key beside theirs.
+        other.put(f"{settings.root}members/somebody", "")
+        return 0
+
+    a = make(0, wanted=disturb, join_timeout=1.5)
+    with pytest.raises(rendezvous.JoinTimeout, match=r"waiting for round 1 to be agreed: the members change"):
+        a.join()
 
 
 def test_who_waits_while_others_train_waits_as_long_as_they_do(make: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from bireme.clusters.api import Api
 from bireme.timeline import Timeline
 from bireme.training import timelines
-from bireme_runtime.elastic import failures, history
+from bireme_runtime.elastic import failures, history, rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.told import elastic_job, ready_pod
@@ -112,8 +111,7 @@ def past(server: EtcdServer, prefix: str) -> tuple[etcd.Client, history.History]
 
 def put_round(client: etcd.Client, prefix: str, number: int, size: int) -> None:
     names = [f"host-{rank}-abcd.1" for rank in range(size)]
-    bases = [name.rpartition(".")[0] for name in names]
-    client.put(f"{prefix}run/round", json.dumps({"number": number, "members": names, "bases": bases}))
+    client.put(f"{prefix}run/round", rules.Round(number, tuple(names)).to_json())
 
 
 def test_old_worlds_are_forgotten_and_fewer_are_kept_of_large_ones(

@@ -31,14 +31,19 @@ class Quiet(BaseHTTPRequestHandler):
 def serving(server: ThreadingHTTPServer, folder: Path) -> Iterator[Path]:
     """Serve while the block runs; yields a kubeconfig for it, in ``folder``."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield write_kubeconfig(folder, server.server_port)
+    server.shutdown()
+    server.server_close()
+
+
+def write_kubeconfig(folder: Path, port: int) -> Path:
+    """A kubeconfig, in ``folder``, for a server at this port of this machine."""
     kubeconfig = {
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
         "contexts": [{"name": "it", "context": {"cluster": "c", "user": "u"}}],
         "users": [{"name": "u", "user": {}}],
         "current-context": "it",
     }
     file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(kubeconfig))
-    yield file
-    server.shutdown()
-    server.server_close()
+    return file

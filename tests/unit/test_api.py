@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -10,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.api import Api, ApiError
-from tests.support.api_server import Quiet, serving
+from tests.support.api_server import Quiet, serving, write_kubeconfig
 
 
 class BusyServer(ThreadingHTTPServer):
@@ -58,3 +63,19 @@ def test_a_server_that_stays_busy_is_named_with_its_reason(api: Api, server: Bus
         api.get("/api/v1/nodes/n")
     assert refusal.value.status == 429
     assert server.asked == 10
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        kubeconfig = write_kubeconfig(tmp_path, port)
+        since = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", "from bireme.cli import main; main()", "list"],
+            capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig)},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"the cluster at http://127.0.0.1:{port} does not answer" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+    assert time.monotonic() - since < 25

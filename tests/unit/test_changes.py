@@ -10,6 +10,7 @@ import pytest
 from bireme.changes import Changes, changes
 from bireme.helm import Renderer, RenderRequest, Settings, load
 from bireme.manifests import Manifest
+from bireme.object_diff import object_diffs
 from bireme.paths import Paths
 
 DIGESTS = {"image": "a", "env": "b", "volumes": "c"}
@@ -208,3 +209,35 @@ def test_upgrades_of_torch_elastic_are_predicted(
     found: Changes = changes(rendered(), rendered(setting))
     of_job = [text for text in found.sentences() if text.startswith("Job/")]
     assert [text[: len(sentence)] for text in of_job] == [sentence]
+
+
+def test_a_diff_has_the_lines_of_the_objects_that_change_alone() -> None:
+    script = thing("ConfigMap", "files", data={"train.py": "a = 1\nb = 2\n"})
+    edited = thing("ConfigMap", "files", data={"train.py": "a = 1\nb = 3\n"})
+    (found,) = object_diffs([script, members()], [edited, members()])
+    assert found.object == "ConfigMap/files"
+    assert [line for line in found.lines if line[:1] in "+-"] == ["-    b = 2", "+    b = 3"]
+
+
+def test_a_diff_shows_objects_that_come_and_go_whole() -> None:
+    gone, come = object_diffs([thing("Service", "a")], [thing("Service", "b")])
+    assert {line[:1] for line in gone.lines} == {"@", "-"}
+    assert {line[:1] for line in come.lines} == {"@", "+"}
+
+
+def test_a_diff_hides_the_values_of_secrets_and_says_which_change() -> None:
+    before = thing("Secret", "login", data={"user": "cm9vdA==", "password": "c2VjcmV0"})
+    after = thing("Secret", "login", data={"user": "cm9vdA==", "password": "b3RoZXI="})
+    (found,) = object_diffs([before], [after])
+    assert [line.strip() for line in found.lines if "password" in line or "user" in line] == [
+        "user: (hidden)",
+        "-  password: (hidden, before)",
+        "+  password: (hidden, after)",
+    ]
+
+
+def test_a_diff_leaves_out_what_the_cluster_generates() -> None:
+    kept = {"bireme/generated": "data"}
+    before = thing("Secret", "login", annotations=kept, data={"password": "c2VjcmV0"})
+    after = thing("Secret", "login", annotations=kept, data={"password": "bmV3"})
+    assert object_diffs([before], [after]) == ()

@@ -7,9 +7,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bireme.clusters import ClusterInfo, check_name, cluster_dir, find, list_clusters, provider, write_info
+from bireme.clusters import (
+    ADDONS,
+    ClusterInfo,
+    check_name,
+    cluster_dir,
+    find,
+    list_clusters,
+    provider,
+    start_addon,
+    write_info,
+)
 from bireme.clusters.api import Api
-from bireme.clusters.existing import ExistingProvider
+from bireme.clusters.existing import ExistingCluster, ExistingProvider
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 from bireme.tools import Toolbox
@@ -67,6 +77,15 @@ def test_names_that_could_leave_the_state_directory_or_dns_are_refused(name: str
 def test_a_provider_with_a_typo_gets_the_right_one_suggested(own_paths: Paths) -> None:
     with pytest.raises(BiremeError, match="unknown cluster provider 'embeded': did you mean embedded"):
         provider("embeded", own_paths, Toolbox(own_paths))
+
+
+@pytest.mark.parametrize("name", ADDONS)
+def test_kueue_and_karpenter_are_started_for_embedded_clusters_only(
+    own_paths: Paths, tmp_path: Path, name: str
+) -> None:
+    cluster = ExistingCluster(tmp_path / "kubeconfig", "mine")
+    with pytest.raises(BiremeError, match=f"{name} is started for embedded clusters only"):
+        start_addon(name, cluster, Toolbox(own_paths))
 
 
 def test_an_existing_cluster_needs_a_kubeconfig(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ LIVE = [
 
 
 class Answers(Quiet):
-    """The pods, and as a pod's log its name with what the request asked for."""
+    """An API server with these pods. The log of a pod is its name and the parameters of the request."""
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)

@@ -60,7 +60,7 @@ def test_a_node_says_its_type_its_place_and_that_it_is_fake(instances: Instances
     assert labels["node.kubernetes.io/instance-type"] == "g5.xlarge"
     assert labels["topology.kubernetes.io/zone"] == "us-west-2a"
     assert labels["kubernetes.io/hostname"] == "g5-xlarge-0"
-    assert labels["bireme/fake"] == "true"
+    assert labels["kwok.x-k8s.io/node"] == "fake"
 
 
 def test_a_node_without_efa_sets_no_huge_pages_aside(instances: Instances) -> None:

@@ -97,9 +97,10 @@ def test_the_sums_are_those_of_the_files(dist: Path) -> None:
 def test_helm_verifies_a_chart_and_refuses_it_after_one_byte_changed(
     dist: Path, key: Path, toolbox: Toolbox, tmp_path: Path
 ) -> None:
-    for name in ("efs-0.1.0.tgz", "efs-0.1.0.tgz.prov"):
+    (found,) = dist.glob("efs-[0-9]*.tgz")
+    for name in (found.name, f"{found.name}.prov"):
         shutil.copy(dist / name, tmp_path)
-    archive = tmp_path / "efs-0.1.0.tgz"
+    archive = tmp_path / found.name
     command = [str(toolbox.path("helm")), "verify", str(archive), "--keyring", str(key / "public")]
     verified = subprocess.run(command, capture_output=True, text=True)
     assert verified.returncode == 0, verified.stderr
@@ -220,7 +221,7 @@ def digest(content: bytes) -> str:
 
 
 def test_a_chart_of_a_registry_is_planned(dist: Path) -> None:
-    chart, config = (dist / "efs-0.1.0.tgz").read_bytes(), b'{"name":"efs","version":"0.1.0"}'
+    chart, config = next(dist.glob("efs-[0-9]*.tgz")).read_bytes(), b'{"name":"efs","version":"0.1.0"}'
 
     def described(content: bytes, media: str) -> dict[str, Any]:
         return {"mediaType": media, "digest": digest(content), "size": len(content)}

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 IMAGES = sorted(file.parent.name for file in ROOT.glob("images/*/Dockerfile"))
+VERSION = (ROOT / "images/VERSION").read_text().strip()
 # In place of docker and aws: they say what they were asked, on standard error.
 SAY = '#!/bin/sh\necho "$(basename "$0") $*" >&2\ncase "$*" in *describe-repositories*) exit 255;; esac\n'
 
@@ -34,7 +36,7 @@ def lines(*arguments: str) -> list[str]:
 
 def test_every_dockerfile_is_built_in_its_folder_and_pushed() -> None:
     said = lines("ghcr.io/someone")
-    tags = [f"ghcr.io/someone/bireme/{name}:0.1.0" for name in IMAGES]
+    tags = [f"ghcr.io/someone/bireme/{name}:{VERSION}" for name in IMAGES]
     assert {"mpi", "nccl-tests", "torch"} <= set(IMAGES)
     assert [line.split()[2] for line in said if line.startswith("docker push")] == tags
     builds = [shlex.split(line) for line in said if line.startswith("docker build")]
@@ -107,6 +109,14 @@ def test_a_mirror_logs_in_where_the_efa_plugin_is_and_makes_repositories() -> No
     assert not [line for line in lines("--mirror", "ghcr.io/x") if "create-repository" in line]
 
 
+@pytest.mark.parametrize(("chart", "keys"), [("mpi-training", ()), ("gpu-metrics", ("cloudwatch",))])
+def test_charts_name_the_version_that_is_pushed(chart: str, keys: tuple[str, ...]) -> None:
+    values = yaml.safe_load((ROOT / f"charts/{chart}/values.yaml").read_text())
+    for key in keys:
+        values = values[key]
+    assert values["image"]["tag"] == VERSION
+
+
 def test_the_commands_are_run_and_the_first_failure_ends_it(tmp_path: Path) -> None:
     for program in ("aws", "docker"):
         (tmp_path / program).write_text(SAY)
@@ -115,7 +125,7 @@ def test_the_commands_are_run_and_the_first_failure_ends_it(tmp_path: Path) -> N
     done = publish(ECR, **path)
     assert done.returncode == 0
     ran = [line for line in done.stderr.splitlines() if not line.startswith("+")]
-    assert f"docker push {ECR}/bireme/{IMAGES[-1]}:0.1.0" == ran[-1]
+    assert f"docker push {ECR}/bireme/{IMAGES[-1]}:{VERSION}" == ran[-1]
     assert f"aws ecr create-repository --region us-west-2 --repository-name bireme/{IMAGES[0]}" in ran
     (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
     done = publish("ghcr.io/someone", **path)

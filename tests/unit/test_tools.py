@@ -503,6 +503,17 @@ def test_listing_names_every_pin_and_downloads_nothing(bench: Bench, mirror: Mir
     assert bench.left_in_cache() == []
 
 
+def test_a_tool_that_prints_no_version_is_known_by_what_go_recorded_in_it(bench: Bench) -> None:
+    recorded = "\npath\tsigs.k8s.io/kueue/cmd/kueue\nmod\tsigs.k8s.io/kueue\tv0.17.0\th1:x=\n"
+    on_path = bench.on_path("kueue", script("") + recorded)
+    bench.on_path("karpenter-kwok", script("v1.14.1"))
+
+    by_name = {status.name: status for status in bench.toolbox().list()}
+
+    assert (by_name["kueue"].path, by_name["kueue"].version) == (on_path, "0.17.0")
+    assert by_name["karpenter-kwok"].source == "missing", "what it prints is not asked for"
+
+
 def test_listing_says_why_a_helm_is_refused(bench: Bench, tmp_path: Path) -> None:
     bench.variables["BIREME_HELM"] = str(executable(tmp_path / "mine" / "helm", script("v4.2.1")))
 

@@ -1,14 +1,14 @@
 {{/*
 The facts of the instance type as JSON: those of files/instances/TYPE.yaml, and over them what the values under instance
-say. 0 and "" say nothing there, so `--set instance.type=TYPE` is enough for a known type.
+say. On HyperPod a node's type is ml.TYPE. 0 and "" say nothing there, so `--set instance.type=TYPE` is enough for a known type.
 Arguments: root (values instance).
 */}}
 {{- define "common.instance" -}}
 {{- $root := required "common.instance needs root" .root }}
 {{- $facts := dict "accelerator" dict }}
 {{- with $root.Values.instance.type }}
-{{- $known := $root.Subcharts.common.Files.Get (printf "files/instances/%s.yaml" .) | fromYaml }}
-{{- $facts = merge ($known.instance | default dict) $facts }}
+{{- $known := $root.Subcharts.common.Files.Get (printf "files/instances/%s.yaml" (trimPrefix "ml." .)) | fromYaml }}
+{{- $facts = mergeOverwrite $facts ($known.instance | default dict) (dict "type" .) }}
 {{- end }}
 {{- range $key, $value := omit $root.Values.instance "accelerator" }}
 {{- if $value }}{{ $_ := set $facts $key $value }}{{ end }}
@@ -64,20 +64,16 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 {{- end }}
 
 {{/*
-A memory quantity in whole MiB; 0 for any unit but Ki, Mi, Gi, Ti and bytes.
+A memory quantity in whole MiB, e.g. of 1.5Gi or 32G; 0 for what is none.
 Arguments: quantity.
 */}}
 {{- define "common.MiB" -}}
-{{- $text := required "common.MiB needs quantity" .quantity | toString }}
-{{- $number := regexFind "^[0-9]+" $text | default "0" | int64 }}
-{{- $unit := regexReplaceAll "^[0-9]+" $text "" }}
-{{- if eq $unit "Ti" }}{{ mul $number 1048576 }}
-{{- else if eq $unit "Gi" }}{{ mul $number 1024 }}
-{{- else if eq $unit "Mi" }}{{ $number }}
-{{- else if eq $unit "Ki" }}{{ div $number 1024 }}
-{{- else if eq $unit "" }}{{ div $number 1048576 }}
-{{- else }}0
-{{- end }}
+{{- $text := required "common.MiB needs quantity" .quantity }}
+{{- $text = ternary (int64 $text | toString) (toString $text) (kindIs "float64" $text) }}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $text | default "0" }}
+{{- $bytes := dict "Ti" 1099511627776 "Gi" 1073741824 "Mi" 1048576 "Ki" 1024 "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 }}
+{{- $unit := trimPrefix $number $text }}
+{{- divf (mulf (float64 $number) (get $bytes $unit | default 0)) 1048576 | floor | int64 }}
 {{- end }}
 
 {{/*
@@ -105,12 +101,14 @@ resources:
 {{- end }}
 
 {{/*
-The node selector of a worker: its instance type, what placement adds, and the values' nodeSelector.
+The node selector of a worker: its instance type, what placement adds, and the values' nodeSelector. HyperPod labels the
+nodes that are healthy (docs.aws.amazon.com/sagemaker, sagemaker-hyperpod-eks-resiliency-node-labels).
 Arguments: root, worker.
 */}}
 {{- define "common.workerNodeSelector" -}}
 {{- $worker := required "common.workerNodeSelector needs worker" .worker }}
 {{- $own := ternary (dict "node.kubernetes.io/instance-type" $worker.type) dict (not (empty $worker.type)) }}
+{{- if hasPrefix "ml." $worker.type }}{{ $_ := set $own "sagemaker.amazonaws.com/node-health-status" "Schedulable" }}{{ end }}
 {{- $placed := include "common.placement.labels" . | fromJson }}
 {{- $selector := mergeOverwrite $own $placed (deepCopy (required "common.workerNodeSelector needs root" .root).Values.nodeSelector) }}
 {{- with $selector }}
@@ -172,7 +170,7 @@ Arguments: root (values efa, checkDevices, setup, command), worker (optional: wi
 */}}
 {{- define "common.devices" -}}
 {{- with (required "common.devices needs root" .root).Values }}
-{{- if and $.worker (not (or .setup .command)) }}{{ include "common.efaEnv" $ }}{{ end }}
+{{- if and $.worker (include "common.hasRuntime" $) (not (or .setup .command)) }}{{ include "common.efaEnv" $ }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -203,7 +201,7 @@ Arguments: worker.
 {{- if and (gt (int64 $worker.accelerators) 0) (eq $worker.resource "nvidia.com/gpu") }}
 {{- $_ := set $env "NCCL_SOCKET_IFNAME" "^lo,docker,veth,pod-id-link" }}
 {{- end }}
-{{- if and (gt (int64 $worker.accelerators) 1) (regexMatch "^g[56]" $worker.type) }}
+{{- if and (gt (int64 $worker.accelerators) 1) (regexMatch "^(ml[.])?g[56]" $worker.type) }}
 {{- $_ := set $env "NCCL_SHM_USE_CUDA_MEMCPY" "1" }}
 {{- end }}
 {{- if and (gt (int64 $worker.efa) 0) (not $worker.hugePages) }}

@@ -174,33 +174,12 @@ spec:
 {{- end }}
 
 {{/*
-Rules about placement and Kueue.
-Arguments: root (values placement, kueue, queueName).
+Rules about placement.
+Arguments: root (value placement).
 */}}
 {{- define "common.rules.placement" -}}
-{{- $v := (required "common.rules.placement needs root" .root).Values }}
-{{- $p := $v.placement }}
+{{- $p := (required "common.rules.placement needs root" .root).Values.placement }}
 {{- if and $p.reservationId $p.capacity (ne $p.capacity "reserved") }}
 placement.capacity: {{ $p.capacity }} contradicts placement.reservationId, whose capacity is reserved; leave one of them out
-{{- end }}
-{{- if and $p.gang $v.queueName }}
-placement.gang: Kueue (queueName) admits a job as a whole already; leave one of the two out
-{{- end }}
-{{- if and $v.kueue.topology (not $v.queueName) }}
-kueue.topology: Kueue places only jobs of a queue; set queueName too, or leave it out
-{{- end }}
-{{- if and $v.kueue.topology (not $p.networkLayer) }}
-kueue.topology: Kueue needs the layer of the network; set placement.networkLayer, e.g. 3, or leave it out
-{{- end }}
-{{- if and $v.kueue.topology (eq $p.networkMode "spread") }}
-kueue.topology: Kueue packs pods and cannot spread them; set placement.networkMode to prefer or require, or leave it out
-{{- end }}
-{{- if $v.kueue.elastic }}
-{{- if not $v.queueName }}
-kueue.elastic: only a job of a queue is elastic for Kueue; set queueName too, or leave it out
-{{- end }}
-{{- if $v.kueue.topology }}
-kueue.elastic: Kueue does not place an elastic job by topology; set kueue.topology=false, or leave kueue.elastic out
-{{- end }}
 {{- end }}
 {{- end }}

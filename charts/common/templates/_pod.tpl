@@ -1,13 +1,13 @@
 {{/*
 The metadata of a pod template.
 Arguments: root (values podLabels, podAnnotations), component, config (text, optional: a change of it replaces the pods),
-annotations (optional: a dict that podAnnotations overrides).
+labels and annotations (optional: dicts that podLabels and podAnnotations override).
 */}}
 {{- define "common.podMetadata" -}}
 {{- $v := (required "common.podMetadata needs root" .root).Values -}}
 labels:
   {{- include "common.selectorLabels" . | nindent 2 }}
-  {{- with $v.podLabels }}
+  {{- with merge (dict) ($v.podLabels | default dict) (.labels | default dict) }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- $config := ternary (dict "bireme/config" (.config | default "" | sha256sum | trunc 16)) dict (hasKey . "config") }}
@@ -46,8 +46,10 @@ Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of En
 */}}
 {{- define "common.env" -}}
 {{- $v := (required "common.env needs root" .root).Values }}
-{{- $plain := mergeOverwrite (deepCopy (required "common.env needs derived" .derived)) (deepCopy $v.env) }}
-{{- $paths := compact (list (get .derived "PYTHONPATH") (get $v.env "PYTHONPATH")) }}
+{{- $derived := required "common.env needs derived" .derived }}
+{{- if not (include "common.hasRuntime" (dict "root" .root)) }}{{ $derived = omit $derived "PYTHONPATH" }}{{ end }}
+{{- $plain := mergeOverwrite (deepCopy $derived) (deepCopy $v.env) }}
+{{- $paths := compact (list (get $derived "PYTHONPATH") (get $v.env "PYTHONPATH")) }}
 {{- with $paths }}{{ $_ := set $plain "PYTHONPATH" (join ":" .) }}{{ end }}
 {{- range concat (required "common.env needs fixed" .fixed) $v.extraEnv }}{{ $_ := unset $plain .name }}{{ end -}}
 env:

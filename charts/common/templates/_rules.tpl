@@ -63,7 +63,10 @@ resources.{{ $side }}.{{ $device }}: {{ $own }} contradicts {{ ternary "efa" "ac
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and $worker.type (lt (int64 $worker.memoryMiB) 1) }}
+{{- $own := dig "limits" "memory" "" $v.resources }}
+{{- if and $own (lt (int64 $worker.memoryMiB) 1) }}
+resources.limits.memory: {{ $own }} is no amount of memory; write e.g. 64Gi, or leave it out for what the node has
+{{- else if and $worker.type (lt (int64 $worker.memoryMiB) 1) }}
 hugePages: {{ $v.hugePages | default "none" }} and reserve.memoryMiB: {{ int64 $v.reserve.memoryMiB }} leave no memory of the {{ int64 $instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
 {{- end }}
 {{- if and $worker.type (hasPrefix "-" $worker.cpu) }}
@@ -76,6 +79,11 @@ hugePages: {{ $v.hugePages }} needs a memory or CPU request beside it; set insta
 {{- $shmMiB := include "common.MiB" (dict "quantity" $worker.shm) | int64 }}
 {{- if and (gt (int64 $worker.memoryMiB) 0) (gt $shmMiB (int64 $worker.memoryMiB)) }}
 shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory }}, which /dev/shm is part of
+{{- end }}
+{{- /* A process of torch with CUDA takes more than 2 GiB of the host's memory before any data. */}}
+{{- $leastMiB := mul $count 2048 }}
+{{- if and $own (gt $count 0) (gt (int64 $worker.memoryMiB) 0) (lt (int64 $worker.memoryMiB) $leastMiB) }}
+resources.limits.memory: {{ $own }} is too little for {{ $count }} accelerators, whose processes take 2 GiB each before any data; set at least {{ div $leastMiB 1024 }}Gi, or leave it out for what the node has
 {{- end }}
 {{- $selected := index $v.nodeSelector "node.kubernetes.io/instance-type" | default $worker.type }}
 {{- if ne $selected $worker.type }}
@@ -126,6 +134,14 @@ extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, wh
 {{- $seen = append $seen .name }}
 {{- end }}
 {{- $reserved := required "common.rules.env needs reserved" .reserved }}
+{{- $empty := list }}
+{{- range $name, $value := $v.env }}{{ if eq (toString $value) "" }}{{ $empty = append $empty $name }}{{ end }}{{ end }}
+{{- range $v.extraEnv }}{{ if not (or .value .valueFrom) }}{{ $empty = append $empty .name }}{{ end }}{{ end }}
+{{- range $name := uniq $empty }}
+{{- if regexMatch "^(NCCL|FI|OFI|EFA|RCCL)_" $name }}
+env: {{ $name }} is set to nothing, which is a value too, and seldom the default; give it one, or leave it out
+{{- end }}
+{{- end }}
 {{- range $name := concat $names $seen | uniq }}
 {{- if eq $name "RDMAV_FORK_SAFE" }}
 env: RDMAV_FORK_SAFE breaks EFA with huge pages and is not needed on current kernels; remove it
@@ -172,11 +188,23 @@ Arguments: name, limit, what (e.g. "Job"), because (the reason for the limit).
 {{- end }}
 
 {{/*
-The values set either script or command.
-Arguments: root (values script, command).
+The values set either script or command, what they ask for can run, and a torchrun among the words of a command starts a
+process for each accelerator, where the number can be read.
+Arguments: root (values script, command, args, argGroups, runtime, verify, staging), worker.
 */}}
 {{- define "common.rules.program" -}}
 {{- $v := (required "common.rules.program needs root" .root).Values }}
+{{- if and (not (include "common.hasRuntime" .)) (include "common.usesDatasets" .) }}
+runtime: false leaves the image's Python alone, but verify and staging run in it and need 3.9; leave them out, or runtime
+{{- end }}
+{{- $words := concat $v.command (include "common.arguments" (dict "root" .root) | fromJsonArray) | join " " }}
+{{- $option := regexFind "--nproc[-_]per[-_]node[= ]+[0-9]+\\b" $words }}
+{{- $wanted := regexFind "[0-9]+$" $option | int64 }}
+{{- /* On Neuron a model may be parallel over fewer cores. */}}
+{{- $isNeuron := eq .worker.resource "aws.amazon.com/neuron" }}
+{{- if and $option (gt (int64 .worker.accelerators) 0) (or (gt $wanted (int64 .worker.processes)) (and (ne $wanted (int64 .worker.processes)) (not $isNeuron))) }}
+{{ ternary "command" "args" (contains "nproc" (join " " $v.command)) }}: {{ $option }} is not the {{ int64 .worker.processes }} processes of a worker with {{ int64 .worker.accelerators }} accelerators; write {{ int64 .worker.processes }}, or set accelerators to those that it uses
+{{- end }}
 {{- if and $v.script $v.command }}
 command: it replaces the entry point, so script would not be run; set one of them
 {{- end }}
@@ -191,8 +219,8 @@ resources).
 {{- $v := (required "common.rules.pod needs root" .root).Values }}
 {{- range $key := list "podLabels" "jobLabels" "podAnnotations" "jobAnnotations" }}
 {{- range $name := keys (index $v $key) | sortAlpha }}
-{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by|part-of)|helm\\.sh/chart|kueue\\.x-k8s\\.io/(queue-name|elastic-job)|bireme/.*)$" $name }}
-{{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queueName{{ end }}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by|part-of)|helm\\.sh/chart|kueue\\.x-k8s\\.io/(queue-name|priority-class|elastic-job|job-min-parallelism)|bireme/.*)$" $name }}
+{{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queueName{{ else if hasSuffix "priority-class" $name }} and set kueue.priorityClass{{ end }}
 {{- end }}
 {{- end }}
 {{- end }}

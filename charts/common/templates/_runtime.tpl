@@ -9,6 +9,14 @@ chart's own Chart.yaml has the component dataset, which any chart may use.
 */}}
 
 {{/*
+Not empty when the pods run bireme-runtime, rather than what the image has (value runtime, where a chart has it).
+Arguments: root.
+*/}}
+{{- define "common.hasRuntime" -}}
+{{- if ne (toString (required "common.hasRuntime needs root" .root).Values.runtime) "false" }}true{{ end }}
+{{- end }}
+
+{{/*
 A component's files as JSON {path: source}.
 Arguments: root, component.
 */}}

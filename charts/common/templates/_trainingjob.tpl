@@ -6,7 +6,8 @@ CHART.jobSpec and CHART.immutableParts (_job.tpl), and in CHART.rules (validate.
 {{/*
 A training Job.
 Arguments: root, component, name, count (of pods), spec (YAML: the fields that do not change in place), parts (see
-common.jobMetadata), fields (YAML, optional: further fields that change in place).
+common.jobMetadata), fields (YAML, optional: further fields that change in place), least and group (see
+common.jobMetadata).
 */}}
 {{- define "common.trainingJob" -}}
 {{- $root := required "common.trainingJob needs root" .root -}}
@@ -24,7 +25,8 @@ spec:
 
 {{/*
 The metadata of a Job or MPIJob.
-Arguments: root (values queueName, jobLabels, kueue), component, name, parts (see _immutable.tpl).
+Arguments: root (values queueName, jobLabels, kueue), component, name, parts (see _immutable.tpl), least (optional: the
+pods with which it can start), group (optional: the number of pods that Kueue admits together, see common.kueue.group).
 */}}
 {{- define "common.jobMetadata" -}}
 {{- $root := required "common.jobMetadata needs root" .root -}}
@@ -32,8 +34,8 @@ name: {{ required "common.jobMetadata needs name" .name | quote }}
 namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "common.labels" (dict "root" $root "component" .component) | nindent 2 }}
-  {{- with $root.Values.queueName }}
-  kueue.x-k8s.io/queue-name: {{ . | quote }}
+  {{- if not .group }}
+  {{- include "common.kueue.labels" (dict "root" $root) | nindent 2 }}
   {{- end }}
   {{- with $root.Values.jobLabels }}
   {{- toYaml . | nindent 2 }}
@@ -43,8 +45,12 @@ annotations:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   bireme/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
-  {{- if ($root.Values.kueue | default dict).elastic }}
+  {{- $admission := ($root.Values.kueue | default dict).admission }}
+  {{- if eq $admission "elastic" }}
   kueue.x-k8s.io/elastic-job: "true"
+  {{- else if eq $admission "partial" }}
+  kueue.x-k8s.io/job-min-parallelism: {{ required "common.jobMetadata needs least" .least | quote }}
+  kueue.x-k8s.io/job-completions-equal-parallelism: "true"
   {{- end }}
 {{- end }}
 
@@ -111,7 +117,8 @@ spec:
 The rules of every training job.
 Arguments: root (with the values of the workers' pods), worker (the result of common.worker), reserved (see
 common.rules.env), taken (list of the paths that the chart mounts itself), hosts (list of the longest host names), names
-(list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, parts}: the jobs of this run).
+(list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, parts}: the jobs of this run), least and
+scales (see common.rules.kueue).
 */}}
 {{- define "common.rules.trainingJob" -}}
 {{- $root := required "common.rules.trainingJob needs root" .root }}
@@ -119,7 +126,8 @@ common.rules.env), taken (list of the paths that the chart mounts itself), hosts
 {{ include "common.rules.worker" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.kernels" (dict "root" $root) }}
 {{ include "common.rules.placement" (dict "root" $root) }}
-{{ include "common.rules.program" (dict "root" $root) }}
+{{ include "common.rules.kueue" (dict "root" $root "least" .least "scales" .scales) }}
+{{ include "common.rules.program" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.env" (dict "root" $root "reserved" .reserved) }}
 {{ include "common.rules.mounts" (dict "root" $root "taken" (concat (list "/dev/shm" "/bireme/runtime" "/bireme/script") .taken)) }}
 {{ include "common.rules.pod" (dict "root" $root) }}

@@ -6,7 +6,8 @@ The pods of a training job. A chart defines its own part in CHART.pod (_pod.tpl)
 The template of a pod: {metadata, spec}. Its init containers verify and stage datasets, if the values ask for it.
 Arguments: root (with the values of this pod), component (for its labels), runtime (component of its runtime), containers
 (YAML), worker (the result of common.worker, if the first container has its devices), initContainers (YAML, optional),
-placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's pods; empty for pods of an operator).
+placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's pods; empty for pods of an operator),
+group (optional: see common.kueue.group).
 */}}
 {{- define "common.trainingPod" -}}
 {{- $root := required "common.trainingPod needs root" .root }}
@@ -17,8 +18,10 @@ placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty 
     (include "common.verify.container" (dict "root" $root))
     (include "common.staging.container" (dict "root" $root))
     (include "common.ownContainers" (dict "root" $root "containers" $v.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
+{{- $group := include "common.kueue.group" (dict "root" $root "count" .group) | fromJson }}
+{{- $annotations := merge $group.annotations (include "common.placement.annotations" (dict "root" $root) | fromJson) }}
 metadata:
-  {{- include "common.podMetadata" (dict "root" $root "component" .component "annotations" (include "common.placement.annotations" (dict "root" $root) | fromJson)) | nindent 2 }}
+  {{- include "common.podMetadata" (dict "root" $root "component" .component "labels" $group.labels "annotations" $annotations) | nindent 2 }}
 spec:
   {{- with .subdomain }}
   restartPolicy: Never
@@ -51,7 +54,9 @@ spec:
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ . | quote }}}
     {{- end }}
+    {{- if include "common.hasRuntime" (dict "root" $root) }}
     {{- include "common.runtimeVolume" (dict "root" $root "component" .runtime) | nindent 4 }}
+    {{- end }}
     {{- include "common.datasetVolume" (dict "root" $root) | nindent 4 }}
     {{- .volumes | default "" | nindent 4 }}
     {{- with .script }}
@@ -129,7 +134,9 @@ arguments (lists), fixed and derived (see common.env), resources (YAML), shm (si
     {{- if .shm }}
     - {name: shm, mountPath: /dev/shm}
     {{- end }}
+    {{- if include "common.hasRuntime" (dict "root" $root) }}
     - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
+    {{- end }}
     {{- .mounts | default "" | nindent 4 }}
     {{- if .script }}
     - {name: script, mountPath: /bireme/script, readOnly: true}

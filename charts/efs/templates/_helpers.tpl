@@ -93,7 +93,7 @@ Arguments: volume (the result of efs.volume).
 {{- end }}
 
 {{/*
-The name of the Job that gives a folder to its owner. Another owner or another folder is another Job.
+The name of the Job that sets the owner of a folder. It changes with the owner and the folder, since the pod template of a Job cannot change.
 Arguments: claim, volume (the result of efs.volume).
 */}}
 {{- define "efs.ownerJob" -}}

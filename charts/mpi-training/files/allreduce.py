@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 
 def lacks():
-    """What is missing of the accelerators that this worker has asked for, or nothing."""
+    """Why this worker cannot use the accelerators that it asked for; empty if it can."""
     asked = os.environ.get("BIREME_ACCELERATORS", "")
     if asked == "aws.amazon.com/neuron" and not glob.glob("/dev/neuron*"):
         return "this worker has Neuron devices, but /dev has no neuron*"

@@ -17,6 +17,35 @@ The program of the ranks and its arguments, as a JSON list.
 {{- end }}
 
 {{/*
+The command that serves ssh, or waits for the workers and runs mpirun, as a JSON list. Kubernetes takes $$ for a $.
+*/}}
+{{- define "mpi-training.entryPoint" -}}
+{{- if include "common.hasRuntime" (dict "root" .) }}
+{{- toJson (concat (list .Values.python "-m" "bireme_runtime.mpi.supervisor") (ternary (list "--as-is") list (not (empty .Values.command))) (list "--")) }}
+{{- else }}
+{{- toJson (list "sh" "-ec" (.Files.Get "files/mpirun.sh" | replace "$" "$$") "mpirun.sh") }}
+{{- end }}
+{{- end }}
+
+{{/*
+Its arguments as a JSON list: the program, which the runtime runs with mpirun; without the runtime also mpirun.
+Arguments: root, worker (the result of common.worker).
+*/}}
+{{- define "mpi-training.arguments" -}}
+{{- $v := .root.Values }}
+{{- $program := include "mpi-training.program" .root | fromJsonArray }}
+{{- if or $v.command (include "common.hasRuntime" (dict "root" .root)) }}
+{{- toJson $program }}
+{{- else }}
+{{- $size := mul (int64 $v.workers) (int64 .worker.processes) | toString }}
+{{- $hosts := ternary "-f" "--hostfile" (has $v.mpiImplementation (list "Intel" "MPICH")) }}
+{{- $own := list }}
+{{- range $v.mpirunArgs }}{{ $own = append $own (include "common.text" (dict "value" .)) }}{{ end }}
+{{- toJson (concat (list "mpirun" "-np" $size $hosts "/bireme/mpi/hostfile") $own $program) }}
+{{- end }}
+{{- end }}
+
+{{/*
 The host name of a worker, with {} in place of its index.
 */}}
 {{- define "mpi-training.hosts" -}}

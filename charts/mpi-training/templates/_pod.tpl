@@ -9,8 +9,8 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
 {{- $launches := eq .role "launcher" }}
 {{- $shm := ternary "" $worker.shm $launches }}
 {{- $container := include "common.trainingContainer" (dict "root" $view "name" "trainer" "script" $script "shm" $shm
-    "command" (concat (list $view.Values.python "-m" "bireme_runtime.mpi.supervisor") (ternary (list "--as-is") list (not (empty $view.Values.command))) (list "--"))
-    "arguments" (include "mpi-training.program" .root | fromJsonArray)
+    "command" (include "mpi-training.entryPoint" .root | fromJsonArray)
+    "arguments" (include "mpi-training.arguments" (dict "root" .root "worker" $worker) | fromJsonArray)
     "fixed" (include "mpi-training.env" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
     "derived" (merge (include "common.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1"))
     "resources" (ternary (toYaml (dict "resources" $view.Values.launcher.resources)) (include "common.workerResources" (dict "root" $view "worker" $worker)) $launches)

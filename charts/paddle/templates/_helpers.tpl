@@ -13,6 +13,15 @@ The number of pservers: with topology collocated, one for each trainer.
 {{- if not (include "paddle.hasServers" .) }}0{{ else if include "paddle.isCollocated" . }}{{ int64 .Values.workers }}{{ else }}{{ int64 .Values.pservers.count }}{{ end }}
 {{- end }}
 
+{{/*
+The number of pods of pservers and trainers if Kueue admits them together, else 0.
+*/}}
+{{- define "paddle.group" -}}
+{{- if and .Values.queueName (eq .Values.kueue.admission "whole") (include "paddle.hasServers" .) (not (include "paddle.isCollocated" .)) -}}
+{{- add (int64 .Values.workers) (int64 .Values.pservers.count) }}
+{{- else }}0{{ end }}
+{{- end }}
+
 {{- define "paddle.serverService" -}}
 {{- printf "%s%s" (include "common.fullname" (dict "root" .)) (ternary "" "-ps" (not (empty (include "paddle.isCollocated" .)))) }}
 {{- end }}

@@ -22,6 +22,7 @@ Arguments: root, role (server or trainer).
     "worker" (ternary dict $worker $isServer)
     "placement" (include "common.workerPlacement" (dict "root" $view "worker" $placed "components" (list "pserver" "trainer")))
     "volumes" (include "paddle.settingsVolume" $root)
+    "group" (include "paddle.group" $root | int64)
     "subdomain" (ternary (include "paddle.serverService" $root) (include "common.fullname" (dict "root" $root)) $isServer)) }}
 {{- end }}
 

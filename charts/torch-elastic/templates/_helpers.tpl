@@ -3,6 +3,17 @@
 {{- end }}
 
 {{/*
+The command that starts the workers' processes, as a JSON list. Kubernetes takes $$ for a $.
+*/}}
+{{- define "torch-elastic.entryPoint" -}}
+{{- if include "common.hasRuntime" (dict "root" .) }}
+{{- toJson (list .Values.python "-m" "bireme_runtime.elastic.supervisor" "--") }}
+{{- else }}
+{{- toJson (list "sh" "-ec" (.Files.Get "files/torchrun.sh" | replace "$" "$$") .Values.python) }}
+{{- end }}
+{{- end }}
+
+{{/*
 The etcd in which workers meet, as the JSON of common.etcdClient; empty with backend c10d.
 */}}
 {{- define "torch-elastic.etcd" -}}
@@ -50,8 +61,18 @@ Arguments: root, worker (the result of common.worker).
 - {name: BIREME_SPARES, value: "{{ . }}"}
 {{- end }}
 - {name: BIREME_WORKERS_FILE, value: /bireme/job/workers}
+{{- if include "torch-elastic.topology" .root }}
+- {name: BIREME_TOPOLOGY_FILE, value: /bireme/topology/place}
+{{- end }}
 # Runs with the same lock never train at the same time.
 - {name: BIREME_LOCK, value: "{{ .root.Release.Namespace }}/{{ include "common.fullname" (dict "root" .root) }}"}
+{{- end }}
+{{- if ne $v.launcher "torchrun" }}
+- {name: BIREME_LAUNCHER, value: {{ $v.launcher }}}
+{{- with $v.accelerate }}
+# Kubernetes would replace $(NAME).
+- {name: BIREME_ACCELERATE, value: {{ toJson . | replace "$(" "$$(" | quote }}}
+{{- end }}
 {{- end }}
 - {name: PET_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
 - {name: BIREME_FAILURES_WITHOUT_PROGRESS, value: "{{ int64 $v.failuresWithoutProgress }}"}
@@ -113,7 +134,7 @@ Arguments: root, worker (the result of common.worker).
 {{- $least := $v.preflight.bandwidthGBps }}
 {{- if and (kindIs "invalid" $least) (eq (int64 .worker.accelerators) (int64 .worker.whole)) }}
 {{- $published := (.root.Subcharts.common.Files.Get "files/instance-types.yaml" | fromYaml).bandwidth }}
-{{- with get (get $published (.worker.type | default "none") | default dict) (toString (int64 .worker.efa)) }}{{ $least = divf . 2 }}{{ end }}
+{{- with get (get $published (.worker.type | default "none" | trimPrefix "ml.") | default dict) (toString (int64 .worker.efa)) }}{{ $least = divf . 2 }}{{ end }}
 {{- end }}
 {{- with $least }}
 - {name: BIREME_PREFLIGHT_BANDWIDTH, value: "{{ . }}"}
@@ -125,7 +146,7 @@ Arguments: root, worker (the result of common.worker).
 The port at which the entry point tells of the run.
 */}}
 {{- define "torch-elastic.ports" -}}
-{{- if and .Values.metrics.port (not .Values.command) -}}
+{{- if and .Values.metrics.port (not .Values.command) (include "common.hasRuntime" (dict "root" .)) -}}
 ports:
   - {name: metrics, containerPort: {{ int64 .Values.metrics.port }}}
 {{- end }}

@@ -12,10 +12,10 @@ podFailurePolicy:
     - action: Ignore
       onExitCodes: {containerName: trainer, operator: In, values: [69]}
 {{- end }}
-{{- if not .Values.command }}
+{{- if and (not .Values.command) (include "common.hasRuntime" (dict "root" .)) }}
 successPolicy:
   rules:
-    # A worker exits with 0 only if the run succeeded, so one such exit is enough. A command's exit says nothing of others.
+    # A worker exits with 0 only if the run succeeded, so one such exit is enough. Without our entry point it says nothing of others.
     - succeededCount: 1
 {{- end }}
 template:

@@ -6,16 +6,17 @@ The template of a pod: {metadata, spec}.
 {{- $etcd := include "torch-elastic.etcd" . | fromJson }}
 {{- $script := include "torch-elastic.script" . }}
 {{- $container := include "common.trainingContainer" (dict "root" . "name" "trainer" "script" $script "shm" $worker.shm
-    "command" (.Values.command | default (list .Values.python "-m" "bireme_runtime.elastic.supervisor" "--"))
-    "arguments" (include "common.scriptArguments" (dict "root" . "script" $script) | fromJsonArray)
+    "command" (.Values.command | default (include "torch-elastic.entryPoint" . | fromJsonArray))
+    "arguments" (include "common.scriptArguments" (dict "root" . "script" (ternary "" $script (eq .Values.launcher "node"))) | fromJsonArray)
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
     "fields" (include "torch-elastic.ports" .)
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
-    "mounts" (printf "%s\n%s" (include "common.etcdTls.mount" $etcd) (include "torch-elastic.workers.mount" .))) }}
+    "mounts" (printf "%s\n%s\n%s" (include "common.etcdTls.mount" $etcd) (include "torch-elastic.workers.mount" .) (include "torch-elastic.topology.mount" .))) }}
 {{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm
     "containers" $container "worker" $worker
     "placement" (include "common.workerPlacement" (dict "root" . "worker" $worker))
-    "volumes" (printf "%s\n%s" (include "common.etcdTls.volume" $etcd) (include "torch-elastic.workers.volume" .))
+    "initContainers" (include "torch-elastic.topology.container" .)
+    "volumes" (printf "%s\n%s\n%s" (include "common.etcdTls.volume" $etcd) (include "torch-elastic.workers.volume" .) (include "torch-elastic.topology.volumes" .))
     "subdomain" (include "common.fullname" (dict "root" .))) }}
 {{- end }}

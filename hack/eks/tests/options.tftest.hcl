@@ -99,11 +99,11 @@ run "bought" {
     error_message = "capacity types"
   }
   assert {
-    condition     = one(one(aws_launch_template.accelerated["p5e-48xlarge"].capacity_reservation_specification).capacity_reservation_target).capacity_reservation_id == "cr-0a2"
+    condition     = one(one(aws_launch_template.node["p5e-48xlarge"].capacity_reservation_specification).capacity_reservation_target).capacity_reservation_id == "cr-0a2"
     error_message = "the block's nodes come from it"
   }
   assert {
-    condition     = one(aws_launch_template.accelerated["p5e-48xlarge"].instance_market_options).market_type == "capacity-block" && length(aws_launch_template.accelerated["p5-48xlarge"].instance_market_options) == 0
+    condition     = one(aws_launch_template.node["p5e-48xlarge"].instance_market_options).market_type == "capacity-block" && length(aws_launch_template.node["p5-48xlarge"].instance_market_options) == 0
     error_message = "only a block is a market"
   }
   assert {

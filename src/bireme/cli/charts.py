@@ -16,6 +16,7 @@ from rich.text import Text
 from bireme import views
 from bireme.cli.options import (
     App,
+    Target,
     chart_and_values,
     cli,
     explained,
@@ -134,9 +135,7 @@ def plan(
     /,
     nodes: str | None,
     against: str | None,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     output: str,
     **options: Any,
 ) -> None:
@@ -152,7 +151,7 @@ def plan(
         manifests = app.renderer.render(request).manifests
     planned = expand(request.release, request.namespace, manifests, app.instances)
     if against:
-        foreseen = app.deployer(app.cluster(cluster, kubeconfig, context)).changes(request)
+        foreseen = app.deployer(app.cluster(target)).changes(request)
         app.show(output, foreseen.to_json(), lambda: "\n".join(foreseen.sentences()))
         sys.exit(1 if foreseen.is_refused else 0)
     if output == "svg":

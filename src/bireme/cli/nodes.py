@@ -18,12 +18,14 @@ from bireme.cli.options import (
     pass_app,
     stacked,
 )
-from bireme.clusters import DEFAULT_NAME, Cluster, find, list_clusters, provider
+from bireme.clusters import ADDONS, DEFAULT_NAME, Cluster, find, list_clusters, provider, start_addon
 from bireme.clusters.nodes import parse_nodes
+from bireme.clusters.waiting import no_interrupts
 from bireme.errors import BiremeError
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
 from bireme.instances import CPU_TYPE
+from bireme.progress import step
 from bireme.provision import (
     Capacity,
     Fleet,
@@ -53,17 +55,35 @@ from bireme.provision.groups import KINDS
     metavar="NAME",
     help="Also make a claim that all nodes can mount (a stand-in)",
 )
+@click.option(
+    "--with",
+    "addons",
+    multiple=True,
+    type=click.Choice(ADDONS),
+    help="Also run Kueue, or Karpenter with a NodePool for every type; embedded clusters only",
+)
 @pass_app
-def up(app: App, /, provider_name: str, nodes: str, name: str, claims: tuple[str, ...]) -> None:
+def up(
+    app: App, /, provider_name: str, nodes: str, name: str, claims: tuple[str, ...], addons: tuple[str, ...]
+) -> None:
     """Start a cluster with nodes shaped like these instance types.
 
     \b
     Example: bireme up --nodes p4d.24xlarge=5,p3.8xlarge=4 --claim fsx-pvc
     """
     wanted = parse_nodes(nodes, app.instances)
-    cluster = provider(provider_name, app.paths, app.toolbox, app.err).up(name, wanted)
-    for claim in claims:
-        cluster.add_claim(claim)
+    clusters = provider(provider_name, app.paths, app.toolbox, app.err)
+    cluster = clusters.up(name, wanted)
+    try:
+        for addon in addons:
+            with step(app.err, f"Starting {addon}"):
+                start_addon(addon, cluster, app.toolbox)
+        for claim in claims:
+            cluster.add_claim(claim)
+    except BaseException:
+        with no_interrupts():
+            clusters.down(name)
+        raise
     app.out.print(
         f"{provider_name} cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}", soft_wrap=True
     )

@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 import yaml
@@ -27,6 +28,15 @@ from bireme.schemas import refusals, shortened
 from bireme.tools import Toolbox
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Target:
+    """What --cluster, --kubeconfig and --context say about the cluster of a command."""
+
+    cluster: str | None
+    kubeconfig: Path | None
+    context: str | None
 
 
 class App:
@@ -68,20 +78,16 @@ class App:
         releases = Releases(cluster, self.toolbox)
         return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
 
-    def cluster(self, name: str | None, kubeconfig: Path | None, context: str | None) -> Cluster:
-        """The cluster that the options name; without any, the one of `bireme up`, else kubectl's own."""
-        if kubeconfig or context:
-            from bireme.clusters.existing import ExistingProvider
-
-            return ExistingProvider(kubeconfig).get(context or "")
+    def cluster(self, target: Target) -> Cluster:
+        """The cluster that ``target`` names; without any, the one of `bireme up`, else kubectl's own."""
+        if target.kubeconfig or target.context:
+            return _existing(target.kubeconfig, target.context or "")
         made = {info.name: info for info in list_clusters(self.paths)}
-        chosen = name or (next(iter(made)) if len(made) == 1 else None)
+        chosen = target.cluster or (next(iter(made)) if len(made) == 1 else None)
         if chosen is None and made:
             raise BiremeError(f"there are several clusters ({', '.join(made)}): choose one with --cluster")
         if chosen is None:
-            from bireme.clusters.existing import ExistingProvider
-
-            return ExistingProvider().get()
+            return _existing()
         if chosen not in made:
             raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --name {chosen}")
         return provider(made[chosen].provider, self.paths, self.toolbox, self.err).get(chosen)
@@ -117,13 +123,26 @@ namespace_option = click.option(
 timeout_option = click.option("--timeout", default=300.0, show_default=True, help="Longest wait, in seconds")
 
 
-target_options = stacked(
+_target_options = stacked(
     click.option(
         "--cluster", metavar="NAME", help="A cluster of `bireme up` (default: the only one there is)"
     ),
     click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of another cluster"),
     click.option("--context", help="Context in the kubeconfig"),
 )
+
+
+def target_options(command: F) -> F:
+    """Let ``command`` take a Target as ``target``, from three options."""
+
+    @_target_options
+    @wraps(command)
+    def with_target(
+        *args: Any, cluster: str | None, kubeconfig: Path | None, context: str | None, **options: Any
+    ) -> Any:
+        return command(*args, target=Target(cluster, kubeconfig, context), **options)
+
+    return cast(F, with_target)
 
 
 values_options = stacked(
@@ -141,13 +160,17 @@ values_options = stacked(
     ),
     click.option("--set-json", "set_jsons", multiple=True, metavar="KEY=JSON", help="One value, as JSON"),
     click.option("--set-file", "set_files", multiple=True, metavar="KEY=FILE", help="One value, from a file"),
-    click.option("--release", metavar="NAME", help="Name of the release (default: the chart's name)"),
     click.option("--plain-http", is_flag=True, help="Pull an oci:// chart without TLS"),
     namespace_option,
 )
 
 
-chart_and_values = stacked(click.argument("chart"), values_options)
+release_option = click.option(
+    "--release", metavar="NAME", help="Name of the release (default: the chart's name)"
+)
+
+
+chart_and_values = stacked(click.argument("chart"), values_options, release_option)
 
 
 def request_of(
@@ -194,6 +217,15 @@ def _values_file(paths: Paths, name: str) -> Path:
     """A values file: as it is called, or one of the collection by its name. What is there wins."""
     kept = kept_values(paths, "instances") | kept_values(paths, "workloads")
     return Path(name) if Path(name).exists() else kept.get(name, Path(name))
+
+
+def _existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
+    """A cluster that is not ours, once its API server answers."""
+    from bireme.clusters.existing import ExistingProvider
+
+    cluster = ExistingProvider(kubeconfig).get(context)
+    cluster.api.greet()
+    return cluster
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bireme import timeline_picture, views
+from bireme.admission import Finding
 from bireme.cli.options import (
     App,
+    Target,
     chart_and_values,
     cli,
     explained,
@@ -18,6 +21,7 @@ from bireme.cli.options import (
     namespace_option,
     output_option,
     pass_app,
+    release_option,
     request_of,
     target_options,
     timeout_option,
@@ -25,6 +29,7 @@ from bireme.cli.options import (
 )
 from bireme.deploy import Outcome
 from bireme.doctor import Doctor
+from bireme.doctor import release as of_release
 from bireme.errors import BiremeError
 from bireme.helm import values as value_files
 from bireme.logs import log as pod_log
@@ -47,9 +52,7 @@ from bireme.topology import expand
 def install(
     app: App,
     /,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     replace: bool,
     timeout: float,
     output: str,
@@ -63,13 +66,14 @@ def install(
     request = request_of(app, **options)
     with explained(app, request):
         app.renderer.render(request)  # so that values are refused before a cluster is needed
-    deployer = app.deployer(app.cluster(cluster, kubeconfig, context), quiet=output in ("json", "yaml"))
+    deployer = app.deployer(app.cluster(target), quiet=output in ("json", "yaml"))
     _conclude(app, deployer.install(request, timeout, replace), output)
 
 
 @cli.command()
 @click.argument("chart", required=False)
 @values_options
+@release_option
 @target_options
 @output_option("text", "json", "yaml")
 @pass_app
@@ -77,9 +81,7 @@ def doctor(
     app: App,
     /,
     chart: str | None,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     output: str,
     **options: Any,
 ) -> None:
@@ -94,15 +96,19 @@ def doctor(
     release, namespace = options["release"], options["namespace"]
     if chart is None and release is None:
         raise BiremeError("name a chart or a release: bireme doctor CHART, or bireme doctor --release NAME")
-    target = app.cluster(cluster, kubeconfig, context)
+    cluster = app.cluster(target)
+    left: tuple[Finding, ...] = ()
     if chart is None:
-        manifests = Releases(target, app.toolbox).manifests(release, namespace)
+        releases = Releases(cluster, app.toolbox)
+        manifests = releases.manifests(release, namespace)
+        revision = releases.current(release, namespace)
+        left = tuple(of_release(revision, app.paths.charts)) if revision else ()
     else:
         request = request_of(app, chart=chart, **options)
         release, manifests = request.release, app.renderer.render(request).manifests
     planned = expand(release, namespace, manifests, app.instances)
-    found = Doctor(target.api, planned, manifests, app.instances)
-    findings = (*found.before(installed=chart is None), *(() if chart else found.after()))
+    found = Doctor(cluster.api, planned, manifests, app.instances)
+    findings = (*left, *found.before(installed=chart is None), *(() if chart else found.after()))
     unseen = found.unseen() if chart else ()
     data = {
         name: [each.to_json() for each in group]
@@ -110,6 +116,46 @@ def doctor(
     }
     app.show(output, data, lambda: views.doctor_view(findings, unseen))
     sys.exit(1 if findings else 0)
+
+
+@cli.command()
+@click.argument("release")
+@click.argument("chart", required=False)
+@values_options
+@target_options
+@output_option("text", "json", "yaml")
+@pass_app
+def diff(
+    app: App,
+    /,
+    release: str,
+    chart: str | None,
+    target: Target,
+    output: str,
+    **options: Any,
+) -> None:
+    """Show what an upgrade of RELEASE to CHART changes in each object, as lines that go and lines that come.
+
+    Without CHART it is the one here of the same name; without -f the values of the release stay. Values of
+    Secrets are hidden. Exits with 1 when something changes; `bireme plan --against` tells what that does.
+
+    \b
+    Example: bireme diff imagenet
+             bireme diff imagenet --set image.tag=0.2.0
+    """
+    namespace = options["namespace"]
+    cluster = app.cluster(target)
+    releases = Releases(cluster, app.toolbox)
+    revision = releases.current(release, namespace)
+    if revision is None:
+        raise BiremeError(f"there is no release {release} in namespace {namespace}")
+    request = request_of(app, chart=chart or revision.chart_name, release=release, **options)
+    if not options["files"]:
+        request = replace(request, values=releases.values(release, namespace))
+    with explained(app, request):
+        found = app.deployer(cluster).diff(request)
+    app.show(output, [each.to_json() for each in found], lambda: views.diff_view(found))
+    sys.exit(1 if found else 0)
 
 
 @cli.command()
@@ -123,9 +169,7 @@ def status(
     /,
     release: str,
     namespace: str,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     output: str,
 ) -> None:
     """Compare the pods of RELEASE with its plan, now.
@@ -133,7 +177,7 @@ def status(
     \b
     Example: bireme status imagenet -n training
     """
-    _conclude(app, app.deployer(app.cluster(cluster, kubeconfig, context)).status(release, namespace), output)
+    _conclude(app, app.deployer(app.cluster(target)).status(release, namespace), output)
 
 
 @cli.command()
@@ -151,9 +195,7 @@ def timeline(
     release: str | None,
     file: Path | None,
     namespace: str,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     output: str,
 ) -> None:
     """Show what happened in the run of RELEASE: its worlds, workers and steps, and why it restarted.
@@ -168,7 +210,7 @@ def timeline(
     if file:
         run = timeline_from(value_files.read_text(file, "timeline"), str(file))
     else:
-        run = app.deployer(app.cluster(cluster, kubeconfig, context)).timeline(str(release), namespace)
+        run = app.deployer(app.cluster(target)).timeline(str(release), namespace)
     if output in ("svg", "html"):
         click.echo(timeline_picture.svg(run) if output == "svg" else timeline_picture.html(run), nl=False)
     else:
@@ -195,9 +237,7 @@ def logs(
     follow: bool,
     previous: bool,
     namespace: str,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
 ) -> None:
     """Print the log of a pod of RELEASE: its launcher's, else that of rank 0.
 
@@ -206,10 +246,10 @@ def logs(
     """
     if rank is not None and name:
         raise BiremeError("--rank and --pod both name a pod: give one of them")
-    target = app.cluster(cluster, kubeconfig, context)
-    planned = app.deployer(target).planned(release, namespace)
-    pod = named_pod(target, planned, name) if name else main_pod(target, planned, rank)
-    for piece in pod_log(target, namespace, pod, follow, previous):
+    cluster = app.cluster(target)
+    planned = app.deployer(cluster).planned(release, namespace)
+    pod = named_pod(cluster, planned, name) if name else main_pod(cluster, planned, rank)
+    for piece in pod_log(cluster, namespace, pod, follow, previous):
         click.echo(piece, nl=False)
 
 
@@ -231,9 +271,7 @@ def scale(
     workers: int,
     replace: bool,
     namespace: str,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     timeout: float,
     output: str,
 ) -> None:
@@ -242,7 +280,7 @@ def scale(
     \b
     Example: bireme scale imagenet 5
     """
-    deployer = app.deployer(app.cluster(cluster, kubeconfig, context), quiet=output in ("json", "yaml"))
+    deployer = app.deployer(app.cluster(target), quiet=output in ("json", "yaml"))
     request = deployer.resized(release, namespace, workers, app.paths.charts)
     foreseen = deployer.changes(request)
     if foreseen.is_refused and not replace:
@@ -265,9 +303,7 @@ def list_(
     /,
     what: str,
     namespace: str | None,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     output: str,
 ) -> None:
     """List the releases on a cluster, or what has a name: charts, instance types, workloads.
@@ -279,7 +315,7 @@ def list_(
         names = app.charts.names() if what == "charts" else sorted(kept_values(app.paths, what))
         app.show(output, names, lambda: "\n".join(names))
         return
-    found = Releases(app.cluster(cluster, kubeconfig, context), app.toolbox).list(namespace)
+    found = Releases(app.cluster(target), app.toolbox).list(namespace)
     app.show(output, [each.to_json() for each in found], lambda: views.releases_view(found))
 
 
@@ -304,9 +340,7 @@ def nccl(
     nodes: int | None,
     efa: int,
     namespace: str,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     output: str,
 ) -> None:
     """Read what nccl-tests printed in RELEASE: does NCCL use EFA, and how fast is it?
@@ -327,10 +361,10 @@ def nccl(
         report = parse(value_files.read_text(log, "log"), str(log))
         asked = Asked(instance, nodes or report.hosts or 0, efa) if instance or efa else None
     else:
-        name, target = str(release), app.cluster(cluster, kubeconfig, context)
-        planned = app.deployer(target).planned(name, namespace)
+        name, cluster = str(release), app.cluster(target)
+        planned = app.deployer(cluster).planned(name, namespace)
         asked = asked_by(planned)
-        report = parse(main_log(target, planned), f"the log of {name}'s launcher")
+        report = parse(main_log(cluster, planned), f"the log of {name}'s launcher")
     verdict = judge(report, asked, load_measured(app.paths), app.instances)
     app.show(output, verdict.to_json(), lambda: views.bandwidth_view(verdict))
     if verdict.problems:
@@ -353,9 +387,7 @@ def uninstall(
     /,
     release: str,
     namespace: str,
-    cluster: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
+    target: Target,
     timeout: float,
 ) -> None:
     """Remove RELEASE and wait until its pods are gone.
@@ -363,5 +395,5 @@ def uninstall(
     \b
     Example: bireme uninstall imagenet
     """
-    app.deployer(app.cluster(cluster, kubeconfig, context)).uninstall(release, namespace, timeout)
+    app.deployer(app.cluster(target)).uninstall(release, namespace, timeout)
     app.out.print(f"{release} is gone")

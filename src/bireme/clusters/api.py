@@ -62,6 +62,17 @@ class Api:
         """Close the connections."""
         self._client.rest_client.close()
 
+    def greet(self) -> None:
+        """Wait until the server says anything, a refusal too. Raises ApiError after ten seconds without.
+
+        Helm would wait for ever for a server that takes connections and does not answer.
+        """
+        try:
+            self._send("GET", "/version", None, {}, None, _CONNECT_SECONDS)
+        except ApiError as error:
+            if not error.status:
+                raise
+
     def get(self, path: str, **query: str) -> dict[str, Any]:
         """The object or list at ``path``, e.g. ``/api/v1/nodes``. Raises ApiError."""
         return self._json("GET", path, query=query)
@@ -76,7 +87,7 @@ class Api:
             raise
 
     def stream(self, path: str, endless: bool = False, **query: str) -> Iterator[bytes]:
-        """The text at ``path`` as it arrives; ``endless`` waits for more as long as the server sends none.
+        """The text at ``path``, piece by piece as it arrives; with ``endless`` there is no time-out.
 
         Raises ApiError.
         """

@@ -7,20 +7,15 @@ that has either wrong fails here as on a real cluster.
 from __future__ import annotations
 
 import contextlib
-import shutil
-import signal
 import socket
-import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from bireme.clusters import programs
 from bireme.clusters.base import Cluster
 from bireme.clusters.ports import is_free, reserve
 from bireme.clusters.waiting import until
@@ -28,25 +23,11 @@ from bireme.errors import BiremeError
 
 _PORT_SECONDS = 600
 _READY_SECONDS = 60
-_STOP_SECONDS = 20
 _TOKEN_SECONDS = 24 * 3600
-_LINES_KEPT = 20
-
-
-@dataclass(frozen=True)
-class Controller:
-    """A program that runs; ``log`` has its output."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def has_ended(self) -> bool:
-        """Whether the process is gone."""
-        return self.process.poll() is not None
 
 
 @contextlib.contextmanager
-def running(cluster: Cluster, deployment: str, namespace: str, program: Path) -> Iterator[Controller]:
+def running(cluster: Cluster, deployment: str, namespace: str, program: Path) -> Iterator[programs.Program]:
     """Run ``program`` in place of the one container of ``deployment``, while the block runs.
 
     The block starts when the readiness probe answers. The program listens on the container's ports, on this
@@ -56,41 +37,21 @@ def running(cluster: Cluster, deployment: str, namespace: str, program: Path) ->
     installed = cluster.api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{deployment}")
     pod = installed["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    folder = cluster.kubeconfig.parent / "controllers" / f"{namespace}.{deployment}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder = programs.new_folder(cluster, f"{namespace}.{deployment}")
     kubeconfig = folder / "kubeconfig"
     kubeconfig.touch(mode=0o600)
     token = _token(cluster, pod.get("serviceAccountName", "default"), namespace)
     kubeconfig.write_text(yaml.safe_dump(_as_bearer(cluster, token)), encoding="utf-8")
-    # Started through a link in this folder, so that its command line names the cluster and `down` ends it
-    # after a crash.
-    link = folder / program.name
-    link.symlink_to(program)
-    with _ports({port["containerPort"] for port in container.get("ports", ())}):
-        controller = _start(link, container, kubeconfig)
-        try:
-            until(lambda: _settled(controller, container), _READY_SECONDS, f"{program.name} to be ready")
-            _check_alive(controller)
-            yield controller
-            _check_alive(controller)
-        finally:
-            _stop(controller.process)
-
-
-def _start(link: Path, container: Mapping[str, Any], kubeconfig: Path) -> Controller:
-    log = link.parent / "log"
     given = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(link), *container.get("args", ())],
-            env={**given, "KUBECONFIG": str(kubeconfig), "HOME": str(link.parent)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    return Controller(process, log)
+    environment = {**given, "KUBECONFIG": str(kubeconfig)}
+    with _ports({port["containerPort"] for port in container.get("ports", ())}):
+        controller = programs.start(folder, program, container.get("args", ()), environment)
+        try:
+            controller.wait_ready(_probe(container), _READY_SECONDS)
+            yield controller
+            controller.check_alive()
+        finally:
+            controller.stop()
 
 
 def _token(cluster: Cluster, account: str, namespace: str) -> str:
@@ -114,36 +75,11 @@ def _as_bearer(cluster: Cluster, token: str) -> dict[str, Any]:
     }
 
 
-def _settled(controller: Controller, container: Mapping[str, Any]) -> bool:
-    """Whether the readiness probe answers, or the program has ended."""
+def _probe(container: Mapping[str, Any]) -> str:
+    """The address of the readiness probe on this machine."""
     probe = container["readinessProbe"]["httpGet"]
     named = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
-    port = named.get(probe["port"], probe["port"])
-    if controller.has_ended():
-        return True
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{probe['path']}", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _check_alive(controller: Controller) -> None:
-    if not controller.has_ended():
-        return
-    log, code = controller.log, controller.process.returncode
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES_KEPT:]
-    what = f"the program of {log.parent.name} ended with exit code {code}; its last lines are:"
-    raise BiremeError("\n  ".join([what, *lines]))
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    return f"http://127.0.0.1:{named.get(probe['port'], probe['port'])}{probe['path']}"
 
 
 @contextlib.contextmanager

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +22,7 @@ import yaml
 from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import shape_of
-from bireme.clusters.ports import is_free, reserve
+from bireme.clusters.ports import reserved
 from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.errors import BiremeError
@@ -46,8 +44,6 @@ _PORT_OPTIONS = (
     "kubeSchedulerPort",
     "kwokControllerPort",
 )
-# Below the range from which the kernel takes the ports of outgoing connections.
-_PORT_RANGE = range(10_000, 32_000)
 # Beyond this number of nodes, heartbeats are slowed down in proportion: renewing a thousand leases every
 # ten seconds would take all the CPU of a small machine.
 _NODES_AT_FULL_HEARTBEAT = 200
@@ -162,7 +158,7 @@ def _start(
     # them after a crash.
     for tool in ("kwokctl", "kubectl"):
         (work / tool).symlink_to(binaries[tool])
-    with _reserved_ports(len(_PORT_OPTIONS)) as ports:
+    with reserved(len(_PORT_OPTIONS)) as ports:
         named_ports = dict(zip(_PORT_OPTIONS, ports, strict=True))
         config = _kwok_config(kubernetes, nodes, binaries, {**named_ports, **further})
         (work / "kwok.yaml").write_text(config, encoding="utf-8")
@@ -276,22 +272,6 @@ def _kwok_config(
 
 def _extra_args(component: str, args: Mapping[str, str]) -> dict[str, Any]:
     return {"name": component, "extraArgs": [{"key": key, "value": value} for key, value in args.items()]}
-
-
-@contextlib.contextmanager
-def _reserved_ports(count: int) -> Iterator[list[int]]:
-    """Free TCP ports; no other ``up`` on this machine gets them while the block runs."""
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        for port in random.sample(_PORT_RANGE, k=2000):
-            if len(ports) == count:
-                break
-            marker = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            if reserve(marker, port) and is_free(port):
-                ports.append(port)
-        if len(ports) < count:
-            raise BiremeError(f"no {count} free TCP ports in {_PORT_RANGE.start}-{_PORT_RANGE.stop}")
-        yield ports
 
 
 def _processes(folder: Path) -> list[tuple[int, str]]:

@@ -27,6 +27,7 @@ from bireme.labels import (
     DEFAULT_CLASS_ANNOTATION,
     EXIT_CODE_ANNOTATION,
     FAKE_LABEL,
+    FAKE_VALUE,
     NODE_TYPE_LABEL,
     NOT_READY_TAINT,
     OUT_OF_SERVICE_TAINT,
@@ -40,7 +41,7 @@ _OUT_OF_SERVICE = {
     "effect": "NoExecute",
 }
 # The nodes that kwok simulates: all fake ones but those that cut_node made unreachable.
-MANAGED_NODES = f"{FAKE_LABEL}=true,!{CUT_LABEL}"
+MANAGED_NODES = f"{FAKE_LABEL}={FAKE_VALUE},!{CUT_LABEL}"
 
 _NODES_SECONDS = 180
 _END_SECONDS = 15

@@ -12,6 +12,7 @@ from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Instance
 from bireme.labels import (
     ARCHITECTURE_LABEL,
     FAKE_LABEL,
+    FAKE_VALUE,
     HOSTNAME_LABEL,
     INSTANCE_TYPE_LABEL,
     NODE_TYPE_LABEL,
@@ -95,7 +96,7 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
     """A Node object as the kubelet of a fresh, healthy instance would register it.
 
     ``kubernetes`` is the version the kubelet reports, e.g. ``1.36.3``. There is no machine behind the
-    node, and the label ``bireme/fake`` says so.
+    node, and the label ``kwok.x-k8s.io/node`` says so.
     """
     name = shape.node_name(index)
     taints = [{"key": shape.taint, "value": "present", "effect": "NoSchedule"}] if shape.taint else []
@@ -111,7 +112,7 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
                 OS_LABEL: "linux",
                 REGION_LABEL: REGION,
                 ZONE_LABEL: ZONE,
-                FAKE_LABEL: "true",
+                FAKE_LABEL: FAKE_VALUE,
                 NODE_TYPE_LABEL: shape.name,
             },
         },

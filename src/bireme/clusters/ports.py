@@ -6,7 +6,34 @@ and the kernel releases it however the process ends.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
+from collections.abc import Iterator
+
+from bireme.errors import BiremeError
+
+# Below the range from which the kernel takes the ports of outgoing connections.
+_RANGE = range(10_000, 32_000)
+
+
+@contextlib.contextmanager
+def reserved(count: int) -> Iterator[list[int]]:
+    """``count`` free TCP ports; no other process of Bireme gets them while the block runs.
+
+    Raises BiremeError when there are not so many.
+    """
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for port in random.sample(_RANGE, k=2000):
+            if len(ports) == count:
+                break
+            marker = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            if reserve(marker, port) and is_free(port):
+                ports.append(port)
+        if len(ports) < count:
+            raise BiremeError(f"no {count} free TCP ports in {_RANGE.start}-{_RANGE.stop}")
+        yield ports
 
 
 def reserve(marker: socket.socket, port: int) -> bool:

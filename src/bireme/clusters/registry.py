@@ -1,20 +1,22 @@
-"""The cluster providers by name."""
+"""The cluster providers and what runs beside their clusters, by name."""
 
 from __future__ import annotations
 
 import difflib
 from typing import TYPE_CHECKING
 
-from bireme.clusters.base import Provider
+from bireme.clusters.base import Cluster, Provider
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bireme.clusters.programs import Program
     from bireme.tools import Toolbox
 
 PROVIDERS = ("embedded", "kind", "existing")
+ADDONS = ("kueue", "karpenter")
 
 
 def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None = None) -> Provider:
@@ -35,3 +37,16 @@ def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None 
     close = difflib.get_close_matches(name, PROVIDERS, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PROVIDERS)}"
     raise BiremeError(f"unknown cluster provider {name!r}: {hint}")
+
+
+def start_addon(name: str, cluster: Cluster, toolbox: Toolbox) -> Program:
+    """Start one of `ADDONS` for an embedded cluster, with which it ends. Raises BiremeError."""
+    if cluster.provider != "embedded":
+        raise BiremeError(f"{name} is started for embedded clusters only: install it in {cluster.name}")
+    if name == "kueue":
+        from bireme.clusters.addons import kueue
+
+        return kueue.start(cluster, toolbox)
+    from bireme.clusters.addons import karpenter
+
+    return karpenter.start(cluster, toolbox)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bireme.errors import BiremeError
-from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Instance
+from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, HYPERPOD, Instance
 from bireme.labels import NODE_TYPE_LABEL
 
 KINDS = ("on-demand", "spot", "reservation", "block")
@@ -104,6 +104,12 @@ class Fleet:
                 f"for example {self.region}a,{self.region}b; accelerated nodes are in the first"
             )
 
+        managed = [name for name in self.nodes if name.startswith(HYPERPOD)]
+        if managed:
+            raise BiremeError(
+                f"--nodes {', '.join(managed)}: HyperPod makes its own nodes; leave them out, "
+                f"or name EC2 types such as {managed[0].removeprefix(HYPERPOD)}"
+            )
         accelerated = [name for name in self.nodes if name != CPU_TYPE]
         if self.capacity.reservation and len(accelerated) != 1:
             raise BiremeError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bireme.instances import ROOT_VOLUME_GIB
-from bireme.labels import ARCHITECTURE_LABEL, INSTANCE_TYPE_LABEL, ZONE_LABEL
+from bireme.labels import ARCHITECTURE_LABEL, CAPACITY_TYPE_LABEL, INSTANCE_TYPE_LABEL, ZONE_LABEL
 from bireme.provision.groups import Fleet, Group
 from bireme.quantities import HUGE_PAGES
 
@@ -63,7 +63,7 @@ def _node_class(group: Group, fleet: Fleet, role: str) -> dict[str, Any]:
 def _node_pool(group: Group) -> dict[str, Any]:
     requirements = [
         _one_of(INSTANCE_TYPE_LABEL, group.instance_type),
-        _one_of("karpenter.sh/capacity-type", _CAPACITY_TYPES[group.capacity.kind]),
+        _one_of(CAPACITY_TYPE_LABEL, _CAPACITY_TYPES[group.capacity.kind]),
         _one_of(ARCHITECTURE_LABEL, "amd64"),
     ]
     if group.zone:

@@ -146,7 +146,7 @@ def _tool(
         module=module["module"],
         package=own["package"],
         ldflags=" ".join(["-s -w", *stamps]),
-        version_arguments=tuple(own["version"]),
+        version_arguments=tuple(own.get("version", ())),
         executables=tuple(own.get("on-path", [name])),
         release=Release(release["url"], release["checksums"], release.get("member")) if release else None,
         go=go,

@@ -165,6 +165,8 @@ class Toolbox:
                     yield Path(found).absolute()
 
     def _version(self, tool: Tool, binary: Path) -> str | None:
+        if not tool.version_arguments:
+            return _recorded_version(tool.module, binary)
         try:
             asked = subprocess.run(
                 [binary, *tool.version_arguments],
@@ -239,3 +241,12 @@ class Toolbox:
         reason = _REFUSED.get((name, (version or "").removeprefix("v")))
         if reason:
             raise BiremeError(f"{reason}: use the pinned one")
+
+
+def _recorded_version(module: str, binary: Path) -> str | None:
+    """The version of ``module`` that Go recorded in ``binary`` when it was built."""
+    try:
+        found = re.search(rb"\nmod\t%b\tv([0-9A-Za-z.-]+)" % re.escape(module.encode()), binary.read_bytes())
+    except OSError:
+        return None
+    return found[1].decode() if found else None

@@ -88,7 +88,8 @@ class Worker:
         while not self.outcome:
             self.board.clear()
             client = self.job.client()
-            identity = rendezvous.Identity(rendezvous.new_base(self.name), self.slot, self.name)
+            place = (f"switch {self.slot % 2}",)
+            identity = rendezvous.Identity(rendezvous.new_base(self.name), self.slot, self.name, place)
             member = self.member = rendezvous.Rendezvous(
                 client, self.job.settings(self.run), identity, self.board,
                 wanted=lambda: self.job.size if self.job.spares else 0,
@@ -288,18 +289,18 @@ class Job:
     def _written(self, key: str, value: str) -> None:
         """Worlds have whole units. A run succeeds only when all of the last round have finished."""
         if key.endswith("/round"):
-            size = len(json.loads(value)["members"])
+            size = len(rules.round_of(value, 0).members)
             if size % self.unit or not self.least <= size <= self.size:
                 raise Broken(f"a world of {size} in units of {self.unit}, {self.least} to {self.size}")
         if not key.endswith("/done") or json.loads(value)["outcome"] != rules.SUCCESS:
             return
         root = key[: -len("done")]
         run = root[len(_PREFIX) :].strip("/")
-        latest = json.loads(self.etcd.keys[root + "round"].value)
-        for id in latest["members"]:
+        latest = rules.round_of(self.etcd.keys[root + "round"].value, 0)
+        for id in latest.members:
             pod = id.rsplit(".", 1)[0].rsplit("-", 1)[0]
-            if (run, latest["number"], pod) not in self.finished:
-                raise Broken(f"run {run} is a success, but {pod} has not finished round {latest['number']}")
+            if (run, latest.number, pod) not in self.finished:
+                raise Broken(f"run {run} is a success, but {pod} has not finished round {latest.number}")
 
     def succeeded(self, run: str) -> None:
         """One worker has succeeded: the Job's success policy ends the others."""

@@ -553,7 +553,7 @@ def _wait_for_shares(settings: Settings, listing: Listing, copier: Copier, lists
         shares = {index: _share(settings, index) for index in range(settings.workers)}
         for index, share in shares.items():
             if share is not None and share["identity"] != listing.identity:
-                # That worker has ended, and nobody starts it again: what it lacks is copied here.
+                # That worker has ended and does not run again, so this one copies what is missing.
                 say(f"the sources changed after worker {index} had listed them: its share is copied again")
                 _copy_share(settings, listing, index, copier, lists, say)
         left = [index for index, share in shares.items() if share is None]

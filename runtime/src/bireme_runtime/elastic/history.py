@@ -46,7 +46,7 @@ class History:
                 name = str(view.members[id].slot)
             workers.append([name, nodes.get(name, ""), start])
         record: dict[str, Any] = {"time": round_time(now), "cause": cause, "workers": workers}
-        # The round before has failed if there is a failure; else members came or went.
+        # Without a failure in the round before, members have joined or left.
         failed = failures.first_of(self._ledger.of_round(round - 1))
         if failed:
             record["failure"] = {"time": round_time(failed.time), "sentence": failed.sentence}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import fence, pairs, rendezvous, torch_handler, warm
+from bireme_runtime.elastic import fence, launchers, pairs, rendezvous, torch_handler, warm
 from bireme_runtime.elastic.report import (
     AGENT,
     CONFIG,
@@ -30,7 +31,7 @@ from bireme_runtime.elastic.report import (
     USAGE,
     Reporter,
 )  # fmt: skip
-from bireme_runtime.process import devices, environment
+from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import as_shell
 from bireme_runtime.process.log import log_of
@@ -50,6 +51,7 @@ def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
     reporter = Reporter.from_env()
     report = reporter.ended
     try:
+        check_release(importlib.import_module("torch").__version__)
         run = importlib.import_module("torch.distributed.run")
         adapt_torch(reporter)
         if template is not None:
@@ -91,6 +93,13 @@ def check_kernels(architectures: Sequence[str], capabilities: Mapping[str, str])
         if architectures and not devices.has_kernels(architectures, capability):
             has = f"has kernels for {' '.join(architectures)} only"
             raise KernelsMissing(f"{model} has compute capability {capability}, but this torch {has}")
+
+
+def check_release(version: str) -> None:
+    """Raise ArgumentError when the agent does not know a torch as old as ``version``, e.g. 2.6.0+cu124."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < (2, 1):
+        raise ArgumentError(f"this image has torch {version}, and the agent needs 2.1: set runtime=false")
 
 
 def check_arguments(run: Any, argv: Sequence[str]) -> None:
@@ -138,6 +147,8 @@ def adapt_torch(reporter: Reporter) -> None:
         environment.seconds(os.environ, "BIREME_JOIN_SECONDS", 30),
         give_up,
     )
+    if launchers.starts_nodes(os.environ):
+        children.adopt_orphans()
     if not _has_libuv():
         _do_without_libuv()
 
@@ -242,6 +253,8 @@ def _tell_of_processes(reporter: Reporter) -> None:
                 return bool(handler.num_nodes_waiting()) and not handler.only_arrivals
 
             pairs.check(group.store, group.group_rank, group.group_world_size, over, log_of("agent"))
+        if launchers.starts_nodes(os.environ):
+            launchers.meet(group.store, group.group_rank, group.group_world_size)
         reporter.starting(_round(), group.group_rank, group.group_world_size)
         ids: Mapping[int, Any] = start(self, group)
         ranks = {int(pid): (group.workers[at].global_rank, at) for at, pid in ids.items()}
@@ -289,6 +302,9 @@ def _limit_time_to_stop(after_loss: float, for_newcomers: float, give_up: Callab
         threading.Thread(target=watch, daemon=True).start()
         try:
             stock(self, death_sig, seconds)
+            # A launcher's own processes are in sessions of their own, and outlive it.
+            if launchers.starts_nodes(os.environ) and children.kill_descendants():
+                give_up()
         finally:
             ended.set()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bireme_runtime.elastic import failures, hang, history, progress
+from bireme_runtime.elastic import failures, hang, history, launchers, progress
 from bireme_runtime.elastic.status import Starts
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
@@ -295,7 +295,8 @@ class Observer:
         """Where the processes of this worker stand. Their stacks are printed to the log, one by one."""
         steps = self._progress.board.steps()
         found = []
-        for pid, rank, slot in self._processes:
+        below = [each for pid, _, _ in self._processes for each in launchers.ranks_below(pid)]
+        for pid, rank, slot in below or self._processes:
             self._say(f"the stacks of rank {rank} (process {pid}):")
             self._printed = []
             lines = hang.print_stacks(pid, lambda: list(self._printed or ()))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 import time
 import uuid
 from collections.abc import Mapping
@@ -17,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme_runtime.process import environment
+from bireme_runtime.process.devices import GpuError, query_gpus
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import CONFIG, TEMPORARY
 from bireme_runtime.process.log import Say
 
-_ANSWER_SECONDS = 60.0
 _PIECE, _PIECES = 1 << 20, 64
 _MIB = 1 << 20
 
@@ -67,26 +65,18 @@ def check(env: Mapping[str, str], say: Say) -> None:
 
 def _accelerators_lack(wanted: int, env: Mapping[str, str], say: Say) -> str:
     """What is wrong with the accelerators, "" when nothing is known to be."""
-    program = shutil.which("nvidia-smi", path=env.get("PATH", ""))
-    if program is None:
-        return ""
-    query = ["--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits"]
     try:
-        asked = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"nvidia-smi does not answer within {_ANSWER_SECONDS:.0f} s"
+        rows = query_gpus(env, "index", "ecc.errors.uncorrected.volatile.total")
+    except GpuError as error:
+        return str(error)
     except OSError as error:
         say(f"preflight: the GPUs are not checked: {error}")
         return ""
-    if asked.returncode:
-        last = (asked.stdout + asked.stderr).strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
-        return f"nvidia-smi fails: {last[0]}"
-    rows = [row.split(",") for row in asked.stdout.splitlines() if row.strip()]
+    if rows is None:
+        return ""
     if len(rows) < wanted:
         return f"nvidia-smi shows {len(rows)} of the {wanted} GPUs that the worker asked for"
-    broken = [row[0].strip() for row in rows if row[-1].strip().isdigit() and int(row[-1])]
+    broken = [row[0] for row in rows if row[-1].isdigit() and int(row[-1])]
     if broken:
         return f"GPU {', '.join(broken)} has uncorrected memory errors since the driver was loaded"
     return ""

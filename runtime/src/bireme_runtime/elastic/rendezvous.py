@@ -58,6 +58,7 @@ _WATCH_IDLE_SECONDS = 60.0
 _WATCH_IDLE_SECONDS_PER_MEMBER = 0.3
 # The same if renewals show that something was written meanwhile, perhaps to other keys.
 _BLIND_SECONDS = 10.0
+_BLIND_SECONDS_PER_MEMBER = 0.05
 # For so long a member that does not reach rank 0 looks whether others do not either.
 _UNREACHED_SECONDS = 10.0
 # What all members together ask of etcd while nothing happens.
@@ -90,11 +91,12 @@ class JoinTimeout(BiremeError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a member registers: a name that no other process has, its slot and its address."""
+    """What a member registers: a name that no other process has, its slot, address and node's place."""
 
     base: str
     slot: int
     address: str
+    place: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,12 @@ class Rendezvous:
         while True:
             with self._changed:
                 self._check_threads()
-                if self._is_spare():
-                    deadline = time.monotonic() + self.settings.join_timeout
                 registration = self._registration
                 lost = registration is None or registration.lost
                 reading = self._view
                 decision = self._decide() if registration and not lost else Wait("a new lease")
+                if self._is_spare() and not isinstance(decision, Propose):
+                    deadline = time.monotonic() + self.settings.join_timeout
                 if isinstance(decision, Joined) and self._uncertain():
                     decision = Wait("etcd to renew its lease")
                 if isinstance(decision, Joined):
@@ -203,7 +205,7 @@ class Rendezvous:
             if isinstance(decision, Over):
                 raise RunOver(decision.outcome)
             if isinstance(decision, Propose) and registration is not None:
-                self._propose(decision.round, registration, reading, deadline)
+                self._propose(decision.round, registration, reading, deadline, progress)
             else:
                 self._get_ready(deadline)
 
@@ -516,8 +518,9 @@ class Rendezvous:
             lambda: (fence.now(), self._client.lease_grant(self.settings.lease_ttl)), deadline
         )
         self._registrations += 1
-        id = f"{self.identity.base}.{self._registrations}"
-        member = Member(id, self.identity.base, self.identity.slot, self.identity.address, self._highest + 1)
+        me = self.identity
+        id, ready = f"{me.base}.{self._registrations}", self._highest + 1
+        member = Member(id, me.base, me.slot, me.address, ready, place=me.place)
         registration = _Registration(self._key(f"members/{id}"), lease, member, asked)
         if self.settings.lock:
             self._claim(registration, deadline)
@@ -583,25 +586,30 @@ class Rendezvous:
                 return
             registration.mod_revision = kv.mod_revision if kv else 0
 
-    def _propose(self, proposal: Round, registration: _Registration, view: View, deadline: float) -> None:
-        """Try to write the proposal as the latest round. The view will show whether that succeeded."""
-        value = json.dumps(
-            {"number": proposal.number, "members": list(proposal.members), "bases": list(proposal.bases)}
-        )
+    def _propose(
+        self, proposal: Round, registration: _Registration, view: View, deadline: float, progress: _Progress
+    ) -> None:
+        """Try to write the proposal as the latest round. The view will show whether that succeeded.
+
+        Raises JoinTimeout when none of this member's proposals has succeeded in time.
+        """
         compare = [
             etcd.key_is_unchanged(self._key("round"), view.round.mod_revision if view.round else 0),
             etcd.key_is_same(self._key("done"), 0),
             etcd.key_is_same(registration.key, registration.create_revision),
             etcd.none_newer(self._key("members/"), view.revision),
         ]
+        trouble = "the members change meanwhile"
         try:
-            self._client.txn(compare, [etcd.put_op(self._key("round"), value)])
+            if self._client.txn(compare, [etcd.put_op(self._key("round"), proposal.to_json())]).succeeded:
+                trouble = "the view does not show it"
         except (etcd.Unavailable, etcd.Ambiguous) as error:
+            trouble = str(error)
             self._pause(deadline, error)
         with self._changed:
             # In either case a newer view will follow.
-            if self._view is view:
-                self._changed.wait(1.0)
+            seconds = 1.0 if self._view is view else 0.0
+            self._wait(Wait(f"round {proposal.number} to be agreed: {trouble}", seconds), deadline, progress)
 
     def _succeed(self, world: World) -> bool:
         """Mark the run as succeeded, unless a new round was agreed. Returns whether it is marked."""
@@ -848,7 +856,8 @@ class Rendezvous:
     def _mind_the_watch(self) -> None:
         """End a watch that has told nothing for a while although etcd has newer data: it may be blind."""
         revision, since = self._followed
-        if self._renewal_client.revision > revision and time.monotonic() - since > _BLIND_SECONDS:
+        patience = max(_BLIND_SECONDS, _BLIND_SECONDS_PER_MEMBER * self._crowd())
+        if self._renewal_client.revision > revision and time.monotonic() - since > patience:
             with self._changed:
                 if self._watch:
                     self._watch.close()

@@ -5,12 +5,15 @@ Nothing here asks etcd, waits or knows the time: rendezvous.py does.
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
+from bireme_runtime.elastic import topology
 from bireme_runtime.etcd import client as etcd
 
 DEFAULT_PREFIX = "/bireme/rendezvous/"
@@ -130,7 +133,7 @@ class Member:
 
     `ready` is the first round in which it can be placed. `finished` means that its processes have succeeded
     in the latest round.
-    `slot` orders newcomers (the completion index of the pod).
+    `slot` orders newcomers (the completion index of the pod), `place` those of one network (topology.py).
     """
 
     id: str
@@ -139,11 +142,13 @@ class Member:
     address: str
     ready: int
     finished: bool = False
+    place: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The value of the member's key."""
         record = {"base": self.base, "slot": self.slot, "address": self.address, "ready": self.ready}
-        return json.dumps({**record, "finished": self.finished}, sort_keys=True)
+        place = {"place": self.place} if self.place else {}
+        return json.dumps({**record, **place, "finished": self.finished}, sort_keys=True)
 
     @property
     def order(self) -> tuple[int, str]:
@@ -153,12 +158,21 @@ class Member:
 
 @dataclass(frozen=True)
 class Round:
-    """One agreed world: the ids of the members, and their bases, by rank."""
+    """One agreed world: the ids of the members by rank."""
 
     number: int
     members: tuple[str, ...]
-    bases: tuple[str, ...]
     mod_revision: int = 0
+
+    def to_json(self) -> str:
+        """The value of the round's key. Each member is told all ids, so they are compressed."""
+        packed = base64.b64encode(zlib.compress("\n".join(self.members).encode()))
+        return json.dumps({"number": self.number, "members": packed.decode()})
+
+    @functools.cached_property
+    def bases(self) -> tuple[str, ...]:
+        """What the members' ids have in common with those of their other leases, by rank."""
+        return tuple(id.rpartition(".")[0] for id in self.members)
 
     @functools.cached_property
     def ids(self) -> frozenset[str]:
@@ -261,7 +275,7 @@ class View:
                     member = members[name[8:]] = _member(name[8:], record)
                     (finished.add if member.finished else finished.discard)(member.id)
                 elif name == "round":
-                    round = None if deleted else _round(record, kv.mod_revision)
+                    round = None if deleted else round_of(kv.value, kv.mod_revision)
                     finished = {member.id for member in members.values() if member.finished}
                     gone &= round.ids if round else set()
                 elif name == "store":
@@ -280,11 +294,18 @@ class View:
 
 def _member(id: str, record: Mapping[str, Any]) -> Member:
     slot, ready = int(record["slot"]), int(record["ready"])
-    return Member(id, str(record["base"]), slot, str(record["address"]), ready, bool(record.get("finished")))
+    finished, place = bool(record.get("finished")), tuple(map(str, record.get("place", ())))
+    return Member(id, str(record["base"]), slot, str(record["address"]), ready, finished, place)
 
 
-def _round(record: Mapping[str, Any], revision: int) -> Round:
-    return Round(int(record["number"]), tuple(record["members"]), tuple(record["bases"]), revision)
+def round_of(value: str, revision: int) -> Round:
+    """The round that a key's value says. Raises ValueError, KeyError or TypeError for any other value."""
+    record = json.loads(value)
+    try:
+        ids = zlib.decompress(base64.b64decode(record["members"])).decode()
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    return Round(int(record["number"]), tuple(ids.split()), revision)
 
 
 def _call(record: Mapping[str, Any], revision: int) -> Call:
@@ -369,7 +390,7 @@ def decide(
         remaining = settings.last_call_timeout - quiet_seconds
         if remaining > 0:
             return Wait("the last call to end", remaining)
-    return Propose(_next_round(view, members, settings.size(len(members))))
+    return Propose(_next_round(view, members, settings.size(len(members)), settings.unit))
 
 
 def _newcomers(view: View, members: list[Member]) -> bool:
@@ -377,14 +398,15 @@ def _newcomers(view: View, members: list[Member]) -> bool:
     return any(member.base not in known for member in members)
 
 
-def _next_round(view: View, members: list[Member], size: int) -> Round:
+def _next_round(view: View, members: list[Member], size: int, unit: int) -> Round:
     """Members of the last round keep their order and newcomers follow by slot, until there are so many.
 
-    The number is higher than that of every round that etcd or one of the members knows.
+    Among them neighbours in the network come side by side, in whole units where possible. The number is
+    higher than that of every round that etcd or one of the members knows.
     """
     known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
     survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
     newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
-    chosen = (survivors + newcomers)[:size]
+    chosen = topology.arranged((survivors + newcomers)[:size], unit)
     number = max(view.number + 1, *(member.ready for member in members))
-    return Round(number, tuple(m.id for m in chosen), tuple(m.base for m in chosen))
+    return Round(number, tuple(m.id for m in chosen))

@@ -24,6 +24,7 @@ from bireme_runtime.elastic import (
     fence,
     hang,
     history,
+    launchers,
     preflight,
     progress,
     rendezvous,
@@ -635,6 +636,8 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Seq
         options = Options.from_env(env)
         devices.check_efa(env, say)
         preflight.check(env, say)
+        if launchers.starts_nodes(env):
+            arguments = launchers.torchrun_arguments(env, arguments)
         supervisor = Supervisor(options, make_backend(options, env), launcher, arguments, env)
     except Stop as stop:
         say(str(stop))

@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import fence, progress, rendezvous, rules
+from bireme_runtime.elastic import fence, progress, rendezvous, rules, topology
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
@@ -64,7 +64,7 @@ def new_member(
     address = address or own_address(client.endpoints[0])
     base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
     slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", rules.NO_SLOT)
-    identity = rendezvous.Identity(base, slot, address)
+    identity = rendezvous.Identity(base, slot, address, topology.place_of(os.environ))
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
     moment = progress.Moment.from_env(os.environ)
     wanted = functools.partial(wanted_workers, os.environ)

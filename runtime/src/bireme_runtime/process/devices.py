@@ -123,20 +123,39 @@ def has_library(name: str, env: Mapping[str, str]) -> bool:
     return any(line.split(" ", 1)[0] == name for line in map(str.strip, known.splitlines()))
 
 
-def gpu_capabilities(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The compute capability of each model of GPU, as nvidia-smi prints it; none without nvidia-smi."""
-    query = ["--query-gpu=name,compute_cap", "--format=csv,noheader"]
+class GpuError(Exception):
+    """Why nvidia-smi gives no answer, as a sentence."""
+
+
+def query_gpus(env: Mapping[str, str], *fields: str) -> list[list[str]] | None:
+    """What nvidia-smi prints for ``fields``, a row for each GPU; None for an image without nvidia-smi.
+
+    Raises GpuError when nvidia-smi fails, and OSError when it cannot be started.
+    """
     program = shutil.which("nvidia-smi", path=env.get("PATH", ""))
-    if not program:
-        return {}
+    if program is None:
+        return None
+    query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         asked = subprocess.run(
             [program, *query], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        raise GpuError(f"nvidia-smi does not answer within {_ASK_SECONDS} s") from None
+    if asked.returncode:
+        last = (asked.stdout + asked.stderr).strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
+        raise GpuError(f"nvidia-smi fails: {last[0]}")
+    rows = (row.rsplit(",", len(fields) - 1) for row in asked.stdout.splitlines() if row.strip())
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def gpu_capabilities(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The compute capability of each model of GPU; none where nvidia-smi gives no answer."""
+    try:
+        rows = query_gpus(env, "name", "compute_cap") or []
+    except (GpuError, OSError):
         return {}
-    rows = (line.rpartition(",") for line in asked.stdout.splitlines()) if not asked.returncode else ()
-    return {name.strip(): capability.strip() for name, comma, capability in rows if comma}
+    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def has_kernels(architectures: Sequence[str], capability: str) -> bool:

@@ -1,0 +1,61 @@
+{{/*
+The labels of what Kueue admits. Nothing without a queue.
+Arguments: root (values queueName, kueue).
+*/}}
+{{- define "common.kueue.labels" -}}
+{{- $v := (required "common.kueue.labels needs root" .root).Values }}
+{{- with $v.queueName -}}
+kueue.x-k8s.io/queue-name: {{ . | quote }}
+{{- end }}
+{{- with ($v.kueue | default dict).priorityClass }}
+kueue.x-k8s.io/priority-class: {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/*
+Labels and annotations of pods that Kueue admits together, from several Jobs, as JSON {labels, annotations}.
+Arguments: root (values queueName, kueue), count (of all pods of the group; 0 for none).
+*/}}
+{{- define "common.kueue.group" -}}
+{{- $root := required "common.kueue.group needs root" .root }}
+{{- $labels := dict }}
+{{- $annotations := dict }}
+{{- if .count }}
+{{- $labels = set (include "common.kueue.labels" (dict "root" $root) | fromYaml) "kueue.x-k8s.io/pod-group-name" (include "common.jobName" (dict "root" $root)) }}
+{{- $annotations = dict "kueue.x-k8s.io/pod-group-total-count" (.count | toString) }}
+{{- end }}
+{{- toJson (dict "labels" $labels "annotations" $annotations) }}
+{{- end }}
+
+{{/*
+Rules about Kueue.
+Arguments: root (values kueue, queueName, placement), least (whether the job can start with fewer workers),
+scales (whether their number changes in place).
+*/}}
+{{- define "common.rules.kueue" -}}
+{{- $v := (required "common.rules.kueue needs root" .root).Values }}
+{{- $k := $v.kueue }}
+{{- if not $v.queueName }}
+{{- range $key := compact (list (ternary "" "admission" (eq $k.admission "whole")) (ternary "" "priorityClass" (empty $k.priorityClass)) (ternary "topology" "" $k.topology)) }}
+kueue.{{ $key }}: Kueue admits only jobs of a queue; set queueName too, or leave it out
+{{- end }}
+{{- end }}
+{{- if and $v.placement.gang $v.queueName }}
+placement.gang: Kueue (queueName) admits a job as a whole already; leave one of the two out
+{{- end }}
+{{- if and $k.topology (not $v.placement.networkLayer) }}
+kueue.topology: Kueue needs the layer of the network; set placement.networkLayer, e.g. 3, or leave it out
+{{- end }}
+{{- if and $k.topology (eq $v.placement.networkMode "spread") }}
+kueue.topology: Kueue packs pods and cannot spread them; set placement.networkMode to prefer or require, or leave it out
+{{- end }}
+{{- if and $k.topology (eq $k.admission "elastic") }}
+kueue.admission: Kueue does not place an elastic job by topology; set kueue.topology=false, or kueue.admission=whole
+{{- end }}
+{{- if and (eq $k.admission "partial") (not .least) }}
+kueue.admission: this job starts with all its workers or not at all; set kueue.admission=whole
+{{- end }}
+{{- if and (eq $k.admission "elastic") (not .scales) }}
+kueue.admission: the workers of this job do not change while it runs; set kueue.admission=whole
+{{- end }}
+{{- end }}

@@ -1,0 +1,265 @@
+"""Release the charts: `release.py check`, `release.py propose`, or `release.py cut [--date YYYY-MM-DD]`.
+
+hack/released has each chart as it was last released. A release has one version, that of the harness; a chart
+that changed since takes it, and one that did not keeps its own.
+
+`check` exits with 1 and names each chart that changed and kept its version. `propose` raises the versions by
+what changed: the major one (before 1.0 the minor one) when a schema refuses what it accepted, the minor one
+when values came, else the patch. `cut` closes CHANGELOG.md's section, replaces hack/released, commits and
+tags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from package import CHANGES_ANNOTATION, application_charts, contents, pack_chart
+
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+
+RELEASED = Path("hack/released")
+_HARNESS = ("pyproject.toml", "src/bireme/__init__.py", "runtime/pyproject.toml")
+_HEADING = "## [Unreleased]\n"
+
+Version = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The content of a packed chart: ``files`` by their names inside the chart's folder."""
+
+    name: str
+    version: Version
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls, archive: Path) -> Packed:
+        """Raises KeyError when the archive has no Chart.yaml."""
+        files = {name.partition("/")[2]: content for name, content in contents(archive).items()}
+        about = yaml.safe_load(files["Chart.yaml"])
+        return cls(about["name"], version_of(about["version"]), files)
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The schema of its values; empty for a chart without."""
+        found: Mapping[str, Any] = json.loads(self.files.get("values.schema.json", b"{}"))
+        return found
+
+    def differs(self, other: Packed) -> bool:
+        """Whether more than versions and the list of changes differ."""
+        return self._essence() != other._essence()
+
+    def _essence(self) -> dict[str, Any]:
+        return {
+            name: _without_versions(content) if name.endswith("Chart.yaml") else content
+            for name, content in self.files.items()
+        }
+
+
+def _without_versions(description: bytes) -> dict[str, Any]:
+    about: dict[str, Any] = yaml.safe_load(description)
+    about.pop("version")
+    about["dependencies"] = [each | {"version": ""} for each in about.get("dependencies", [])]
+    about.get("annotations", {}).pop(CHANGES_ANNOTATION, None)
+    return about
+
+
+def version_of(text: str) -> Version:
+    """The three numbers of a semantic version. Raises BiremeError for anything else."""
+    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
+    if not found:
+        raise BiremeError(f"{text!r} is no version: it takes three numbers, such as 0.2.0")
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def dotted(version: Version) -> str:
+    """A version as text."""
+    return ".".join(map(str, version))
+
+
+def refused_now(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """What a schema no longer accepts, a sentence each. It compares keys, types, enums and required keys."""
+    types = _types(old) - _types(new)
+    if types:
+        yield f"{where or 'values'} is no {' or '.join(sorted(types))} any more"
+    if "enum" in new and "enum" in old:
+        for gone in old["enum"]:
+            if gone not in new["enum"]:
+                yield f"{where} cannot be {gone!r} any more"
+    before, after = old.get("properties", {}), new.get("properties", {})
+    for key in new.get("required", []):
+        if key not in old.get("required", []):
+            yield f"{_inner(where, key)} is required"
+    for key, schema in before.items():
+        if key in after:
+            yield from refused_now(schema, after[key], _inner(where, key))
+        elif new.get("additionalProperties") is False:
+            yield f"{_inner(where, key)} is gone"
+
+
+def _inner(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    found = schema.get("type", [])
+    return {found} if isinstance(found, str) else set(found)
+
+
+def next_version(current: Version, old: Packed, new: Packed) -> Version:
+    """The version that follows ``current`` for what changed from ``old`` to ``new``."""
+    major, minor, patch = current
+    if any(refused_now(old.schema, new.schema)):
+        return (major + 1, 0, 0) if major else (0, minor + 1, 0)
+    if any(refused_now(new.schema, old.schema)):
+        return major, minor + 1, 0
+    return major, minor, patch + 1
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The charts of the project and, where there is one, their last release."""
+
+    root: Path
+    harness: Version
+    pairs: tuple[tuple[Packed | None, Packed], ...]
+
+    @classmethod
+    def read(cls, paths: Paths, scratch: Path) -> Tree:
+        """Pack the charts into ``scratch``, and read what was released."""
+        toolbox = Toolbox(paths)
+        last = {each.name: each for each in map(Packed.read, sorted((paths.root / RELEASED).glob("*.tgz")))}
+        now = [Packed.read(pack_chart(toolbox, chart, scratch, 0)) for chart in application_charts(paths)]
+        text = (paths.root / "pyproject.toml").read_text(encoding="utf-8")
+        found = re.search(r'^version = "(.*)"$', text, re.MULTILINE)
+        assert found, "pyproject.toml has no version"
+        pairs = tuple((last.get(each.name), each) for each in now)
+        return cls(paths.root, version_of(found[1]), pairs)
+
+    @property
+    def changed(self) -> tuple[tuple[Packed, Packed], ...]:
+        """The released charts that differ now, as they were and as they are."""
+        return tuple((old, new) for old, new in self.pairs if old and new.differs(old))
+
+    def findings(self) -> list[str]:
+        """What keeps the charts from being released, a sentence each."""
+        sentences = [
+            f"charts/{new.name} differs from its release {dotted(old.version)}, and its version is "
+            f"{dotted(new.version)}: hack/release propose raises it"
+            for old, new in self.changed
+            if new.version <= old.version
+        ]
+        for old, new in self.changed:
+            if new.version < next_version(old.version, old, new) and new.version > old.version:
+                refused = list(refused_now(old.schema, new.schema))
+                sentences.append(
+                    f"charts/{new.name} needs {dotted(next_version(old.version, old, new))} instead of "
+                    f"{dotted(new.version)}: {refused[0] if refused else 'it has new values'}"
+                )
+        return sentences
+
+    def proposed(self) -> Version:
+        """The version of the next release."""
+        return max([self.harness, *(next_version(old.version, old, new) for old, new in self.changed)])
+
+
+def raise_versions(tree: Tree) -> Version:
+    """Write the next version to the harness, the charts that changed and those that are new."""
+    version = dotted(tree.proposed())
+    for name in _HARNESS:
+        _rewrite(tree.root / name, r'^(__version__|version) = ".*"$', rf'\1 = "{version}"')
+    known = {new.name for old, new in tree.pairs if old and not new.differs(old)}
+    raised = {new.name for _, new in tree.pairs} - known
+    for name in raised:
+        _rewrite(tree.root / f"charts/{name}/Chart.yaml", r"^version: .*$", f"version: {version}")
+    for file in sorted(tree.root.glob("charts/*/Chart.yaml")):
+        for name in raised:
+            _rewrite(file, rf"^(  - name: {name}\n    version: ).*$", rf"\g<1>{version}")
+    return tree.proposed()
+
+
+def _rewrite(file: Path, pattern: str, replacement: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(pattern, replacement, text, flags=re.MULTILINE), encoding="utf-8")
+
+
+def close_section(changelog: str, version: Version, date: str) -> str:
+    """CHANGELOG.md with what was unreleased under ``version``. Raises BiremeError when there is nothing."""
+    head, heading, rest = changelog.partition(_HEADING)
+    if not heading or not rest.partition("\n## [")[0].strip():
+        raise BiremeError("CHANGELOG.md has nothing under Unreleased: say there what users notice")
+    return f"{head}{_HEADING}\n## [{dotted(version)}] - {date}\n{rest}"
+
+
+def cut(paths: Paths, tree: Tree, scratch: Path, date: str) -> str:
+    """Close the changelog, keep the charts as they are now, commit and tag; returns the tag.
+
+    Raises BiremeError, and changes nothing, when `check` finds something or the clone has other changes.
+    """
+    findings = tree.findings()
+    if _git(paths.root, "status", "--porcelain"):
+        findings.append("the clone has changes that are not committed: commit them first")
+    if findings:
+        raise BiremeError("\n".join(findings))
+    changelog = paths.root / "CHANGELOG.md"
+    closed = close_section(changelog.read_text(encoding="utf-8"), tree.harness, date)
+    changelog.write_text(closed, encoding="utf-8")
+    folder = paths.root / RELEASED
+    for old, new in tree.pairs:
+        if old is None or new.version > old.version:
+            for gone in folder.glob(f"{new.name}-[0-9]*.tgz"):
+                gone.unlink()
+            name = f"{new.name}-{dotted(new.version)}.tgz"
+            (folder / name).write_bytes((scratch / name).read_bytes())
+    tag = f"v{dotted(tree.harness)}"
+    _git(paths.root, "add", "CHANGELOG.md", str(RELEASED))
+    body = "hack/released has the charts as they are published; the next changes are held against them."
+    _git(paths.root, "commit", "--quiet", "-m", f"Release {dotted(tree.harness)}", "-m", body)
+    _git(paths.root, "tag", "-a", tag, "-m", f"Bireme {dotted(tree.harness)}")
+    return tag
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BiremeError(f"git {words[0]} fails: {done.stderr.strip()}")
+    return done.stdout
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("command", choices=["check", "propose", "cut"])
+    options.add_argument("--date", default=f"{datetime.now(UTC):%Y-%m-%d}")
+    given = options.parse_args()
+    paths = Paths.discover()
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Tree.read(paths, Path(scratch))
+        try:
+            if given.command == "check":
+                if findings := tree.findings():
+                    raise BiremeError("\n".join(findings))
+            elif given.command == "propose":
+                print(f"the next release is {dotted(raise_versions(tree))}")
+            else:
+                tag = cut(paths, tree, Path(scratch), given.date)
+                print(f"{tag} is tagged here: git push --follow-tags publishes it, make package packs it")
+        except BiremeError as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Where a worker's node is in the network, and ranks by it: workers behind one switch are neighbours.
+
+As a program, this module is the init container that reads the labels of the pod's node. It alone has the
+ServiceAccount's token. Without labels, ranks are by slot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.http import Address, Connection
+from bireme_runtime.process.log import log_of
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# The answer without status and addresses, which a list of images makes long.
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_TIMEOUT = 10.0
+_ATTEMPTS = 3
+
+
+class Placed(Protocol):
+    """Something with the labels of its node, from the widest part of the network to the narrowest."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The values of the labels; empty if they are not known."""
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def arranged(members: Sequence[P], unit: int) -> list[P]:
+    """The members with neighbours in the network side by side, in units of so many.
+
+    A unit is in the narrowest part of the network that has enough members for it. The parts come in the order
+    of their first members, and in each part members keep their order.
+    """
+    units, rest = _units(members, 0, max((len(each.place) for each in members), default=0), unit)
+    return [*units, *rest]
+
+
+def _units(members: Sequence[P], depth: int, deepest: int, unit: int) -> tuple[list[P], list[P]]:
+    """Whole units one after another, and the members that are left over."""
+    units, rest = [], list(members)
+    if depth < deepest:
+        parts: dict[str, list[P]] = {}
+        for each in members:
+            parts.setdefault("".join(each.place[depth : depth + 1]), []).append(each)
+        pairs = [_units(part, depth + 1, deepest, unit) for part in parts.values()]
+        units, rest = ([each for pair in pairs for each in pair[which]] for which in (0, 1))
+    whole = len(rest) // unit * unit
+    return units + rest[:whole], rest[whole:]
+
+
+def place_of(env: Mapping[str, str]) -> tuple[str, ...]:
+    """What `main` wrote to the file BIREME_TOPOLOGY_FILE; empty if there is none."""
+    try:
+        return tuple(map(str, json.loads(Path(env["BIREME_TOPOLOGY_FILE"]).read_text(encoding="utf-8"))))
+    except (KeyError, OSError, ValueError):
+        return ()
+
+
+def main(env: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> int:
+    """Write the labels BIREME_TOPOLOGY_LABELS of the node BIREME_NODE to a file; returns the exit code, 0.
+
+    The API server is that of KUBERNETES_SERVICE_HOST and _PORT, token and ca.crt are in the folder `account`.
+    """
+    say, names = log_of("topology"), env["BIREME_TOPOLOGY_LABELS"].split(",")
+    try:
+        labels = _labels(env, account)
+    except BiremeError as error:
+        say(f"the labels of this node are not known, so that ranks are by slot: {error}")
+        return 0
+    place = [labels.get(name, "") for name in names]
+    if any(place):
+        Path(env["BIREME_TOPOLOGY_FILE"]).write_text(json.dumps(place), encoding="utf-8")
+    missing = [name for name, value in zip(names, place) if not value]
+    say(f"{env['BIREME_NODE']}: {'/'.join(filter(None, place)) or 'none of the labels'}")
+    if missing:
+        say(f"{env['BIREME_NODE']} has no label {', '.join(missing)}")
+    return 0
+
+
+def _labels(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
+    """The labels of the node. Raises Unreachable."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _ask(env, account)
+        except Unreachable:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(1.0 + attempt)
+    raise AssertionError("there is at least one attempt")
+
+
+def _ask(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
+    try:
+        token = (account / "token").read_text(encoding="utf-8").strip()
+        tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        address = Address(env["KUBERNETES_SERVICE_HOST"], int(env["KUBERNETES_SERVICE_PORT"]))
+    except (OSError, KeyError, ValueError) as error:
+        raise Unreachable(f"this pod cannot ask the API server ({error!r})") from error
+    connection = Connection(address, _TIMEOUT, tls)
+    try:
+        headers = {"Authorization": f"Bearer {token}", "Accept": f"{_METADATA},application/json"}
+        reply = connection.ask("GET", f"/api/v1/nodes/{env['BIREME_NODE']}", headers=headers)
+    finally:
+        connection.close()
+    if reply.status != 200:
+        raise Unreachable(f"the API server answered with HTTP {reply.status}; see the release's ClusterRole")
+    return dict(json.loads(reply.body)["metadata"].get("labels", {}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

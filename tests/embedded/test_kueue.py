@@ -1,0 +1,292 @@
+"""Jobs in the queues of the real Kueue, which decides when they start, with how many workers, and where."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from bireme.clusters import controllers, start_addon
+from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.deploy import Deployer, Outcome
+from bireme.helm import Renderer
+from bireme.instances import Instance
+from bireme.paths import Paths
+from bireme.pytest_plugin import Request
+from bireme.release import Releases
+from bireme.tools import Toolbox
+from tests.support import waiting
+
+VERSION = "kueue.x-k8s.io/v1beta2"
+KUEUE = f"/apis/{VERSION}"
+KINDS = {
+    "clusterqueues": "ClusterQueue",
+    "localqueues": "LocalQueue",
+    "resourceflavors": "ResourceFlavor",
+    "topologies": "Topology",
+    "workloadpriorityclasses": "WorkloadPriorityClass",
+}
+PODS = "/api/v1/namespaces/default/pods"
+NODES = 4
+TYPE = "p4d.24xlarge"
+GPUS = 8
+DEVICES = "nvidia.com/gpu"
+# Kueue admits nothing that asks for a resource without quota.
+LARGE = {"hugepages-2Mi": "1Pi", "vpc.amazonaws.com/efa": "1k"}
+# Of a flavor of their own: pods without accelerators must not be bound to nodes that have some.
+ANYWHERE = {"cpu": "10k", "memory": "1Pi", "ephemeral-storage": "1Pi"}
+until = partial(waiting.until, seconds=90)
+
+
+def group(flavor: str, quotas: Mapping[str, str]) -> dict[str, Any]:
+    resources = [{"name": name, "nominalQuota": amount} for name, amount in quotas.items()]
+    return {"coveredResources": list(quotas), "flavors": [{"name": flavor, "resources": resources}]}
+
+
+@dataclass(frozen=True)
+class Queues:
+    """A cluster with Kueue; what tests make in it is removed by `clear`."""
+
+    cluster: EmbeddedCluster
+    deployer: Deployer
+    request_for: Request
+    objects: list[str]
+    releases: list[str]
+
+    def make(self, plural: str, name: str, body: Mapping[str, Any]) -> None:
+        """Create an object of Kueue."""
+        path = f"{KUEUE}/namespaces/default/{plural}" if plural == "localqueues" else f"{KUEUE}/{plural}"
+        kind = {"apiVersion": VERSION, "kind": KINDS[plural]}
+        self.cluster.api.create(path, {**kind, "metadata": {"name": name}, **body})
+        self.objects.append(f"{path}/{name}")
+
+    def queue(self, name: str, nodes: int, flavor: str = "p4d", **spec: Any) -> None:
+        """A LocalQueue and a ClusterQueue of one name, with quota for so many p4d.24xlarge."""
+        devices = {DEVICES: str(nodes * GPUS), **LARGE}
+        groups = [group(flavor, devices), group("any", ANYWHERE)]
+        if flavor == "near":
+            # Pods that Kueue places have one flavor only.
+            groups = [group(flavor, {**devices, **ANYWHERE})]
+        body = {"namespaceSelector": {}, "resourceGroups": groups, **spec}
+        self.make("clusterqueues", name, {"spec": body})
+        self.make("localqueues", name, {"spec": {"clusterQueue": name}})
+
+    def install(
+        self, release: str, queue: str, *sets: str, chart: str = "torch-elastic", seconds: float = 60
+    ) -> Outcome:
+        """Install a job whose workers take whole nodes, and wait at most so long for its pods."""
+        if release not in self.releases:
+            self.releases.append(release)
+        sets = (f"queueName={queue}", *sets)
+        request = self.request_for(chart, instance=TYPE, release=release, namespace="default", sets=sets)
+        return self.deployer.install(request, seconds)
+
+    def waits(self, release: str, queue: str, *sets: str, **options: Any) -> str:
+        """Install a job for which there is no room; the sentence of `bireme status` about it."""
+        self.install(release, queue, *sets, seconds=2, **options)
+        until(lambda: ": " in self.sentence(release), what=lambda: self.sentence(release))
+        return self.sentence(release)
+
+    def sentence(self, release: str) -> str:
+        return "; ".join(each.sentence for each in self.deployer.status(release, "default").differences)
+
+    def runs(self, release: str, workers: int) -> None:
+        """Wait until so many pods of the release run, and no others are there."""
+        until(lambda: self.phases(release) == ["Running"] * workers, what=lambda: self.sentence(release))
+
+    def pods(self, release: str) -> list[dict[str, Any]]:
+        """Its pods in the order of their names, without those of etcd."""
+        selector = f"app.kubernetes.io/instance={release},app.kubernetes.io/component!=member"
+        items = self.cluster.api.get(PODS, labelSelector=selector)["items"]
+        return sorted(items, key=lambda pod: str(pod["metadata"]["generateName"]))
+
+    def phases(self, release: str) -> list[str]:
+        return [pod["status"].get("phase", "") for pod in self.pods(release)]
+
+    def uninstall(self, release: str) -> None:
+        self.releases.remove(release)
+        self.deployer.uninstall(release, "default")
+
+    def clear(self) -> None:
+        for release in list(self.releases):
+            self.uninstall(release)
+        for path in reversed(self.objects):
+            self.cluster.api.delete(path)
+        until(lambda: not any(map(self.cluster.api.find, self.objects)), what="Kueue's objects to go")
+        self.objects.clear()
+
+
+@pytest.fixture(scope="module")
+def kueue(
+    bireme_paths: Paths,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+    request_for: Request,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Queues]:
+    """A cluster of its own with Kueue, and a flavor for p4d.24xlarge."""
+    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path_factory.mktemp("kueue")), toolbox)
+    cluster = provider.up(f"kueue-{uuid.uuid4().hex[:6]}", {TYPE: NODES, "cpu": 1})
+    try:
+        manager = start_addon("kueue", cluster, toolbox)
+        deployer = Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
+        yield Queues(cluster, deployer, request_for, [], [])
+        manager.check_alive()
+    finally:
+        provider.down(cluster.name)
+
+
+@pytest.fixture
+def queues(kueue: Queues) -> Iterator[Queues]:
+    labels = {"node.kubernetes.io/instance-type": TYPE}
+    kueue.make("resourceflavors", "p4d", {"spec": {"nodeLabels": labels}})
+    kueue.make("resourceflavors", "any", {"spec": {}})
+    yield kueue
+    kueue.clear()
+
+
+def test_a_job_waits_for_quota_in_its_place_and_status_says_why(queues: Queues) -> None:
+    queues.queue("training", nodes=2)
+    first = queues.install("first", "training", "workers=2")
+    assert first.differences == ()
+    assert [(each.state, each.pods) for each in first.turns] == [("admitted", 2)]
+    second = queues.waits("second", "training", "workers=2")
+    assert second.startswith("Job/second-r1 waits in queue training, place 1 of 1: ")
+    assert f"insufficient unused quota for {DEVICES} in flavor p4d, 16 more needed" in second
+    queues.uninstall("first")
+    queues.runs("second", 2)
+    assert queues.sentence("second") == ""
+
+
+def test_a_job_of_higher_priority_goes_first(queues: Queues) -> None:
+    for name, value in {"low": 1, "high": 10}.items():
+        queues.make("workloadpriorityclasses", name, {"value": value})
+    queues.queue("training", nodes=1)
+    queues.install("holder", "training", "workers=1")
+    queues.waits("patient", "training", "workers=1", "kueue.priorityClass=low")
+    assert "place 1 of 2" in queues.waits("urgent", "training", "workers=1", "kueue.priorityClass=high")
+    assert "place 2 of 2" in queues.sentence("patient")
+    queues.uninstall("holder")
+    queues.runs("urgent", 1)
+    assert queues.phases("patient") == []
+
+
+@pytest.mark.whole
+def test_a_team_borrows_what_another_does_not_use_and_gives_it_back(queues: Queues) -> None:
+    reclaiming = {"reclaimWithinCohort": "Any"}
+    queues.queue("vision", nodes=2, cohortName="lab", preemption=reclaiming)
+    queues.queue("speech", nodes=2, cohortName="lab", preemption=reclaiming)
+    queues.install("borrower", "speech", "workers=4")
+    queues.runs("borrower", 4)
+    queues.install("owner", "vision", "workers=2")
+    queues.runs("owner", 2)
+    until(lambda: queues.phases("borrower") == [], what="the borrower to give its nodes back")
+    assert "waits in queue speech" in queues.sentence("borrower")
+    queues.uninstall("owner")
+    queues.runs("borrower", 4)
+
+
+@pytest.mark.whole
+def test_a_job_of_higher_priority_takes_the_place_of_one_that_runs(queues: Queues) -> None:
+    for name, value in {"low": 1, "high": 10}.items():
+        queues.make("workloadpriorityclasses", name, {"value": value})
+    queues.queue("training", nodes=2, preemption={"withinClusterQueue": "LowerPriority"})
+    queues.install("patient", "training", "workers=2", "kueue.priorityClass=low")
+    queues.install("urgent", "training", "workers=2", "kueue.priorityClass=high")
+    queues.runs("urgent", 2)
+    until(lambda: queues.phases("patient") == [], what="the other to stop")
+    queues.uninstall("urgent")
+    queues.runs("patient", 2)
+
+
+@pytest.mark.whole
+def test_a_job_starts_with_as_many_workers_as_there_is_quota_for(queues: Queues) -> None:
+    queues.queue("training", nodes=3)
+    sets = ("workers=4", "minWorkers=2", "kueue.admission=partial")
+    found = queues.install("partial", "training", *sets, seconds=5)
+    queues.runs("partial", 3)
+    assert [(each.state, each.pods) for each in found.turns] == [("admitted", 3)]
+    assert "waits" in queues.waits("late", "training", *sets)
+
+
+@pytest.mark.whole
+def test_an_elastic_job_grows_and_shrinks_in_place_within_its_quota(queues: Queues) -> None:
+    queues.queue("training", nodes=3)
+    sets = ("minWorkers=1", "maxWorkers=4", "kueue.admission=elastic")
+    queues.install("elastic", "training", "workers=1", *sets)
+    queues.runs("elastic", 1)
+    (first,) = [pod["metadata"]["uid"] for pod in queues.pods("elastic")]
+    queues.install("elastic", "training", "workers=3", *sets)
+    queues.runs("elastic", 3)
+    assert first in {pod["metadata"]["uid"] for pod in queues.pods("elastic")}, "it was not restarted"
+    grown = queues.install("elastic", "training", "workers=4", *sets, seconds=5)
+    until(lambda: sorted(queues.phases("elastic")) == ["Pending", "Running", "Running", "Running"])
+    assert [(each.state, each.pods) for each in grown.turns] == [("admitted", 3)]
+    assert "insufficient unused quota" in grown.turns[0].why
+    queues.install("elastic", "training", "workers=2", *sets)
+    queues.runs("elastic", 2)
+    assert first in {pod["metadata"]["uid"] for pod in queues.pods("elastic")}
+
+
+@pytest.mark.whole
+def test_workers_are_packed_below_one_switch_or_wait(queues: Queues) -> None:
+    layers = [f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2)]
+    levels = [{"nodeLabel": each} for each in (*layers, "kubernetes.io/hostname")]
+    queues.make("topologies", "aws", {"spec": {"levels": levels}})
+    for index in range(NODES):
+        labels = {layers[0]: "spine", layers[1]: f"leaf-{index % 2}"}
+        node = f"/api/v1/nodes/p4d-24xlarge-{index}"
+        queues.cluster.api.patch(node, {"metadata": {"labels": labels}})
+    flavor = {
+        "nodeLabels": {"node.kubernetes.io/instance-type": TYPE},
+        "topologyName": "aws",
+        "tolerations": [{"key": DEVICES, "operator": "Exists"}],
+    }
+    queues.make("resourceflavors", "near", {"spec": flavor})
+    queues.queue("training", nodes=NODES, flavor="near")
+    near = ["placement.networkLayer=2", "kueue.topology=true", "placement.networkMode=require"]
+    assert "topology" in queues.waits("three", "training", "workers=3", *near)
+    queues.install("two", "training", "workers=2", *near)
+    queues.runs("two", 2)
+    nodes = {int(pod["spec"]["nodeName"].rpartition("-")[2]) % 2 for pod in queues.pods("two")}
+    assert len(nodes) == 1, "both are below one switch"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
+def test_an_mpi_job_starts_as_a_whole(queues: Queues, mpi_kind_there: None, orchestrator: str) -> None:
+    queues.queue("training", nodes=2)
+    sets = ("workers=2", f"orchestrator={orchestrator}", "image.repository=r", "image.tag=t")
+    queues.install("first", "training", *sets, chart="mpi-training")
+    assert queues.sentence("first") == ""
+    assert "insufficient unused quota" in queues.waits("second", "training", *sets, chart="mpi-training")
+    assert queues.phases("second") == []
+    queues.uninstall("first")
+    until(lambda: queues.sentence("second") == "", what=lambda: queues.sentence("second"))
+
+
+@pytest.mark.whole
+def test_pservers_and_trainers_start_together_or_not_at_all(queues: Queues) -> None:
+    queues.cluster.add_claim("efsvol")
+    queues.queue("training", nodes=2)
+    sets = ("useGpu=true", "workers=2", "pservers.count=2", "jobClaim.existingClaim=efsvol")
+    queues.install("first", "training", *sets, chart="paddle")
+    queues.runs("first", 4)
+    assert "insufficient unused quota" in queues.waits("second", "training", *sets, chart="paddle")
+    assert queues.phases("second") == ["Pending"] * 4, "all are held back, the pservers too"
+    queues.uninstall("first")
+    queues.runs("second", 4)
+
+
+@pytest.fixture(scope="module")
+def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Iterator[None]:
+    """charts/mpijob and its operator in Kueue's cluster."""
+    request = request_for("mpijob", release="mpijob", namespace="mpi-operator")
+    kueue.deployer.install(request)
+    with controllers.running(kueue.cluster, "mpijob", "mpi-operator", toolbox.path("mpi-operator")):
+        yield

@@ -1,0 +1,103 @@
+"""From each chart as it was last released to the chart as it is, and back by helm rollback."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bireme.clusters import Cluster
+from bireme.errors import BiremeError
+from bireme.helm import Charts
+from bireme.paths import Paths
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.tools import Toolbox
+from tests.support.fsx import STATIC
+
+IN_POD = "persistence.enabled=false"
+NFS = {"type": "nfs", "server": "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com", "size": "5Gi"}
+P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
+JOBS: dict[str, dict[str, Any]] = {
+    "torch-elastic": {**P4D, "workload": "imagenet-efa", "sets": ["workers=2"]},
+    "mpi-training": {**P4D, "workload": "nccl-tests", "sets": ["workers=2"]},
+    "dataset": {
+        "values": {"claim": {"name": "fsx-pvc", "path": "a"}, "sources": [{"url": "s3://imagenet/a"}]}
+    },
+    "paddle": {"files": ["charts/paddle/ci/check-values.yaml"]},
+}
+
+
+def released(chart: str, paths: Paths, toolbox: Toolbox) -> str:
+    """The folder of the chart as it was last released."""
+    (archive,) = (paths.root / "hack/released").glob(f"{chart}-[0-9]*.tgz")
+    return str(Charts(paths, toolbox).find(str(archive)))
+
+
+def uids(release: InstalledRelease) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in release.objects("pods")}
+
+
+def roll_back(release: InstalledRelease, toolbox: Toolbox, cluster: Cluster) -> None:
+    """To the first revision, by Helm alone."""
+    command = [str(toolbox.path("helm")), "rollback", release.name, "1", "--namespace", release.namespace]
+    done = subprocess.run(
+        [*command, "--kubeconfig", str(cluster.kubeconfig)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("chart", sorted(JOBS))
+def test_an_upgraded_job_keeps_its_pods_or_is_refused_and_can_be_rolled_back(
+    release: ReleaseFactory, bireme_paths: Paths, toolbox: Toolbox, cluster: Cluster, chart: str
+) -> None:
+    job = release(released(chart, bireme_paths, toolbox), **JOBS[chart])
+    first, before = job.plan, uids(job)
+    job.chart = chart
+    if job.changes(**JOBS[chart]).is_refused:
+        with pytest.raises(BiremeError, match=r"upgrade changes .* (set run=2|raise run)"):
+            job.upgrade(**JOBS[chart])
+        assert uids(job) == before
+        job.upgrade(replace=True, **JOBS[chart])
+    else:
+        job.upgrade(**JOBS[chart])
+        assert uids(job) == before
+    assert job.differences() == ()
+    job.plan = first
+    roll_back(job, toolbox, cluster)
+    assert job.wait() == ()
+
+
+@pytest.fixture
+def fsx_driver(cluster: Cluster) -> Iterator[None]:
+    """The registration of FSx's driver, which charts/fsx looks for."""
+    drivers = "/apis/storage.k8s.io/v1/csidrivers"
+    cluster.api.create(drivers, {"metadata": {"name": "fsx.csi.aws.com"}, "spec": {"attachRequired": False}})
+    yield
+    cluster.api.delete(f"{drivers}/fsx.csi.aws.com")
+
+
+@pytest.mark.usefixtures("fsx_driver")
+@pytest.mark.parametrize(
+    ("chart", "options"),
+    [
+        ("etcd", {"sets": [IN_POD]}),
+        ("efs", {"values": {"volumes": {"efsvol": NFS}}}),
+        ("fsx", {"values": STATIC | {"claimName": "upgraded"}}),
+        ("efa-device-plugin", {"sets": ["region=us-west-2"]}),
+        ("gpu-metrics", {"sets": ["agent=dcgm"]}),
+        ("mpijob", {}),
+    ],
+)
+def test_an_upgrade_of_other_charts_works_in_place_and_back(
+    release: ReleaseFactory, bireme_paths: Paths, toolbox: Toolbox, cluster: Cluster, chart: str, options: Any
+) -> None:
+    installed = release(released(chart, bireme_paths, toolbox), **options)
+    first = installed.plan
+    installed.chart = chart
+    assert not installed.changes(**options).is_refused
+    installed.upgrade(**options)
+    installed.plan = first
+    roll_back(installed, toolbox, cluster)
+    assert installed.wait() == ()

@@ -1,0 +1,125 @@
+"""Charts from a registry and `bireme` from its wheel: an empty folder, an empty HOME, no clone.
+
+Only the cache of built tools is shared with the other tests; without it the first command builds them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import package
+import pytest
+
+from bireme.paths import Paths
+from bireme.tools import Toolbox
+from tests.support.registry import serving
+
+pytestmark = pytest.mark.whole
+User = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def dist(bireme_paths: Paths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package") / "dist"
+    package.package(bireme_paths, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def charts(dist: Path, toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a registry that has every chart."""
+    helm = str(toolbox.path("helm"))
+    with serving(toolbox, tmp_path_factory.mktemp("registry") / "data") as name:
+        for archive in dist.glob("*.tgz"):
+            command = [helm, "push", str(archive), f"oci://{name}/charts", "--plain-http"]
+            subprocess.run(command, check=True, capture_output=True)
+        yield f"oci://{name}/charts"
+
+
+@pytest.fixture(scope="module")
+def user(
+    dist: Path, toolbox: Toolbox, bireme_paths: Paths, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[User]:
+    """Runs a line in an empty folder with `helm`, and with `bireme` installed by pip from its wheel."""
+    home = tmp_path_factory.mktemp("home")
+    venv = tmp_path_factory.mktemp("user") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    (wheel,) = dist.glob("bireme-[0-9]*.whl")
+    subprocess.run([str(venv / "bin/pip"), "install", "--quiet", str(wheel)], check=True, cwd=home)
+    environment = {
+        "PATH": f"{venv / 'bin'}:{toolbox.path('helm').parent}:/usr/bin:/bin",
+        "HOME": str(home),
+        "BIREME_CACHE": str(bireme_paths.cache),
+        "KUBECONFIG": str(home / ".local/state/bireme/clusters/bireme/kubeconfig"),
+        "COLUMNS": "200",
+    } | {key: value for key, value in os.environ.items() if key.startswith("SSL_")}
+
+    def run(line: str) -> str:
+        done = subprocess.run(
+            line, shell=True, cwd=home, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    run("bireme up --nodes p4d.24xlarge=4,cpu=2 --claim fsx-pvc")
+    yield run
+    run("bireme down")
+
+
+@pytest.mark.parametrize(
+    ("chart", "values"),
+    [
+        ("torch-elastic", "-f p4d.24xlarge -f imagenet-efa --set workers=2"),
+        ("mpi-training", "-f p4d.24xlarge -f nccl-tests --set workers=2"),
+        ("paddle", ""),
+    ],
+)
+def test_a_job_from_a_registry_is_planned_installed_and_removed(
+    user: User, charts: str, chart: str, values: str
+) -> None:
+    where = f"{charts}/{chart} --plain-http --release run {values}"
+    plan = json.loads(user(f"bireme plan {where} -o json"))
+    user(f"bireme install {where}")
+    assert chart in user("bireme list")
+    status = json.loads(user("bireme status run -o json"))
+    assert (len(status["pods"]), status["differences"]) == (plan["totals"]["pods"], [])
+    if chart == "torch-elastic":
+        user("bireme scale run 3")
+        assert len(json.loads(user("bireme status run -o json"))["pods"]) == plan["totals"]["pods"] + 1
+    user("bireme uninstall run")
+
+
+@pytest.mark.parametrize(
+    ("chart", "values"),
+    [
+        ("torch-elastic", "--set instance.type=p4d.24xlarge --set workers=2"),
+        ("mpi-training", "--set instance.type=p4d.24xlarge --set workers=2"),
+        ("paddle", ""),
+        ("etcd", "--set persistence.enabled=false"),
+        ("efs", "--set volumes.data.type=nfs --set volumes.data.server=fs-1.efs.us-west-2.amazonaws.com"),
+        (
+            "fsx",
+            "--set checkDriver=false,claimName=other,provisioning=static,static.mountName=fsx"
+            ",static.fileSystemId=fs-0123456789abcdef0"
+            ",static.dnsName=fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+        ),
+        ("dataset", "--set claim.name=fsx-pvc --set claim.path=a --set sources[0].url=s3://bucket/data"),
+        ("efa-device-plugin", "--set region=us-west-2"),
+        ("gpu-metrics", "--set agent=dcgm"),
+        ("mpijob", ""),
+    ],
+)
+def test_helm_alone_installs_every_chart_from_a_registry(
+    user: User, charts: str, chart: str, values: str
+) -> None:
+    user(f"helm install alone {charts}/{chart} --plain-http {values}")
+    user("helm uninstall alone --wait")
+
+
+def test_the_demo_needs_no_clone(user: User) -> None:
+    assert "imagenet" in user("bireme demo")

@@ -1,0 +1,62 @@
+"""Jobs on the nodes of SageMaker HyperPod, whose types begin with ml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from bireme.clusters.nodes import parse_nodes
+from bireme.errors import BiremeError
+from bireme.helm import Render
+from bireme.instances import Instance
+from bireme.provision import Fleet
+from bireme.topology import Plan, fit
+from tests.support.rendered import container_of, environment_of, the
+
+VALUES = {
+    "instance": {"type": "ml.p5.48xlarge"},
+    "workers": 2,
+    "queueName": "hyperpod-ns-vision-localqueue",
+    "kueue": {"priorityClass": "high-priority"},
+    "nodeSelector": {"sagemaker.amazonaws.com/deep-health-check-status": "Passed"},
+}
+
+
+def test_a_type_of_hyperpod_has_the_facts_of_ec2s(render: Callable[..., Render]) -> None:
+    rendered = render("torch-elastic", values=VALUES)
+    job = the(rendered, "Job").thaw()
+    pod = job["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {
+        "node.kubernetes.io/instance-type": "ml.p5.48xlarge",
+        "sagemaker.amazonaws.com/node-health-status": "Schedulable",
+        "sagemaker.amazonaws.com/deep-health-check-status": "Passed",
+    }
+    trainer = container_of(pod, "trainer")
+    limits = trainer["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["vpc.amazonaws.com/efa"]) == ("8", "32")
+    ec2 = render("torch-elastic", values=VALUES | {"instance": {"type": "p5.48xlarge"}})
+    same = container_of(the(ec2, "Job").thaw()["spec"]["template"]["spec"], "trainer")
+    assert environment_of(trainer) == environment_of(same)
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "hyperpod-ns-vision-localqueue"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high-priority"
+
+
+def test_a_plan_counts_the_nodes_of_hyperpod(
+    plan: Callable[..., Plan], instances: Mapping[str, Instance]
+) -> None:
+    planned = plan("torch-elastic", values=VALUES)
+    assert planned.totals.nodes == {"ml.p5.48xlarge": 2}
+    assert not fit(planned, parse_nodes("ml.p5.48xlarge=2", instances), instances)
+    assert fit(planned, parse_nodes("p5.48xlarge=2", instances), instances)
+
+
+def test_nobody_else_makes_the_nodes_of_hyperpod(instances: Mapping[str, Instance]) -> None:
+    nodes = parse_nodes("ml.p5.48xlarge=2", instances)
+    with pytest.raises(BiremeError, match=r"HyperPod makes its own nodes.* such as p5\.48xlarge"):
+        Fleet("team", "us-west-2", ("us-west-2a", "us-west-2b"), nodes, instances)
+
+
+def test_the_types_of_hyperpod_are_not_listed_beside_ec2s(instances: Mapping[str, Instance]) -> None:
+    assert "ml.p5.48xlarge" in instances
+    assert not [name for name in instances if name.startswith("ml.")]

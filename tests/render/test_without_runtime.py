@@ -1,0 +1,113 @@
+"""Jobs in images that cannot run bireme-runtime: stock torchrun and stock mpirun, started by a shell."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.helm import Render, Renderer, RenderError
+from bireme.pytest_plugin import Request
+from tests.support.rendered import container_of, environment_of, the
+
+IMAGE = {"image": {"repository": "team/train", "tag": "1"}}
+STOCK = "values/stock-torchrun.yaml"
+
+
+def pod_of(found: Render) -> Any:
+    return the(found, "Job").thaw()["spec"]["template"]["spec"]
+
+
+def run(trainer: Any, env: dict[str, str], tools: Path) -> list[str]:
+    """What the container's process becomes, with programs of the image that only print their words."""
+    show = '#!/bin/sh\necho "$(basename $0)" "$@" >>%s\n' % (tools / "calls")
+    for name in ("python3", "mpirun", "ssh", "sshd"):
+        (tools / name).write_text(show)
+        (tools / name).chmod(0o755)
+    (tools / "ssh-keygen").write_text("#!/bin/sh\necho ecdsa KEY comment\n")
+    (tools / "ssh-keygen").chmod(0o755)
+    command = [word.replace("$$", "$") for word in [*trainer["command"], *trainer.get("args", ())]]
+    done = subprocess.run(
+        command, env={"PATH": f"{tools}:/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return (tools / "calls").read_text().splitlines()
+
+
+def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
+    renderer: Renderer, request_for: Request, tmp_path: Path
+) -> None:
+    values = {"minWorkers": 2, "workers": 2, "args": ["train.py", "two words"], "env": {"PYTHONPATH": "/own"}}
+    found = renderer.render(
+        request_for("torch-elastic", instance="p4d.24xlarge", files=[STOCK], values=values)
+    )
+    pod = pod_of(found)
+    trainer = container_of(pod, "trainer")
+    assert not [each.name for each in found.manifests if "runtime" in each.name]
+    assert "bireme_runtime" not in json.dumps(pod)
+    env = environment_of(trainer)
+    assert (env["PYTHONPATH"], env["PET_RDZV_BACKEND"], env["PET_NNODES"]) == ("/own", "c10d", "2:128")
+    calls = run(trainer, {"JOB_COMPLETION_INDEX": "0", "PET_RDZV_ENDPOINT": "a.b:1"}, tmp_path)
+    assert calls[-1] == "python3 -m torch.distributed.run train.py two words"
+    assert "successPolicy" not in the(found, "Job")["spec"]
+
+
+@pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
+def test_stock_mpirun_has_the_hosts_and_the_other_pods_serve_ssh(
+    renderer: Renderer, request_for: Request, tmp_path: Path, orchestrator: str
+) -> None:
+    values = IMAGE | {"runtime": False, "workers": 2, "args": ["./all_reduce", "-b", "8"], "script": ""}
+    values |= {"mpirunArgs": ["-x", "NCCL_DEBUG"], "orchestrator": orchestrator}
+    found = renderer.render(request_for("mpi-training", instance="p4d.24xlarge", values=values))
+    if orchestrator == "Job":
+        roles = {role: container_of(pod_of(found), "trainer") for role in ("launcher", "worker")}
+    else:
+        specs = the(found, "MPIJob").thaw()["spec"]["mpiReplicaSpecs"]
+        roles = {
+            role.lower(): container_of(spec["template"]["spec"], "trainer") for role, spec in specs.items()
+        }
+    for index, (role, trainer) in enumerate(roles.items()):
+        folder = tmp_path / role
+        folder.mkdir()
+        (folder / "id_rsa").write_text("KEY\n")
+        env = {"BIREME_MPI_FOLDER": str(folder), "BIREME_MPI_KEY": str(folder / "id_rsa")}
+        env |= {"JOB_COMPLETION_INDEX": str(index)} if orchestrator == "Job" else {}
+        calls = run(trainer, environment_of(trainer) | env, folder)
+        if role == "worker":
+            assert calls == [f"sshd -D -e -f {folder}/sshd_config"]
+        else:
+            assert calls[-1] == (
+                "mpirun -np 16 --hostfile /bireme/mpi/hostfile -x NCCL_DEBUG ./all_reduce -b 8"
+            )
+            hosts = [line.split()[0] for line in (folder / "hostfile").read_text().splitlines()]
+            assert [shlex.split(call)[3] for call in calls if call.startswith("ssh ")] == hosts
+            assert len(hosts) == 2
+
+
+@pytest.mark.parametrize(
+    ("chart", "values", "sentence"),
+    [
+        ("torch-elastic", {"runtime": False}, "runtime: false leaves only torchrun's own rendezvous"),
+        (
+            "torch-elastic",
+            {"runtime": False, "warmStart": {"enabled": True}},
+            "runtime: warmStart.enabled is",
+        ),
+        (
+            "torch-elastic",
+            {"runtime": False, "launcher": "node", "hang": {"seconds": 9}},
+            "runtime: launcher, hang.seconds are",
+        ),
+        ("mpi-training", {"runtime": False, "claims": [{"claimName": "a", "mountPath": "/a"}],
+                          "verify": {"paths": ["/a"]}}, "runtime: false leaves the image's Python alone"),
+    ],
+)  # fmt: skip
+def test_what_only_the_runtime_does_is_refused(
+    renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RenderError, match=sentence):
+        renderer.render(request_for(chart, instance="p4d.24xlarge", values=IMAGE | values))

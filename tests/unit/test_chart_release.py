@@ -1,0 +1,160 @@
+"""`hack/release` tells which charts need a new version, raises versions, and keeps what was released."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import package
+import pytest
+import release
+import yaml
+
+from bireme.errors import BiremeError
+from bireme.paths import Paths
+
+CHANGELOG = (
+    "# Changelog\n\n## [Unreleased]\n\n### Charts\n\n- `web`: a key.\n- `other`: no.\n- All: two\n  lines.\n"
+)
+
+
+def git(root: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    return subprocess.run(["git", *who, *words], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def project(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """A repository with the charts web and other, released as 0.1.0."""
+    for name in ("NAME", "EMAIL"):
+        for role in ("AUTHOR", "COMMITTER"):
+            monkeypatch.setenv(f"GIT_{role}_{name}", "a@example.com")
+    root = tmp_path / "project"
+    for name in ("web", "other"):
+        write(root, name, {"workers": {"type": "integer"}})
+    (root / "charts/web/templates/map.yaml").write_text("kind: ConfigMap\n")
+    (root / "src/bireme").mkdir(parents=True)
+    (root / "runtime").mkdir()
+    for file in ("pyproject.toml", "runtime/pyproject.toml"):
+        (root / file).write_text('[project]\nversion = "0.1.0"\n')
+    (root / "src/bireme/__init__.py").write_text('__version__ = "0.1.0"\n')
+    (root / "CHANGELOG.md").write_text(CHANGELOG)
+    git(tmp_path, "init", "--quiet", str(root))
+    shutil.copytree(paths.root / "hack/tools", root / "hack/tools")
+    project = Paths(root, paths.cache, tmp_path / "state")
+    folder = root / release.RELEASED
+    folder.mkdir(parents=True)
+    read(project, folder)
+    commit(root)
+    return project
+
+
+def write(root: Path, name: str, properties: Mapping[str, Any], version: str = "0.1.0") -> None:
+    """A chart that takes values of these properties."""
+    folder = root / "charts" / name
+    (folder / "templates").mkdir(parents=True, exist_ok=True)
+    about = f"apiVersion: v2\nname: {name}\ntype: application\nversion: {version}\n"
+    (folder / "Chart.yaml").write_text(about)
+    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    (folder / "values.schema.json").write_text(json.dumps(schema))
+
+
+def read(paths: Paths, scratch: Path) -> release.Tree:
+    scratch.mkdir(exist_ok=True)
+    return release.Tree.read(paths, scratch)
+
+
+def commit(root: Path) -> None:
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "All")
+
+
+def test_charts_as_they_were_released_need_no_version(project: Paths, tmp_path: Path) -> None:
+    tree = read(project, tmp_path / "scratch")
+    assert tree.findings() == []
+    assert tree.changed == ()
+
+
+def test_a_chart_that_changed_and_kept_its_version_is_named(project: Paths, tmp_path: Path) -> None:
+    (project.root / "charts/web/templates/map.yaml").write_text("kind: Secret\n")
+    (sentence,) = read(project, tmp_path / "scratch").findings()
+    assert sentence.startswith("charts/web differs from its release 0.1.0, and its version is 0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("properties", "version"),
+    [
+        ({"workers": {"type": "integer"}, "image": {"type": "string"}}, (1, 3, 0)),
+        ({"workers": {"type": ["integer", "null"]}}, (1, 3, 0)),
+        ({"workers": {"type": "integer"}}, (1, 2, 4)),
+        ({}, (2, 0, 0)),
+        ({"workers": {"type": "string"}}, (2, 0, 0)),
+    ],
+)
+def test_the_version_rises_by_what_the_schema_takes(
+    project: Paths, tmp_path: Path, properties: Any, version: release.Version
+) -> None:
+    write(project.root, "web", properties)
+    old, new = next(pair for pair in read(project, tmp_path / "scratch").pairs if pair[1].name == "web")
+    assert old is not None
+    assert release.next_version((1, 2, 3), old, new) == version
+
+
+def test_before_one_an_incompatible_change_raises_the_minor_version(project: Paths, tmp_path: Path) -> None:
+    write(project.root, "web", {}, version="0.1.1")
+    (sentence,) = read(project, tmp_path / "scratch").findings()
+    assert sentence == "charts/web needs 0.2.0 instead of 0.1.1: workers is gone"
+
+
+def test_a_proposal_raises_the_harness_and_the_charts_that_changed(project: Paths, tmp_path: Path) -> None:
+    write(project.root, "web", {"workers": {"type": "integer"}, "image": {"type": "string"}})
+    about = project.root / "charts/other/Chart.yaml"
+    assert release.raise_versions(read(project, tmp_path / "scratch")) == (0, 2, 0)
+    assert "version: 0.2.0\n" in (project.root / "charts/web/Chart.yaml").read_text()
+    assert "version: 0.1.0\n" in about.read_text()
+    assert '__version__ = "0.2.0"\n' in (project.root / "src/bireme/__init__.py").read_text()
+
+
+def test_a_cut_closes_the_changelog_and_tags_what_the_next_is_held_against(
+    project: Paths, tmp_path: Path
+) -> None:
+    write(project.root, "web", {"image": {"type": "string"}})
+    release.raise_versions(read(project, tmp_path / "scratch"))
+    commit(project.root)
+    scratch = tmp_path / "packed"
+    assert release.cut(project, read(project, scratch), scratch, "2026-11-24") == "v0.2.0"
+    assert git(project.root, "tag").split() == ["v0.2.0"]
+    assert git(project.root, "status", "--porcelain") == ""
+    changelog = (project.root / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]\n\n## [0.2.0] - 2026-11-24\n\n### Charts\n\n- `web`: a key." in changelog
+    names = sorted(file.name for file in (project.root / release.RELEASED).iterdir())
+    assert names == ["other-0.1.0.tgz", "web-0.2.0.tgz"]
+    assert read(project, tmp_path / "after").findings() == []
+
+
+def test_nothing_is_cut_with_changes_that_are_not_committed(project: Paths, tmp_path: Path) -> None:
+    (project.root / "charts/web/templates/map.yaml").write_text("kind: Secret\n")
+    scratch = tmp_path / "packed"
+    with pytest.raises(BiremeError, match="commit them first"):
+        release.cut(project, read(project, scratch), scratch, "2026-11-24")
+    assert git(project.root, "tag") == ""
+
+
+def test_nothing_is_cut_without_a_word_in_the_changelog() -> None:
+    with pytest.raises(BiremeError, match="nothing under Unreleased"):
+        release.close_section("# Changelog\n\n## [Unreleased]\n\n## [0.1.0]\n", (0, 2, 0), "2026-11-24")
+
+
+def test_a_packed_chart_says_what_changed_in_it(project: Paths, tmp_path: Path) -> None:
+    read(project, tmp_path / "scratch")
+    packed = package.contents(tmp_path / "scratch/web-0.1.0.tgz")["web/Chart.yaml"]
+    annotations = yaml.safe_load(packed)["annotations"]
+    assert yaml.safe_load(annotations["artifacthub.io/changes"]) == ["`web`: a key.", "All: two lines."]
+
+
+def test_every_chart_of_the_project_has_a_version_for_what_changed(paths: Paths, tmp_path: Path) -> None:
+    assert read(paths, tmp_path / "scratch").findings() == []
