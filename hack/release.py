@@ -31,7 +31,13 @@ from bireme.paths import Paths
 from bireme.tools import Toolbox
 
 RELEASED = Path("hack/released")
-_HARNESS = ("pyproject.toml", "src/bireme/__init__.py", "runtime/pyproject.toml")
+_HARNESS = ("pyproject.toml", "src/bireme/__init__.py")
+_RUNTIME = (
+    "runtime/pyproject.toml",
+    "runtime/src/bireme_runtime/__init__.py",
+    "runtime/src/bireme_runtime.dist-info/METADATA",
+)
+_RUNTIME_IN_CHART = "charts/common/files/runtime/"
 _HEADING = "## [Unreleased]\n"
 
 Version = tuple[int, int, int]
@@ -57,6 +63,11 @@ class Packed:
         """The schema of its values; empty for a chart without."""
         found: Mapping[str, Any] = json.loads(self.files.get("values.schema.json", b"{}"))
         return found
+
+    @property
+    def runtime(self) -> Mapping[str, bytes]:
+        """The files of the runtime that the chart carries."""
+        return {name: each for name, each in self.files.items() if name.startswith(_RUNTIME_IN_CHART)}
 
     def differs(self, other: Packed) -> bool:
         """Whether more than versions and the list of changes differ."""
@@ -154,6 +165,14 @@ class Tree:
         """The released charts that differ now, as they were and as they are."""
         return tuple((old, new) for old, new in self.pairs if old and new.differs(old))
 
+    @property
+    def runtime_changed(self) -> bool:
+        """Whether the runtime that the charts carry differs from what was released.
+
+        A new version of it is a change of every chart with it, so it is not raised without need.
+        """
+        return any(old.runtime != new.runtime for old, new in self.changed)
+
     def findings(self) -> list[str]:
         """What keeps the charts from being released, a sentence each."""
         sentences = [
@@ -179,8 +198,10 @@ class Tree:
 def raise_versions(tree: Tree) -> Version:
     """Write the next version to the harness, the charts that changed and those that are new."""
     version = dotted(tree.proposed())
-    for name in _HARNESS:
+    for name in (*_HARNESS, *(_RUNTIME if tree.runtime_changed else ())):
         _rewrite(tree.root / name, r'^(__version__|version) = ".*"$', rf'\1 = "{version}"')
+        if name.endswith("METADATA"):
+            _rewrite(tree.root / name, r"^Version: .*$", f"Version: {version}")
     known = {new.name for old, new in tree.pairs if old and not new.differs(old)}
     raised = {new.name for _, new in tree.pairs} - known
     for name in raised:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import urllib.parse
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -284,15 +285,31 @@ def test_replace_stops_the_old_run_first_when_the_user_names_the_new_one(release
     assert job.names("jobs") == [f"{job.name}-r5"]
 
 
+@pytest.fixture
+def relabel(cluster: Cluster) -> Iterator[Callable[[str | None, dict[str, str]], None]]:
+    """Give a node labels; other tests share the cluster, so it gets its own back."""
+    before: dict[str, dict[str, str | None]] = {}
+
+    def give(node: str | None, labels: dict[str, str]) -> None:
+        path = f"/api/v1/nodes/{node}"
+        had = cluster.api.get(path)["metadata"]["labels"]
+        before[path] = {label: had.get(label) for label in labels}
+        cluster.api.patch(path, {"metadata": {"labels": labels}})
+
+    yield give
+    for path, labels in before.items():
+        cluster.api.patch(path, {"metadata": {"labels": labels}})
+
+
 def test_the_chart_lets_a_worker_read_the_labels_of_its_node_and_nothing_else(
-    release: ReleaseFactory, tmp_path: Path
+    release: ReleaseFactory, relabel: Callable[[str | None, dict[str, str]], None], tmp_path: Path
 ) -> None:
     values = ["workers=2", "rendezvous.order=topology", "serviceAccount.create=true"]
     job = release("torch-elastic", sets=values, **P4D)
     assert job.differences() == ()
     node = next(iter(nodes_of(job)))
     labels = {"topology.kubernetes.io/zone": "use1-az1", "topology.k8s.aws/network-node-layer-2": "nn-2"}
-    job.cluster.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}})
+    relabel(node, labels)
     # What the kubelet would mount.
     accounts = f"/api/v1/namespaces/{job.namespace}/serviceaccounts/{job.name}/token"
     answer = job.cluster.api.create(accounts, {"spec": {"expirationSeconds": 600}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -17,14 +16,8 @@ from bireme_runtime.elastic import rendezvous
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
 from tests.runtime.workers import MAIN, TINY, Start, Worker
+from tests.support.processes import gone
 from tests.support.waiting import until
-
-
-def gone(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
-
 
 WRITE_PIDS = "pathlib.Path('pids').write_text(f\"{os.environ['AGENT_PID']} {os.getpid()}\")\n"
 SAVE_ON_TERM = """

@@ -17,6 +17,8 @@ import yaml
 from bireme.errors import BiremeError
 from bireme.paths import Paths
 
+RUNTIME = "runtime/src/bireme_runtime/__init__.py"
+CARRIED = "charts/web/charts/common/files/runtime/bireme_runtime/__init__.py"
 CHANGELOG = (
     "# Changelog\n\n## [Unreleased]\n\n### Charts\n\n- `web`: a key.\n- `other`: no.\n- All: two\n  lines.\n"
 )
@@ -38,7 +40,12 @@ def project(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         write(root, name, {"workers": {"type": "integer"}})
     (root / "charts/web/templates/map.yaml").write_text("kind: ConfigMap\n")
     (root / "src/bireme").mkdir(parents=True)
-    (root / "runtime").mkdir()
+    for file in (RUNTIME, CARRIED):
+        (root / file).parent.mkdir(parents=True)
+        (root / file).write_text('__version__ = "0.1.0"\n')
+    metadata = root / "runtime/src/bireme_runtime.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Version: 0.1.0\n")
     for file in ("pyproject.toml", "runtime/pyproject.toml"):
         (root / file).write_text('[project]\nversion = "0.1.0"\n')
     (root / "src/bireme/__init__.py").write_text('__version__ = "0.1.0"\n')
@@ -117,6 +124,19 @@ def test_a_proposal_raises_the_harness_and_the_charts_that_changed(project: Path
     assert "version: 0.2.0\n" in (project.root / "charts/web/Chart.yaml").read_text()
     assert "version: 0.1.0\n" in about.read_text()
     assert '__version__ = "0.2.0"\n' in (project.root / "src/bireme/__init__.py").read_text()
+
+
+@pytest.mark.parametrize(("changed", "version"), [(False, "0.1.0"), (True, "0.1.1")])
+def test_the_runtime_takes_the_version_only_when_it_changed(
+    project: Paths, tmp_path: Path, changed: bool, version: str
+) -> None:
+    (project.root / "charts/web/templates/map.yaml").write_text("kind: Secret\n")
+    if changed:
+        (project.root / CARRIED).write_text("rank = 0\n")
+    release.raise_versions(read(project, tmp_path / "scratch"))
+    assert (project.root / RUNTIME).read_text() == f'__version__ = "{version}"\n'
+    metadata = project.root / "runtime/src/bireme_runtime.dist-info/METADATA"
+    assert metadata.read_text() == f"Version: {version}\n"
 
 
 def test_a_cut_closes_the_changelog_and_tags_what_the_next_is_held_against(

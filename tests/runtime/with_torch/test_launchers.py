@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import gone
+
 Make = Callable[..., Any]
 # Debian's torch has no libuv, which torchrun asks for.
 WITHOUT_LIBUV = Path(__file__).parents[2] / "kind/without_libuv/sitecustomize.py"
@@ -54,6 +56,6 @@ def test_a_killed_launcher_leaves_no_training_process_behind(job: Make) -> None:
     started, since = run.wait_for("b", "start", world=4), time.time()
     os.kill(started["agent"], signal.SIGKILL)
     run.wait_for("b", "step", since, world=4)
-    assert not Path(f"/proc/{started['pid']}").exists()
+    assert gone(started["pid"])
     assert [run.end(name) for name in "ab"] == [0, 0]
     run.check_steps(60)
