@@ -16,7 +16,7 @@ from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.kind.shell import NODE_TYPE, Shell, enforce, until
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("denied")]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("denied", "mpi_operator")]
 
 HERE = Path(__file__).parent
 DENY_ALL = """
@@ -48,6 +48,7 @@ IN_VAIN_SECONDS = 60
 
 TORCH = {"files": ["values/kind.yaml"], "sets": ["workers=2", "minWorkers=2"]}
 MPI = {"files": ["values/kind-mpi.yaml"], "sets": ["workers=2", "image.tag=0.1.0-openmpi5"]}
+MPIJOB = {**MPI, "sets": [*MPI["sets"], "orchestrator=MPIJob"]}
 PREPARE = ["/opt/bireme/digits.py", "--prepare", "/home/jobpath/digits/data"]
 PADDLE: dict[str, Any] = {
     "files": ["values/kind-paddle.yaml"],
@@ -108,11 +109,18 @@ def outsider(cluster: KindCluster, shell: Shell, kube_router: None) -> Iterator[
 def ends(job: InstalledRelease) -> set[str]:
     """How the Jobs of the release have ended; "running" stands for those that have not."""
     found = set()
-    for each in job.objects("jobs"):
+    for each in [*job.objects("jobs"), *mpijobs(job)]:
         conditions = each.get("status", {}).get("conditions", [])
-        ended = [one["type"] for one in conditions if one["type"] in ("Complete", "Failed")]
-        found.add(ended[0] if ended else "running")
+        ended = [one["type"] for one in conditions if one["type"] in ("Complete", "Succeeded", "Failed")]
+        found.add(ended[0].replace("Succeeded", "Complete") if ended else "running")
     return found
+
+
+def mpijobs(job: InstalledRelease) -> list[dict[str, Any]]:
+    """The release's MPIJobs; none where the operator was never installed."""
+    path = f"/apis/kubeflow.org/v2beta1/namespaces/{job.namespace}/mpijobs/{job.name}-r1"
+    found = job.cluster.api.find(path)
+    return [found] if found else []
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,7 @@ def ends(job: InstalledRelease) -> set[str]:
     [
         pytest.param("torch-elastic", ("etcd", "torch"), TORCH, id="torch-elastic"),
         pytest.param("mpi-training", ("mpi-5",), MPI, id="mpi-training"),
+        pytest.param("mpi-training", ("mpi-5",), MPIJOB, id="mpijob"),
         pytest.param("paddle", ("etcd", "paddle"), PADDLE, id="paddle"),
     ],
 )
