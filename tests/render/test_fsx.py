@@ -58,6 +58,36 @@ def test_a_dynamic_claim_has_its_own_storage_class(render: Callable[..., Render]
     }
 
 
+def test_backups_and_maintenance_start_when_the_values_say(render: Callable[..., Render]) -> None:
+    asked: dict[str, Any] = {
+        "automaticBackupRetentionDays": 7,
+        "dailyAutomaticBackupStartTime": "02:30",
+        "copyTagsToBackups": True,
+        "weeklyMaintenanceStartTime": "7:04:00",
+    }
+    parameters = the(render("fsx", values=dynamic(**asked)), "StorageClass")["parameters"]
+    assert {key: parameters[key] for key in asked} == asked | {
+        "automaticBackupRetentionDays": "7",
+        "copyTagsToBackups": "true",
+    }
+
+
+@pytest.mark.parametrize("asked", [{"dailyAutomaticBackupStartTime": "02:30"}, {"copyTagsToBackups": True}])
+def test_settings_of_backups_that_are_off_are_refused(
+    render: Callable[..., Render], asked: dict[str, Any]
+) -> None:
+    with pytest.raises(RenderError, match="backups, which are off; set automaticBackupRetentionDays"):
+        render("fsx", values=dynamic(**asked))
+
+
+@pytest.mark.parametrize("time", ["0:04:00", "8:04:00", "04:00", "7:24:00"])
+def test_a_maintenance_time_that_fsx_would_refuse_is_refused(
+    render: Callable[..., Render], time: str
+) -> None:
+    with pytest.raises(RenderError, match="weeklyMaintenanceStartTime"):
+        render("fsx", values=dynamic(weeklyMaintenanceStartTime=time))
+
+
 def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> None:
     parameters = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
     assert (parameters["s3ImportPath"], parameters["s3ExportPath"]) == (

@@ -25,7 +25,10 @@ The parameters from which the driver creates a file system, as JSON {parameter: 
 {{- $parameters := dict "subnetId" $d.subnetId "securityGroupIds" (join "," $d.securityGroupIds) "storageType" "SSD"
     "deploymentType" $d.deploymentType "fileSystemTypeVersion" $d.fileSystemTypeVersion
     "dataCompressionType" $d.dataCompressionType "s3ImportPath" $d.s3ImportPath "s3ExportPath" $d.s3ExportPath
-    "kmsKeyId" $d.kmsKeyId "metadataConfigurationMode" $d.metadata.mode }}
+    "kmsKeyId" $d.kmsKeyId "metadataConfigurationMode" $d.metadata.mode
+    "weeklyMaintenanceStartTime" $d.weeklyMaintenanceStartTime
+    "dailyAutomaticBackupStartTime" $d.dailyAutomaticBackupStartTime }}
+{{- if $d.copyTagsToBackups }}{{ $_ := set $parameters "copyTagsToBackups" "true" }}{{ end }}
 {{- if and $d.s3ImportPath (ne $d.autoImportPolicy "NONE") }}{{ $_ := set $parameters "autoImportPolicy" $d.autoImportPolicy }}{{ end }}
 {{- if $d.efaEnabled }}{{ $_ := set $parameters "efaEnabled" "true" }}{{ end }}
 {{- if $persistent }}
