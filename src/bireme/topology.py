@@ -14,12 +14,24 @@ from functools import partial
 from typing import Any
 
 from bireme.errors import BiremeError
-from bireme.instances import Instance, NodeChoice
+from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
 from bireme.manifests import Manifest
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
 from bireme.queues import Queued, queued
 from bireme.storage import Storage, storage_of
 from bireme.workloads import PodPlan, WorkloadPlan, plan_of
+
+# A node of `cpu=NUMBER`, with the memory that `bireme up` gives such nodes.
+_CPU_NODE = Instance(
+    CPU_INSTANCE_TYPE,
+    Accelerator("none", 0, None, ACCELERATORS[0]),
+    efa=0,
+    vcpu=CPU_VCPU,
+    memory_mib=32768,
+    allocatable_memory_mib=30100,
+    network_gbps=0,
+    nvme_gb=0,
+)
 
 
 @dataclass(frozen=True)
@@ -219,18 +231,21 @@ def _new_node(candidates: Sequence[Instance], demand: Demand) -> _Node:
 
 
 def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance]) -> list[str]:
-    """Why the plan cannot run whole on ``nodes`` (instance type → number), as sentences; empty when it can.
+    """Why the plan cannot run whole on ``nodes``, as sentences; empty when it can.
+
+    ``nodes``: instance type or ``cpu`` → number.
 
     Pods that are bound to instance types go there; the others take what is left on the nodes that they may
     run on. Taints and pod affinities are ignored. Nodes are assumed to set
     aside the huge pages that their pods ask for.
     """
-    unknown = sorted(name for name in nodes if name not in instances)
+    known = {**instances, CPU_TYPE: _CPU_NODE}
+    unknown = sorted(name for name in nodes if name not in known)
     if unknown:
         raise BiremeError(
             f"{unknown[0]} is not in values/instances: known types are {', '.join(sorted(instances))}"
         )
-    cluster = [_Node(instances[name]) for name, count in nodes.items() for _ in range(count)]
+    cluster = [_Node(known[name]) for name, count in nodes.items() for _ in range(count)]
     problems: list[str] = []
     for (role, choice), pods in _groups(plan.pods).items():
         candidates = [node for node in cluster if choice.admits(node.instance.type)]

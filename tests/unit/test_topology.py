@@ -337,6 +337,15 @@ def test_pods_without_a_type_use_free_space_on_any_node(instances: Facts) -> Non
     ]
 
 
+def test_cpu_nodes_hold_pods_without_a_type_and_no_accelerators(instances: Facts) -> None:
+    etcd = workload("StatefulSet", "etcd", pod_spec(None, cpu="2"), role="member")
+    assert (
+        fit(planned(instances, indexed(1, whole_node(cpu="95")), etcd), {P4D: 1, "cpu": 1}, instances) == []
+    )
+    [sentence] = fit(planned(instances, indexed(1, pod_spec(None, **gpus(1)))), {"cpu": 1}, instances)
+    assert "nvidia.com/gpu" in sentence
+
+
 def test_an_unknown_instance_type_is_named_and_refused_as_cluster_node(instances: Facts) -> None:
     plan = planned(instances, indexed(1, pod_spec("m5.large")))
     assert plan.totals.nodes == {}
