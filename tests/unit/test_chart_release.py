@@ -43,6 +43,8 @@ def project(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     for file in (RUNTIME, CARRIED):
         (root / file).parent.mkdir(parents=True)
         (root / file).write_text('__version__ = "0.1.0"\n')
+    common = "apiVersion: v2\nname: common\ntype: library\nversion: 0.1.0\n"
+    (root / "charts/web/charts/common/Chart.yaml").write_text(common)
     metadata = root / "runtime/src/bireme_runtime.dist-info/METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Version: 0.1.0\n")
@@ -65,6 +67,8 @@ def write(root: Path, name: str, properties: Mapping[str, Any], version: str = "
     folder = root / "charts" / name
     (folder / "templates").mkdir(parents=True, exist_ok=True)
     about = f"apiVersion: v2\nname: {name}\ntype: application\nversion: {version}\n"
+    if name == "web":
+        about += "dependencies:\n  - name: common\n    version: 0.1.0\n"
     (folder / "Chart.yaml").write_text(about)
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     (folder / "values.schema.json").write_text(json.dumps(schema))
