@@ -79,7 +79,7 @@ def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("document", ["queues.md"])
+@pytest.mark.parametrize("document", ["queues.md", "gitops.md"])
 def test_a_document_can_be_followed_line_by_line(shell: Shell, document: str) -> None:
     (session,) = blocks(ROOT / "docs" / document)
     *steps, down = session.commands

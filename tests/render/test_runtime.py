@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render
+from bireme.helm import Render, RenderError
 from bireme.paths import Paths
 
 P4D = "p4d.24xlarge"
@@ -185,3 +185,19 @@ def imported(source: str) -> set[str]:
         return set()
     froms = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
     return {node.module for node in froms if node.module and node.module.startswith("bireme_runtime")}
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle", "dataset"])
+def test_a_chart_whose_links_were_dropped_is_refused_with_a_sentence(
+    render: Callable[..., Render], bireme_paths: Paths, tmp_path: Path, chart: str
+) -> None:
+    # As Flux does it with a git source: links are left out, then what Chart.yaml names in file:// is put in.
+    def copy(name: str, target: Path) -> None:
+        links = (link.name for link in (bireme_paths.charts / name).rglob("*") if link.is_symlink())
+        shutil.copytree(bireme_paths.charts / name, target, ignore=shutil.ignore_patterns(*links))
+
+    copy(chart, tmp_path / chart)
+    for link in (bireme_paths.charts / chart / "charts").iterdir():
+        copy(link.name, tmp_path / chart / "charts" / link.name)
+    with pytest.raises(RenderError, match="to which symbolic links lead in a clone: take the packed chart"):
+        render(tmp_path / chart, values=GIVEN[chart])

@@ -80,9 +80,7 @@ def test_a_provider_with_a_typo_gets_the_right_one_suggested(own_paths: Paths) -
 
 
 @pytest.mark.parametrize("name", ADDONS)
-def test_kueue_and_karpenter_are_started_for_embedded_clusters_only(
-    own_paths: Paths, tmp_path: Path, name: str
-) -> None:
+def test_addons_are_started_for_embedded_clusters_only(own_paths: Paths, tmp_path: Path, name: str) -> None:
     cluster = ExistingCluster(tmp_path / "kubeconfig", "mine")
     with pytest.raises(BiremeError, match=f"{name} is started for embedded clusters only"):
         start_addon(name, cluster, Toolbox(own_paths))

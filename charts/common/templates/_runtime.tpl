@@ -24,6 +24,10 @@ Arguments: root, component.
 {{- $root := required "common.runtimeFiles needs root" .root }}
 {{- $component := required "common.runtimeFiles needs component" .component }}
 {{- $common := $root.Subcharts.common }}
+{{- /* A clone has them as symbolic links, which Flux drops from git sources. */}}
+{{- if not (and $common ($common.Files.Get "files/runtime/bireme_runtime/__init__.py")) }}
+{{- printf "the chart %s is without its library or its runtime, to which symbolic links lead in a clone: take the packed chart instead of a folder of a clone (make package; docs/gitops.md)" $root.Chart.Name | fail }}
+{{- end }}
 {{- $folders := dict }}
 {{- range list $common.Chart $root.Chart }}
 {{- $folders = merge (index (.Annotations | default dict) "bireme/runtime" | default "" | fromYaml) $folders }}

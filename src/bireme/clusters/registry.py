@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bireme.tools import Toolbox
 
 PROVIDERS = ("embedded", "kind", "existing")
-ADDONS = ("kueue", "karpenter")
+ADDONS = ("kueue", "karpenter", "flux")
 
 
 def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None = None) -> Provider:
@@ -47,6 +47,10 @@ def start_addon(name: str, cluster: Cluster, toolbox: Toolbox) -> Program:
         from bireme.clusters.addons import kueue
 
         return kueue.start(cluster, toolbox)
+    if name == "flux":
+        from bireme.clusters.addons import flux
+
+        return flux.start(cluster, toolbox)
     from bireme.clusters.addons import karpenter
 
     return karpenter.start(cluster, toolbox)

@@ -1,1 +1,1 @@
-"""Kueue and Karpenter at work for a cluster that runs no containers: `bireme up --with`."""
+"""Kueue, Karpenter and Flux at work for a cluster that runs no containers: `bireme up --with`."""
