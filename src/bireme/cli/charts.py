@@ -30,7 +30,7 @@ from bireme.clusters.nodes import parse_nodes
 from bireme.errors import BiremeError
 from bireme.lint import Linter, find_charts
 from bireme.picture import svg
-from bireme.schemas import refusals, shortened
+from bireme.schemas import migrated, refusals, shortened
 from bireme.topology import expand, fit
 
 
@@ -53,6 +53,39 @@ def values(app: App, /, name: str) -> None:
         )
         raise BiremeError(f"there are no values called {name}: {hint}")
     click.echo(kept[name].read_text("utf-8"), nl=False)
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Change nothing, and exit with 1 where something moved")
+def migrate(files: tuple[Path, ...], check: bool) -> None:
+    """Rename what moved between releases in values files; comments and order stay.
+
+    No file is changed when one of them cannot follow.
+
+    \b
+    Example: bireme migrate mine.yaml overlays/*.yaml
+    """
+    done = [(file, *migrated(_text(file), str(file))) for file in files]
+    for file, text, said in done:
+        for sentence in said:
+            click.echo(sentence)
+        if said and not check:
+            file.write_text(text, encoding="utf-8")
+    moved = sum(bool(said) for _, _, said in done)
+    if check and moved:
+        sys.exit(1)
+    if not moved:
+        click.echo("nothing moved: today's charts take these names")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BiremeError(f"{file} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise BiremeError(f"{file} cannot be read: {error.strerror}") from error
 
 
 @cli.command()

@@ -1,6 +1,7 @@
 """Schemas of the charts' values: bundled from their sources, and checked with sentences."""
 
 from bireme.schemas.bundle import BUNDLE, KeyPath, bundled, comments, drift, write
+from bireme.schemas.moves import migrated
 from bireme.schemas.problems import Problem, problems, refusals, resolved, shortened, written
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "bundled",
     "comments",
     "drift",
+    "migrated",
     "problems",
     "refusals",
     "resolved",

@@ -14,6 +14,7 @@ import jsonschema
 from bireme.errors import BiremeError
 from bireme.helm import ChartValues, Renderer, RenderError, RenderRequest
 from bireme.schemas.bundle import BUNDLE, KeyPath
+from bireme.schemas.moves import moved
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,10 @@ def _is_about_type(error: Error) -> bool:
 def _unknown(key: str, known: Iterable[str], error: Error, chart: ChartValues, prefix: KeyPath) -> Problem:
     parents = [*prefix, *error.absolute_path]
     path = written([*parents, key])
+    move = moved(path)
+    if move and move.new in known:
+        sentence = f"`{path}` is `{move.after}` since {move.release}: `bireme migrate` changes values files"
+        return Problem(path, sentence)
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
     hint = (
         f": did you mean `{written([*parents, close[0]])}`?"
