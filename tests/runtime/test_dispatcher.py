@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, give_back
+from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, Unavailable, give_back
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
@@ -554,6 +554,37 @@ def test_a_restart_of_etcd_loses_no_shard(new_etcd: Callable[..., EtcdServer], p
         fleet.join()
         assert fleet.trained == Counter((number, name) for number in range(2) for name in names(150))
     finally:
+        replicas.stop()
+
+
+def test_an_etcd_out_of_space_is_told_and_left_behind_once_there_is_space(
+    new_etcd: Callable[..., EtcdServer], prefix: str
+) -> None:
+    server = new_etcd("--quota-backend-bytes=1000000").start()
+    replicas = Dispatchers(server.endpoint, prefix).start()
+    client, go_on = etcd.Client(etcd.parse_endpoints(server.endpoint)), threading.Event()
+    try:
+        make = trainers_of(replicas)
+        make("").add(names(20))
+        fleet = Fleet(make, lambda shard: until(go_on.is_set, 60))
+        fleet.add("t0")
+        until(lambda: of(replicas)["pending"] == 1)
+        with pytest.raises(etcd.OutOfSpace):
+            list(map(client.put, map("/other/{}".format, range(100)), ["x" * 50_000] * 100))
+        go_on.set()
+        hasty = Dispatcher(replicas.addresses, "other", wait_seconds=3)
+        with pytest.raises(Unavailable, match=r"in time: etcd is out of space \(NOSPACE alarm\): compact"):
+            hasty.add(names(20))
+        client.delete_span("/other/", "/other0")
+        revision = client.range("/other/").revision
+        server.request("/v3/kv/compaction", {"revision": revision, "physical": True})
+        server.request("/v3/maintenance/defragment", {})
+        (alarm,) = server.request("/v3/maintenance/alarm", {"action": "GET"})["alarms"]
+        server.request("/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+        fleet.join()
+        assert fleet.trained == Counter((0, name) for name in names(20))
+    finally:
+        go_on.set()
         replicas.stop()
 
 

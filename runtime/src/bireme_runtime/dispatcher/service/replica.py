@@ -15,7 +15,7 @@ from typing import Any, Union
 from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader, leader_address
 from bireme_runtime.dispatcher.service.keys import leader_key, trainers_of
-from bireme_runtime.dispatcher.service.requests import Answer, Request, refusal
+from bireme_runtime.dispatcher.service.requests import Answer, Request, not_now, refusal
 from bireme_runtime.etcd import client as etcd
 
 # The largest batch: more requests would delay the last ones, fewer would need more transactions.
@@ -241,7 +241,7 @@ class _Term:
             log.warning("etcd: %s", error)
             for item in items:
                 # A second reply to a request that already has one is ignored.
-                item.reply(refusal(503, f"etcd does not answer: {error}"))
+                item.reply(not_now(error))
             self._replica._over.wait(_RETRY_SECONDS)
         except BaseException:
             for item in items:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bireme_runtime.dispatcher.messages import BLOCK
+from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError
 
 _LONGEST_NAME = 1000
@@ -159,3 +160,9 @@ class Answer:
 def refusal(status: int, sentence: str) -> Answer:
     """An answer with a sentence that says why the request was not carried out."""
     return Answer(status, {"error": sentence})
+
+
+def not_now(error: etcd.EtcdError) -> Answer:
+    """The answer to a request that etcd did not let the dispatcher carry out; the client sends it again."""
+    full = isinstance(error, etcd.OutOfSpace)
+    return refusal(503, str(error) if full else f"etcd did not carry out the request: {error}")

@@ -31,6 +31,7 @@ from bireme_runtime.dispatcher.service.requests import (
     checked_name,
     checked_names,
     lease_of,
+    not_now,
     refusal,
 )
 from bireme_runtime.etcd import client as etcd
@@ -118,7 +119,7 @@ class Service:
         except etcd.LeaseLost:
             return _response(refusal(410, "the trainer's lease has ended: join again"))
         except etcd.EtcdError as error:
-            return _response(refusal(503, f"etcd does not answer: {error}"))
+            return _response(not_now(error))
 
     async def _route(self, request: HttpRequest, is_connected: Callable[[], bool]) -> Response:
         parts = request.path.strip("/").split("/")
