@@ -239,13 +239,13 @@ def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance])
     run on. Taints and pod affinities are ignored. Nodes are assumed to set
     aside the huge pages that their pods ask for.
     """
-    known = {**instances, CPU_TYPE: _CPU_NODE}
-    unknown = sorted(name for name in nodes if name not in known)
+    unknown = sorted(name for name in nodes if name != CPU_TYPE and name not in instances)
     if unknown:
         raise BiremeError(
             f"{unknown[0]} is not in values/instances: known types are {', '.join(sorted(instances))}"
         )
-    cluster = [_Node(known[name]) for name, count in nodes.items() for _ in range(count)]
+    types = {name: _CPU_NODE if name == CPU_TYPE else instances[name] for name in nodes}
+    cluster = [_Node(types[name]) for name, count in nodes.items() for _ in range(count)]
     problems: list[str] = []
     for (role, choice), pods in _groups(plan.pods).items():
         candidates = [node for node in cluster if choice.admits(node.instance.type)]

@@ -299,9 +299,15 @@ def test_whole_node_workers_get_a_node_each_and_stay_running(
 def test_a_worker_without_a_free_node_stays_pending(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
     job("train", 5)
     until(lambda: sum(is_ready(pod) for pod in pods_of(fleet, "train")) == 4)
-    (waiting,) = [pod for pod in pods_of(fleet, "train") if pod["status"]["phase"] == "Pending"]
-    (scheduled,) = [each for each in waiting["status"]["conditions"] if each["type"] == "PodScheduled"]
-    assert "Insufficient nvidia.com/gpu" in scheduled["message"]
+
+    def said() -> str:
+        """What the scheduler says of the pod that waits; it may look at that one last."""
+        (waiting,) = [pod for pod in pods_of(fleet, "train") if pod["status"]["phase"] == "Pending"]
+        conditions = waiting["status"].get("conditions", [])
+        return "".join(each.get("message", "") for each in conditions if each["type"] == "PodScheduled")
+
+    until(said)
+    assert "Insufficient nvidia.com/gpu" in said()
 
 
 def test_a_pod_completes_on_demand(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
