@@ -13,6 +13,7 @@ import pytest
 
 from bireme.clusters.kind import KindCluster
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.buckets import upload
 from tests.kind.shell import NODE_TYPE, Shell, Values, until
 from tests.kind.training import KIND, outcome
 
@@ -22,16 +23,6 @@ SMALL, LARGE = 20_000, 16 << 20
 MORE_THAN_A_PART = 65 << 20
 """What `upload` sends to S3 in parts."""
 REQUESTS = {"cpu": "50m", "memory": "64Mi"}
-# Uploads a folder as a bucket; large files in parts, as most clients do.
-UPLOAD = """
-import sys
-from pathlib import Path
-import boto3
-s3, folder = boto3.client("s3"), Path("/source", sys.argv[1])
-s3.create_bucket(Bucket=sys.argv[1])
-for file in filter(Path.is_file, folder.rglob("*")):
-    s3.upload_file(str(file), sys.argv[1], f"data/{file.relative_to(folder)}")
-"""
 # Prints what a training finds on its node.
 LOOK = """
 from bireme_runtime.dataset.staging import verify
@@ -52,11 +43,11 @@ class Place:
 
     def upload(self, bucket: str, files: Content) -> None:
         """Make a bucket of these files, or add them to it."""
-        folder = self.cluster.claim_folder("source", self.namespace) / bucket
+        folder = self.cluster.claim_folder("source", self.namespace) / bucket / "data"
         for path, data in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
-        self.shell.kubectl("exec", "-n", self.namespace, "s3", "--", "python3", "-c", UPLOAD, bucket)
+        upload(self.shell, self.namespace, bucket)
 
     @property
     def staged(self) -> Path:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[2]
 NEEDS = ("AWS", "GPUs", "containers", "internet")
@@ -48,9 +49,16 @@ class Block:
         return [line for line in self.shown if not re.search(_pattern(line), lines, re.MULTILINE)]
 
 
-def blocks(document: Path) -> list[Block]:
-    """The blocks of commands in ``document``. Raises ValueError for a marker that nobody knows."""
+def blocks(document: Path, other: Mapping[str, str] = MappingProxyType({})) -> list[Block]:
+    """The blocks of commands in ``document``, in which the texts of ``other`` are replaced, in that order.
+
+    Raises ValueError for a marker that nobody knows.
+    """
     text, name = document.read_text(), str(document.relative_to(ROOT))
+    for old, new in other.items():
+        if old not in text:
+            raise ValueError(f"{name} does not have the text {old!r}")
+        text = text.replace(old, new)
     fences = [(each[1], text.count("\n", 0, each.start(2)) + 1, each[2]) for each in _FENCE.finditer(text)]
     return [
         Block(tuple(_commands(name, line, body)), _shown(fences[index + 1 : index + 2]))
