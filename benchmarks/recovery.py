@@ -1,9 +1,10 @@
-"""How long a training job stops when it loses a worker: `bireme-etcd`, cold and warm, and stock torchrun.
+"""How long a training job stops when it loses a worker: `bireme-etcd`, cold, warm, with a spare; and stock's.
 
 Three workers train on a kind cluster, each time in a new Job; a pod is deleted, or its agent gets SIGKILL.
 Bireme's jobs train one after another; those of stock torchrun, which mostly wait, run at the same time.
 Measured are the seconds until the new world is agreed (its processes start) and until its first step, by the
-workers' logs; the time to start Python and import torch is given separately. Warm jobs have `warmStart`.
+workers' logs; the time to start Python and import torch is given separately. Warm jobs have `warmStart`. With
+a spare the new world is one of three again, without it mostly one of two.
 
 Stock is torchrun as a user would start it, as the first process of the container: the chart's pods, Job and
 PET_* variables without Bireme's entry point, launcher and backend. All get the same bounds, last call and
@@ -60,9 +61,10 @@ STEPS = ("--steps=100000", "--step-seconds=0.1")
 # The client that torchrun's etcd backends import but torch does not contain, and its dependencies.
 ETCD_CLIENT = ("python-etcd==0.4.5", "dnspython==2.7.0", "urllib3==2.3.0")
 OURS, WARM = "bireme-etcd", "bireme-etcd, warm"
+SPARE = "bireme-etcd, warm, a spare"
 DELETE, KILL_AGENT, KILL_ALL = "pod deleted", "agent SIGKILLed", "all processes SIGKILLed"
 AIMS = {DELETE: 1.0, KILL_AGENT: 2.5}
-"""Seconds to the new world that `bireme-etcd` should not exceed, cold or warm."""
+"""Seconds to the new world that `bireme-etcd` should not exceed, whether cold, warm or with a spare."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Loss:
 
 BIREME = tuple(
     Loss(backend, event, program)
-    for backend in (OURS, WARM)
+    for backend in (OURS, WARM, SPARE)
     for event, program in (
         (DELETE, ""),
         (KILL_AGENT, "bireme_runtime.elastic.launch"),
@@ -132,12 +134,14 @@ class Stage:
         """New jobs that lose their last worker, all at the same time."""
         with self._jobs(losses) as jobs:
             lost = [self._lose(job, loss) for job, loss in zip(jobs, losses, strict=True)]
-            return [self._recovery(job, moment) for job, moment in zip(jobs, lost, strict=True)]
+            each = zip(jobs, losses, lost, strict=True)
+            return [self._recovery(job, loss, moment) for job, loss, moment in each]
 
-    def _recovery(self, training: Training, lost_at: float) -> Recovery:
+    def _recovery(self, training: Training, loss: Loss, lost_at: float) -> Recovery:
         """The worlds from the first agreed one to the first one that made a step; usually only one."""
+        least = 3 if loss.backend == SPARE else 1
         try:
-            worlds = wait_for_world(training, lost_at, PATIENCE_SECONDS)
+            worlds = wait_for_world(training, lost_at, PATIENCE_SECONDS, lambda world: world.size >= least)
         except pytest.fail.Exception:
             return Recovery(PATIENCE_SECONDS, PATIENCE_SECONDS, 0, recovered=False)
         last = worlds[-1]
@@ -145,9 +149,11 @@ class Stage:
         return Recovery(worlds[0].agreed - lost_at, last.first_step - lost_at, last.import_seconds)
 
     def _lose(self, training: Training, loss: Loss) -> float:
+        # With a spare, not every worker trains.
+        last = max(int(event["host"].rpartition("-")[2]) for event in training.of("start"))
         if loss.program:
-            return stock_torchrun.kill(training, 2, loss.program)
-        pod, now = training.worker(2).name, time.time()
+            return stock_torchrun.kill(training, last, loss.program)
+        pod, now = training.worker(last).name, time.time()
         training.job.delete_pod(pod)
         return now
 
@@ -204,9 +210,10 @@ def _tag(images: str) -> str:
 def _backend_values(backend: str) -> dict[str, Any]:
     """Values of torch-elastic for one backend; `_job` has the shared ones."""
     rendezvous: dict[str, Any] = {"conf": {"last_call_timeout": 1}}
-    if backend in (OURS, WARM):
+    if backend in (OURS, WARM, SPARE):
         values = {"rendezvous": {**rendezvous, "endpoints": [f"etcd.{NAMESPACE}.svc:2379"]}}
-        return {**values, "etcd": {"enabled": False}, "warmStart": {"enabled": backend == WARM}}
+        more = {"warmStart": {"enabled": backend != OURS}, "spares": int(backend == SPARE)}
+        return {**values, "etcd": {"enabled": False}, **more}
     etcd = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint=etcd-v2.{NAMESPACE}.svc:2379")
     values = stock_torchrun.values(*(etcd if backend == "etcd-v2" else ()))
     values["rendezvous"] |= rendezvous
@@ -246,7 +253,7 @@ def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) ->
         rows.append(row)
     ours = {row["event"]: row for row in rows if row["backend"] == OURS}
     for row in rows:
-        if row["backend"] in (OURS, WARM):
+        if row["backend"] in (OURS, WARM, SPARE):
             row["aim"] = AIMS.get(row["event"])
             continue
         row["timesOurs"] = {
