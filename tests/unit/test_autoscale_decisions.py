@@ -1,0 +1,136 @@
+"""Who grows and who shrinks: by free places, priority, weight and reported throughput."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bireme.autoscale import ElasticJob, Pool, Resize, decide
+
+NOW = 10_000.0
+
+
+def job(name: str, workers: int, **more: object) -> ElasticJob:
+    facts = {"minimum": 1, "maximum": 8, **more}
+    return ElasticJob(name, "p5", workers, **facts)  # type: ignore[arg-type]
+
+
+def sizes(jobs: list[ElasticJob], free: int, wanted: dict[int, int] | None = None) -> dict[str, int]:
+    resized = {each.job: each.workers for each in decide(jobs, {"p5": Pool("p5", free, wanted or {})}, NOW)}
+    return {each.name: resized.get(each.name, each.workers) for each in jobs}
+
+
+def test_a_job_grows_into_what_is_free() -> None:
+    assert sizes([job("a", 2)], free=3) == {"a": 5}
+    assert sizes([job("a", 2, maximum=4)], free=3) == {"a": 4}
+    assert sizes([job("a", 2)], free=0) == {"a": 2}
+
+
+def test_a_job_grows_in_its_steps_and_leaves_its_reserve() -> None:
+    assert sizes([job("a", 2, step=2)], free=3) == {"a": 4}
+    assert sizes([job("a", 2, reserve=2)], free=3) == {"a": 3}
+
+
+def test_what_pending_pods_need_is_not_free() -> None:
+    assert sizes([job("a", 2)], free=3, wanted={-10: 2}) == {"a": 3}
+
+
+def test_a_job_gives_way_to_pods_of_higher_priority_only() -> None:
+    assert sizes([job("a", 6)], free=0, wanted={10: 2}) == {"a": 4}
+    assert sizes([job("a", 6)], free=1, wanted={10: 2}) == {"a": 5}
+    assert sizes([job("a", 6)], free=0, wanted={0: 2}) == {"a": 6}
+    assert sizes([job("a", 3, minimum=2)], free=0, wanted={10: 4}) == {"a": 2}
+
+
+def test_the_lowest_priority_gives_first_and_among_equals_the_largest() -> None:
+    low, high = job("low", 4), job("high", 4, priority=5)
+    assert sizes([low, high], free=0, wanted={10: 4}) == {"low": 1, "high": 3}
+    assert sizes([job("large", 6), job("small", 2)], free=0, wanted={10: 2}) == {"large": 4, "small": 2}
+
+
+def test_places_go_to_the_most_urgent_pods_first() -> None:
+    jobs = [job("middle", 3, priority=5), job("low", 3)]
+    # The two places that are free are taken by priority 10, so priority 3 can ask `low` only.
+    assert sizes(jobs, free=2, wanted={10: 2, 3: 1}) == {"middle": 3, "low": 2}
+
+
+def test_weight_shares_what_is_free() -> None:
+    assert sizes([job("a", 1), job("b", 1)], free=4) == {"a": 3, "b": 3}
+    assert sizes([job("a", 1, weight=3), job("b", 1)], free=6) == {"a": 6, "b": 2}
+
+
+def test_reported_throughput_counts_before_the_number_of_workers() -> None:
+    scales = job("scales", 4, throughput={2: 200.0, 4: 390.0})
+    stalls = job("stalls", 2, throughput={1: 100.0, 2: 105.0})
+    assert sizes([scales, stalls], free=2) == {"scales": 6, "stalls": 2}
+
+
+def test_a_job_that_more_workers_hardly_make_faster_does_not_grow() -> None:
+    assert sizes([job("stalls", 2, throughput={1: 100.0, 2: 105.0})], free=4) == {"stalls": 2}
+
+
+def test_a_job_that_saves_is_left_alone() -> None:
+    assert sizes([job("a", 4, saving=True)], free=2) == {"a": 4}
+    assert sizes([job("a", 4, saving=True)], free=0, wanted={10: 2}) == {"a": 4}
+
+
+def test_a_job_grows_after_its_cooldown_but_gives_way_at_once() -> None:
+    fresh = job("a", 4, changed_at=NOW - 60, cooldown=300)
+    assert sizes([fresh], free=2) == {"a": 4}
+    assert sizes([fresh], free=0, wanted={10: 1}) == {"a": 3}
+
+
+def test_a_worker_moves_to_a_job_that_came_later() -> None:
+    jobs = [job("first", 8), job("late", 1)]
+    first, then = decide(jobs, {"p5": Pool("p5", 0)}, NOW)
+    assert (first.job, first.workers) == ("first", 7)
+    assert (then.job, then.workers) == ("late", 2)
+    assert decide([job("a", 5), job("b", 4)], {"p5": Pool("p5", 0)}, NOW) == ()
+
+
+def test_each_resize_says_why() -> None:
+    assert decide([job("a", 2)], {"p5": Pool("p5", 1)}, NOW) == (Resize("a", 3, "places are free"),)
+    (shrunk,) = decide([job("a", 2)], {"p5": Pool("p5", 0, {10: 1})}, NOW)
+    assert shrunk.why == "pods of priority 10 wait for places in p5"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_bounds_and_places_hold_whatever_the_jobs(seed: int) -> None:
+    chance = random.Random(seed)
+    pools = {
+        name: Pool(
+            name, chance.randrange(20), {chance.randrange(-5, 9): chance.randrange(9) for _ in range(3)}
+        )
+        for name in ("p4d", "p5")
+    }
+    jobs = []
+    for number in range(chance.randrange(1, 30)):
+        minimum = chance.randrange(1, 5)
+        workers = chance.randrange(minimum, minimum + 9)
+        facts = {
+            "minimum": minimum,
+            "maximum": chance.randrange(workers, workers + 9),
+            "step": chance.randrange(1, 4),
+            "weight": chance.choice([0.5, 1, 4]),
+            "priority": chance.randrange(-5, 5),
+            "changed_at": NOW - chance.randrange(600),
+            "reserve": chance.randrange(3),
+            "saving": chance.random() < 0.2,
+            "throughput": {n: n ** chance.random() * 50 for n in range(1, chance.randrange(1, 6))},
+        }
+        jobs.append(ElasticJob(f"job-{number}", chance.choice(["p4d", "p5"]), workers, **facts))  # type: ignore[arg-type]
+    resized = decide(jobs, pools, NOW)
+    assert len({each.job for each in resized}) == len(resized)
+    before = {each.name: each for each in jobs}
+    taken = dict.fromkeys(pools, 0)
+    for each in resized:
+        was = before[each.job]
+        assert was.minimum <= each.workers <= was.maximum
+        assert each.workers != was.workers
+        assert (each.workers - was.workers) % was.step == 0
+        assert not was.saving
+        taken[was.pool] += each.workers - was.workers
+    for name, pool in pools.items():
+        assert taken[name] <= max(pool.free - sum(pool.wanted.values()), 0)
+    assert decide(list(reversed(jobs)), pools, NOW) or not resized
