@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDTH = 960
 MARGIN = 24
+PLOT_LEFT, PLOT_RIGHT, PLOT_HEIGHT = 170, WIDTH - 2 * MARGIN - 8, 90
+"""Where the curves of a plot are, in its block."""
 # Dark enough for white digits on light and dark pages.
 FILLS = ("#2f6db5", "#b3541e", "#3d7f45", "#8250a8", "#9a6b00", "#b0396b")
 _STYLE = """
@@ -72,3 +74,28 @@ def heading(words: str) -> Block:
 def short(words: str, most: int = 30) -> str:
     """The words, cut to so many characters."""
     return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def frame(most: float, form: str) -> list[str]:
+    """The lines of a plot at 0 and at ``most``, with both numbers."""
+    lines = [
+        f'<line class="grid" x1="{PLOT_LEFT}" x2="{PLOT_RIGHT}" y1="{y}" y2="{y}"/>' for y in (0, PLOT_HEIGHT)
+    ]
+    return [
+        *lines,
+        text(PLOT_LEFT - 8, 10, format(most, form), "end soft"),
+        text(PLOT_LEFT - 8, PLOT_HEIGHT, "0", "end soft"),
+    ]
+
+
+def height(value: float, most: float) -> float:
+    """Where a value is in a plot up to ``most``, in pixels from its top."""
+    return round(PLOT_HEIGHT * (1 - min(1.0, max(0.0, value / most))), 1)
+
+
+def curve(points: Sequence[tuple[float, float]], colour: str) -> list[str]:
+    """A curve through points in pixels; nothing without points."""
+    if len(points) == 1:
+        return [f'<circle cx="{points[0][0]:g}" cy="{points[0][1]:g}" r="2" fill="{colour}"/>']
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'] if path else []

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 
-from bireme.drawing import FILLS, MARGIN, WIDTH, Block, document, heading, line, short, text
+from bireme.drawing import (
+    FILLS,
+    PLOT_HEIGHT,
+    PLOT_LEFT,
+    PLOT_RIGHT,
+    Block,
+    curve,
+    document,
+    frame,
+    heading,
+    height,
+    line,
+    short,
+    text,
+)
 from bireme.timeline import Timeline, clock, lasted
 
-_LEFT = 170
-_RIGHT = WIDTH - 2 * MARGIN - 8
 _ROW = 20
-_PLOT = 90
 _SHOWN_WORKERS = 24
 _SHOWN_WORLDS = 20
 _TICKS = 5
@@ -34,7 +45,7 @@ class _Axis:
 
     def at(self, when: float) -> float:
         share = (when - self.begin) / (self.end - self.begin)
-        return round(_LEFT + min(1.0, max(0.0, share)) * (_RIGHT - _LEFT), 1)
+        return round(PLOT_LEFT + min(1.0, max(0.0, share)) * (PLOT_RIGHT - PLOT_LEFT), 1)
 
 
 def svg(run: Timeline) -> str:
@@ -72,7 +83,7 @@ def html(run: Timeline) -> str:
 def _bar(axis: _Axis, begin: float, end: float, y: float, height: float, fill: str, said: str) -> str:
     x = axis.at(begin)
     width = max(1.0, round(axis.at(end) - x, 1))
-    x = min(x, _RIGHT - width)
+    x = min(x, PLOT_RIGHT - width)
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2" fill="{fill}">'
         f"<title>{escape(said, quote=False)}</title></rect>"
@@ -119,31 +130,22 @@ def _order(row: tuple[str, str]) -> tuple[int, str, str]:
     return (int(row[0]) if row[0].isdigit() else 1 << 30, *row)
 
 
-def _frame(most: float, form: str) -> list[str]:
-    lines = [f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y}" y2="{y}"/>' for y in (0, _PLOT)]
-    return [
-        *lines,
-        text(_LEFT - 8, 10, format(most, form), "end soft"),
-        text(_LEFT - 8, _PLOT, "0", "end soft"),
-    ]
-
-
 def _steps(run: Timeline, axis: _Axis) -> Block:
     """The step of each world over time; what restarts have cost in another colour."""
     most = max(step for world in run.worlds for _, step in world.steps) or 1
-    lines = _frame(most, ",d")
+    lines = frame(most, ",d")
     before: tuple[float, int] | None = None
     for number, world in enumerate(run.worlds):
-        points = [(axis.at(when), _height(step, most)) for when, step in world.steps]
+        points = [(axis.at(when), height(step, most)) for when, step in world.steps]
         if before and world.steps:
-            x, y = axis.at(before[0]), _height(before[1], most)
+            x, y = axis.at(before[0]), height(before[1], most)
             lines.append(
                 f'<line class="lost" stroke-width="1.5" stroke-dasharray="3 2" x1="{x:g}" y1="{y:g}"'
                 f' x2="{points[0][0]:g}" y2="{points[0][1]:g}"/>'
             )
-        lines += _curve(points, FILLS[number % 2])
+        lines += curve(points, FILLS[number % 2])
         before = world.steps[-1] if world.steps else before
-    return Block(tuple(lines), _PLOT + 12)
+    return Block(tuple(lines), PLOT_HEIGHT + 12)
 
 
 def _rates(run: Timeline, axis: _Axis) -> Block:
@@ -152,22 +154,11 @@ def _rates(run: Timeline, axis: _Axis) -> Block:
     for world in run.worlds:
         pairs = zip(world.steps, world.steps[1:], strict=False)
         curves.append([(b[0], max(0.0, (b[1] - a[1]) / (b[0] - a[0]))) for a, b in pairs if b[0] > a[0]])
-    most = max((rate for curve in curves for _, rate in curve), default=0.0) or 1.0
-    lines = _frame(most, ".2f")
-    for number, curve in enumerate(curves):
-        lines += _curve([(axis.at(when), _height(rate, most)) for when, rate in curve], FILLS[number % 2])
-    return Block(tuple(lines), _PLOT + 12)
-
-
-def _height(value: float, most: float) -> float:
-    return round(_PLOT * (1 - min(1.0, max(0.0, value / most))), 1)
-
-
-def _curve(points: Sequence[tuple[float, float]], colour: str) -> list[str]:
-    if len(points) == 1:
-        return [f'<circle cx="{points[0][0]:g}" cy="{points[0][1]:g}" r="2" fill="{colour}"/>']
-    path = " ".join(f"{x:g},{y:g}" for x, y in points)
-    return [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'] if path else []
+    most = max((rate for rates in curves for _, rate in rates), default=0.0) or 1.0
+    lines = frame(most, ".2f")
+    for number, rates in enumerate(curves):
+        lines += curve([(axis.at(when), height(rate, most)) for when, rate in rates], FILLS[number % 2])
+    return Block(tuple(lines), PLOT_HEIGHT + 12)
 
 
 def _times(axis: _Axis) -> Block:

@@ -36,10 +36,11 @@ def test_what_pending_pods_need_is_not_free() -> None:
     assert sizes([job("a", 2)], free=3, wanted={-10: 2}) == {"a": 3}
 
 
-def test_a_job_gives_way_to_pods_of_higher_priority_only() -> None:
+def test_a_job_gives_way_to_pods_that_are_not_less_urgent() -> None:
     assert sizes([job("a", 6)], free=0, wanted={10: 2}) == {"a": 4}
     assert sizes([job("a", 6)], free=1, wanted={10: 2}) == {"a": 5}
-    assert sizes([job("a", 6)], free=0, wanted={0: 2}) == {"a": 6}
+    assert sizes([job("a", 6)], free=0, wanted={0: 2}) == {"a": 4}
+    assert sizes([job("a", 6)], free=0, wanted={-5: 2}) == {"a": 6}
     assert sizes([job("a", 3, minimum=2)], free=0, wanted={10: 4}) == {"a": 2}
 
 

@@ -68,11 +68,12 @@ class Resize:
 def decide(jobs: Sequence[ElasticJob], pools: Mapping[str, Pool], now: float) -> tuple[Resize, ...]:
     """What changes now, at most one resize for a job, those that shrink first.
 
-    Jobs shrink at once, within their minimum, when pods of a higher priority than theirs need more places
-    than are free: jobs of the lowest priority first, and among them those that lose the least. Jobs grow
-    into what is free beyond what Pending pods need, the highest priority first, and among equals where
-    another worker is worth most by throughput and weight. When nothing is free, a worker moves from a job
-    to another of the same priority where it is worth ``MARGIN`` times more. ``now`` is in seconds.
+    What a job has beyond its minimum is borrowed: it shrinks at once when pods of its own or a higher
+    priority need more places than are free. Jobs of the lowest priority give first, and among them those
+    that lose the least. Jobs grow into what is free beyond what Pending pods need, the highest priority
+    first, and among equals where another worker is worth most by throughput and weight. When nothing is
+    free, a step of workers moves from a job to another of the same priority where it is worth ``MARGIN``
+    times more. ``now`` is in seconds.
     """
     by_pool: dict[str, list[ElasticJob]] = defaultdict(list)
     for job in jobs:
@@ -93,12 +94,12 @@ def _one(jobs: Sequence[ElasticJob], pool: Pool, now: float) -> list[Resize]:
 
 
 def _shrink(jobs: Sequence[ElasticJob], pool: Pool) -> list[Resize]:
-    """Workers give way to Pending pods of higher priority, the most urgent of these first."""
+    """Workers beyond the minimum give way to Pending pods that are not less urgent than their job."""
     free, sizes = pool.free, {job.name: job for job in jobs}
     reasons: dict[str, str] = {}
     for priority in sorted(pool.wanted, reverse=True):
         free -= pool.wanted[priority]
-        lower = [_loss(job) for job in sizes.values() if job.priority < priority and _can_shrink(job)]
+        lower = [_loss(job) for job in sizes.values() if job.priority <= priority and _can_shrink(job)]
         heapq.heapify(lower)
         while free < 0 and lower:
             name = heapq.heappop(lower)[-1]
