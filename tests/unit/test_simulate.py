@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 from bireme.autoscale import PUBLISHED, Outcome, Settings, TracedJob, sample, simulate
 from bireme.cli import cli
 from bireme.errors import BiremeError
+from tests.support.documents import ROOT, blocks
 
 QUIET = Settings(nodes=4, failures=0, scaling=1.0, resize=0.0, cooldown=0.0, every=10.0)
 HELIOS = PUBLISHED["helios"]
@@ -157,6 +161,26 @@ def test_all_wrong_rows_are_told_at_once_but_not_a_thousand(tmp_path: Path) -> N
         run(str(file))
     assert str(caught.value).count("\n") == 10
     assert str(caught.value).endswith("and 990 more")
+
+
+def test_the_document_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bin_folder = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", bin_folder, prepend=os.pathsep)
+    for block in blocks(ROOT / "docs/elasticity.md"):
+        for command in block.commands:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", command.text],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+        assert block.missing(done.stdout) == [], done.stdout
+
+
+def test_the_picture_of_the_document_is_what_the_command_draws() -> None:
+    assert (ROOT / "docs/elasticity.svg").read_text() == run("--sample", "helios", "-o", "svg"), "make docs"
 
 
 def test_a_trace_or_a_sample_is_needed() -> None:
