@@ -32,6 +32,7 @@ pytestmark = pytest.mark.whole
 CLAIMS = {"efs": "efsvol", "fsx": "fsx-pvc"}
 LEFT_OUT = (
     "bireme eksctl",
+    "bireme plan charts/torch-elastic -f values/instances/p3.8xlarge.yaml",
     "bireme uninstall nccl",
     "hack/eks/teardown",
     "helm install efa",
