@@ -58,7 +58,7 @@ simulate: setup ## Simulate the rendezvous under faults that seeds choose: make 
 	PYTHONPATH=.:runtime/src $(BIN)/python -m tests.runtime.simulation --seeds $(SEEDS)
 
 .PHONY: test-eks
-test-eks: setup ## hack/eks with a mocked provider, and on moto as AWS (needs terraform 1.9 and the AWS provider; two minutes)
+test-eks: setup ## hack/eks with a mocked provider and on moto as AWS, and eksctl's dry run (needs terraform 1.9 and the AWS provider; builds eksctl)
 	$(PYTEST) tests/eks
 
 .PHONY: test-torch
