@@ -65,6 +65,11 @@ class Packed:
         return found
 
     @property
+    def values(self) -> Mapping[str, Any]:
+        """Its default values."""
+        return yaml.safe_load(self.files.get("values.yaml", b"{}")) or {}
+
+    @property
     def runtime(self) -> Mapping[str, bytes]:
         """The files of the runtime that the chart carries."""
         return {name: each for name, each in self.files.items() if name.startswith(_RUNTIME_IN_CHART)}
@@ -101,8 +106,14 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-def refused_now(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """What a schema no longer accepts, a sentence each. It compares keys, types, enums and required keys."""
+def refused_now(
+    old: Mapping[str, Any], new: Mapping[str, Any], where: str = "", defaults: Any = None
+) -> Iterator[str]:
+    """What a schema no longer accepts, a sentence each. It compares keys, types, enums and required keys.
+
+    ``defaults`` are the values of the new chart: what they hold is there, whoever requires it.
+    """
+    given = defaults if isinstance(defaults, Mapping) else {}
     types = _types(old) - _types(new)
     if types:
         yield f"{where or 'values'} is no {' or '.join(sorted(types))} any more"
@@ -112,11 +123,11 @@ def refused_now(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "")
                 yield f"{where} cannot be {gone!r} any more"
     before, after = old.get("properties", {}), new.get("properties", {})
     for key in new.get("required", []):
-        if key not in old.get("required", []):
+        if key not in old.get("required", []) and given.get(key) is None:
             yield f"{_inner(where, key)} is required"
     for key, schema in before.items():
         if key in after:
-            yield from refused_now(schema, after[key], _inner(where, key))
+            yield from refused_now(schema, after[key], _inner(where, key), given.get(key))
         elif new.get("additionalProperties") is False:
             yield f"{_inner(where, key)} is gone"
 
@@ -133,9 +144,9 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 def next_version(current: Version, old: Packed, new: Packed) -> Version:
     """The version that follows ``current`` for what changed from ``old`` to ``new``."""
     major, minor, patch = current
-    if any(refused_now(old.schema, new.schema)):
+    if any(refused_now(old.schema, new.schema, defaults=new.values)):
         return (major + 1, 0, 0) if major else (0, minor + 1, 0)
-    if any(refused_now(new.schema, old.schema)):
+    if any(refused_now(new.schema, old.schema, defaults=old.values)):
         return major, minor + 1, 0
     return major, minor, patch + 1
 
@@ -183,7 +194,7 @@ class Tree:
         ]
         for old, new in self.changed:
             if new.version < next_version(old.version, old, new) and new.version > old.version:
-                refused = list(refused_now(old.schema, new.schema))
+                refused = list(refused_now(old.schema, new.schema, defaults=new.values))
                 sentences.append(
                     f"charts/{new.name} needs {dotted(next_version(old.version, old, new))} instead of "
                     f"{dotted(new.version)}: {refused[0] if refused else 'it has new values'}"

@@ -6,6 +6,9 @@ locals {
   # The first network card of these has no EFA, so that they have a card more than EFA interfaces.
   plain_first_card = ["p6-b300.48xlarge"]
 
+  # Families with GPUs and Arm processors, as in src/bireme/instances.py.
+  arm_families = ["g5g", "p6e-gb200"]
+
   huge_pages = 5120 / 2
 
   groups = {
@@ -13,7 +16,7 @@ locals {
       type        = type
       count       = var.nodes[type]
       resource    = instance.accelerator.resource
-      ami         = instance.accelerator.resource == "aws.amazon.com/neuron" ? "neuron" : "nvidia"
+      ami         = instance.accelerator.resource == "aws.amazon.com/neuron" ? "neuron" : contains(local.arm_families, split(".", type)[0]) ? "arm" : "nvidia"
       efa         = instance.efa
       nvme        = instance.nvmeGB > 0
       kind        = try(var.capacity[type].kind, "on-demand")

@@ -51,6 +51,10 @@ ROOT_VOLUME_GIB = 80
 _PODS = 110
 
 
+# Families with accelerators and Arm processors.
+_GRAVITON = frozenset(("g5g", "p6e-gb200"))
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """The accelerators of one instance: ``count`` devices named ``resource`` by their device plugin.
@@ -82,6 +86,11 @@ class Instance:
     def huge_pages_mib(self) -> int:
         """The huge pages that its nodes set aside, in MiB."""
         return EFA_HUGE_PAGES_MIB if self.efa else 0
+
+    @property
+    def architecture(self) -> str:
+        """That of its processors, as Kubernetes names it: images have to be built for it."""
+        return "arm64" if self.type.removeprefix(HYPERPOD).partition(".")[0] in _GRAVITON else "amd64"
 
     @property
     def labels(self) -> Mapping[str, str]:

@@ -55,6 +55,7 @@ def test_a_group_is_that_of_eksctl(states: Mapping[str, Mapping[str, Any]], grou
     made = resources(state, "aws_eks_node_group")["" if group.name == "cpu" else group.name]
     assert made["node_group_name"] == group.name
     assert made["labels"] == group.labels
+    assert ("ARM_64" in made["ami_type"]) == (group.architecture == "arm64")
     taints = [{"key": each["key"], "value": each["value"]} for each in made["taint"]]
     assert taints == [{"key": each["key"], "value": each["value"]} for each in group.taints]
     assert [each["effect"] for each in made["taint"]] == ["NO_SCHEDULE"] * len(taints)

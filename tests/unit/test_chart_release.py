@@ -121,6 +121,22 @@ def test_before_one_an_incompatible_change_raises_the_minor_version(project: Pat
     assert sentence == "charts/web needs 0.2.0 instead of 0.1.1: workers is gone"
 
 
+def test_a_required_key_that_the_chart_has_a_default_for_breaks_nobody(
+    project: Paths, tmp_path: Path
+) -> None:
+    chart = project.root / "charts/web"
+    write(project.root, "web", {"workers": {"type": "integer"}}, version="0.1.1")
+    schema = json.loads((chart / "values.schema.json").read_text())
+    schema["properties"]["port"] = {"type": "integer"}
+    (chart / "values.schema.json").write_text(json.dumps({**schema, "required": ["port"]}))
+    (chart / "values.yaml").write_text("port: 80\n")
+    (sentence,) = read(project, tmp_path / "with").findings()
+    assert sentence == "charts/web needs 0.2.0 instead of 0.1.1: it has new values"
+    (chart / "values.yaml").write_text("{}\n")
+    (sentence,) = read(project, tmp_path / "without").findings()
+    assert sentence == "charts/web needs 0.2.0 instead of 0.1.1: port is required"
+
+
 def test_a_proposal_raises_the_harness_and_the_charts_that_changed(project: Paths, tmp_path: Path) -> None:
     write(project.root, "web", {"workers": {"type": "integer"}, "image": {"type": "string"}})
     about = project.root / "charts/other/Chart.yaml"

@@ -107,6 +107,9 @@ def test_a_node_pool_makes_the_same_nodes_as_eksctl(instances: Mapping[str, Inst
 
     assert required["node.kubernetes.io/instance-type"] == [group["instanceType"]]
     assert required["topology.kubernetes.io/zone"] == group["availabilityZones"]
+    node = node_manifest(shape_of(name, instances), 0, "1.34.0")
+    assert required["kubernetes.io/arch"] == [node["metadata"]["labels"]["kubernetes.io/arch"]]
+    assert (required["kubernetes.io/arch"] == ["arm64"]) == name.startswith("g5g.")
     assert template["metadata"]["labels"] == group["labels"]
     assert template["spec"]["taints"] == group["taints"]
     script = node_class["spec"].get("userData", "")

@@ -43,6 +43,7 @@ class NodeShape:
     capacity: Mapping[str, str]
     allocatable: Mapping[str, str]
     taint: str | None
+    architecture: str = "amd64"
 
     def node_name(self, index: int) -> str:
         """The name of the ``index``-th node of this type, e.g. ``p4d-24xlarge-0``."""
@@ -89,7 +90,8 @@ def shape_of(node_type: str, instances: Mapping[str, Instance]) -> NodeShape:
     instance = instances[node_type]
     allocatable = instance.allocatable(instance.huge_pages_mib)
     capacity = allocatable | {"cpu": str(instance.vcpu), "memory": f"{instance.memory_mib}Mi"}
-    return NodeShape(node_type, node_type, capacity, allocatable, instance.accelerator.resource)
+    taint = instance.accelerator.resource
+    return NodeShape(node_type, node_type, capacity, allocatable, taint, instance.architecture)
 
 
 def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
             "name": name,
             "labels": {
                 INSTANCE_TYPE_LABEL: shape.instance_type,
-                ARCHITECTURE_LABEL: "amd64",
+                ARCHITECTURE_LABEL: shape.architecture,
                 HOSTNAME_LABEL: name,
                 OS_LABEL: "linux",
                 REGION_LABEL: REGION,
@@ -122,14 +124,14 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
             "allocatable": dict(shape.allocatable),
             "capacity": dict(shape.capacity),
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
-            "nodeInfo": _node_info(kubernetes),
+            "nodeInfo": _node_info(kubernetes, shape.architecture),
         },
     }
 
 
-def _node_info(kubernetes: str) -> dict[str, str]:
+def _node_info(kubernetes: str, architecture: str) -> dict[str, str]:
     return {
-        "architecture": "amd64",
+        "architecture": architecture,
         "bootID": "",
         "containerRuntimeVersion": "fake://0",
         "kernelVersion": "",

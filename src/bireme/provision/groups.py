@@ -60,6 +60,7 @@ class Group:
     has_nvme: bool = False
     zone: str | None = None
     capacity: Capacity = Capacity()
+    architecture: str = "amd64"
 
     @property
     def taints(self) -> list[dict[str, str]]:
@@ -141,4 +142,5 @@ class Fleet:
             has_nvme=bool(instance.nvme_gb),
             zone=self.zones[0],
             capacity=self.capacity,
+            architecture=instance.architecture,
         )

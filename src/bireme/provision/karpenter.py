@@ -64,7 +64,7 @@ def _node_pool(group: Group) -> dict[str, Any]:
     requirements = [
         _one_of(INSTANCE_TYPE_LABEL, group.instance_type),
         _one_of(CAPACITY_TYPE_LABEL, _CAPACITY_TYPES[group.capacity.kind]),
-        _one_of(ARCHITECTURE_LABEL, "amd64"),
+        _one_of(ARCHITECTURE_LABEL, group.architecture),
     ]
     if group.zone:
         requirements.append(_one_of(ZONE_LABEL, group.zone))

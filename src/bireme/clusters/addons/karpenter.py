@@ -68,7 +68,7 @@ def _type(instance: Instance, prices: Prices) -> dict[str, Any]:
     price = prices.on_demand.get(instance.type, _NO_PRICE)
     return {
         "name": instance.type,
-        "architecture": "amd64",
+        "architecture": instance.architecture,
         "operatingSystems": ["linux"],
         "resources": offer,
         "offerings": [_offering("on-demand", price), _offering("spot", price / 2)],
