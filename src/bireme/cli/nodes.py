@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -120,19 +121,27 @@ def clusters(app: App, /, output: str) -> None:
 
 @cli.command()
 @click.option("--get", metavar="NAMES", help="First get these, e.g. helm,kubectl: found, downloaded or built")
-@output_option("table", "json", "yaml")
+@output_option("table", "json", "yaml", "path")
 @pass_app
 def tools(app: App, /, get: str | None, output: str) -> None:
     """List every pinned tool: the pin, where it was found, its version.
 
+    -o path prints the folders of those that --get names, for PATH.
+
     \b
     Example: bireme tools --get helm,kubectl
     """
+    if output == "path" and get is None:
+        raise BiremeError("-o path needs the tools to put on PATH: add --get, for example --get helm,kubectl")
+    names: list[str] = []
     if get is not None:
         names = [name.strip() for name in get.split(",")]
         if not all(names):
             raise BiremeError("--get names no tool between two commas: write for example helm,kubectl")
         app.toolbox.ensure(names)
+    if output == "path":
+        click.echo(os.pathsep.join(dict.fromkeys(str(app.toolbox.path(name).parent) for name in names)))
+        return
     found = app.toolbox.list()
     app.show(output, [tool.to_json() for tool in found], lambda: views.tools_view(found))
 
