@@ -70,6 +70,24 @@ def test_a_lost_node_costs_a_static_job_its_places_and_an_elastic_one_a_worker()
     assert 20_000 < elastic.finishing[0] < static.finishing[0]
 
 
+@pytest.mark.parametrize(("workers", "share"), [(1, 0.25), (2, 0.5), (3, 0.75)])
+def test_a_lost_node_hits_jobs_by_their_share_of_the_places(workers: int, share: float) -> None:
+    often = Settings(nodes=4, failures=365 * 24, repair=1, checkpoint=600, seed=3)
+    static, elastic = both([TracedJob("a", 0, workers, 200_000)], often)
+    assert static.failures > 200
+    assert static.restarted / static.failures == pytest.approx(share, abs=0.1)
+    assert static.finishing[0] > 200_000 + static.restarted * often.restart
+    # The same nodes are lost at the same times, and this job is not elastic.
+    assert (elastic.failures, elastic.finishing) == (static.failures, static.finishing)
+
+
+def test_a_lost_node_takes_the_workers_of_a_job_that_were_on_it() -> None:
+    often = Settings(nodes=4, places=8, failures=365 * 24, repair=1, cooldown=1e9, seed=3)
+    one = [TracedJob("a", 0, 32, 20_000, minimum=8, maximum=32)]
+    _, elastic = both(one, often)
+    assert elastic.restarted == elastic.failures > 10
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_place_is_used_twice_and_every_job_ends(seed: int) -> None:
     trace = sample(HELIOS, jobs=600, places=64, load=1.2, elastic=0.7, seed=seed)

@@ -63,6 +63,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "grown": outcome.grown,
         "shrunk": outcome.shrunk,
         "nodesLost": outcome.failures,
+        "restartedByNodes": outcome.restarted,
         "seconds": round(outcome.end),
     }
 
@@ -96,6 +97,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         ("jobs stopped for more urgent ones", *(str(each["preempted"]) for each in both)),
         ("times that jobs grew", *(str(each["grown"]) for each in both)),
         ("times that jobs shrank", *(str(each["shrunk"]) for each in both)),
+        ("restarts by lost nodes", *(str(each["restartedByNodes"]) for each in both)),
         ("nodes lost", *(str(each["nodesLost"]) for each in both)),
     ]
 

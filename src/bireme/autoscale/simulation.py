@@ -53,7 +53,8 @@ class Outcome:
     ``utilisation``: of the places, from the first submission to the last. ``useful``: the same in work
     done, where the work of a job is that of its requested workers, without what failures and restarts cost.
     ``waiting`` and ``finishing``: from the submission of each job to its first worker and to its end.
-    ``preempted``: jobs stopped for others. ``window``: from the first submission to the last. ``busy`` and
+    ``preempted``: jobs stopped for others. ``failures``: nodes lost; ``restarted``: how often jobs lost
+    workers with them. ``window``: from the first submission to the last. ``busy`` and
     ``queued``: points of time, and places in use and jobs that wait until the next one, on average.
     """
 
@@ -67,6 +68,7 @@ class Outcome:
     grown: int
     shrunk: int
     failures: int
+    restarted: int
     window: float
     busy: tuple[tuple[float, int], ...]
     queued: tuple[tuple[float, int], ...]
@@ -96,7 +98,9 @@ class _Cluster:
     def __init__(self, trace: Sequence[TracedJob], settings: Settings, elastic: bool) -> None:
         self._settings, self._elastic = settings, elastic
         self._capacity = self._free = settings.nodes * settings.places
-        self._chance = random.Random(settings.seed)
+        # Of their own, so that static and elastic jobs lose nodes at the same times.
+        self._moments = random.Random(settings.seed)
+        self._chance = random.Random(settings.seed + 1)
         self._events: list[tuple[float, int, str, _Run | None, int]] = []
         self._number = 0
         self._now = 0.0
@@ -106,7 +110,7 @@ class _Cluster:
         self._submitted = max((job.submit for job in trace), default=0.0)
         self._first = min((job.submit for job in trace), default=0.0)
         self._busy_seconds = self._useful_seconds = 0.0
-        self._preempted = self._grown = self._shrunk = self._failures = 0
+        self._preempted = self._grown = self._shrunk = self._failures = self._restarted = 0
         self._width = max((self._submitted - self._first) / _POINTS, 1e-9)
         self._busy, self._queued = [0.0] * (_POINTS + 1), [0.0] * (_POINTS + 1)
         self._lost = 0
@@ -148,6 +152,7 @@ class _Cluster:
             self._grown,
             self._shrunk,
             self._failures,
+            self._restarted,
             self._submitted - self._first,
             self._points(self._busy),
             self._points(self._queued),
@@ -294,31 +299,38 @@ class _Cluster:
 
     def _until_failure(self) -> float:
         rate = self._settings.nodes * self._settings.failures / (365 * 86400)
-        return self._chance.expovariate(rate) if rate > 0 else float("inf")
+        return self._moments.expovariate(rate) if rate > 0 else float("inf")
 
     def _fail(self) -> None:
-        """A node is lost with its workers; their jobs go on with fewer, or wait for a place."""
+        """A node is lost with its workers; their jobs go on with fewer, or wait for places.
+
+        It has the share of busy places that the cluster has, with the workers of one job side by side.
+        """
         self._at(self._now + self._until_failure(), "fail")
-        if self._capacity - self._lost <= self._settings.places:
+        there, places = self._capacity - self._lost, self._settings.places
+        if there <= places:
             return
         self._at(self._now + self._settings.repair, "repair")
         self._failures += 1
-        there = self._capacity - self._lost
-        busy = sum(self._chance.random() < self._taken() / there for _ in range(self._settings.places))
-        for _ in range(max(busy, self._settings.places - self._free)):
-            names = list(self._running)
-            if names and self._free < self._settings.places:
-                weights = [self._running[name].workers for name in names]
-                self._lose_a_worker(self._running[self._chance.choices(names, weights)[0]])
-        self._free -= self._settings.places
-        self._lost += self._settings.places
+        busy = sum(self._chance.random() < self._taken() / there for _ in range(places))
+        busy = max(busy, places - self._free)
+        while busy > 0 and self._running:
+            runs = list(self._running.values())
+            run = self._chance.choices(runs, [each.workers for each in runs])[0]
+            gone = min(run.workers, busy)
+            busy -= gone
+            self._lose(run, gone)
+        self._free -= places
+        self._lost += places
         self._start()
 
-    def _lose_a_worker(self, run: _Run) -> None:
+    def _lose(self, run: _Run, workers: int) -> None:
+        """A job loses workers without notice; a static one stops, and so does one without its minimum."""
+        self._restarted += 1
         self._train(run, self._now)
         self._repeat(run)
-        if self._elastic and run.workers > run.job.least:
-            self._set(run, run.workers - 1, self._settings.restart)
+        if self._elastic and run.workers - workers >= run.job.least:
+            self._set(run, run.workers - workers, self._settings.restart)
             return
         self._stop(run)
         insort(self._waiting, run, key=_order)
