@@ -88,6 +88,14 @@ def test_a_lost_node_takes_the_workers_of_a_job_that_were_on_it() -> None:
     assert elastic.restarted == elastic.failures > 10
 
 
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_job_that_cannot_end_is_told_and_not_waited_for(elastic: bool) -> None:
+    """It needs all nodes at once, and some are always lost."""
+    often = Settings(nodes=1000, failures=100)
+    with pytest.raises(BiremeError, match=r"all-nodes with 1000 workers does not end: .* lower --failures"):
+        simulate([TracedJob("all-nodes", 0, 1000, 3600)], often, elastic)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_place_is_used_twice_and_every_job_ends(seed: int) -> None:
     trace = sample(HELIOS, jobs=600, places=64, load=1.2, elastic=0.7, seed=seed)

@@ -17,10 +17,14 @@ from dataclasses import dataclass
 
 from bireme.autoscale.decisions import ElasticJob, Pool, decide
 from bireme.autoscale.trace import TracedJob
+from bireme.errors import BiremeError
 
 _POOL = "workers"
 _POINTS = 240
 """Points of the curves of a picture."""
+_DAY = 86400.0
+_PATIENCE = 10
+"""No job takes so many times what the longest takes with its fewest workers, and 30 days more."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,10 @@ class _Run:
 
 
 def simulate(trace: Sequence[TracedJob], settings: Settings, elastic: bool) -> Outcome:
-    """Run the jobs of ``trace`` to their ends; jobs keep their requested size where ``elastic`` is False."""
+    """Run the jobs of ``trace`` to their ends; jobs keep their requested size where ``elastic`` is False.
+
+    Raises BiremeError when nodes are lost so often that the jobs do not end.
+    """
     return _Cluster(trace, settings, elastic).run()
 
 
@@ -119,6 +126,8 @@ class _Cluster:
             run = _Run(job, job.duration * self._speed(job, job.workers))
             self._at(job.submit, "submit", run)
         self._left = len(trace)
+        slowest = max((self._longest(job) for job in trace), default=0.0)
+        self._patience, self._progress = slowest * _PATIENCE + 30 * _DAY, self._submitted
         self._at(self._first, "decide")
         self._at(self._first + self._until_failure(), "fail")
 
@@ -127,6 +136,8 @@ class _Cluster:
         while self._left:
             when, _, what, run, version = heapq.heappop(self._events)
             self._pass(when)
+            if when - self._progress > self._patience:
+                raise self._stuck()
             if run is not None and version != run.version:
                 continue
             if what == "submit" and run:
@@ -192,6 +203,18 @@ class _Cluster:
     def _speed(self, job: TracedJob, workers: int) -> float:
         """Work a second: that of the requested workers is their number."""
         return job.workers * float(workers / job.workers) ** self._settings.scaling if workers else 0.0
+
+    def _longest(self, job: TracedJob) -> float:
+        least = job.least if self._elastic else job.workers
+        return job.duration * self._speed(job, job.workers) / self._speed(job, least)
+
+    def _stuck(self) -> BiremeError:
+        run = [*self._running.values(), *self._waiting][0]
+        return BiremeError(
+            f"{run.job.name} with {run.job.workers} workers does not end: no job has for "
+            f"{self._patience / _DAY:.0f} days, as {self._settings.nodes} nodes are lost {self._settings.failures:g} times a year "
+            "each; lower --failures, or raise --nodes"
+        )
 
     def _train(self, run: _Run, until: float) -> None:
         """Count the work done since the last change of its workers."""
@@ -265,6 +288,7 @@ class _Cluster:
     def _end(self, run: _Run) -> None:
         self._stop(run)
         self._ended.append((run, self._now))
+        self._progress = max(self._progress, self._now)
         self._left -= 1
         self._start()
 
