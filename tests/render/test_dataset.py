@@ -49,10 +49,23 @@ def test_each_of_several_pods_copies_a_share(render: Callable[..., Render]) -> N
 def test_a_claim_as_source_is_mounted_read_only(render: Callable[..., Render]) -> None:
     rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
     sources = json.loads(env(rendered)["BIREME_DATASET"])["sources"]
-    assert sources[1] == {"url": "file:///sources/1", "path": "vocabulary"}
+    assert sources[2] == {"url": "file:///sources/2", "path": "vocabulary"}
     mounts = {each["mountPath"]: each for each in container_of(pod(rendered), "stage")["volumeMounts"]}
-    assert mounts["/sources/1"]["readOnly"] is True
-    assert mounts["/sources/1"]["subPath"] == "vocabulary"
+    assert mounts["/sources/2"]["readOnly"] is True
+    assert mounts["/sources/2"]["subPath"] == "vocabulary"
+
+
+def test_a_source_has_a_token_and_credentials_of_its_own(render: Callable[..., Render]) -> None:
+    sources = [
+        {"url": "https://huggingface.co/a/b/resolve/main/c.tar", "token": {"secret": "hf"}, "extract": True},
+        {"url": "s3://theirs/data", "s3": {"region": "eu-west-1", "existingSecret": "theirs"}},
+    ]
+    found = env(render("dataset", values=S3 | {"sources": sources}))
+    assert json.loads(found["BIREME_DATASET"])["sources"][0]["extract"] is True
+    assert found["BIREME_SOURCE_0_BIREME_TOKEN"]["secretKeyRef"] == {"name": "hf", "key": "token"}
+    assert found["BIREME_SOURCE_1_AWS_REGION"] == "eu-west-1"
+    assert found["BIREME_SOURCE_1_AWS_ACCESS_KEY_ID"]["secretKeyRef"]["name"] == "theirs"
+    assert found["AWS_REGION"] == "us-west-2"
 
 
 def test_credentials_come_from_a_secret_only(render: Callable[..., Render]) -> None:
@@ -121,6 +134,22 @@ def test_validation_images_of_imagenet_are_sorted_by_class(
             "sources[0].sha256: it is of one file and sums of many",
         ),
         ({"sources": [{"url": "ftp://host/file"}]}, "url"),
+        (
+            {"sources": [{"url": "s3://a/b", "token": {"secret": "hf"}}]},
+            "sources[0].token: it is for a web server",
+        ),
+        (
+            {"sources": [{"url": "http://a/b", "token": {"secret": "hf"}}]},
+            "sources[0].token: anybody on the way could read it; use https://",
+        ),
+        (
+            {"sources": [{"url": "https://a/b", "s3": {"region": "us-east-1"}}]},
+            "sources[0].s3: it is for s3://BUCKET/PREFIX",
+        ),
+        (
+            {"sources": [{"url": "s3://a/b", "s3": {"anonymous": True, "existingSecret": "keys"}}]},
+            "sources[0].s3.anonymous: there are credentials",
+        ),
         ({"upload": "https://host/folder"}, "upload"),
         (
             {"workers": 2, "prepare": {"script": "true"}},

@@ -39,6 +39,7 @@ class FaultyServer:
     faults: list[Faults] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     stamps: list[str] = field(default_factory=list)
+    authorizations: list[str] = field(default_factory=list)
     lives: float = 3600
     page: int = 2
     redirects: int = 0
@@ -103,6 +104,7 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             state.stamps.append(self.headers.get("x-amz-date", ""))
+            state.authorizations.append(self.headers.get("Authorization", ""))
             fault = state.fault(f"{self.command} {self.path}")
             if fault is not None:
                 self.reply(*fault.answer, fault.headers)

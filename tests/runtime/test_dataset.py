@@ -57,7 +57,7 @@ def upload(s3: S3Server, bucket: str, files: Mapping[str, bytes], prefix: str = 
         s3.put(f"{bucket}/{prefix}{path}".replace(" ", "%20").replace("+", "%2B"), data)
 
 
-def settings(target: Path, *sources: Mapping[str, str], **more: Any) -> dict[str, str]:
+def settings(target: Path, *sources: Mapping[str, Any], **more: Any) -> dict[str, str]:
     values = {"target": str(target), "sources": list(sources), "parallel": 4, "partMiB": 1, **more}
     return {"BIREME_DATASET": json.dumps(values)}
 

@@ -1,25 +1,28 @@
 {{/*
 The variables of S3 that the runtime reads, with the names that AWS SDKs use. Without a Secret, the pod has the
 credentials of its ServiceAccount (IRSA or Pod Identity).
-Arguments: root (values s3 {region, endpoint, anonymous, existingSecret}).
+Arguments: s3 ({region, endpoint, anonymous, existingSecret}), prefix (optional: of all names, for one source of several).
 */}}
 {{- define "common.s3.env" -}}
-{{- $s3 := (required "common.s3.env needs root" .root).Values.s3 -}}
-- {name: AWS_REGION, value: {{ $s3.region | quote }}}
+{{- $s3 := required "common.s3.env needs s3" .s3 -}}
+{{- $prefix := .prefix | default "" -}}
+{{- with $s3.region -}}
+- {name: {{ $prefix }}AWS_REGION, value: {{ . | quote }}}
+{{- end }}
 {{- with $s3.endpoint }}
-- {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
+- {name: {{ $prefix }}AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
 {{- end }}
 {{- if $s3.anonymous }}
-- {name: BIREME_S3_ANONYMOUS, value: "true"}
+- {name: {{ $prefix }}BIREME_S3_ANONYMOUS, value: "true"}
 {{- end }}
 {{- with $s3.existingSecret }}
 {{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
-- name: {{ . | quote }}
+- name: {{ printf "%s%s" $prefix . | quote }}
   valueFrom:
     secretKeyRef: {name: {{ $s3.existingSecret | quote }}, key: {{ . | quote }}}
 {{- end }}
 {{- /* Keys that expire have a token too. */}}
-- name: AWS_SESSION_TOKEN
+- name: {{ $prefix }}AWS_SESSION_TOKEN
   valueFrom:
     secretKeyRef: {name: {{ $s3.existingSecret | quote }}, key: AWS_SESSION_TOKEN, optional: true}
 {{- end }}

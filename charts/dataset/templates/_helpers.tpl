@@ -9,7 +9,7 @@ The settings of bireme_runtime.dataset, as JSON. The claim of source N is mounte
 {{- $sources := list }}
 {{- range $i, $source := .Values.sources }}
 {{- $url := $source.url | default (printf "file:///sources/%d" $i) }}
-{{- $sources = append $sources (merge (dict "url" $url) (pick $source "path" "sha256" "sums")) }}
+{{- $sources = append $sources (merge (dict "url" $url) (pick $source "path" "sha256" "sums" "extract")) }}
 {{- end }}
 {{- $settings := dict "target" (include "dataset.target" .) "sources" $sources "shards" .Values.shards
     "parallel" (int64 .Values.parallel) "partMiB" (int64 .Values.partMiB) "workers" (int64 .Values.workers) }}
@@ -26,7 +26,18 @@ The variables of every step: the settings, and those of S3.
 - {name: PYTHONPATH, value: /bireme/runtime}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: BIREME_DATASET, value: {{ include "dataset.settings" . | quote }}}
-{{ include "common.s3.env" (dict "root" .) }}
+{{ include "common.s3.env" (dict "s3" .Values.s3) }}
+{{- range $i, $source := .Values.sources }}
+{{- $own := printf "BIREME_SOURCE_%d_" $i }}
+{{- with $source.s3 }}
+{{ include "common.s3.env" (dict "s3" . "prefix" $own) }}
+{{- end }}
+{{- with $source.token }}
+- name: {{ $own }}BIREME_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ .secret | quote }}, key: {{ .key | default "token" | quote }}}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/*

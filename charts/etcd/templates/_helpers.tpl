@@ -219,7 +219,7 @@ Arguments: root, from {url}.
 */}}
 {{- define "etcd.s3Env" -}}
 - {name: BIREME_BACKUP_URL, value: {{ .from.url | quote }}}
-{{ include "common.s3.env" (dict "root" .root) }}
+{{ include "common.s3.env" (dict "s3" .root.Values.s3) }}
 {{- end }}
 
 {{- define "etcd.immutableParts" -}}

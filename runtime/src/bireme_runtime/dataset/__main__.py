@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bireme_runtime.dataset.archives import Damaged
 from bireme_runtime.dataset.staging import (
     Corrupt,
     Settings,
@@ -61,7 +62,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     except Unwritable as error:
         say(str(error))
         return TEMPORARY if error.is_temporary else CONFIG
-    except (SourceError, Corrupt) as error:
+    except (SourceError, Corrupt, Damaged) as error:
         say(str(error))
         return CONFIG
     return 0

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bireme_runtime.dataset import archives
 from bireme_runtime.dataset.lists import Lists, Row, SortedRows, in_order, joined
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, Unreachable
@@ -35,6 +36,7 @@ from bireme_runtime.sources.source import (
     S3Source,
     Source,
     SourceError,
+    env_of,
     files_below,
     open_source,
     pause,
@@ -44,6 +46,7 @@ from bireme_runtime.sources.source import (
 
 MANIFEST = "MANIFEST.jsonl"
 _STATE = ".bireme"
+_UNPACKED = "unpacked.json"
 _CHUNK = 1 << 20
 _PROGRESS_SECONDS = 10.0
 
@@ -76,14 +79,14 @@ class Shards:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to stage and where. `sources` have the keys url, path, sha256 and sums.
+    """What to stage and where. `sources` have the keys url, path, sha256, sums and extract.
 
     `prepare` identifies the script that runs between `stage` and `publish`. `upload` is a URL in S3 to which
     the dataset is uploaded as well.
     """
 
     target: Path
-    sources: tuple[Mapping[str, str], ...]
+    sources: tuple[Mapping[str, Any], ...]
     shards: tuple[Shards, ...] = ()
     prepare: str = ""
     parallel: int = 16
@@ -169,7 +172,9 @@ class Listing:
 
 def listed(settings: Settings, env: Mapping[str, str], lists: Lists) -> Listing:
     """What the sources have. Raises SourceError if two have the same path, and as sources do."""
-    sources = [open_source(wanted["url"], env) for wanted in settings.sources]
+    sources = [
+        open_source(wanted["url"], env_of(env, number)) for number, wanted in enumerate(settings.sources)
+    ]
     rows = lists.sorted(
         (path, [number, sha256, entry.path, entry.size, entry.version, entry.key])
         for number, wanted in enumerate(settings.sources)
@@ -179,6 +184,8 @@ def listed(settings: Settings, env: Mapping[str, str], lists: Lists) -> Listing:
     digest.update(
         json.dumps([settings.prepare, [[each.file, each.count] for each in settings.shards]]).encode()
     )
+    if unpacked := [number for number, wanted in enumerate(settings.sources) if wanted.get("extract")]:
+        digest.update(f"extract {unpacked}".encode())
     files = size = 0
     before: list[str] = []
     for path, (_, sha256, _, count, version, _) in rows:
@@ -535,6 +542,7 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
         if settings.index == 0:
             _wait_for_shares(settings, listing, copier, lists, say)
             _remove_others(settings, listing, lists)
+            _unpack(settings, listing, say)
     return True
 
 
@@ -573,6 +581,42 @@ def _remove_others(settings: Settings, listing: Listing, lists: Lists) -> None:
     (settings.staging / MANIFEST).unlink(missing_ok=True)
 
 
+def _unpack(settings: Settings, listing: Listing, say: Say) -> None:
+    """Unpack the archives of the sources that ask for it. `publish` leaves the archives themselves out."""
+    wanted = [number for number, each in enumerate(settings.sources) if each.get("extract")]
+    (settings.state / _UNPACKED).unlink(missing_ok=True)
+    if not wanted:
+        return
+    found: dict[int, list[str]] = {number: [] for number in wanted}
+    for path, (number, *_) in listing.rows:
+        if number in found and archives.is_archive(path):
+            found[number].append(path)
+    for number, paths in found.items():
+        if not paths:
+            raise SourceError(
+                f"{settings.sources[number]['url']} has nothing to extract: no name ends with "
+                f"{', '.join(archives.SUFFIXES)}"
+            )
+    files = size = 0
+    unpacked = [path for paths in found.values() for path in paths]
+    for path in unpacked:
+        try:
+            counts = archives.unpack(settings.staging, path)
+        except OSError as error:
+            raise Unwritable(f"{path} cannot be unpacked", error) from error
+        files, size = files + counts[0], size + counts[1]
+        say(f"{path} is unpacked: {counts[0]} files, {counts[1]} bytes")
+    _write(settings.state / _UNPACKED, json.dumps({"archives": unpacked, "files": files, "bytes": size}))
+
+
+def _unpacked(settings: Settings) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((settings.state / _UNPACKED).read_text(encoding="utf-8"))
+    except OSError:
+        return {"archives": [], "files": 0, "bytes": 0}
+    return found
+
+
 def _staged(settings: Settings, lists: Lists) -> SortedRows:
     return lists.sorted((safe_path(path), []) for path in _files(settings.staging))
 
@@ -603,8 +647,8 @@ def publish(settings: Settings, say: Say) -> bool:
     header = read_header(settings.staging)
     if header is None or header["identity"] != share["identity"]:
         header = _describe(settings, share, say)
-    for shards in settings.shards:
-        (settings.staging / shards.file).unlink(missing_ok=True)
+    for path in (*(shards.file for shards in settings.shards), *_unpacked(settings)["archives"]):
+        (settings.staging / path).unlink(missing_ok=True)
     old = settings.target.parent / f".{settings.target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if settings.target.exists():
@@ -627,7 +671,7 @@ def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[st
         records: dict[str, int] = {}
         for shards in settings.shards:
             records.update(split(staging, shards, say))
-        without = {shards.file for shards in settings.shards}
+        without = {shards.file for shards in settings.shards} | set(_unpacked(settings)["archives"])
         found = (
             (path, past)
             for path, is_there, past in joined(_staged(settings, lists), known)
@@ -652,10 +696,12 @@ def _check_complete(settings: Settings, share: Mapping[str, Any]) -> None:
     for path in _files(staging):
         if path not in shards:
             files, size = files + 1, size + (staging / path).stat().st_size
-    if (files, size) != (share["files"], share["bytes"]):
+    unpacked = _unpacked(settings)
+    wanted = share["files"] + unpacked["files"], share["bytes"] + unpacked["bytes"]
+    if (files, size) != wanted:
         raise Corrupt(
-            f"{files} files with {size} bytes are staged, the sources have {share['files']} with "
-            f"{share['bytes']}: nothing is published; the next attempt copies what is missing"
+            f"{files} files with {size} bytes are staged, the sources have {wanted[0]} with "
+            f"{wanted[1]}: nothing is published; the next attempt copies what is missing"
         )
 
 

@@ -34,6 +34,7 @@ _TIMEOUT_SECONDS = 60
 _REDIRECTS = 5
 _CHUNK = 1 << 20
 ATTEMPTS = 8
+_KEYS = frozenset(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "BIREME_S3_ANONYMOUS"))
 # S3's limit on the parts of an upload; a part has 5 GiB at most
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html).
 _MOST_PARTS = 10_000
@@ -83,6 +84,15 @@ class Source(Protocol):
         """The bytes from `start` up to but not including `end`. Raises as `entries` does, and Changed."""
 
 
+def env_of(env: Mapping[str, str], number: int) -> Mapping[str, str]:
+    """The environment for a source: its own variables, BIREME_SOURCE_N_NAME, count before NAME."""
+    prefix = f"BIREME_SOURCE_{number}_"
+    own = {name[len(prefix) :]: value for name, value in env.items() if name.startswith(prefix)}
+    # Credentials come as a whole: half of one's own and half of another's are none.
+    shared = env if not _KEYS & own.keys() else {k: v for k, v in env.items() if k not in _KEYS}
+    return {**shared, **own}
+
+
 def open_source(url: str, env: Mapping[str, str]) -> Source:
     """The source at s3://BUCKET/PREFIX, http(s)://…/FILE or file:///FOLDER. Raises SourceError."""
     scheme, _, rest = url.partition("://")
@@ -91,7 +101,7 @@ def open_source(url: str, env: Mapping[str, str]) -> Source:
         bucket, _, prefix = rest.partition("/")
         return S3Source(bucket, prefix.lstrip("/"), env)
     if scheme in ("http", "https"):
-        return HttpSource(url)
+        return HttpSource(url, env.get("BIREME_TOKEN", ""))
     if scheme == "file":
         return FolderSource(Path(urllib.parse.unquote(rest)))
     raise SourceError(f"{url} is neither s3://BUCKET/PREFIX nor https://HOST/FILE nor a claim")
@@ -263,10 +273,10 @@ class Part:
 
 
 class HttpSource:
-    """One file of a web server."""
+    """One file of a web server. `token` is a bearer token for the host of `url`, and no other."""
 
-    def __init__(self, url: str) -> None:
-        self._url, self._pool = url, ConnectionPool()
+    def __init__(self, url: str, token: str = "") -> None:
+        self._url, self._pool, self._token = url, ConnectionPool(), token
         # The query of a presigned URL is a password.
         self._name = url.partition("?")[0]
         self._lock = threading.Lock()
@@ -295,7 +305,7 @@ class HttpSource:
         """The headers of the response, after redirects; None if its status is one of `refused`."""
         place = self._url
         for _ in range(_REDIRECTS):
-            with self._pool.request(place, headers, method) as answer:
+            with self._pool.request(place, self._with_token(place, headers), method) as answer:
                 if answer.status in (301, 302, 303, 307, 308):
                     place = urllib.parse.urljoin(place, answer.headers.get("Location", ""))
                     continue
@@ -306,6 +316,13 @@ class HttpSource:
                     self._place = place
                 return answer.headers
         raise SourceError(f"{self._name} redirects more than {_REDIRECTS} times")
+
+    def _with_token(self, place: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """A redirect may go to another host, which must not get the token (and may refuse it)."""
+        own, there = urllib.parse.urlsplit(self._url), urllib.parse.urlsplit(place)
+        if not self._token or (own.scheme, own.netloc) != (there.scheme, there.netloc):
+            return headers
+        return {**headers, "authorization": f"Bearer {self._token}"}
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
@@ -321,12 +338,13 @@ class HttpSource:
             headers["if-match"] = entry.version
         with contextlib.ExitStack() as stack:
             place = self._place
-            answer = stack.enter_context(self._pool.request(place, headers))
+            answer = stack.enter_context(self._pool.request(place, self._with_token(place, headers)))
             if place != self._url and answer.status in (400, 401, 403, 404, 410):
                 # A redirect may be to an address that expires.
                 stack.close()
                 self._asked("GET", {"range": f"bytes={start}-{start}"}, (200, 206), ())
-                answer = stack.enter_context(self._pool.request(self._place, headers))
+                again = self._with_token(self._place, headers)
+                answer = stack.enter_context(self._pool.request(self._place, again))
             is_whole = start == 0 and end == entry.size
             check_status(answer, self._name, (206, 200) if is_whole else (206,))
             version = answer.headers.get("Last-Modified" if is_date else "ETag") or entry.version

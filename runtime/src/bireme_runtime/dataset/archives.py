@@ -1,0 +1,106 @@
+"""Unpack tar and zip archives of a dataset beside themselves; nothing gets out of its folder."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.sources.source import SourceError, safe_path
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
+_CHUNK = 1 << 20
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+class Damaged(BiremeError):
+    """An archive that cannot be read to its end."""
+
+
+def is_archive(path: str) -> bool:
+    """Whether the name is that of an archive that `unpack` takes."""
+    return path.lower().endswith(SUFFIXES)
+
+
+def unpack(folder: Path, path: str) -> tuple[int, int]:
+    """Unpack the archive `path` of a dataset into its own folder; returns how many files and bytes.
+
+    The archive stays. Raises Damaged if it cannot be read, SourceError for a file in it that a dataset cannot
+    have: outside of the folder, a link or a device, or one that is there already.
+    """
+    files = size = 0
+    below = path.rpartition("/")[0]
+    try:
+        for name, content in _members(folder / path):
+            inside = safe_path(f"{below}/{name}" if below else name)
+            if content is None:
+                raise SourceError(
+                    f"{path} contains {name}, which is neither a file nor a folder: leave it out"
+                )
+            target = folder / inside
+            if target.exists():
+                raise SourceError(
+                    f"{inside} is in {path}, and there is another file of that name: rename one"
+                )
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise SourceError(f"{inside} of {path} needs a folder where a file is: rename one") from error
+            with target.open("wb") as out:
+                shutil.copyfileobj(content, out, _CHUNK)
+                size += out.tell()
+            files += 1
+    except _BROKEN as error:
+        raise Damaged(f"{path} cannot be unpacked: {type(error).__name__}: {error}") from error
+    # All of it is on the disk before the manifest says so.
+    os.sync()
+    return files, size
+
+
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
+    """Name and content of each member that is no folder; None for links and devices."""
+    if archive.name.lower().endswith(".zip"):
+        with zipfile.ZipFile(archive) as found:
+            for member in found.infolist():
+                kind = stat.S_IFMT(member.external_attr >> 16)
+                if not member.is_dir():
+                    is_file = kind in (0, stat.S_IFREG)
+                    yield member.filename, found.open(member) if is_file else None
+        return
+    # As a stream, because an archive may have more members than the memory has room for; and read to its end,
+    # because a compressed file has its checksum there.
+    with _decompressed(archive) as content, tarfile.open(fileobj=content, mode="r|") as found_tar:
+        for each in found_tar:
+            if not each.isdir():
+                yield each.name, found_tar.extractfile(each) if each.isfile() else None
+            found_tar.members.clear()  # type: ignore[attr-defined]
+        while content.read(_CHUNK):
+            pass
+
+
+def _decompressed(archive: Path) -> IO[bytes]:
+    with archive.open("rb") as file:
+        start = file.read(6)
+    for magic, opened in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\x00", lzma.open)):
+        if start.startswith(magic):
+            return cast("IO[bytes]", opened(archive, "rb"))
+    return archive.open("rb")
