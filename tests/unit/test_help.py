@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import shlex
-import subprocess
+import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -29,25 +33,48 @@ def test_the_example_in_a_command_s_help_is_one_it_accepts(name: str) -> None:
         command.make_context(name, arguments, parent=click.Context(cli))
 
 
-def test_bash_completes_commands_and_options() -> None:
-    script = subprocess.run(
-        [BIREME],
-        env={**os.environ, "_BIREME_COMPLETE": "bash_source"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    complete = f"""{script}
-COMP_WORDS=(bireme {{words}}); COMP_CWORD={{at}}; _bireme_completion bireme; echo "${{{{COMPREPLY[@]}}}}"
-"""
-    env = {**os.environ, "PATH": f"{BIREME.parent}{os.pathsep}{os.environ['PATH']}"}
+# zsh is tested where it is installed.
+SHELLS = {
+    "bash": ["bash", "--norc", "--noprofile", "-i"],
+    "zsh": ["zsh", "--no-rcs", "--no-globalrcs", "-i"],
+}
 
-    def replies(words: str, at: int) -> list[str]:
-        line = (
-            complete.replace("{words}", words).replace("{at}", str(at)).replace("{{", "{").replace("}}", "}")
-        )
-        finished = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, check=True)
-        return finished.stdout.split()
 
-    assert replies("unin", 1) == ["uninstall"]
-    assert "--previous" in replies("logs --pre", 2)
+@pytest.mark.parametrize("shell", [name for name in SHELLS if name == "bash" or shutil.which(name)])
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("bireme unin", "bireme uninstall"), ("bireme logs --prev", "bireme logs --previous")],
+)
+def test_a_shell_with_the_lines_of_the_readme_completes(
+    shell: str, typed: str, completed: str, tmp_path: Path
+) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    lines = re.findall(rf'`({"autoload|" * (shell == "zsh")}eval "[^`]*{shell}_source)([^`]*)`', readme)
+    printed = in_terminal(SHELLS[shell], [*map("".join, lines), "echo loa''ded"], typed, completed, tmp_path)
+    assert completed in printed
+
+
+def in_terminal(shell: list[str], lines: list[str], typed: str, awaited: str, home: Path) -> str:
+    """What a shell shows after ``lines`` have run and someone has typed ``typed`` and a tab."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        path = f"{BIREME.parent}{os.pathsep}{os.environ['PATH']}"
+        os.execvpe(shell[0], shell, {"PATH": path, "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"})
+    try:
+        os.write(terminal, "".join(f"{line}\n" for line in lines).encode())
+        shown(terminal, "loaded")
+        os.write(terminal, f"{typed}\t".encode())
+        return shown(terminal, awaited)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def shown(terminal: int, awaited: str) -> str:
+    """What appears on the terminal until ``awaited`` does, or for 30 seconds."""
+    printed, end = "", time.monotonic() + 30
+    while awaited not in printed and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.2)[0]:
+            printed += os.read(terminal, 4096).decode(errors="replace")
+    return printed
