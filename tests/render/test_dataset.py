@@ -68,6 +68,20 @@ def test_a_source_has_a_token_and_credentials_of_its_own(render: Callable[..., R
     assert found["AWS_REGION"] == "us-west-2"
 
 
+def test_a_proxy_and_its_authority_reach_every_step(render: Callable[..., Render]) -> None:
+    values = {"proxy": {"url": "http://proxy:3128", "except": "data.lan"}, "caBundle": {"configMap": "site"}}
+    rendered = render("dataset", values=S3 | values)
+    for name in ("stage", "publish"):
+        container = container_of(pod(rendered), name)
+        found = {each["name"]: each.get("value") for each in container["env"]}
+        assert found["HTTPS_PROXY"] == found["HTTP_PROXY"] == "http://proxy:3128"
+        assert found["NO_PROXY"].endswith(",.svc,.cluster.local,data.lan")
+        assert "169.254.170.23" in found["NO_PROXY"]
+        assert found["SSL_CERT_FILE"] == "/bireme/ca/ca.crt"
+        assert {"name": "ca", "mountPath": "/bireme/ca", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "ca", "configMap": {"name": "site"}} in pod(rendered)["volumes"]
+
+
 def test_credentials_come_from_a_secret_only(render: Callable[..., Render]) -> None:
     rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
     assert env(rendered)["AWS_SECRET_ACCESS_KEY"]["secretKeyRef"]["name"] == "s3-keys"

@@ -26,6 +26,15 @@ The variables of every step: the settings, and those of S3.
 - {name: PYTHONPATH, value: /bireme/runtime}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: BIREME_DATASET, value: {{ include "dataset.settings" . | quote }}}
+{{- with .Values.proxy.url }}
+- {name: HTTPS_PROXY, value: {{ . | quote }}}
+- {name: HTTP_PROXY, value: {{ . | quote }}}
+# Pod Identity and IMDS are on the node.
+- {name: NO_PROXY, value: {{ join "," (compact (list "localhost,127.0.0.1,169.254.169.254,169.254.170.23,.svc,.cluster.local" $.Values.proxy.except)) | quote }}}
+{{- end }}
+{{- with .Values.caBundle.configMap }}
+- {name: SSL_CERT_FILE, value: {{ printf "/bireme/ca/%s" $.Values.caBundle.key | quote }}}
+{{- end }}
 {{ include "common.s3.env" (dict "s3" .Values.s3) }}
 {{- range $i, $source := .Values.sources }}
 {{- $own := printf "BIREME_SOURCE_%d_" $i }}
@@ -52,6 +61,9 @@ volumeMounts:
   - {name: claim, mountPath: /claim}
   - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
   - {name: tmp, mountPath: /tmp}
+  {{- if .Values.caBundle.configMap }}
+  - {name: ca, mountPath: /bireme/ca, readOnly: true}
+  {{- end }}
   {{- range $i, $source := .Values.sources }}
   {{- if $source.claimName }}
   - {name: source-{{ $i }}, mountPath: /sources/{{ $i }}, readOnly: true{{ with $source.subPath }}, subPath: {{ . | quote }}{{ end }}}
@@ -136,6 +148,10 @@ template:
         persistentVolumeClaim: {claimName: {{ .Values.claim.name | quote }}}
       - name: tmp
         emptyDir: {}
+      {{- with .Values.caBundle.configMap }}
+      - name: ca
+        configMap: {name: {{ . | quote }}}
+      {{- end }}
       {{- include "common.runtimeVolume" (dict "root" . "component" "dataset") | nindent 6 }}
       {{- range $i, $source := .Values.sources }}
       {{- with $source.claimName }}

@@ -54,18 +54,20 @@ def reason(error: BaseException) -> str:
 
 
 def connect(
-    address: Address, timeout: float, tls: ssl.SSLContext | None = None
+    address: Address, timeout: float, tls: ssl.SSLContext | None = None, proxy: Address | None = None
 ) -> http.client.HTTPConnection:
     """A new connection that sends small requests without delay; with TLS when there is a context.
 
-    Raises OSError.
+    Through `proxy`, TLS goes in a tunnel; without TLS, requests have to name the whole URL. Raises OSError.
     """
-    host, port = address.host, address.port
+    host, port = (proxy or address).host, (proxy or address).port
     connection = (
         http.client.HTTPSConnection(host, port, timeout=timeout, context=tls)
         if tls
         else http.client.HTTPConnection(host, port, timeout=timeout)
     )
+    if proxy and tls:
+        connection.set_tunnel(address.host, address.port)
     try:
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

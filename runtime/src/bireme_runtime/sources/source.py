@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 import urllib.parse
+import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from bireme_runtime.process.errors import BiremeError, Unreachable
-from bireme_runtime.process.http import BROKEN, Address, connect, reason
+from bireme_runtime.process.http import BROKEN, Address, connect, parse_address, reason
 from bireme_runtime.sources import aws
 from bireme_runtime.sources.aws import CredentialsProvider
 
@@ -184,8 +185,11 @@ class ConnectionPool:
         place = (parts.scheme, parts.netloc)
         try:
             connection = self._connection(place)
+            # A proxy without a tunnel has to know the host.
+            whole = parts.scheme == "http" and _proxy(parts) is not None
+            host = (parts.scheme, parts.netloc) if whole else ("", "")
             connection.request(
-                method, urllib.parse.urlunsplit(("", "", *parts[2:4], "")), content, dict(headers)
+                method, urllib.parse.urlunsplit((*host, *parts[2:4], "")), content, dict(headers)
             )
             answer = connection.getresponse()
             yield answer
@@ -202,16 +206,27 @@ class ConnectionPool:
     def _connection(self, place: tuple[str, str]) -> http.client.HTTPConnection:
         opened: dict[tuple[str, str], http.client.HTTPConnection] = self._open.__dict__.setdefault("all", {})
         if place not in opened:
-            scheme, netloc = place
-            parts = urllib.parse.urlsplit(f"//{netloc}")
-            address = Address(parts.hostname or "", parts.port or (443 if scheme == "https" else 80))
-            opened[place] = connect(address, _TIMEOUT_SECONDS, self._tls if scheme == "https" else None)
+            parts = urllib.parse.urlsplit(urllib.parse.urlunsplit((*place, "", "", "")))
+            address = Address(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+            tls = self._tls if parts.scheme == "https" else None
+            opened[place] = connect(address, _TIMEOUT_SECONDS, tls, _proxy(parts))
         return opened[place]
 
     def _drop(self, place: tuple[str, str]) -> None:
         connection = self._open.__dict__.get("all", {}).pop(place, None)
         if connection is not None:
             connection.close()
+
+
+def _proxy(url: urllib.parse.SplitResult) -> Address | None:
+    """The proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name for a URL. Raises SourceError."""
+    text = urllib.request.getproxies_environment().get(url.scheme)
+    if not text or urllib.request.proxy_bypass(url.netloc):
+        return None
+    try:
+        return parse_address(text.partition("://")[2].rstrip("/") or text, 80)
+    except ValueError as error:
+        raise SourceError(f"the proxy {text} is not http://HOST:PORT: {error}") from error
 
 
 def check_status(answer: http.client.HTTPResponse, what: str, wanted: tuple[int, ...]) -> None:
