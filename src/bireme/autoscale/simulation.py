@@ -209,11 +209,11 @@ class _Cluster:
         return job.duration * self._speed(job, job.workers) / self._speed(job, least)
 
     def _stuck(self) -> BiremeError:
-        run = [*self._running.values(), *self._waiting][0]
+        run, settings = [*self._running.values(), *self._waiting][0], self._settings
         return BiremeError(
             f"{run.job.name} with {run.job.workers} workers does not end: no job has for "
-            f"{self._patience / _DAY:.0f} days, as {self._settings.nodes} nodes are lost {self._settings.failures:g} times a year "
-            "each; lower --failures, or raise --nodes"
+            f"{self._patience / _DAY:.0f} days, as {settings.nodes} nodes are lost {settings.failures:g} "
+            "times a year each; lower --failures, or raise --nodes"
         )
 
     def _train(self, run: _Run, until: float) -> None:
