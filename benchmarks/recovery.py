@@ -11,7 +11,7 @@ PET_* variables without Bireme's entry point, launcher and backend. All get the 
 monitor interval; stock gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 too, without which nobody comes back.
 `etcd-v2` is on etcd 3.5 with --enable-v2. Needs a container engine, and a machine with nothing else to do.
 
-    python benchmarks/recovery.py [--repeats 5] [-o json]
+    python benchmarks/recovery.py [--repeats 5] [--no-stock] [-o json]
 """
 
 from __future__ import annotations
@@ -220,14 +220,15 @@ def _backend_values(backend: str) -> dict[str, Any]:
     return values
 
 
-def _measure_all(stage: Stage, repeats: int) -> tuple[dict[Loss, list[Recovery]], list[float]]:
+def _measure_all(stage: Stage, repeats: int, stock: bool) -> tuple[dict[Loss, list[Recovery]], list[float]]:
     """All losses, ``repeats`` times in turn, so that other load affects all of them; and the load average."""
-    found: dict[Loss, list[Recovery]] = {loss: [] for loss in (*BIREME, *STOCK)}
+    sides = ((BIREME, stage.one_by_one), (STOCK, stage.at_once))[: 1 + stock]
+    found: dict[Loss, list[Recovery]] = {loss: [] for losses, _ in sides for loss in losses}
     loads: list[float] = []
     with Progress(console=CONSOLE) as progress:
-        task = progress.add_task("", total=2 * repeats)
+        task = progress.add_task("", total=len(sides) * repeats)
         for number in range(repeats):
-            for losses, measure in ((BIREME, stage.one_by_one), (STOCK, stage.at_once)):
+            for losses, measure in sides:
                 backends = " and ".join(dict.fromkeys(loss.backend for loss in losses))
                 progress.update(task, description=f"{number + 1} of {repeats}: {backends}")
                 for loss, one in zip(losses, measure(losses), strict=True):
@@ -286,8 +287,9 @@ def _table(report: Mapping[str, Any]) -> Table:
 
 @click.command(help=__doc__)
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option("--stock/--no-stock", default=True, help="Measure stock torchrun too", show_default=True)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def main(repeats: int, output: str) -> None:
+def main(repeats: int, stock: bool, output: str) -> None:
     found = Paths.discover(start=Path(__file__))
     with tempfile.TemporaryDirectory() as state:
         paths = Paths(found.root, found.cache, Path(state))
@@ -297,7 +299,7 @@ def main(repeats: int, output: str) -> None:
         try:
             stage = Stage(provider.up(name, {NODE_TYPE: 3}), paths, toolbox)
             stage.prepare()
-            results = _measure_all(stage, repeats)
+            results = _measure_all(stage, repeats, stock)
         finally:
             provider.down(name)
     report = _report(*results)
