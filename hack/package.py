@@ -1,10 +1,11 @@
-"""Pack what a release publishes: `package.py FOLDER [--url URL] [--key FILE]`.
+"""Pack what a release publishes: `package.py FOLDER [--url URL] [--key FILE] [--cosign-key FILE]`.
 
 FOLDER gets each application chart as an archive that needs nothing beside it, index.yaml for a Helm
 repository at URL, the values files of instance types and workloads, wheels and sdists of bireme and
 bireme-runtime, and SHA256SUMS. Equal sources give equal bytes: the only time in them is SOURCE_DATE_EPOCH, or
 that of the last commit. With FILE, a secret key of gpg without a passphrase, each chart also gets its
-provenance, which `helm verify` reads.
+provenance, which `helm verify` reads. With a secret key of cosign, whose password is COSIGN_PASSWORD, each
+chart and SHA256SUMS get a signature (CHART.sig), which `cosign verify-blob` reads.
 """
 
 from __future__ import annotations
@@ -20,19 +21,24 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
-from bireme.helm import values
+from bireme.helm import Renderer, RenderRequest, values
 from bireme.paths import Paths
 from bireme.tools import Toolbox
+from bireme.workloads import pod_templates
 
 _DEFAULT_URL = "."
 # https://artifacthub.io/docs/topics/annotations/helm/
 CHANGES_ANNOTATION = "artifacthub.io/changes"
+IMAGES_ANNOTATION = "artifacthub.io/images"
+_A_USERS = ("sidecars", "initContainers")
 
 
 def application_charts(paths: Paths) -> list[Path]:
@@ -48,8 +54,17 @@ def epoch(root: Path) -> int:
     return int(given or subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)
 
 
-def pack_chart(toolbox: Toolbox, chart: Path, folder: Path, time: int) -> Path:
-    """``chart`` as an archive in ``folder``: what `helm package` makes, in one order and with one time."""
+def pack_chart(
+    toolbox: Toolbox,
+    chart: Path,
+    folder: Path,
+    time: int,
+    annotations: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
+    """``chart`` as an archive in ``folder``: what `helm package` makes, in one order and with one time.
+
+    Its Chart.yaml gets ``annotations`` and the list of changes.
+    """
     with tempfile.TemporaryDirectory() as own:
         command = [str(toolbox.path("helm")), "package", str(chart), "--destination", own]
         environment = os.environ | {f"HELM_{kind}_HOME": own for kind in ("CACHE", "CONFIG", "DATA")}
@@ -58,7 +73,8 @@ def pack_chart(toolbox: Toolbox, chart: Path, folder: Path, time: int) -> Path:
         archive = folder / made.name
         files = contents(made)
     about = f"{chart.name}/Chart.yaml"
-    files[about] = _with_changes(files[about], changes_of(chart.parent.parent / "CHANGELOG.md", chart.name))
+    changes = changes_of(chart.parent.parent / "CHANGELOG.md", chart.name)
+    files[about] = _annotated(files[about], {CHANGES_ANNOTATION: _as_yaml(changes), **annotations})
     text = io.BytesIO()
     with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in sorted(files, key=_chart_yaml_first):
@@ -85,11 +101,34 @@ def changes_of(changelog: Path, chart: str) -> list[str]:
     return found
 
 
-def _with_changes(description: bytes, changes: list[str]) -> bytes:
+def images_of(renderer: Renderer, chart: Path) -> list[dict[str, str]]:
+    """The images of a chart as Artifact Hub reads them, by name and address.
+
+    They are those of its ci/*-values.yaml, without a user's registries and containers.
+    """
+    found = set()
+    for file in sorted((chart / "ci").glob("*-values.yaml")):
+        given = {key: each for key, each in values.load([file]).items() if key not in _A_USERS}
+        if "global" not in given:
+            for manifest in renderer.render(RenderRequest(chart, given)).manifests:
+                for template in pod_templates(manifest):
+                    for role in ("initContainers", "containers"):
+                        found |= {each["image"] for each in template["spec"].get(role, ())}
+    return [{"name": _image_name(image), "image": image} for image in sorted(found)]
+
+
+def _image_name(image: str) -> str:
+    return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+def _annotated(description: bytes, annotations: Mapping[str, str]) -> bytes:
     about: dict[str, Any] = yaml.safe_load(description)
-    text = yaml.safe_dump(changes, allow_unicode=True, width=1000)
-    about["annotations"] = about.get("annotations", {}) | {CHANGES_ANNOTATION: text}
+    about["annotations"] = about.get("annotations", {}) | annotations
     return yaml.safe_dump(about, allow_unicode=True).encode()
+
+
+def _as_yaml(content: object) -> str:
+    return yaml.safe_dump(content, allow_unicode=True, width=1000)
 
 
 def contents(archive: Path) -> dict[str, bytes]:
@@ -141,6 +180,25 @@ def sign(archives: list[Path], key: Path) -> None:
         subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False)
 
 
+def sign_blobs(toolbox: Toolbox, files: list[Path], key: Path) -> None:
+    """Write cosign's signature of each file beside it (FILE.sig), with the secret key in the file ``key``.
+
+    Nothing is sent to a transparency log: who verifies trusts the key.
+    """
+    for file in files:
+        command = [
+            str(toolbox.path("cosign")),
+            "sign-blob",
+            "--yes",
+            "--tlog-upload=false",
+            "--key",
+            str(key),
+        ]
+        subprocess.run(
+            [*command, "--output-signature", f"{file}.sig", str(file)], capture_output=True, check=True
+        )
+
+
 def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -152,12 +210,22 @@ def build_python(source: Path, folder: Path, time: int) -> None:
     subprocess.run(command, cwd=source, env=environment, capture_output=True, check=True)
 
 
-def package(paths: Paths, folder: Path, url: str = _DEFAULT_URL, key: Path | None = None) -> None:
+def package(
+    paths: Paths,
+    folder: Path,
+    url: str = _DEFAULT_URL,
+    key: Path | None = None,
+    cosign_key: Path | None = None,
+) -> None:
     """Everything, in ``folder``, which is made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     folder, time, toolbox = folder.resolve(), epoch(paths.root), Toolbox(paths)
-    archives = [pack_chart(toolbox, chart, folder, time) for chart in application_charts(paths)]
+    renderer = Renderer(toolbox, paths)
+    archives = [
+        pack_chart(toolbox, chart, folder, time, {IMAGES_ANNOTATION: _as_yaml(images_of(renderer, chart))})
+        for chart in application_charts(paths)
+    ]
     if key:
         sign(archives, key)
     (folder / "index.yaml").write_text(index(archives, url, time))
@@ -168,6 +236,8 @@ def package(paths: Paths, folder: Path, url: str = _DEFAULT_URL, key: Path | Non
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     sums = "".join(f"{_sha256(file)}  {file.relative_to(folder)}\n" for file in files)
     (folder / "SHA256SUMS").write_text(sums)
+    if cosign_key:
+        sign_blobs(toolbox, [*archives, folder / "SHA256SUMS"], cosign_key)
 
 
 if __name__ == "__main__":
@@ -175,5 +245,6 @@ if __name__ == "__main__":
     options.add_argument("folder", type=Path)
     options.add_argument("--url", default=_DEFAULT_URL)
     options.add_argument("--key", type=Path)
+    options.add_argument("--cosign-key", type=Path)
     given = options.parse_args()
-    package(Paths.discover(), given.folder, given.url, given.key)
+    package(Paths.discover(), given.folder, given.url, given.key, given.cosign_key)

@@ -29,6 +29,19 @@ from bireme.tools import Toolbox
 ROOT = Path(__file__).parents[2]
 CHARTS = sorted(file.parent.name for file in ROOT.glob("charts/*/README.md"))
 
+IMAGES = {
+    "dataset": {"python"},
+    "efa-device-plugin": {"python", "aws-efa-k8s-device-plugin"},
+    "efs": {"python"},
+    "etcd": {"python", "etcd"},
+    "fsx": {"python"},
+    "gpu-metrics": {"python", "dcgm-exporter"},
+    "mpi-training": {"mpi"},
+    "mpijob": {"python", "mpi-operator"},
+    "paddle": {"python", "paddle", "etcd"},
+    "torch-elastic": {"python", "pytorch", "tensorflow", "etcd"},
+}
+
 
 @pytest.fixture(scope="module")
 def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -111,6 +124,17 @@ def test_helm_verifies_a_chart_and_refuses_it_after_one_byte_changed(
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode != 0
     assert "sha256 sum does not match" in refused.stderr
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_artifact_hub_reads_licence_changes_and_images(dist: Path, chart: str) -> None:
+    (archive,) = dist.glob(f"{chart}-0*.tgz")
+    annotations = yaml.safe_load(package.chart_yaml(archive))["annotations"]
+    assert annotations["artifacthub.io/license"] == "Apache-2.0"
+    assert yaml.safe_load(annotations["artifacthub.io/changes"])
+    images = yaml.safe_load(annotations["artifacthub.io/images"])
+    assert all(set(each) == {"name", "image"} for each in images)
+    assert {each["name"] for each in images} == IMAGES[chart]
 
 
 def test_helm_installs_from_the_index(served: str, toolbox: Toolbox, tmp_path: Path) -> None:
