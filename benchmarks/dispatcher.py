@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from figures import Spread, machine
 from rich.console import Console
 from rich.table import Table
@@ -57,11 +58,14 @@ for shard in Dispatcher().shards():
 
 @dataclass
 class DurableEtcd(EtcdServer):
-    """etcd as the chart runs it: each commit is on the disk before the answer."""
+    """etcd as the chart runs it: its quota and history, and each commit on the disk before the answer."""
 
     def _command(self) -> list[str]:
+        values = yaml.safe_load((ROOT / "charts/etcd/values.yaml").read_text(encoding="utf-8"))
         return [word for word in super()._command() if word != "--unsafe-no-fsync"] + [
-            "--quota-backend-bytes=8589934592"
+            f"--quota-backend-bytes={values['quotaMiB'] << 20}",
+            "--auto-compaction-mode=periodic",
+            f"--auto-compaction-retention={values['compaction']['retentionMinutes']}m",
         ]
 
 
