@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -56,9 +57,12 @@ def trainers_of(replicas: Dispatchers) -> Callable[[str], Dispatcher]:
 class Fleet:
     """Trainers in threads, and the shards that they trained."""
 
-    def __init__(self, make: Callable[[str], Dispatcher], train: Callable[[Shard], object]) -> None:
+    def __init__(
+        self, make: Callable[[str], Dispatcher], train: Callable[[Shard], object], prefetch: bool = False
+    ) -> None:
         self._make = make
         self._train = train
+        self._prefetch = prefetch
         self._pool = ThreadPoolExecutor(32)
         self._lock = threading.Lock()
         self.trained: Counter[tuple[int, str]] = Counter()
@@ -69,7 +73,7 @@ class Fleet:
 
     def _run(self, name: str) -> None:
         with self._make(name) as dispatcher:
-            for shard in dispatcher.shards():
+            for shard in dispatcher.shards(self._prefetch):
                 self._train(shard)
                 with self._lock:
                     self.trained[(shard.pass_number, shard.name)] += 1
@@ -318,6 +322,87 @@ def test_a_trainer_whose_lease_has_ended_joins_as_a_new_one(
                 until(lambda: not of(shared, dispatcher.dataset)["trainers"])
             trained.append(shard.name)
     assert Counter(trained) == Counter({"part-00000": 2, "part-00001": 1, "part-00002": 1})
+
+
+# The next shard, got ahead ----------------------------------------
+
+
+def in_hand(replicas: Dispatchers, dataset: str) -> list[str]:
+    return [name for each in of(replicas, dataset)["trainers"] for name in each["inHand"]]
+
+
+def test_trainers_that_prefetch_train_each_shard_once_in_each_pass(
+    trainer: Callable[..., Dispatcher],
+) -> None:
+    trainer().add(names(40), passes=3)
+    fleet = Fleet(trainer, lambda shard: time.sleep(0.002), prefetch=True)
+    for number in range(4):
+        fleet.add(f"t{number}")
+    until(lambda: len(fleet.trained) > 20)
+    fleet.add("late")
+    fleet.join()
+    assert fleet.trained == Counter((number, name) for number in range(3) for name in names(40))
+    trainer().wait_finished()
+
+
+def test_a_shard_that_was_prefetched_is_there_while_no_replica_answers(replicas: Dispatchers) -> None:
+    with trainers_of(replicas)("t") as dispatcher:
+        dispatcher.add(names(5))
+        shards = dispatcher.shards(prefetch=True)
+        assert next(shards).name == "part-00000"
+        until(lambda: in_hand(replicas, "default") == ["part-00000", "part-00001"])
+        for process in replicas.processes:
+            process.send_signal(signal.SIGSTOP)
+        assert next(shards).name == "part-00001"
+        for process in replicas.processes:
+            process.send_signal(signal.SIGCONT)
+        assert [shard.name for shard in shards] == names(5)[2:]
+
+
+def test_a_killed_trainer_gives_back_what_it_prefetched_without_a_failure(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    with trainer("survivor") as survivor:
+        survivor.add(names(6), failures=1)
+        victim = start_trainer(shared, survivor.dataset, TRAIN_AND_HANG.replace("shards()", "shards(True)"))
+        until(lambda: in_hand(shared, survivor.dataset) == ["part-00000", "part-00001"])
+        victim.kill()
+        victim.wait()
+        until(lambda: not in_hand(shared, survivor.dataset))
+        assert sorted(shard.name for shard in survivor.shards(prefetch=True)) == names(6)[1:]
+        status = of(shared, survivor.dataset)
+        assert (status["failedShards"], status["redispatched"]) == (["part-00000"], {"released": 1})
+
+
+@pytest.mark.parametrize("end", ["stop", "break", "raise"])
+def test_a_trainer_that_ends_its_loop_returns_what_it_prefetched(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher], end: str
+) -> None:
+    def train(dispatcher: Dispatcher) -> None:
+        for shard in dispatcher.shards(prefetch=True):
+            until(lambda: len(in_hand(shared, dispatcher.dataset)) == 2)
+            if end == "stop":
+                dispatcher.stop()
+            elif end == "break":
+                shard.done()
+                break
+            else:
+                raise RuntimeError(end)
+
+    with trainer() as dispatcher:
+        dispatcher.add(names(6), failures=9)
+        with contextlib.suppress(RuntimeError):
+            train(dispatcher)
+        status = of(shared, dispatcher.dataset)
+        done = 0 if end == "raise" else 1
+        assert (status["done"], status["todo"], status["pending"]) == (done, 6 - done, 0)
+
+
+def test_progress_knows_what_a_trainer_that_prefetches_has_done(trainer: Callable[..., Dispatcher]) -> None:
+    with trainer() as dispatcher:
+        dispatcher.add(names(30))
+        for number, shard in enumerate(dispatcher.shards(prefetch=True)):
+            assert (shard.index, dispatcher.progress().settled) == (number, frozenset(range(number)))
 
 
 # Once ----------------------------------------

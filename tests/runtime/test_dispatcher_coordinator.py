@@ -339,3 +339,93 @@ def test_a_deleted_dataset_leaves_no_keys_and_its_name_is_free(office: Office) -
     assert office.ask("delete", "") == {"gone": True}
     office.define(3)
     assert office.counts() == (3, 0, 0, 0)
+
+
+# Shards that are got ahead ----------------------------------------
+
+
+def ahead_of(office: Office, trainer: str, working: Settled, *done: Settled) -> Settled | None:
+    """What a trainer gets while it works on another shard; None if it gets nothing."""
+    body = office.ask("next", trainer, have=(working.token,), done=done, ahead=True)
+    shard = body.get("shard")
+    return Settled(shard["shard"], shard["token"]) if shard else None
+
+
+def test_the_time_of_a_shard_got_ahead_starts_with_its_work(office: Office) -> None:
+    office.define(9, timeout=60)
+    office.join("a")
+    first = office.take("a")
+    second = ahead_of(office, "a", first)
+    assert second is not None
+    office.now = 59
+    third = ahead_of(office, "a", second, first)
+    assert third is not None
+    office.now = 118
+    office.coordinator.tick()
+    assert office.counts() == (6, 2, 1, 0)
+    office.now = 120
+    office.coordinator.tick()
+    # Its trainer hangs in the second one: the third one goes back too, and is no failure.
+    assert (office.counts(), office.status()["redispatched"]) == ((8, 0, 1, 0), {"released": 1, "timeout": 1})
+
+
+@pytest.mark.parametrize("end", ["lost", "lost without a leader", "leave"])
+def test_a_trainer_that_ends_gives_back_both_shards_and_one_counts(office: Office, end: str) -> None:
+    office.define(5, failures=1)
+    office.join("a", "b")
+    first = office.take("a")
+    assert ahead_of(office, "a", first) is not None
+    assert office.status()["trainers"][0]["inHand"] == ["s0", "s1"]
+    if end == "leave":
+        office.ask("leave", "a")
+    elif end == "lost":
+        office.coordinator.trainers_gone([office.kill("a")])
+    else:
+        office.kill("a")
+        office.take_over()
+    given_up = [] if end == "leave" else ["s0"]
+    assert (office.status()["failedShards"], office.status()["pending"]) == (given_up, 0)
+    rest = [office.take("b")]
+    while office.status()["todo"]:
+        rest.append(office.take("b", have=tuple(each.token for each in rest)))
+    assert sorted(each.shard for each in rest) == ([0, 1, 2, 3, 4] if end == "leave" else [1, 2, 3, 4])
+
+
+def test_a_new_leader_gives_a_shard_got_ahead_its_time(office: Office) -> None:
+    office.define(9, timeout=60)
+    office.join("a")
+    first = office.take("a")
+    second = ahead_of(office, "a", first)
+    assert second is not None
+    office.now = 50
+    office.ask("settle", "a", done=(first,))
+    office.take_over()
+    office.now = 109
+    office.coordinator.tick()
+    assert office.counts() == (7, 1, 1, 0)
+    office.now = 121
+    office.coordinator.tick()
+    assert (office.counts(), office.status()["redispatched"]) == ((8, 0, 1, 0), {"timeout": 1})
+
+
+def test_the_last_shards_are_not_got_ahead_while_others_could_do_them(office: Office) -> None:
+    office.define(4)
+    office.join("a", "b")
+    first = office.take("a")
+    second = ahead_of(office, "a", first)
+    assert second is not None
+    assert ahead_of(office, "a", second, first) is None
+    assert office.counts() == (2, 1, 1, 0)
+
+
+def test_a_shard_that_lost_its_trainer_is_not_got_ahead(office: Office) -> None:
+    office.define(9)
+    office.join("a", "b")
+    office.take("a")
+    working = office.take("b")
+    office.coordinator.trainers_gone([office.kill("a")])
+    assert ahead_of(office, "b", working) is None
+    again = office.take("b", done=(working,))
+    next_one = ahead_of(office, "b", again)
+    assert next_one is not None
+    assert (again.shard, next_one.shard) == (0, 2)

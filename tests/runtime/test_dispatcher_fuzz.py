@@ -210,7 +210,8 @@ class Fuzz:
         verb = "settle" if len(trainer.hand) > 1 else "next"
         have, done = tuple(trainer.hand), tuple(trainer.unreported.values())
         request = Request(verb, trainer.dataset, trainer.id, have=have, done=done)
-        return replace(request, failed=tuple(failed), released=tuple(released))
+        ahead = bool(trainer.hand) and self.chance.random() < 0.5
+        return replace(request, failed=tuple(failed), released=tuple(released), ahead=ahead)
 
     def digest(self, trainer: Trainer, answer: Answer | None) -> None:
         if answer is None:

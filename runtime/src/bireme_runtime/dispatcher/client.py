@@ -130,6 +130,12 @@ class Dispatcher:
         self._trainer = ""
         self._renewal: _Renewal | None = None
         self._current: Shard | None = None
+        # What this trainer has done and the dispatcher may not know yet.
+        self._done: list[list[int]] = []
+        # A request for the next shard that is on its way, its connection, and what the last one brought.
+        self._ahead: _Ahead | None = None
+        self._second: LeaderConnection | None = None
+        self._following: Shard | None = None
         self._stopping = False
 
     def __enter__(self) -> Dispatcher:
@@ -162,31 +168,34 @@ class Dispatcher:
             self._post("block", {"digest": about["digest"], "block": number, "names": block})
         return bool(self._post("add", wanted)["added"])
 
-    def shards(self) -> Generator[Shard, None, None]:
+    def shards(self, prefetch: bool = False) -> Generator[Shard, None, None]:
         """Take shards until all passes are over, or `stop` was called.
 
         A shard is acknowledged when the loop asks for the next one. Leaving the loop's body, for example by
-        an exception, reports the shard as failed.
+        an exception, reports the shard as failed. With `prefetch`, both the acknowledgement and the request
+        for the next shard are sent while the body runs, and the trainer waits for neither.
         """
         if self._current is not None:
             self._current._fail("the loop over shards was left")
-        done: list[list[int]] = []
-        while True:
-            shard = self._next(done)
-            if shard is None:
-                return
-            done = []
-            try:
-                yield shard
-            except GeneratorExit:
-                shard._fail("the loop was left in the body")
-                raise
-            except BaseException as error:
-                shard._fail(repr(error))
-                raise
-            if not shard._settled:
-                shard._settled, self._current = True, None
-                done = [[shard.index, shard._token]]
+        try:
+            while (shard := self._received() or self._next()) is not None:
+                if prefetch:
+                    self._ask_ahead(shard)
+                try:
+                    yield shard
+                except GeneratorExit:
+                    shard._fail("the loop was left in the body")
+                    raise
+                except BaseException as error:
+                    shard._fail(repr(error))
+                    raise
+                if not shard._settled:
+                    shard._settled, self._current = True, None
+                    self._done.append([shard.index, shard._token])
+        finally:
+            if self._following is not None:
+                with contextlib.suppress(DispatcherError):
+                    self._settle_rest(_LEAVE_SECONDS)
 
     def once(self, what: str, action: Callable[[], object], wait: bool = True) -> bool:
         """Have one trainer carry out `action`; returns whether this trainer did.
@@ -226,12 +235,14 @@ class Dispatcher:
         """
         if not self._trainer:
             return
-        body: dict[str, Any] = {"trainer": self._trainer}
+        self._collect(_LEAVE_SECONDS)
+        body: dict[str, Any] = {"trainer": self._trainer, "done": self._done}
         if self._current is not None and not self._current._settled:
             body["failed"] = [
                 [self._current.index, self._current._token, "the trainer ended in the loop's body"]
             ]
-        self._current = None
+        self._current = self._following = None
+        self._done = []
         if self._renewal is not None:
             self._renewal.stop()
         atexit.unregister(self.close)
@@ -241,21 +252,23 @@ class Dispatcher:
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         self._leader.close()
+        if self._second is not None:
+            self._second.close()
 
     # Without joining ----------------------------------------
 
     def status(self) -> dict[str, Any]:
         """The leader and the datasets, as in `/v1/status`."""
-        return self._leader.ask("GET", "/v1/status")
+        return self._ask("GET", "/v1/status")
 
     def progress(self) -> Progress:
         """How far this dataset is."""
-        said = self._leader.ask("GET", f"/v1/{self.dataset}/progress")
+        said = self._ask("GET", f"/v1/{self.dataset}/progress")
         return Progress(int(said["pass"]), bool(said["over"]), frozenset(numbers_of(said["settled"])))
 
     def wait_finished(self) -> None:
         """Wait until all passes are over and the last trainer has left."""
-        while not self._leader.ask("GET", f"/v1/{self.dataset}/finished?wait=4").get("finished"):
+        while not self._ask("GET", f"/v1/{self.dataset}/finished?wait=4").get("finished"):
             pass
 
     def delete(self) -> None:
@@ -265,24 +278,67 @@ class Dispatcher:
 
     # Private ----------------------------------------
 
-    def _next(self, done: list[list[int]]) -> Shard | None:
-        """Acknowledge `done` and get the next shard; None at the end."""
+    def _next(self) -> Shard | None:
+        """Acknowledge what is done and get the next shard; None at the end."""
         while not self._stopping:
-            answer = self._post_as_trainer("next", {"done": done, "wait": _POLL_SECONDS})
+            answer = self._post_as_trainer("next", {"done": self._done, "wait": _POLL_SECONDS})
+            self._done = []
             _warn_if_late(answer)
             if "shard" in answer:
-                shard = Shard(answer["shard"]["shard"], answer["shard"]["name"], answer["shard"]["pass"],
-                              answer["shard"]["token"], self)  # fmt: skip
-                self._current = shard
+                shard = self._current = self._shard(answer)
                 if not self._stopping:
                     return shard
-                done = []
                 shard.release()
             if answer.get("over"):
                 return None
-        if done:
-            _warn_if_late(self._post("settle", {"done": done, "trainer": self._trainer}))
+        self._settle_rest()
         return None
+
+    def _shard(self, answer: Mapping[str, Any]) -> Shard:
+        found = answer["shard"]
+        return Shard(found["shard"], found["name"], found["pass"], found["token"], self)
+
+    def _ask_ahead(self, shard: Shard) -> None:
+        """Acknowledge what is done and ask for the next shard, while this trainer works on `shard`."""
+        self._second = leader = self._second or LeaderConnection(self._addresses, _LEAVE_SECONDS)
+        body = {"trainer": self._trainer, "done": list(self._done), "have": [shard._token], "ahead": True}
+        path = f"/v1/{self.dataset}/next"
+        self._ahead = _Ahead(self._trainer, len(self._done), lambda: leader.ask("POST", path, body))
+
+    def _collect(self, seconds: float | None = None) -> None:
+        """Wait for the answer to `_ask_ahead`. If it failed, the next request repeats what it said."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        answer = ahead.answer(seconds)
+        if answer is None:
+            # Its thread still uses the connection.
+            self._second = None
+            return
+        if "acknowledged" in answer:
+            self._done = self._done[ahead.done :]
+            _warn_if_late(answer)
+        if "shard" in answer and ahead.trainer == self._trainer:
+            self._following = self._shard(answer)
+
+    def _received(self) -> Shard | None:
+        """The shard that was asked for while the trainer worked on the last one."""
+        self._collect()
+        if self._stopping:
+            return None
+        shard, self._following = self._following, None
+        self._current = shard
+        return shard
+
+    def _settle_rest(self, seconds: float | None = None) -> None:
+        """Acknowledge what is done, and return what was got ahead."""
+        self._collect(seconds)
+        following, self._following = self._following, None
+        released = [[following.index, following._token]] if following is not None else []
+        if self._done or released:
+            body = {"done": self._done, "released": released, "trainer": self._trainer}
+            _warn_if_late(self._post("settle", body, seconds))
+            self._done = []
 
     def _settle(self, body: dict[str, Any], shard: Shard, seconds: float | None = None) -> None:
         if self._current is shard:
@@ -290,7 +346,13 @@ class Dispatcher:
         _warn_if_late(self._post("settle", {**body, "trainer": self._trainer}, seconds))
 
     def _post(self, verb: str, body: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        return self._leader.ask("POST", f"/v1/{self.dataset}/{verb}", body, seconds)
+        return self._ask("POST", f"/v1/{self.dataset}/{verb}", body, seconds)
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
+    ) -> dict[str, Any]:
+        self._collect(seconds)
+        return self._leader.ask(method, path, body, seconds)
 
     def _post_as_trainer(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request as a joined trainer; join again if the lease has ended."""
@@ -301,7 +363,7 @@ class Dispatcher:
                 return self._post(verb, {**body, "trainer": self._trainer})
             except _LeaseLost:
                 log.warning("the lease of %s has ended; it joins again", self._trainer)
-                self._trainer = ""
+                self._trainer, self._following = "", None
 
     def _join(self) -> None:
         answer = self._post("join", {"name": self._name})
@@ -336,6 +398,27 @@ def give_back(note: Path, env: Mapping[str, str] = os.environ) -> None:
 def _warn_if_late(answer: Mapping[str, Any]) -> None:
     if not all(answer.get("acknowledged", ())):
         log.warning("a shard was taken back before its acknowledgement: another trainer repeats it")
+
+
+class _Ahead:
+    """A request in a thread. `trainer` sent it, and it acknowledges the first `done` of what it has done."""
+
+    def __init__(self, trainer: str, done: int, ask: Callable[[], dict[str, Any]]) -> None:
+        self.trainer = trainer
+        self.done = done
+        self._ask = ask
+        self._answer: dict[str, Any] = {}
+        self._thread = threading.Thread(target=self._run, name="bireme-prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(DispatcherError):
+            self._answer = self._ask()
+
+    def answer(self, seconds: float | None) -> dict[str, Any] | None:
+        """The answer, empty if the request failed; None if there is none after these seconds."""
+        self._thread.join(seconds)
+        return None if self._thread.is_alive() else self._answer
 
 
 class _Renewal:

@@ -58,13 +58,22 @@ _FIXED_BY_RELOAD = (_Conflict, etcd.Refused, etcd.Ambiguous)
 
 @dataclass
 class Held:
-    """A shard that a trainer has. `token` is 0 until it is written to etcd."""
+    """A shard that a trainer has. `token` is 0 until it is written to etcd.
+
+    One that a trainer got ahead, while it works on another one, has no deadline until it has settled that.
+    """
 
     shard: int
     name: str
     trainer: str
     deadline: float
     token: int = 0
+    ahead: bool = False
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether its trainer works on it."""
+        return self.deadline < math.inf
 
 
 @dataclass
@@ -129,12 +138,14 @@ class DatasetState:
         self.held: dict[int, Held] = {}
         self.trainers: dict[str, Trainer] = {}
         self.tasks: dict[str, Task] = {}
-        self.returned: Counter[str] = Counter()
+        self.redispatched: Counter[str] = Counter()
         self.start_over()
 
     def start_over(self) -> None:
         """Search for shards to do from the first block on."""
         self.cursor = 0
+        # What a trainer has given back, or had when it was lost; what nobody has had; what failed.
+        self.returned: deque[tuple[int, str]] = deque()
         self.ready: deque[tuple[int, str]] = deque()
         self.again: deque[tuple[int, str]] = deque()
 
@@ -163,7 +174,7 @@ class DatasetState:
             "done": self.done,
             "failed": len(self.failed),
             "failedShards": [self.failed[shard] for shard in sorted(self.failed)[:_SHOWN_FAILED]],
-            "redispatched": dict(sorted(self.returned.items())),
+            "redispatched": dict(sorted(self.redispatched.items())),
             "over": self.over,
             "finished": self.finished,
             "trainers": [
@@ -335,10 +346,12 @@ class Coordinator:
         if any(not held.token for held in trainer.hand.values()):
             self._commit()
         lost = [held for held in trainer.hand.values() if held.token and held.token not in request.have]
-        held = lost[0] if lost else self._hand_out(state, trainer)
+        held = lost[0] if lost else self._hand_out(state, trainer, request.ahead)
         if held is not None:
             found = held
             return lambda: Answer(200, {**body, "shard": _shard(state, found)})
+        if request.ahead:
+            return _ready(Answer(200, {**body, "wait": True}))
         self._settle(state)
         if state.over:
             return _ready(Answer(200, {**body, "over": True}))
@@ -414,9 +427,10 @@ class Coordinator:
         now = self._clock()
         with self._reload_on_conflict():
             for state in self.datasets.values():
-                # All have the same timeout, so the first one handed out is the first one due.
-                while state.held and next(iter(state.held.values())).deadline <= now:
-                    self._fail(state, next(iter(state.held.values())), "timeout")
+                for held in [held for held in state.held.values() if held.deadline <= now]:
+                    # A hung trainer would not begin what it got ahead.
+                    self._return_ahead(state, held.trainer)
+                    self._fail(state, held, "timeout")
             for state in [state for state in self.datasets.values() if state.is_closed]:
                 self._sweep(state)
 
@@ -473,15 +487,17 @@ class Coordinator:
 
     # Shards ----------------------------------------
 
-    def _hand_out(self, state: DatasetState, trainer: Trainer) -> Held | None:
-        found = self._take(state)
+    def _hand_out(self, state: DatasetState, trainer: Trainer, ahead: bool = False) -> Held | None:
+        found = self._take_ahead(state) if ahead else self._take(state)
         definition = state.definition
         if found is None or definition is None:
             return None
         if not trainer.created:
             self._commit()
         shard, name = found
-        held = Held(shard, name, trainer.id, self._clock() + definition.timeout)
+        ahead = ahead and bool(trainer.hand)
+        deadline = math.inf if ahead else self._clock() + definition.timeout
+        held = Held(shard, name, trainer.id, deadline, ahead=ahead)
         state.held[shard] = trainer.hand[shard] = held
         key = state.keys.held(shard)
         compare = [
@@ -489,6 +505,8 @@ class Coordinator:
             etcd.key_is_same(state.keys.trainer(trainer.id), trainer.created),
         ]
         record = {"trainer": trainer.id, "name": name, "since": round(self._wall(), 3)}
+        if ahead:
+            record["ahead"] = True
         self._change(compare, [etcd.put_op(key, json.dumps(record))], [key], _set_token(held))
         return held
 
@@ -496,15 +514,26 @@ class Coordinator:
         """The next shard to do: first those of lost trainers, last those that failed."""
         if state.todo <= 0:
             return None
-        while not state.ready and self._open_block(state):
+        while not (state.returned or state.ready) and self._open_block(state):
             pass
-        if state.ready:
-            return state.ready.popleft()
-        if state.again:
-            return state.again.popleft()
+        for source in (state.returned, state.ready, state.again):
+            if source:
+                return source.popleft()
         raise _Conflict(
             f"{state.todo} shards of {state.keys.dataset} are to do by the counts, but none was found"
         )
+
+    def _take_ahead(self, state: DatasetState) -> tuple[int, str] | None:
+        """A shard for a trainer that still has one, unless others could want for it.
+
+        Nobody has had it: a shard that may have killed its trainer is handed out alone, so that a failure is
+        counted for no other one.
+        """
+        if state.returned or state.todo <= len(state.trainers):
+            return None
+        while not state.ready and self._open_block(state):
+            pass
+        return state.ready.popleft() if state.ready else None
 
     def _open_block(self, state: DatasetState) -> bool:
         """Read the names of the next block with shards to do; False after the last one."""
@@ -595,8 +624,8 @@ class Coordinator:
     def _return(self, state: DatasetState, held: Held) -> None:
         """Put a shard back as the next one to do, without counting a failure."""
         self._drop(state, held)
-        state.ready.appendleft((held.shard, held.name))
-        state.returned["released"] += 1
+        state.returned.appendleft((held.shard, held.name))
+        state.redispatched["released"] += 1
         self._change_held(state, held)
 
     def _fail(self, state: DatasetState, held: Held, reason: str, details: str = "") -> None:
@@ -613,20 +642,37 @@ class Coordinator:
             log.warning("%s is given up in pass %d: %s %s", held.name, state.number, reason, details)
         else:
             # A lost trainer's shard goes to the front, so that the end of the pass need not wait for it.
-            (state.ready.appendleft if reason == "lost" else state.again.append)((held.shard, held.name))
-            state.returned[reason] += 1
+            (state.returned.appendleft if reason == "lost" else state.again.append)((held.shard, held.name))
+            state.redispatched[reason] += 1
         self._change_held(state, held, [etcd.put_op(key, json.dumps(record))], [key])
+
+    def _return_ahead(self, state: DatasetState, trainer: str) -> None:
+        """Return what a trainer has got ahead, without counting a failure: it has not begun it."""
+        hand = state.trainers[trainer].hand if trainer in state.trainers else {}
+        for held in [held for held in hand.values() if not held.is_begun]:
+            if not held.token:
+                self._commit()
+            self._return(state, held)
 
     def _drop(self, state: DatasetState, held: Held) -> None:
         del state.held[held.shard]
         if held.trainer in state.trainers:
-            state.trainers[held.trainer].hand.pop(held.shard, None)
+            hand = state.trainers[held.trainer].hand
+            hand.pop(held.shard, None)
+            self._begin_first(state, hand)
+
+    def _begin_first(self, state: DatasetState, hand: dict[int, Held]) -> None:
+        """Start the time of what a trainer has got ahead, when it has nothing else any more."""
+        first = next(iter(hand.values()), None)
+        if first is not None and not first.is_begun and state.definition is not None:
+            first.deadline = self._clock() + state.definition.timeout
 
     def _remove_trainer(self, state: DatasetState, name: str, reason: str) -> None:
         """Forget a trainer; its shards and tasks are to be done by others."""
         trainer = state.trainers.get(name)
         if trainer is None:
             return
+        self._return_ahead(state, name)
         for held in list(trainer.hand.values()):
             if not held.token:
                 self._commit()
@@ -801,29 +847,42 @@ class Coordinator:
             state.failed[int(last_part(kv.key))] = json.loads(kv.value)["name"]
         for kv in self._client.range(keys.tries(number)).keys:
             state.tries[int(last_part(kv.key))] = json.loads(kv.value)["failures"]
-        for held in sorted(self._held(state, known), key=lambda held: (held.deadline, held.token)):
+        for held in sorted(self._held(state, known), key=lambda held: held.token):
             state.held[held.shard] = held
             if held.trainer in state.trainers:
-                state.trainers[held.trainer].hand[held.shard] = held
+                hand = state.trainers[held.trainer].hand
+                if held.ahead and hand:
+                    held.deadline = math.inf
+                hand[held.shard] = held
 
     def _held(self, state: DatasetState, known: DatasetState | None) -> Iterator[Held]:
-        """The shards that trainers have. The time that they have had them counts."""
+        """The shards that trainers have. The time that they have had them counts.
+
+        etcd does not know when the work on a shard that was got ahead began: at the latest one limit after it
+        was handed out.
+        """
         assert state.definition is not None
         now, wall, limit = self._clock(), self._wall(), state.definition.timeout
         before = known.held if known else {}
         for kv in self._client.range(state.keys.held()).keys:
             record, shard = json.loads(kv.value), int(last_part(kv.key))
-            left = limit - max(wall - record.get("since", wall), 0.0)
-            deadline = now + left
-            if shard in before and before[shard].token == kv.mod_revision:
+            ahead = bool(record.get("ahead"))
+            deadline = now + (2 if ahead else 1) * limit - max(wall - record.get("since", wall), 0.0)
+            if shard in before and before[shard].token == kv.mod_revision and before[shard].is_begun:
                 deadline = before[shard].deadline
-            yield Held(shard, record["name"], record["trainer"], deadline, kv.mod_revision)
+            yield Held(shard, record["name"], record["trainer"], deadline, kv.mod_revision, ahead)
 
     def _take_back_orphans(self) -> None:
         """Take back shards and tasks of trainers that were lost while there was no leader."""
         for state in self.datasets.values():
+            worked: set[str] = set()
+            # In the order in which they were handed out: a trainer worked on its first one.
             for held in [held for held in state.held.values() if held.trainer not in state.trainers]:
-                self._fail(state, held, "lost")
+                if held.ahead and held.trainer in worked:
+                    self._return(state, held)
+                else:
+                    self._fail(state, held, "lost")
+                worked.add(held.trainer)
             for what, task in list(state.tasks.items()):
                 if task.trainer and task.trainer not in state.trainers:
                     self._drop_task(state, what)
@@ -831,7 +890,7 @@ class Coordinator:
 
 def _keep_counts(before: DatasetState, now: DatasetState) -> None:
     """Keep the statistics, which are not in etcd."""
-    now.returned, now.started = before.returned, before.started
+    now.redispatched, now.started = before.redispatched, before.started
     for trainer in now.trainers.values():
         known = before.trainers.get(trainer.id)
         if known is not None:

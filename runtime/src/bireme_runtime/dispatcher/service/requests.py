@@ -110,7 +110,8 @@ class Request:
     """A request of a trainer: `verb` is add, join, next, settle, once, once-done, leave, finished or delete.
 
     `have` are the tokens of the shards that the trainer has. If an answer with a shard was lost, its token is
-    not among them, and the shard is sent again. All requests may be repeated.
+    not among them, and the shard is sent again. With `ahead` the trainer asks for a shard while it works on
+    another one, and does not wait for it. All requests may be repeated.
     """
 
     verb: str
@@ -123,6 +124,7 @@ class Request:
     done: tuple[Settled, ...] = ()
     failed: tuple[Settled, ...] = ()
     released: tuple[Settled, ...] = ()
+    ahead: bool = False
 
     @classmethod
     def from_json(cls, verb: str, dataset: str, body: Mapping[str, Any]) -> Request:
@@ -137,7 +139,7 @@ class Request:
                 definition=Definition.from_json(body) if verb == "add" else None,
                 have=tuple(int(token) for token in body.get("have", ())),
                 done=_settled(body, "done"), failed=_settled(body, "failed"),
-                released=_settled(body, "released"),
+                released=_settled(body, "released"), ahead=bool(body.get("ahead")),
             )  # fmt: skip
         except (TypeError, ValueError, LookupError) as error:
             if isinstance(error, BadRequest):
