@@ -27,6 +27,20 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "paddle": {"files": ["charts/paddle/ci/check-values.yaml"]},
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "etcd": {"sets": [IN_POD]},
+    "efs": {"values": {"volumes": {"efsvol": NFS}}},
+    "fsx": {"values": STATIC | {"claimName": "upgraded"}},
+    "efa-device-plugin": {"sets": ["region=us-west-2"]},
+    "gpu-metrics": {"sets": ["agent=dcgm"]},
+    # The CustomResourceDefinition belongs to this release: it goes with it.
+    "mpijob": {"sets": ["crds.keep=false"]},
+}
+
+
+def test_every_released_chart_is_upgraded(bireme_paths: Paths) -> None:
+    archives = (bireme_paths.root / "hack/released").glob("*.tgz")
+    assert sorted([*JOBS, *OTHERS]) == sorted(each.name.rpartition("-")[0] for each in archives)
 
 
 def released(chart: str, paths: Paths, toolbox: Toolbox) -> str:
@@ -79,21 +93,11 @@ def fsx_driver(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fsx_driver")
-@pytest.mark.parametrize(
-    ("chart", "options"),
-    [
-        ("etcd", {"sets": [IN_POD]}),
-        ("efs", {"values": {"volumes": {"efsvol": NFS}}}),
-        ("fsx", {"values": STATIC | {"claimName": "upgraded"}}),
-        ("efa-device-plugin", {"sets": ["region=us-west-2"]}),
-        ("gpu-metrics", {"sets": ["agent=dcgm"]}),
-        # The CustomResourceDefinition belongs to this release: it goes with it.
-        ("mpijob", {"sets": ["crds.keep=false"]}),
-    ],
-)
+@pytest.mark.parametrize("chart", sorted(OTHERS))
 def test_an_upgrade_of_other_charts_works_in_place_and_back(
-    release: ReleaseFactory, bireme_paths: Paths, toolbox: Toolbox, cluster: Cluster, chart: str, options: Any
+    release: ReleaseFactory, bireme_paths: Paths, toolbox: Toolbox, cluster: Cluster, chart: str
 ) -> None:
+    options = OTHERS[chart]
     installed = release(released(chart, bireme_paths, toolbox), **options)
     first = installed.plan
     installed.chart = chart
