@@ -113,8 +113,9 @@ crds: setup ## Write the CustomResourceDefinition of charts/mpijob from the Go t
 	$(BIN)/python hack/generate.py crds
 
 .PHONY: package
-package: setup ## Pack the charts, their values and the Python packages into dist/: make package URL=https://charts.example.com KEY=secret.asc
-	$(BIN)/python hack/package.py dist $(if $(URL),--url $(URL)) $(if $(KEY),--key $(KEY)) $(if $(COSIGN_KEY),--cosign-key $(COSIGN_KEY))
+package: setup ## Pack the charts, their values and the Python packages into dist/: make package URL=https://charts.example.com KEY=secret.asc (REGISTRY=oci://… also pushes)
+	$(BIN)/python hack/package.py dist $(if $(URL),--url $(URL)) $(if $(OWNER),--owner "$(OWNER)") $(if $(KEY),--key $(KEY)) \
+		$(if $(COSIGN_KEY),--cosign-key $(COSIGN_KEY)) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: images
 images: setup ## Build every image and push it: make images REGISTRY=123456789012.dkr.ecr.us-west-2.amazonaws.com (MIRROR=1 also copies those of others, DRY_RUN=1 prints how)

@@ -1,11 +1,16 @@
-"""Pack what a release publishes: `package.py FOLDER [--url URL] [--key FILE] [--cosign-key FILE]`.
+"""Pack what a release publishes: `package.py FOLDER`, with the options below.
 
 FOLDER gets each application chart as an archive that needs nothing beside it, index.yaml for a Helm
-repository at URL, the values files of instance types and workloads, wheels and sdists of bireme and
-bireme-runtime, and SHA256SUMS. Equal sources give equal bytes: the only time in them is SOURCE_DATE_EPOCH, or
+repository at URL, the values files of instance types and workloads, a picture of the plan of each chart that
+has pods, wheels and sdists of bireme and bireme-runtime, and SHA256SUMS. With URL the charts tell Artifact
+Hub their links and pictures, and with OWNER, such as "Ann <ann@example.com>", artifacthub-repo.yml tells it
+whose they are. Equal sources give equal bytes: the only time in them is SOURCE_DATE_EPOCH, or
 that of the last commit. With FILE, a secret key of gpg without a passphrase, each chart also gets its
 provenance, which `helm verify` reads. With a secret key of cosign, whose password is COSIGN_PASSWORD, each
 chart and SHA256SUMS get a signature (CHART.sig), which `cosign verify-blob` reads.
+
+With --registry oci://HOST/PATH each chart is also pushed there, with its provenance, and signed in the
+registry with the key of cosign, for `cosign verify`.
 """
 
 from __future__ import annotations
@@ -23,21 +28,28 @@ import tarfile
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from email.utils import parseaddr
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import yaml
 
+from bireme.errors import BiremeError
 from bireme.helm import Renderer, RenderRequest, values
+from bireme.instances import load_instances
 from bireme.paths import Paths
+from bireme.picture import svg
 from bireme.tools import Toolbox
+from bireme.topology import expand
 from bireme.workloads import pod_templates
 
 _DEFAULT_URL = "."
 # https://artifacthub.io/docs/topics/annotations/helm/
 CHANGES_ANNOTATION = "artifacthub.io/changes"
 IMAGES_ANNOTATION = "artifacthub.io/images"
+LINKS_ANNOTATION = "artifacthub.io/links"
+SCREENSHOTS_ANNOTATION = "artifacthub.io/screenshots"
 _A_USERS = ("sidecars", "initContainers")
 
 
@@ -121,6 +133,41 @@ def _image_name(image: str) -> str:
     return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
+def draw_plans(paths: Paths, renderer: Renderer, folder: Path) -> set[str]:
+    """Draw what the first ci/*-values.yaml of each chart plan, as ``folder``/CHART.svg.
+
+    Returns the names of the charts with a picture: those that plan pods.
+    """
+    folder.mkdir()
+    instances, drawn = load_instances(paths), set()
+    for chart in application_charts(paths):
+        given = values.load([min((chart / "ci").glob("*-values.yaml"))])
+        manifests = renderer.render(RenderRequest(chart, given, release=chart.name)).manifests
+        plan = expand(chart.name, "default", manifests, instances)
+        if plan.totals.pods:
+            (folder / f"{chart.name}.svg").write_text(svg(plan), encoding="utf-8")
+            drawn.add(chart.name)
+    return drawn
+
+
+def addresses(chart: str, url: str, has_picture: bool) -> dict[str, str]:
+    """The annotations with which a chart at ``url`` tells Artifact Hub what else is there."""
+    url = url.rstrip("/")
+    found = {LINKS_ANNOTATION: _as_yaml([{"name": "Checksums", "url": f"{url}/SHA256SUMS"}])}
+    if has_picture:
+        picture = {"title": f"What {chart} runs where", "url": f"{url}/plans/{chart}.svg"}
+        found[SCREENSHOTS_ANNOTATION] = _as_yaml([picture])
+    return found
+
+
+def repository_of(owner: str) -> str:
+    """artifacthub-repo.yml for an owner such as `Ann <ann@example.com>`. Raises BiremeError."""
+    name, address = parseaddr(owner)
+    if not name or "@" not in address:
+        raise BiremeError(f"{owner!r} names no owner: write name and address, as in Ann <ann@example.com>")
+    return _as_yaml({"owners": [{"name": name, "email": address}]})
+
+
 def _annotated(description: bytes, annotations: Mapping[str, str]) -> bytes:
     about: dict[str, Any] = yaml.safe_load(description)
     about["annotations"] = about.get("annotations", {}) | annotations
@@ -199,6 +246,33 @@ def sign_blobs(toolbox: Toolbox, files: list[Path], key: Path) -> None:
         )
 
 
+def push(
+    toolbox: Toolbox,
+    archives: list[Path],
+    registry: str,
+    cosign_key: Path | None = None,
+    plain_http: bool = False,
+) -> list[str]:
+    """Push charts to ``registry`` (oci://HOST/PATH), and sign them there with a key.
+
+    Returns the address of each by its digest, as cosign takes it.
+    """
+    helm = [str(toolbox.path("helm")), "push", *(["--plain-http"] if plain_http else [])]
+    pushed = []
+    for archive in archives:
+        done = subprocess.run([*helm, str(archive), registry], capture_output=True, text=True, check=True)
+        digest = re.search(r"sha256:[0-9a-f]{64}", done.stdout + done.stderr)
+        assert digest, f"helm push prints no digest: {done.stdout}{done.stderr}"
+        name = yaml.safe_load(chart_yaml(archive))["name"]
+        pushed.append(f"{registry.removeprefix('oci://').rstrip('/')}/{name}@{digest[0]}")
+    if cosign_key:
+        http = ["--allow-http-registry"] if plain_http else []
+        command = ["sign", "--yes", "--tlog-upload=false", "--key", str(cosign_key), *http]
+        for address in pushed:
+            subprocess.run([str(toolbox.path("cosign")), *command, address], capture_output=True, check=True)
+    return pushed
+
+
 def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -216,19 +290,25 @@ def package(
     url: str = _DEFAULT_URL,
     key: Path | None = None,
     cosign_key: Path | None = None,
-) -> None:
-    """Everything, in ``folder``, which is made anew."""
+    owner: str | None = None,
+) -> list[Path]:
+    """Everything, in ``folder``, which is made anew; returns the charts' archives."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     folder, time, toolbox = folder.resolve(), epoch(paths.root), Toolbox(paths)
     renderer = Renderer(toolbox, paths)
-    archives = [
-        pack_chart(toolbox, chart, folder, time, {IMAGES_ANNOTATION: _as_yaml(images_of(renderer, chart))})
-        for chart in application_charts(paths)
-    ]
+    drawn = draw_plans(paths, renderer, folder / "plans")
+    archives = []
+    for chart in application_charts(paths):
+        told = {IMAGES_ANNOTATION: _as_yaml(images_of(renderer, chart))}
+        if url != _DEFAULT_URL:
+            told |= addresses(chart.name, url, chart.name in drawn)
+        archives.append(pack_chart(toolbox, chart, folder, time, told))
     if key:
         sign(archives, key)
     (folder / "index.yaml").write_text(index(archives, url, time))
+    if owner:
+        (folder / "artifacthub-repo.yml").write_text(repository_of(owner))
     for kind in ("instances", "workloads"):
         shutil.copytree(paths.values / kind, folder / "values" / kind)
     for source in (paths.root, paths.root / "runtime"):
@@ -238,13 +318,29 @@ def package(
     (folder / "SHA256SUMS").write_text(sums)
     if cosign_key:
         sign_blobs(toolbox, [*archives, folder / "SHA256SUMS"], cosign_key)
+    return archives
+
+
+def main() -> None:
+    """Pack, and push where the arguments say so."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--url", default=_DEFAULT_URL)
+    options.add_argument("--owner")
+    options.add_argument("--key", type=Path)
+    options.add_argument("--cosign-key", type=Path)
+    options.add_argument("--registry")
+    options.add_argument("--plain-http", action="store_true")
+    given = options.parse_args()
+    paths = Paths.discover()
+    try:
+        archives = package(paths, given.folder, given.url, given.key, given.cosign_key, given.owner)
+    except BiremeError as error:
+        sys.exit(str(error))
+    if given.registry:
+        for address in push(Toolbox(paths), archives, given.registry, given.cosign_key, given.plain_http):
+            print(address)
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("folder", type=Path)
-    options.add_argument("--url", default=_DEFAULT_URL)
-    options.add_argument("--key", type=Path)
-    options.add_argument("--cosign-key", type=Path)
-    given = options.parse_args()
-    package(Paths.discover(), given.folder, given.url, given.key, given.cosign_key)
+    main()

@@ -22,9 +22,11 @@ import yaml
 from click.testing import CliRunner
 
 from bireme.cli import cli
+from bireme.errors import BiremeError
 from bireme.helm import Charts, Renderer, RenderRequest, load
 from bireme.paths import Paths
 from bireme.tools import Toolbox
+from tests.support import gpg
 
 ROOT = Path(__file__).parents[2]
 CHARTS = sorted(file.parent.name for file in ROOT.glob("charts/*/README.md"))
@@ -45,21 +47,7 @@ IMAGES = {
 
 @pytest.fixture(scope="module")
 def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a secret key and its public part."""
-    folder = tmp_path_factory.mktemp("key")
-    # The socket of gpg's agent needs a short path.
-    home = Path("/tmp") / f"bireme-gpg-{os.getpid()}"
-    home.mkdir(mode=0o700)
-    gpg = ["gpg", "--batch", "--homedir", str(home), "--passphrase", ""]
-    try:
-        subprocess.run([*gpg, "--quick-gen-key", "charts@example.com", "rsa2048"], check=True)
-        for option, name in (("--export-secret-keys", "secret"), ("--export", "public")):
-            subprocess.run([*gpg, "--output", str(folder / name), option], check=True)
-    finally:
-        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
-        # The agent may still be removing its sockets.
-        shutil.rmtree(home, ignore_errors=True)
-    return folder
+    return gpg.make_key(tmp_path_factory.mktemp("key"))
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +123,25 @@ def test_artifact_hub_reads_licence_changes_and_images(dist: Path, chart: str) -
     images = yaml.safe_load(annotations["artifacthub.io/images"])
     assert all(set(each) == {"name", "image"} for each in images)
     assert {each["name"] for each in images} == IMAGES[chart]
+
+
+def test_artifact_hub_finds_the_picture_of_a_plan_beside_the_charts(dist: Path) -> None:
+    drawn = {file.stem for file in dist.glob("plans/*.svg")}
+    assert {"torch-elastic", "mpi-training", "paddle", "etcd"} <= drawn
+    assert "fsx" not in drawn, "it has no pods"
+    told = package.addresses("paddle", "https://charts.example.com/", has_picture=True)
+    (picture,) = yaml.safe_load(told["artifacthub.io/screenshots"])
+    (link,) = yaml.safe_load(told["artifacthub.io/links"])
+    for address in (picture["url"], link["url"]):
+        assert (dist / address.removeprefix("https://charts.example.com/")).is_file()
+    assert "artifacthub.io/screenshots" not in package.addresses("fsx", "https://a.example", False)
+
+
+def test_artifact_hub_is_told_the_owner() -> None:
+    told = yaml.safe_load(package.repository_of("Ann <ann@example.com>"))
+    assert told == {"owners": [{"name": "Ann", "email": "ann@example.com"}]}
+    with pytest.raises(BiremeError, match=r"'ann' names no owner: write name and address"):
+        package.repository_of("ann")
 
 
 def test_helm_installs_from_the_index(served: str, toolbox: Toolbox, tmp_path: Path) -> None:
