@@ -22,12 +22,13 @@ def error(status: int, code: str) -> tuple[int, bytes]:
 
 @dataclass
 class Faults:
-    """The next `times` requests whose `METHOD PATH?QUERY` matches `pattern` get this answer."""
+    """`times` requests whose `METHOD PATH?QUERY` matches get this answer, after the `first` ones of them."""
 
     pattern: str
     answer: tuple[int, bytes]
     times: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
+    first: int = 0
 
 
 @dataclass
@@ -42,6 +43,11 @@ class FaultyServer:
     authorizations: list[str] = field(default_factory=list)
     lives: float = 3600
     page: int = 2
+    # Sizes of the parts in which a key was uploaded, and what S3 keeps of it beside its content.
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kept: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    # ETags that do not belong to what a key has.
+    tags: dict[str, str] = field(default_factory=dict)
     redirects: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -61,6 +67,9 @@ class FaultyServer:
             self.asked.append(line)
             for each in self.faults:
                 if each.times and re.search(each.pattern, line):
+                    if each.first:
+                        each.first -= 1
+                        continue
                     each.times -= 1
                     return each
         return None
@@ -71,6 +80,16 @@ class FaultyServer:
         keys = {"AccessKeyId": "A", "SecretAccessKey": "S", "Expiration": until}
         return {**keys, "Token": "T", "SessionToken": "T"}
 
+    def tag(self, key: str) -> str:
+        """The ETag of an object, as S3 makes it of parts if there are some."""
+        content, at, digests = self.objects[key], 0, []
+        if key in self.tags or key not in self.parts:
+            return self.tags.get(key) or tag(content)
+        for size in self.parts[key]:
+            digests.append(bytes.fromhex(tag(content[at : at + size])))
+            at += size
+        return f"{tag(b''.join(digests))}-{len(digests)}"
+
     def listed(self, query: Mapping[str, str]) -> bytes:
         """A page of the list of objects."""
         keys = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
@@ -79,7 +98,7 @@ class FaultyServer:
         name_of = urllib.parse.quote_plus if is_quoted else str
         rows = "".join(
             f"<Contents><Key>{name_of(key)}</Key><Size>{len(self.objects[key])}</Size>"
-            f"<ETag>&quot;{tag(self.objects[key])}&quot;</ETag></Contents>"
+            f"<ETag>&quot;{self.tag(key)}&quot;</ETag></Contents>"
             for key in keys[start : start + self.page]
         )
         until = start + self.page
@@ -125,14 +144,23 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
             elif key not in state.objects:
                 self.reply(*error(404, "NoSuchKey"))
             else:
-                self.send(state.objects[key])
+                self.send(key, query)
 
         do_HEAD = do_POST = do_GET
 
-        def send(self, content: bytes) -> None:
-            headers = {"ETag": f'"{tag(content)}"'}
+        def send(self, key: str, query: Mapping[str, str]) -> None:
+            content, parts = state.objects[key], state.parts.get(key, ())
+            headers = {"ETag": f'"{state.tag(key)}"', **state.kept.get(key, {})}
+            if self.headers.get("x-amz-checksum-mode") != "ENABLED":
+                headers = {name: text for name, text in headers.items() if "checksum" not in name}
             if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
                 self.reply(*error(412, "PreconditionFailed"))
+                return
+            if parts and "partNumber" in query:
+                number = int(query["partNumber"])
+                start = sum(parts[: number - 1])
+                headers["x-amz-mp-parts-count"] = str(len(parts))
+                self.reply(206, content[start : start + parts[number - 1]], headers)
                 return
             wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             if wanted is None:

@@ -104,6 +104,40 @@ def test_a_full_disk_is_reported_and_nothing_is_published(server: FaultyServer, 
     assert read(tmp_path / "data") == contents(server)
 
 
+def fail_after(server: FaultyServer, parts: int, env: dict[str, str]) -> None:
+    """Stage until this number of parts of data/large has been copied."""
+    server.faults = [Faults("GET /b/data/large", error(403, "AccessDenied"), first=parts)]
+    code, output = run("stage", env)
+    assert code == 78, output
+
+
+def test_parts_of_a_version_that_is_gone_are_deleted(server: FaultyServer, tmp_path: Path) -> None:
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"}, parallel=1)}
+    unfinished = tmp_path / ".data.staging/.bireme/parts"
+    for byte in b"12":
+        server.objects["data/large"] = bytes([byte]) * (4 << 20)
+        fail_after(server, 2, env)
+        fail_after(server, 1, env)
+    # One file of the first version, one of the second.
+    assert len(list(unfinished.iterdir())) == 1
+    before = server.count("GET /b/data/large")
+    stage_and_publish(env)
+    assert server.count("GET /b/data/large") == before + 1, "parts of this version are kept"
+    assert read(tmp_path / "data") == contents(server)
+
+
+def test_parts_of_a_file_that_was_deleted_are_copied_again(server: FaultyServer, tmp_path: Path) -> None:
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"}, parallel=1)}
+    content = bytes(range(256)) * (4 << 12)
+    for objects in ({"data/large": content}, {}, {"data/large": content}):
+        server.objects = {"data/small": b"small", **objects}
+        if objects and (tmp_path / ".data.staging").exists():
+            fail_after(server, 1, env)
+        assert run("stage", env)[0] == 0
+    stage_and_publish(env)
+    assert read(tmp_path / "data") == contents(server)
+
+
 def torment(server: FaultyServer, chance: random.Random, over: threading.Event) -> None:
     """Faults and changes until the event is set."""
     answers = [error(500, "InternalError"), error(503, "SlowDown"), error(400, "RequestTimeout"), (200, b"")]

@@ -16,6 +16,7 @@ import os
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say
+from bireme_runtime.sources.checksums import Checksum, compute, digest_of
 from bireme_runtime.sources.source import (
     ATTEMPTS,
     Body,
@@ -262,8 +264,10 @@ def _download(source: Source, entry: Entry, lists: Lists) -> Path:
 # --- copying ---
 
 
-def _fetch(source: Source, entry: Entry, start: int, end: int, sink: Callable[[bytes], object]) -> str:
-    """Read a range of bytes into `sink`, continuing after interruptions; returns the source's MD5, if any."""
+def _fetch(
+    source: Source, entry: Entry, start: int, end: int, sink: Callable[[bytes], object]
+) -> Checksum | None:
+    """Read a range into `sink`, also after interruptions; returns the checksum of the object, if known."""
     at, attempt = start, 0
     while True:
         try:
@@ -275,7 +279,7 @@ def _fetch(source: Source, entry: Entry, start: int, end: int, sink: Callable[[b
                     raise Unreachable(
                         f"{entry.key}: the connection ended after {at - start} of {end - start} bytes"
                     )
-                return body.md5
+                return body.checksum
         except Unreachable:
             attempt += 1
             if attempt == ATTEMPTS:
@@ -301,10 +305,14 @@ def _chunks(body: Body, count: int) -> Iterator[bytes]:
 
 @dataclass
 class Past:
-    """What earlier attempts copied of a path: the last complete file, and parts by version."""
+    """What earlier attempts copied of a path: the last whole file; parts by version and unfinished file."""
 
     file: Mapping[str, Any] | None = None
-    parts: dict[str, set[int]] = field(default_factory=dict)
+    parts: dict[tuple[str, str], set[int]] = field(default_factory=dict)
+
+    def unfinished(self, version: str) -> dict[str, set[int]]:
+        """The parts in each unfinished file of a version; none without one, as they may be of another."""
+        return {name: parts for (of, name), parts in self.parts.items() if version and of == version}
 
 
 class Journal:
@@ -326,7 +334,9 @@ class Journal:
             past = Past()
             for _, (record,) in records:
                 if "part" in record:
-                    past.parts.setdefault(record["version"], set()).add(record["part"])
+                    past.parts.setdefault((record["version"], record.get("into", "")), set()).add(
+                        record["part"]
+                    )
                 else:
                     past.file = record
             yield path, past
@@ -359,12 +369,12 @@ class Copier:
         self._settings, self._journal, self._say = settings, journal, say
         self._lock, self._lock_of_tasks = threading.Lock(), threading.Lock()
         self._error: BaseException | None = None
-        self._bytes = self._done = self._copied = 0
+        self._bytes = self._done = self._copied = self._unchecked = 0
         self._open_parts: dict[str, int] = {}
 
     def run(self, listing: Listing, index: int, lists: Lists) -> int:
         """Copy what is missing of a share; returns how many bytes. Raises a thread's first error."""
-        (self._settings.state / "parts").mkdir(parents=True, exist_ok=True)
+        self._clear(listing, lists)
         workers = self._settings.workers
         files = total = 0
         for _, item in listing.share(index, workers):
@@ -387,6 +397,11 @@ class Copier:
         if self._error is not None:
             raise self._error
         self._report(files, total, time.monotonic() - started)
+        if self._unchecked:
+            self._say(
+                f"of {self._unchecked} files the source has no checksum that can be computed here: "
+                "their sizes are compared"
+            )
         return self._copied
 
     def _report(self, files: int, total: int, seconds: float) -> None:
@@ -427,15 +442,29 @@ class Copier:
         file = self._settings.staging / item.path
         return file.is_file() and file.stat().st_size == item.entry.size
 
-    def _unfinished(self, item: Item) -> Path:
-        # Two workers may copy one file, see _wait_for_shares.
-        text = f"{item.path}\0{item.entry.version}\0{self._settings.index}"
-        name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return self._settings.state / "parts" / name
+    @property
+    def _parts(self) -> Path:
+        return self._settings.state / "parts"
+
+    def _clear(self, listing: Listing, lists: Lists) -> None:
+        """Delete this index's unfinished files, except those of objects that the sources still have."""
+        self._parts.mkdir(parents=True, exist_ok=True)
+        others = {str(index) for index in range(self._settings.workers)} - {str(self._settings.index)}
+        left = {each.name for each in self._parts.iterdir() if each.name.partition("-")[0] not in others}
+        if left:
+            for _, item, past in joined(listing.items(), self._journal.past(lists)):
+                if item is not None and past is not None:
+                    left -= past.unfinished(item.entry.version).keys()
+        for name in left:
+            (self._parts / name).unlink(missing_ok=True)
+
+    def _new(self) -> Path:
+        # No name comes twice: the journal may still have parts of a file that was finished or deleted.
+        return self._parts / f"{self._settings.index}-{uuid.uuid4().hex}"
 
     def _whole(self, item: Item) -> None:
         sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-        unfinished = self._unfinished(item)
+        unfinished = self._new()
         with unfinished.open("wb") as file:
 
             def take(chunk: bytes) -> None:
@@ -448,16 +477,20 @@ class Copier:
             # The journal must not promise what a loss of power could take back.
             file.flush()
             os.fsync(file.fileno())
-        if expected and md5.hexdigest() != expected:
-            raise Corrupt(f"{item.path} has MD5 {md5.hexdigest()}, its source says {expected}")
+        found = {"sha256": sha256.digest(), "md5": md5.digest()}
+        if expected is None or expected.algorithm not in found:
+            self._check(item, unfinished, [expected] if expected else item.source.checksums(item.entry))
+        elif found[expected.algorithm] != expected.value:
+            raise _wrong_checksum(item, expected, found[expected.algorithm])
         self._finish(item, unfinished, sha256.hexdigest())
 
     def _in_parts(self, item: Item, past: Past) -> Iterator[Callable[[], None]]:
         size, step = item.entry.size, self._settings.part_bytes
-        unfinished = self._unfinished(item)
-        done = past.parts.get(item.entry.version, set())
-        if not (unfinished.is_file() and unfinished.stat().st_size == size):
-            done = set()
+        begun = {self._parts / name: parts for name, parts in past.unfinished(item.entry.version).items()}
+        usable = (file for file in begun if file.is_file() and file.stat().st_size == size)
+        unfinished = next(usable, None) or self._new()
+        done = begun.get(unfinished, set())
+        if unfinished not in begun:
             with unfinished.open("wb") as file:
                 file.truncate(size)
         starts = range(0, size, step)
@@ -480,13 +513,33 @@ class Copier:
                 _fetch(item.source, item.entry, start, end, take)
             file.flush()
             os.fsync(file.fileno())
-        self._journal.add(path=item.path, version=item.entry.version, part=start)
+        self._journal.add(path=item.path, version=item.entry.version, part=start, into=unfinished.name)
         with self._lock:
             self._open_parts[item.path] -= 1
             is_last = self._open_parts[item.path] == 0
         if is_last:
             del self._open_parts[item.path]
-            self._finish(item, unfinished, Part.whole(unfinished).digest("sha256"))
+            self._finish(item, unfinished, self._check(item, unfinished, item.source.checksums(item.entry)))
+
+    def _check(self, item: Item, unfinished: Path, allowed: Iterable[Checksum]) -> str:
+        """The sha256 of a copied file. Raises Corrupt if the source has checksums and none of them fits."""
+        sha256 = digest_of("sha256")
+        first, wrong = [sha256], None
+        for checksum in allowed:
+            found = checksum.new()
+            compute(unfinished, [*first, found])
+            if found.digest() == checksum.value:
+                break
+            first, wrong = [], _wrong_checksum(item, checksum, found.digest())
+        else:
+            if wrong is not None:
+                # The next attempt must not take it for its own parts.
+                unfinished.unlink()
+                raise wrong
+            compute(unfinished, first)
+            with self._lock:
+                self._unchecked += not item.sha256
+        return sha256.digest().hex()
 
     def _finish(self, item: Item, unfinished: Path, sha256: str) -> None:
         if unfinished.stat().st_size != item.entry.size:
@@ -511,6 +564,10 @@ class Copier:
     def _count(self, number: int) -> None:
         with self._lock:
             self._bytes, self._copied = self._bytes + number, self._copied + number
+
+
+def _wrong_checksum(item: Item, expected: Checksum, found: bytes) -> Corrupt:
+    return Corrupt(f"{item.path} has {expected.name} {found.hex()}, its source says {expected.value.hex()}")
 
 
 def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:

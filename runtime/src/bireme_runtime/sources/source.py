@@ -6,6 +6,7 @@ Files can also be uploaded to S3.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import http.client
@@ -20,8 +21,9 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate, parsedate_to_datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -30,6 +32,7 @@ from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import BROKEN, Address, connect, parse_address, reason
 from bireme_runtime.sources import aws
 from bireme_runtime.sources.aws import CredentialsProvider
+from bireme_runtime.sources.checksums import ALGORITHMS, Checksum, digest_of
 
 _TIMEOUT_SECONDS = 60
 _REDIRECTS = 5
@@ -41,6 +44,7 @@ _KEYS = frozenset(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TO
 _MOST_PARTS = 10_000
 _PART_BYTES = 64 << 20
 _ENCRYPTION = "x-amz-server-side-encryption"
+_WITH_CHECKSUM = MappingProxyType({"x-amz-checksum-mode": "ENABLED"})
 
 
 _Answer = TypeVar("_Answer")
@@ -68,11 +72,11 @@ class Entry:
 class Body:
     """A stream: `read(N)` returns up to N bytes, b"" at the end.
 
-    `md5` is of the whole object, "" if not known.
+    `checksum` is of the whole object, None if not known.
     """
 
     read: Callable[[int], bytes]
-    md5: str = ""
+    checksum: Checksum | None = None
 
 
 class Source(Protocol):
@@ -83,6 +87,9 @@ class Source(Protocol):
 
     def read(self, entry: Entry, start: int, end: int) -> AbstractContextManager[Body]:
         """The bytes from `start` up to but not including `end`. Raises as `entries` does, and Changed."""
+
+    def checksums(self, entry: Entry) -> Iterator[Checksum]:
+        """Checksums of which one must fit if there are any. Raises as `read` does."""
 
 
 def env_of(env: Mapping[str, str], number: int) -> Mapping[str, str]:
@@ -160,6 +167,9 @@ class FolderSource:
                 yield Body(file.read)
         except OSError as error:
             raise Unreachable(f"{entry.key} cannot be read: {error}") from error
+
+    def checksums(self, entry: Entry) -> Iterator[Checksum]:
+        return iter(())
 
 
 class ConnectionPool:
@@ -372,6 +382,9 @@ class HttpSource:
                 raise Changed(f"{self._name} has changed since it was listed")
             yield Body(answer.read)
 
+    def checksums(self, entry: Entry) -> Iterator[Checksum]:
+        return iter(())
+
 
 @dataclass
 class S3Source:
@@ -524,7 +537,10 @@ class S3Source:
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
-        headers = {"range": f"bytes={start}-{end - 1}"} if end > start else {}
+        is_whole = start == 0 and end == entry.size
+        headers = dict(_WITH_CHECKSUM) if is_whole else {}
+        if end > start:
+            headers["range"] = f"bytes={start}-{end - 1}"
         # An object that was overwritten in the meantime is another version.
         headers["if-match"] = f'"{entry.version}"'
         with self._ask(entry.key, {}, headers) as answer:
@@ -532,9 +548,59 @@ class S3Source:
             if answer.status in (404, 416):
                 raise Changed(f"{what} has changed since it was listed")
             self._check(answer, what, (200, 206))
-            # The tag is the MD5, unless the object was uploaded in parts or is encrypted with a key of KMS.
-            is_md5 = len(entry.version) == 32 and "kms" not in answer.headers.get(_ENCRYPTION, "")
-            yield Body(answer.read, entry.version if is_md5 else "")
+            kept = _kept(entry, answer.headers)
+            # S3 answers a request for a range of one part with the checksum of that part.
+            usable = (each for each, count in kept if not count and (is_whole or each.algorithm == "md5"))
+            yield Body(answer.read, next(usable, None))
+
+    def checksums(self, entry: Entry) -> Iterator[Checksum]:
+        headers = self._head(entry)
+        for kept, count in _kept(entry, headers):
+            if not count:
+                yield kept
+                break
+            first = self._size_of_part(entry, 1, count)
+            if first is None:
+                continue
+            # Programs upload parts of one size. What was put together in another way is asked part by part.
+            equal = (*[first] * (count - 1), entry.size - first * (count - 1))
+            if 0 < equal[-1] <= first:
+                yield replace(kept, parts=equal)
+            sizes = [first, *(self._size_of_part(entry, number, count) for number in range(2, count + 1))]
+            known = tuple(size for size in sizes if size is not None)
+            if sum(known) == entry.size and known != equal:
+                yield replace(kept, parts=known)
+            break
+        # Nothing fits, which is no wonder if the object is another one by now.
+        self._head(entry)
+
+    def _size_of_part(self, entry: Entry, number: int, count: int) -> int | None:
+        """The size of a part of an object, None if the server does not know `count` parts."""
+        # Without a condition, because some servers compare it with the part's own tag.
+        ask = partial(self._headers, entry, {"partNumber": str(number)}, {}, (200, 206, 400, 405, 416, 501))
+        headers = retry(ask)
+        if headers.get("x-amz-mp-parts-count") != str(count):
+            return None
+        return int(headers.get("Content-Length", "0"))
+
+    def _head(self, entry: Entry) -> http.client.HTTPMessage:
+        headers = {**_WITH_CHECKSUM, "if-match": f'"{entry.version}"'}
+        return retry(partial(self._headers, entry, {}, headers, (200,)))
+
+    def _headers(
+        self, entry: Entry, query: Mapping[str, str], headers: Mapping[str, str], wanted: tuple[int, ...]
+    ) -> http.client.HTTPMessage:
+        what = f"s3://{self.bucket}/{entry.key}"
+        with self._ask(entry.key, query, headers, "HEAD") as answer:
+            if answer.status == 404:
+                raise Changed(f"{what} has changed since it was listed")
+            if answer.status in (400, 403) and answer.status not in wanted:
+                # There is no body that says whether the credentials have expired.
+                if self._provider is not None:
+                    self._provider.renew()
+                raise Unreachable(f"{what}: HEAD is answered with HTTP {answer.status}")
+            self._check(answer, what, wanted)
+            return answer.headers
 
     def _check(self, answer: http.client.HTTPResponse, what: str, wanted: tuple[int, ...]) -> None:
         """As check_status. After an error of credentials or of the clock, the next try has others."""
@@ -571,6 +637,31 @@ class S3Source:
             now = time.time() + self._ahead
             headers = aws.sign(host, path, text, headers, given, self._region, now, method, digest)
         return self.pool.request(url, headers, method, content)
+
+
+def _kept(entry: Entry, headers: http.client.HTTPMessage) -> Iterator[tuple[Checksum, int]]:
+    """The checksums that S3 keeps of an object, best first, and the number of parts, 0 if it is of the whole.
+
+    The tag is the MD5, or that of the parts, unless a key of KMS or of the client encrypts the object.
+    """
+    is_in_parts = "-" in entry.version
+    is_tag_md5 = "kms" not in headers.get(_ENCRYPTION, "") and not headers.get(
+        f"{_ENCRYPTION}-customer-algorithm"
+    )
+    for algorithm in ALGORITHMS:
+        text, _, count = (headers.get(f"x-amz-checksum-{algorithm}") or "").partition("-")
+        try:
+            value = base64.b64decode(text, validate=True)
+            if algorithm == "md5":
+                text, _, count = entry.version.partition("-")
+                value = bytes.fromhex(text) if is_tag_md5 and len(text) == 32 else b""
+            parts = int(count or 0)
+        except ValueError:
+            continue
+        # Some servers leave out the number of parts.
+        is_clear = parts or not is_in_parts or headers.get("x-amz-checksum-type") == "FULL_OBJECT"
+        if len(value) == len(digest_of(algorithm).digest()) and is_clear:
+            yield Checksum(algorithm, value), parts
 
 
 def sums(lines: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,96 @@
+"""Checksums that a source keeps of its objects, in the forms that S3 has.
+
+Of an object that was uploaded in parts, S3 keeps a checksum of the whole, or one of the parts' checksums
+(docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+# CRC32C and CRC64NVME are not among these: Python has them in no module of its own, and a loop over bytes
+# would be slower than the network.
+ALGORITHMS = ("sha256", "md5", "sha1", "crc32")
+_CHUNK = 1 << 20
+
+
+class Digest(Protocol):
+    """What hashlib calls a hash."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Take the next bytes."""
+
+    def digest(self) -> bytes:
+        """The digest of all bytes until now."""
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+class _InParts:
+    """The digest of the digests of parts, whose sizes are known."""
+
+    def __init__(self, algorithm: str, parts: Sequence[int]) -> None:
+        self._algorithm, self._left = algorithm, list(reversed(parts))
+        self._part, self._whole = digest_of(algorithm), digest_of(algorithm)
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        rest = memoryview(data)
+        while self._left and len(rest) >= self._left[-1]:
+            size = self._left.pop()
+            self._part.update(rest[:size])
+            rest = rest[size:]
+            self._whole.update(self._part.digest())
+            self._part = digest_of(self._algorithm)
+        if rest and self._left:
+            self._left[-1] -= len(rest)
+            self._part.update(rest)
+
+    def digest(self) -> bytes:
+        return self._whole.digest()
+
+
+def digest_of(algorithm: str) -> Digest:
+    """A new digest by one of ALGORITHMS."""
+    return _Crc32() if algorithm == "crc32" else hashlib.new(algorithm, usedforsecurity=False)
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """The digest that an object should have. With `parts`, their sizes, it is one of the parts' digests."""
+
+    algorithm: str
+    value: bytes
+    parts: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The algorithm, as a sentence has it."""
+        return (
+            f"{self.algorithm.upper()} of {len(self.parts)} parts" if self.parts else self.algorithm.upper()
+        )
+
+    def new(self) -> Digest:
+        """What computes such a digest."""
+        return _InParts(self.algorithm, self.parts) if self.parts else digest_of(self.algorithm)
+
+
+def compute(file: Path, digests: Sequence[Digest]) -> None:
+    """Feed a file to all digests. Raises OSError."""
+    with file.open("rb") as content:
+        while chunk := content.read(_CHUNK):
+            for each in digests:
+                each.update(chunk)

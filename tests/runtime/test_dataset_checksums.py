@@ -1,0 +1,181 @@
+"""Objects are compared with what S3 keeps of them: checksums of the whole, or of the parts of an upload."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bireme_runtime.sources.checksums import Checksum, compute
+from bireme_runtime.sources.source import S3Source
+from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
+from tests.runtime.s3_servers import s3_server
+from tests.runtime.test_dataset import read, run, settings, stage_and_publish
+
+KMS = {"x-amz-server-side-encryption": "aws:kms"}
+# Above and below partMiB of the tests, which is 1.
+LARGE, SMALL = 3 << 20, 300_000
+CONTENT = {"data/large": random.Random(1).randbytes(LARGE), "data/small": random.Random(2).randbytes(SMALL)}
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def sha1(data: bytes) -> bytes:
+    return hashlib.sha1(data, usedforsecurity=False).digest()
+
+
+def crc32(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big")
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with faulty_server(dict(CONTENT)) as found:
+        yield found
+
+
+def env_of(server: FaultyServer, folder: Path) -> dict[str, str]:
+    return {**server.env, **settings(folder / "data", {"url": "s3://b/data"})}
+
+
+def in_parts(content: bytes, sizes: tuple[int, ...], digest: Callable[[bytes], bytes]) -> str:
+    """The checksum that S3 keeps of an upload in parts."""
+    ends = list(itertools.accumulate(sizes))
+    parts = (content[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    return f"{base64.b64encode(digest(b''.join(map(digest, parts)))).decode()}-{len(sizes)}"
+
+
+def upload(
+    server: FaultyServer, sizes: Callable[[int], tuple[int, ...]], digest: Callable[[bytes], bytes] | None
+) -> None:
+    """Let the objects have been uploaded in parts: with a digest, or with none but the MD5 of the tag."""
+    for key, content in server.objects.items():
+        server.parts[key] = sizes(len(content))
+        if digest:
+            checksum = in_parts(content, server.parts[key], digest)
+            server.kept[key] = {**KMS, f"x-amz-checksum-{digest.__name__}": checksum}
+
+
+def equal(size: int) -> tuple[int, ...]:
+    step = size // 3 + 7
+    return (step, step, size - 2 * step)
+
+
+def odd(size: int) -> tuple[int, ...]:
+    """As many parts as equal ones would be, and the first one as long as theirs."""
+    step = size // 3 + 7
+    return (step, step - 100, size - 2 * step + 100)
+
+
+def one(size: int) -> tuple[int, ...]:
+    return (size,)
+
+
+def change(server: FaultyServer, key: str) -> None:
+    """Let the server send other bytes under the same tag."""
+    right = server.tag(key)
+    content = bytearray(server.objects[key])
+    content[len(content) // 2] ^= 1
+    server.objects[key] = bytes(content)
+    server.tags[key] = right
+
+
+@pytest.mark.parametrize(
+    ("sizes", "digest"),
+    [(equal, None), (odd, None), (one, None), (equal, sha256), (odd, sha256), (equal, sha1), (equal, crc32)],
+)
+def test_objects_uploaded_in_parts_are_compared(
+    server: FaultyServer,
+    tmp_path: Path,
+    sizes: Callable[[int], tuple[int, ...]],
+    digest: Callable[[bytes], bytes] | None,
+) -> None:
+    upload(server, sizes, digest)
+    stage_and_publish(env_of(server, tmp_path))
+    assert read(tmp_path / "data") == {key[5:]: content for key, content in CONTENT.items()}
+    for key in CONTENT:
+        server.objects = dict(CONTENT)
+        server.tags.clear()
+        change(server, key)
+        code, output = run("copy", env_of(server, tmp_path / key[5:]))
+        assert code == 78, output
+        assert f"{key[5:]} has {digest.__name__.upper() if digest else 'MD5'} of " in output
+        assert not (tmp_path / key[5:] / "data").exists()
+
+
+@pytest.mark.parametrize("digest", [sha256, sha1, crc32])
+def test_objects_with_a_checksum_of_the_whole_are_compared(
+    server: FaultyServer, tmp_path: Path, digest: Callable[[bytes], bytes]
+) -> None:
+    for key, content in CONTENT.items():
+        checksum = base64.b64encode(digest(content)).decode()
+        server.kept[key] = {**KMS, f"x-amz-checksum-{digest.__name__}": checksum}
+    server.parts["data/large"] = equal(LARGE)
+    server.kept["data/large"] = {**server.kept["data/large"], "x-amz-checksum-type": "FULL_OBJECT"}
+    stage_and_publish(env_of(server, tmp_path))
+    assert not server.count("HEAD /b/data/small"), "GET brings the checksum of a small object"
+    change(server, "data/large")
+    code, output = run("copy", env_of(server, tmp_path / "other"))
+    assert code == 78
+    assert f"large has {digest.__name__.upper()} " in output
+
+
+def test_a_large_object_that_was_sent_at_once_has_its_md5_compared(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    change(server, "data/large")
+    code, output = run("copy", env_of(server, tmp_path))
+    assert code == 78
+    assert "large has MD5 " in output
+    # What was wrong is not taken for a part of the next attempt.
+    server.objects, server.tags = dict(CONTENT), {}
+    stage_and_publish(env_of(server, tmp_path))
+
+
+def test_without_a_checksum_that_python_has_the_size_counts(server: FaultyServer, tmp_path: Path) -> None:
+    upload(server, equal, None)
+    for key in CONTENT:
+        server.kept[key] = {**KMS, "x-amz-checksum-crc64nvme": "AAAAAAAAAAA="}
+    log = stage_and_publish(env_of(server, tmp_path))
+    assert "of 2 files the source has no checksum that can be computed here: their sizes are compared" in log
+
+
+def test_a_server_that_does_not_know_parts_is_used_without_checksums(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    upload(server, equal, None)
+    server.faults.append(Faults("partNumber=", error(400, "InvalidArgument"), times=99))
+    stage_and_publish(env_of(server, tmp_path))
+
+
+def test_moto_keeps_such_checksums(tmp_path: Path) -> None:
+    with s3_server(tmp_path / "log") as s3:
+        s3.put("bucket")
+        file = tmp_path / "large"
+        file.write_bytes(random.Random(1).randbytes(11 << 20))
+        place = S3Source("bucket", "data", s3.env, part_bytes=5 << 20)
+        place.put("large", file)
+        (entry,) = place.entries()
+        (checksum,) = place.checksums(entry)
+        assert checksum.parts == (5 << 20, 5 << 20, 1 << 20)
+        digest = checksum.new()
+        compute(file, [digest])
+        assert digest.digest() == checksum.value
+        stage_and_publish({**s3.env, **settings(tmp_path / "data", {"url": "s3://bucket/data"})})
+
+
+def test_parts_may_end_anywhere_in_what_is_read(tmp_path: Path) -> None:
+    content = random.Random(3).randbytes(100)
+    sizes = (1, 30, 30, 39)
+    digest = Checksum("crc32", b"", sizes).new()
+    for at in range(0, 100, 7):
+        digest.update(content[at : at + 7])
+    assert in_parts(content, sizes, crc32) == f"{base64.b64encode(digest.digest()).decode()}-4"
