@@ -148,6 +148,13 @@ def test_validation_images_of_imagenet_are_sorted_by_class(
             "sources[0].sha256: it is of one file and sums of many",
         ),
         ({"sources": [{"url": "ftp://host/file"}]}, "url"),
+        ({"sources": [{"url": "s3://a--use1-az4--x-s3/b"}]}, "sources[0].url: it is a directory bucket"),
+        ({"upload": "s3://a--use1-az4--x-s3"}, "upload: it is a directory bucket"),
+        (
+            {"sources": [{"url": "s3://a/b", "s3": {"anonymous": True, "requesterPays": True}}]},
+            "sources[0].s3.requesterPays: nobody pays without credentials",
+        ),
+        ({"s3": {"anonymous": True, "requesterPays": True}}, "s3.requesterPays: nobody pays without"),
         (
             {"sources": [{"url": "s3://a/b", "token": {"secret": "hf"}}]},
             "sources[0].token: it is for a web server",

@@ -1,4 +1,4 @@
-"""A small server of S3, STS and EKS Pod Identity whose answers can be made to fail."""
+"""A small server of S3, STS, EKS Pod Identity and instance metadata whose answers can be made to fail."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
+
+ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
 def error(status: int, code: str) -> tuple[int, bytes]:
@@ -41,6 +43,7 @@ class FaultyServer:
     asked: list[str] = field(default_factory=list)
     stamps: list[str] = field(default_factory=list)
     authorizations: list[str] = field(default_factory=list)
+    payers: list[str] = field(default_factory=list)
     lives: float = 3600
     page: int = 2
     # Sizes of the parts in which a key was uploaded, and what S3 keeps of it beside its content.
@@ -124,6 +127,7 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             state.stamps.append(self.headers.get("x-amz-date", ""))
             state.authorizations.append(self.headers.get("Authorization", ""))
+            state.payers.append(self.headers.get("x-amz-request-payer", ""))
             fault = state.fault(f"{self.command} {self.path}")
             if fault is not None:
                 self.reply(*fault.answer, fault.headers)
@@ -136,6 +140,15 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
                 self.reply(200, f'<R xmlns="https://sts">{fields}</R>'.encode())
             elif parts.path == "/credentials":
                 self.reply(200, json.dumps(state.credentials()).encode())
+            elif parts.path == "/latest/api/token":
+                is_put = self.command == "PUT" and "X-aws-ec2-metadata-token-ttl-seconds" in self.headers
+                self.reply(200 if is_put else 403, b"a token")
+            elif parts.path.startswith(ROLES):
+                is_known = self.headers.get("X-aws-ec2-metadata-token") == "a token"
+                role = parts.path.removeprefix(ROLES)
+                self.reply(
+                    200 if is_known else 401, json.dumps(state.credentials()).encode() if role else b"node"
+                )
             elif parts.path == "/redirect":
                 state.redirects += 1
                 self.reply(302, b"", {"Location": f"/b/{query['to']}?n={state.redirects}"})
@@ -146,7 +159,7 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
             else:
                 self.send(key, query)
 
-        do_HEAD = do_POST = do_GET
+        do_HEAD = do_POST = do_PUT = do_GET
 
         def send(self, key: str, query: Mapping[str, str]) -> None:
             content, parts = state.objects[key], state.parts.get(key, ())

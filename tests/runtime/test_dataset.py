@@ -433,7 +433,7 @@ def test_a_bucket_without_objects_or_credentials_is_reported(
     code, output = run("stage", {**s3.env, **env})
     assert (code, output) == (78, f"bireme dataset: s3://{bucket}/nothing has no objects\n")
     bare = {name: value for name, value in s3.env.items() if "KEY" not in name}
-    code, output = run("stage", {**bare, **env})
+    code, output = run("stage", {**bare, **env, "AWS_EC2_METADATA_DISABLED": "true"})
     assert code == 77
     assert "there are no AWS credentials" in output
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.dataset.staging import settings_from, stage
-from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.sources import aws
 from bireme_runtime.sources.source import S3Source, SourceError, open_source, safe_path
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
@@ -69,6 +69,12 @@ def _pod_identity(server: FaultyServer, _: Path) -> dict[str, str]:
     return {**env, "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server.url}/credentials"}
 
 
+def _node(server: FaultyServer, _: Path) -> dict[str, str]:
+    env = {name: text for name, text in server.env.items() if "KEY" not in name}
+    # A proxy does not lead to the node.
+    return {**env, "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url}
+
+
 @pytest.mark.parametrize(
     ("env_of", "fault"),
     [
@@ -78,6 +84,8 @@ def _pod_identity(server: FaultyServer, _: Path) -> dict[str, str]:
         (_irsa, Faults("POST /$", (200, b"<half"))),
         (_pod_identity, Faults("GET /credentials", (500, b"{}"))),
         (_pod_identity, Faults("GET /credentials", (429, b"{}"))),
+        (_node, Faults("PUT /latest/api/token", (503, b""))),
+        (_node, Faults("GET /latest/meta-data/iam/security-credentials/node", (200, b"{"))),
     ],
 )
 def test_a_provider_of_credentials_that_fails_in_passing_is_asked_again(
@@ -99,15 +107,69 @@ def test_a_pod_identity_agent_that_refuses_connections_leaves_another_attempt(
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/credentials"
         provider = aws.CredentialsProvider({"AWS_CONTAINER_CREDENTIALS_FULL_URI": url})
-        with pytest.raises(BiremeError, match="gives no AWS credentials: Connection refused") as caught:
+        with pytest.raises(Unreachable, match="gives no AWS credentials: Connection refused"):
             provider.credentials()
-    assert type(caught.value).__name__ == "Unreachable"
     server.faults.append(Faults("POST /$", error(403, "AccessDenied"), times=9))
     code, output = run(
         "stage", {**_irsa(server, tmp_path), **settings(tmp_path / "d", {"url": "s3://b/data"})}
     )
     assert code == 77, output
     assert "gives no AWS credentials: HTTP 403 AccessDenied" in output
+
+
+@pytest.mark.parametrize(
+    ("pattern", "answer"), [("PUT /latest/api/token", (403, b"")), ("GET /latest/meta-data", (404, b""))]
+)
+def test_a_node_without_a_role_leaves_a_sentence(
+    server: FaultyServer, tmp_path: Path, pattern: str, answer: tuple[int, bytes]
+) -> None:
+    server.faults.append(Faults(pattern, answer, times=99))
+    env = {**_node(server, tmp_path), **settings(tmp_path / "d", {"url": "s3://b/data"})}
+    code, output = run("stage", env)
+    assert code == 77, output
+    assert "there are no AWS credentials" in output
+    assert f"the role of the node: {server.url[7:]} gives no AWS credentials: HTTP {answer[0]}" in output
+
+
+def test_a_metadata_service_that_does_not_answer_is_asked_once(server: FaultyServer, tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        node = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        env = {**_node(server, tmp_path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": node}
+        code, output = run("stage", {**env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
+        assert code == 77, output
+        assert output.count("timed out") == 1
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+def test_other_credentials_come_before_those_of_the_node(server: FaultyServer, tmp_path: Path) -> None:
+    for env_of in (_irsa, _pod_identity):
+        env = {**env_of(server, tmp_path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url}
+        assert aws.CredentialsProvider(env).credentials().token == "T"
+    off = {**_node(server, tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    with pytest.raises(aws.CredentialsError, match="there are no AWS credentials"):
+        aws.CredentialsProvider(off).credentials()
+    assert not server.count("/latest/")
+
+
+def test_every_request_says_that_the_requester_pays(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects["data/large"] = os.urandom(3 << 20)
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"}, workers=1)}
+    stage_and_publish({**env, "BIREME_SOURCE_0_BIREME_S3_REQUESTER_PAYS": "true"})
+    assert set(server.payers) == {"requester"}
+    server.payers.clear()
+    stage_and_publish({**env, **settings(tmp_path / "other", {"url": "s3://b/data"})})
+    assert set(server.payers) == {""}
+
+
+def test_a_directory_bucket_is_refused_by_a_sentence(tmp_path: Path) -> None:
+    code, output = run("stage", settings(tmp_path / "d", {"url": "s3://fast--use1-az4--x-s3/data"}))
+    assert code == 78
+    assert "s3://fast--use1-az4--x-s3 is a directory bucket" in output
 
 
 def test_credentials_that_are_still_valid_survive_a_provider_that_fails(

@@ -1,7 +1,7 @@
 {{/*
 The variables of S3 that the runtime reads, with the names that AWS SDKs use. Without a Secret, the pod has the
-credentials of its ServiceAccount (IRSA or Pod Identity).
-Arguments: s3 ({region, endpoint, anonymous, existingSecret}), prefix (optional: of all names, for one source of several).
+credentials of its ServiceAccount (IRSA or Pod Identity), or of the node.
+Arguments: s3 ({region, endpoint, anonymous, requesterPays, existingSecret}), prefix (optional: of all names, for one source of several).
 */}}
 {{- define "common.s3.env" -}}
 {{- $s3 := required "common.s3.env needs s3" .s3 -}}
@@ -14,6 +14,9 @@ Arguments: s3 ({region, endpoint, anonymous, existingSecret}), prefix (optional:
 {{- end }}
 {{- if $s3.anonymous }}
 - {name: {{ $prefix }}BIREME_S3_ANONYMOUS, value: "true"}
+{{- end }}
+{{- if $s3.requesterPays }}
+- {name: {{ $prefix }}BIREME_S3_REQUESTER_PAYS, value: "true"}
 {{- end }}
 {{- with $s3.existingSecret }}
 {{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}

@@ -28,6 +28,12 @@ _REFRESH_SECONDS = 300
 _ASK_AGAIN_SECONDS = 20
 _LEAST_SECONDS = 10
 _TIMEOUT_SECONDS = 30
+# The metadata service answers at once. Where there is none, connections are not even refused.
+_NODE_SECONDS = 1
+_NONE = (
+    "there are no AWS credentials: give the ServiceAccount a role (IRSA or Pod Identity), "
+    "set s3.existingSecret, or s3.anonymous=true for a public bucket"
+)
 # docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html
 _TEMPORARY = """
 BandwidthLimitExceeded EC2ThrottledException IDPCommunicationError InternalError LimitExceededException
@@ -57,7 +63,8 @@ class CredentialsProvider:
     """Finds credentials in a pod's environment as the AWS SDKs do, and renews them before they expire.
 
     It tries, in this order: keys of a Secret (AWS_ACCESS_KEY_ID), a role by IRSA
-    (AWS_WEB_IDENTITY_TOKEN_FILE), a role by EKS Pod Identity (AWS_CONTAINER_CREDENTIALS_FULL_URI).
+    (AWS_WEB_IDENTITY_TOKEN_FILE), a role by EKS Pod Identity (AWS_CONTAINER_CREDENTIALS_FULL_URI), the role
+    of the node, which its metadata service knows (unless AWS_EC2_METADATA_DISABLED is true).
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -105,10 +112,9 @@ class CredentialsProvider:
             return self._by_web_identity()
         if env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
             return self._by_pod_identity()
-        raise CredentialsError(
-            "there are no AWS credentials: give the ServiceAccount a role (IRSA or Pod Identity), "
-            "set s3.existingSecret, or s3.anonymous=true for a public bucket"
-        )
+        if env.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
+            return self._by_node()
+        raise CredentialsError(_NONE)
 
     def _by_web_identity(self) -> Credentials:
         env = self._env
@@ -136,10 +142,31 @@ class CredentialsProvider:
         token = _read(file) if file else self._env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
         headers = {"Authorization": token} if token else {}
         request = urllib.request.Request(self._env["AWS_CONTAINER_CREDENTIALS_FULL_URI"], headers=headers)
-        found = json.loads(_ask(request))
-        return Credentials(
-            found["AccessKeyId"], found["SecretAccessKey"], found["Token"], _unix_time(found["Expiration"])
-        )
+        return _credentials(json.loads(_ask(request)))
+
+    def _by_node(self) -> Credentials:
+        """The role of the node, by version 2 of the instance metadata service."""
+        place = self._env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
+        base = f"{place.rstrip('/')}/latest"
+        life = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+        try:
+            token = _ask(
+                urllib.request.Request(f"{base}/api/token", headers=life, method="PUT"), is_on_node=True
+            )
+            headers = {"X-aws-ec2-metadata-token": token.decode()}
+            roles = f"{base}/meta-data/iam/security-credentials/"
+            role = (
+                _ask(urllib.request.Request(roles, headers=headers), is_on_node=True)
+                .decode()
+                .partition("\n")[0]
+            )
+            found = json.loads(_ask(urllib.request.Request(roles + role, headers=headers), is_on_node=True))
+        except (_NoAnswer, CredentialsError) as error:
+            if self._current is not None:
+                raise
+            # On EC2, too, nobody answers pods if the answers may make one hop only.
+            raise CredentialsError(f"{_NONE}; the role of the node: {error}") from error
+        return _credentials(found)
 
 
 def domain(region: str) -> str:
@@ -189,11 +216,17 @@ def is_temporary(status: int, code: str) -> bool:
     return status >= 500 or status in (408, 425, 429) or code in _TEMPORARY_CODES
 
 
-def _ask(request: urllib.request.Request) -> bytes:
-    # urllib, because it uses the proxies of the environment, and STS may be behind one.
+class _NoAnswer(Unreachable):
+    """Nobody answers at that address."""
+
+
+def _ask(request: urllib.request.Request, is_on_node: bool = False) -> bytes:
+    # urllib uses the proxies of the environment: STS may be behind one, the node is not.
+    proxies = (urllib.request.ProxyHandler({}),) if is_on_node else ()
+    opener, seconds = urllib.request.build_opener(*proxies), _NODE_SECONDS if is_on_node else _TIMEOUT_SECONDS
     place = urllib.parse.urlsplit(request.full_url).netloc
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+        with opener.open(request, timeout=seconds) as answer:
             text: bytes = answer.read()
             return text
     except urllib.error.HTTPError as error:
@@ -206,7 +239,7 @@ def _ask(request: urllib.request.Request) -> bytes:
     except BROKEN as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         words = reason(why) if isinstance(why, BaseException) else str(why)
-        raise Unreachable(f"{place} gives no AWS credentials: {words}") from error
+        raise _NoAnswer(f"{place} gives no AWS credentials: {words}") from error
 
 
 def _read(file: str) -> str:
@@ -214,6 +247,13 @@ def _read(file: str) -> str:
         return Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise CredentialsError(f"the token for AWS credentials cannot be read: {error}") from error
+
+
+def _credentials(found: Mapping[str, str]) -> Credentials:
+    """The keys in the JSON of Pod Identity and of the metadata service."""
+    return Credentials(
+        found["AccessKeyId"], found["SecretAccessKey"], found["Token"], _unix_time(found["Expiration"])
+    )
 
 
 def _unix_time(text: str) -> float:

@@ -107,6 +107,11 @@ def open_source(url: str, env: Mapping[str, str]) -> Source:
     if scheme == "s3":
         # Keys may contain # and ?, which a parser of URLs takes for the end of the path.
         bucket, _, prefix = rest.partition("/")
+        if bucket.endswith("--x-s3"):
+            raise SourceError(
+                f"s3://{bucket} is a directory bucket (S3 Express), which has other credentials and tags: "
+                "name the bucket from which it was filled"
+            )
         return S3Source(bucket, prefix.lstrip("/"), env)
     if scheme in ("http", "https"):
         return HttpSource(url, env.get("BIREME_TOKEN", ""))
@@ -408,6 +413,7 @@ class S3Source:
         self._folder = f"/{self.bucket}" if by_path else ""
         anonymous = self.env.get("BIREME_S3_ANONYMOUS") == "true"
         self._provider = None if anonymous else CredentialsProvider(self.env)
+        self._pays = self.env.get("BIREME_S3_REQUESTER_PAYS") == "true"
         # Seconds by which the server's clock is ahead of ours.
         self._ahead = 0.0
 
@@ -631,6 +637,8 @@ class S3Source:
             f"{name}={urllib.parse.quote(value, safe='-_.~')}" for name, value in sorted(query.items())
         )
         url = f"{self._base}{path}" + (f"?{text}" if text else "")
+        if self._pays:
+            headers = {**headers, "x-amz-request-payer": "requester"}
         if self._provider is not None:
             host = urllib.parse.urlsplit(url).netloc
             given = self._provider.credentials()
