@@ -1,0 +1,160 @@
+"""How much memory each step of charts/dataset needs for a dataset of many files.
+
+Each step is a process of its own, and its peak is what the kernel counted (resident set). The list comes from
+a server here that makes up the keys of a bucket; the other steps work on files of 7 bytes, which are links.
+
+    python benchmarks/dataset_memory.py [--entries 20000] [--listed 20000] [-o json]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from figures import machine
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+CONTENT = b"content"
+# ext4 allows 65,000 links to a file.
+LINKS = 50_000
+PAGE = 1000
+
+LIST = """
+import os
+from bireme_runtime.dataset.staging import listed, settings_from
+settings = settings_from(os.environ)
+with settings.lists() as lists:
+    print(listed(settings, os.environ, lists).files)
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one process needed."""
+
+    name: str
+    entries: int
+    seconds: float
+    peakMiB: float
+
+
+@contextlib.contextmanager
+def bucket(entries: int) -> Iterator[str]:
+    """The URL of a server of S3 that lists this number of keys."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+            start = int(query.get("continuation-token", "0"))
+            until = min(start + PAGE, entries)
+            rows = "".join(
+                f"<Contents><Key>data/train/n{number % 1000:08d}/n{number:08d}_{number:05d}.JPEG</Key>"
+                f"<Size>7</Size><ETag>&quot;{number:032x}&quot;</ETag></Contents>"
+                for number in range(start, until)
+            )
+            more = f"<NextContinuationToken>{until}</NextContinuationToken>" if until < entries else ""
+            body = f"<ListBucketResult>{rows}{more}</ListBucketResult>".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Requests are not logged."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def files(folder: Path, entries: int) -> None:
+    """Make this number of files, a thousand to a folder."""
+    for number in range(entries):
+        file = folder / f"n{number // 1000:05d}" / f"n{number:08d}.JPEG"
+        if number % 1000 == 0:
+            file.parent.mkdir(parents=True)
+        if number % LINKS == 0:
+            file.write_bytes(CONTENT)
+            first = file
+        else:
+            os.link(first, file)
+
+
+def measure(name: str, entries: int, command: list[str], env: Mapping[str, str]) -> Step:
+    """Run a step to its end."""
+    started = time.perf_counter()
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, *command],
+        {"PYTHONPATH": str(ROOT / "runtime/src"), **env},
+        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+    )
+    _, status, used = os.wait4(pid, 0)
+    if status:
+        sys.exit(f"{name} failed with {os.waitstatus_to_exitcode(status)}")
+    return Step(name, entries, round(time.perf_counter() - started, 1), round(used.ru_maxrss / 1024, 1))
+
+
+def steps(place: Path, entries: int, listed: int) -> Iterator[Step]:
+    """All steps, in their order."""
+
+    def env(url: str, target: str) -> dict[str, str]:
+        settings = {"target": str(place / target), "sources": [{"url": url}]}
+        return {"BIREME_DATASET": json.dumps(settings)}
+
+    with bucket(listed) as server:
+        s3 = {"AWS_ENDPOINT_URL_S3": server, "BIREME_S3_ANONYMOUS": "true"}
+        yield measure("list", listed, ["-c", LIST], {**s3, **env("s3://b/data", "listed")})
+    files(place / "source", entries)
+    copied = env(f"file://{place}/source", "data")
+    program = ["-m", "bireme_runtime.dataset"]
+    for name in ("stage", "publish"):
+        yield measure(name, entries, [*program, name], copied)
+    folder = str(place / "data")
+    yield measure("verify", entries, [*program, "verify", folder], {})
+    yield measure("verify --quick", entries, [*program, "verify", folder, "--quick"], {})
+
+
+@click.command(help=__doc__)
+@click.option("--entries", default=20_000, show_default=True, help="Files to stage, publish and verify")
+@click.option("--listed", default=20_000, show_default=True, help="Objects to list")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Where to copy to, else $TMPDIR")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def main(entries: int, listed: int, folder: Path | None, output: str) -> None:
+    place = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        found = list(steps(place, entries, listed))
+    finally:
+        shutil.rmtree(place)
+    if output == "json":
+        print(json.dumps({"machine": machine(), "rows": [vars(each) for each in found]}, indent=2))
+        return
+    table = Table("step", "entries", "seconds", "peak MiB", title="Memory of a dataset's steps")
+    for each in found:
+        table.add_row(each.name, f"{each.entries:,}", f"{each.seconds:g}", f"{each.peakMiB:g}")
+    table.caption = machine()
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
