@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 
@@ -24,13 +24,16 @@ def error(status: int, code: str) -> tuple[int, bytes]:
 
 @dataclass
 class Faults:
-    """`times` requests whose `METHOD PATH?QUERY` matches get this answer, after the `first` ones of them."""
+    """`times` requests whose `METHOD PATH?QUERY` matches are answered so, after the `first` ones of them."""
 
     pattern: str
-    answer: tuple[int, bytes]
+    answer: tuple[int, bytes] | None = None
     times: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
     first: int = 0
+    # Without an answer of its own: what is sent of the right one, and after how many seconds.
+    sent: Callable[[bytes], bytes] = bytes
+    seconds: float = 0
 
 
 @dataclass
@@ -122,6 +125,7 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        fault: Faults
 
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -129,8 +133,10 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
             state.authorizations.append(self.headers.get("Authorization", ""))
             state.payers.append(self.headers.get("x-amz-request-payer", ""))
             fault = state.fault(f"{self.command} {self.path}")
-            if fault is not None:
-                self.reply(*fault.answer, fault.headers)
+            self.fault = fault or Faults("")
+            time.sleep(self.fault.seconds)
+            if self.fault.answer is not None:
+                self.reply(*self.fault.answer, self.fault.headers)
                 return
             parts = urllib.parse.urlsplit(self.path)
             query = dict(urllib.parse.parse_qsl(parts.query))
@@ -191,7 +197,9 @@ def faulty_server(objects: dict[str, bytes]) -> Iterator[FaultyServer]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                sent = self.fault.sent(body)
+                self.wfile.write(sent)
+                self.close_connection = self.close_connection or len(sent) < len(body)
 
         def log_message(self, *_: object) -> None:
             """Requests are kept in `asked`."""

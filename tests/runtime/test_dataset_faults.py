@@ -1,11 +1,7 @@
-"""A dataset under kills, failing servers, changed objects and a full disk: all of it or nothing.
-
-BIREME_DATASET_SEEDS (4) says how many random runs there are.
-"""
+"""A dataset under kills, failing servers, changed objects and a full disk: all of it or nothing."""
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import signal
@@ -22,7 +18,7 @@ from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
-SEEDS = int(os.environ.get("BIREME_DATASET_SEEDS", "4"))
+SEEDS, MORE_SEEDS = range(10), range(10, 300)
 PATIENCE = 120.0
 
 
@@ -138,36 +134,81 @@ def test_parts_of_a_file_that_was_deleted_are_copied_again(server: FaultyServer,
     assert read(tmp_path / "data") == contents(server)
 
 
+def half(body: bytes) -> bytes:
+    return body[: len(body) // 2]
+
+
+def flipped(body: bytes) -> bytes:
+    return body[:-1] + bytes([body[-1] ^ 1]) if body else body
+
+
+def fault(chance: random.Random) -> Faults:
+    """One thing that may go wrong with a request."""
+    pattern = chance.choice(["list-type", "GET /b/data", "HEAD /b/data"])
+    answers = [error(500, "InternalError"), error(503, "SlowDown"), error(400, "RequestTimeout"), (200, b"")]
+    return chance.choice(
+        [
+            *(Faults(pattern, answer) for answer in answers),
+            Faults(pattern, seconds=chance.uniform(0, 2)),
+            Faults(pattern, sent=half),
+            Faults("GET /b/data", sent=flipped),
+        ]
+    )
+
+
 def torment(server: FaultyServer, chance: random.Random, over: threading.Event) -> None:
     """Faults and changes until the event is set."""
-    answers = [error(500, "InternalError"), error(503, "SlowDown"), error(400, "RequestTimeout"), (200, b"")]
     while not over.wait(chance.uniform(0.05, 0.3)):
         # A few: a program that meets many in a row waits long.
         if len(server.faults) < 4 and not any(each.times for each in server.faults):
-            pattern = chance.choice(["list-type", "GET /b/data"])
-            server.faults.append(Faults(pattern, chance.choice(answers)))
+            server.faults.append(fault(chance))
         if chance.random() < 0.15:
             server.objects[f"data/n{chance.randrange(20)}"] = chance.randbytes(chance.randrange(5000))
+        if chance.random() < 0.05:
+            server.objects["data/large"] = large(server, chance)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+def large(server: FaultyServer, chance: random.Random) -> bytes:
+    """An object of several parts here, which may have been uploaded in others."""
+    size = chance.randrange(3 << 20, 5 << 20)
+    first = chance.randrange(1 << 20, size)
+    server.parts = {"data/large": (first, size - first)} if chance.random() < 0.5 else {}
+    return chance.randbytes(size)
+
+
+def attempt(env: dict[str, str], chance: random.Random) -> tuple[int, str]:
+    """One run, which may be killed, or find the disk full."""
+    is_full = chance.random() < 0.2
+    most = chance.randrange(100, 4 << 20) if is_full else resource.RLIM_INFINITY
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bireme_runtime.dataset", "copy"],
+        env={"PYTHONPATH": str(RUNTIME), **env},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+        stderr=subprocess.PIPE,
+    )
+    if chance.random() < 0.6:
+        time.sleep(chance.uniform(0.1, 1.5))
+        process.send_signal(signal.SIGKILL)
+    return ended(process)
+
+
+@pytest.mark.parametrize(
+    "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.whole) for seed in MORE_SEEDS)]
+)
 def test_random_faults_leave_a_complete_dataset_or_none_and_a_sentence(
     server: FaultyServer, tmp_path: Path, seed: int
 ) -> None:
     chance, over = random.Random(seed), threading.Event()
-    server.objects["data/large"] = chance.randbytes(4 << 20)
+    server.objects["data/large"] = large(server, chance)
     env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
-    faults = threading.Thread(target=torment, args=(server, chance, over), daemon=True)
+    faults = threading.Thread(target=torment, args=(server, random.Random(seed), over), daemon=True)
     faults.start()
     try:
         for _ in range(chance.randrange(1, 5)):
-            process = start("copy", env)
-            if chance.random() < 0.6:
-                time.sleep(chance.uniform(0.1, 1.0))
-                process.send_signal(signal.SIGKILL)
-            code, output = ended(process)
-            assert "Traceback" not in output
+            code, output = attempt(env, chance)
+            assert "Traceback" not in output, output
             assert code in (0, 75, 78, -signal.SIGKILL), output
+            assert code == -signal.SIGKILL or output.splitlines()[-1].startswith("bireme dataset: ")
             assert (tmp_path / "data").exists() or code != 0
             if (tmp_path / "data").exists():
                 assert run("verify", {}, str(tmp_path / "data"))[0] == 0
@@ -175,10 +216,8 @@ def test_random_faults_leave_a_complete_dataset_or_none_and_a_sentence(
         over.set()
         faults.join()
     server.faults.clear()
-    published = (tmp_path / "data").exists()
-    code, output = run(
-        "copy", {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"}, replace=True)}
-    )
-    assert code == 0, (published, output)
+    again = settings(tmp_path / "data", {"url": "s3://b/data"}, replace=True)
+    code, output = run("copy", {**server.env, **again})
+    assert code == 0, output
     assert read(tmp_path / "data") == contents(server)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
