@@ -53,6 +53,54 @@ def test_maskrcnn_uses_whole_nodes_with_all_efa_interfaces(
 
 
 @BOTH
+def test_ranks_find_their_dispatcher_and_it_its_etcd(
+    render: Callable[..., Render], orchestrator: str
+) -> None:
+    sets = [f"orchestrator={orchestrator}"]
+    files = ["charts/mpi-training/ci/dispatcher-values.yaml"]
+    rendered = render("mpi-training", files=files, sets=sets, release="job", namespace="team")
+    server = the(rendered, "Deployment", "job-dispatcher")["spec"]["template"]["spec"]["containers"][0]
+    assert environment_of(server)["BIREME_ETCD_ENDPOINTS"].startswith("job-etcd.team.svc:2379,")
+    assert the(rendered, "StatefulSet", "job-etcd")["spec"]["volumeClaimTemplates"]
+    for role in pods(rendered):
+        variables = environment(rendered, role)
+        assert variables["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
+        # The pods of an MPIJob have no Job in common.
+        assert orchestrator == "Job" or variables["BIREME_DISPATCHER_DATASET"] == "job-r1"
+
+
+def test_a_dispatcher_may_use_another_etcd(render: Callable[..., Render]) -> None:
+    sets = [
+        "dispatcher.enabled=true",
+        "dispatcher.etcd.endpoints={etcd.db.svc:2380}",
+        "networkPolicy.enabled=true",
+    ]
+    rendered = render("mpi-training", sets=[*sets, "dispatcher.etcd.existingSecret=etcd-user"], **P4D)
+    server = the(rendered, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert environment_of(server)["BIREME_ETCD_ENDPOINTS"] == "etcd.db.svc:2380"
+    rules = the(rendered, "NetworkPolicy")["spec"]["egress"]
+    assert 2380 in [port["port"] for rule in rules for port in rule.get("ports", ())]
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["dispatcher.enabled=true"], "etcd.enabled: the dispatcher keeps its state in etcd; set etcd.en"),
+        (["etcd.enabled=true"], "etcd.enabled: only the dispatcher uses etcd; set etcd.enabled=false, or"),
+        (
+            ["dispatcher.enabled=true", "etcd.enabled=true", "runtime=false"],
+            "dispatcher.enabled: scripts get shards by a library of the runtime",
+        ),
+    ],
+)
+def test_a_dispatcher_needs_an_etcd_and_the_runtime(
+    render: Callable[..., Render], sets: list[str], sentence: str
+) -> None:
+    with pytest.raises(RenderError, match=sentence):
+        render("mpi-training", sets=sets, **P4D)
+
+
+@BOTH
 def test_every_pod_has_the_same_world(render: Callable[..., Render], orchestrator: str) -> None:
     sets = [f"orchestrator={orchestrator}", "workers=3", "mpirunArgs={--report-bindings}"]
     rendered = render("mpi-training", sets=sets, release="train", **P4D)

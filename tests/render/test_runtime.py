@@ -31,6 +31,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "mpi-training-staged": {"image": {"tag": "1"}, **STAGED},
     "paddle": {},
     "paddle-dynamic": {"dispatch": "dynamic", "etcd": {"enabled": True}},
+    "torch-elastic-dynamic": {"dispatcher": {"enabled": True}, "etcd": {"persistence": {"enabled": True}}},
     "paddle-staged": STAGED,
     "dataset": {"claim": {"name": "data", "path": "a"}, "sources": [{"url": "s3://bucket/a"}]},
 }
@@ -80,6 +81,7 @@ SERVICE, SERVER, DATASET = "dispatcher/service", "etcd/server", "dataset"
         ("paddle-dynamic", "paddle", {"Job"}),
         ("paddle-staged", DATASET, {"Job"}),
         ("torch-elastic", SERVICE, set()),
+        ("torch-elastic-dynamic", SERVICE, {"Deployment"}),
         ("torch-elastic", SERVER, {"StatefulSet"}),
         ("torch-elastic", DATASET, set()),
         ("torch-elastic", "elastic", {"Job"}),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bireme.helm import Render
+from bireme.helm import Render, RenderError
 from bireme.picture import svg
 from bireme.topology import Plan
 from bireme.views import plan_view
@@ -217,6 +217,36 @@ def test_agents_meet_at_the_releases_etcd_under_any_name(render: Callable[..., R
     assert service == "meeting-point.team.svc:2379"
     assert members[0] == "meeting-point-0.meeting-point-peers.team.svc:2379"
     assert the(rendered, "Service", "meeting-point")
+
+
+def test_a_dispatcher_shares_the_etcd_of_the_rendezvous(render: Callable[..., Render]) -> None:
+    sets = ["dispatcher.enabled=true", "etcd.persistence.enabled=true"]
+    rendered = render("torch-elastic", sets=sets, release="job", namespace="team")
+    variables = environment(rendered)
+    assert variables["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
+    server = the(rendered, "Deployment", "job-dispatcher")["spec"]["template"]["spec"]["containers"][0]
+    assert environment_of(server)["BIREME_ETCD_ENDPOINTS"] == variables["PET_RDZV_ENDPOINT"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (
+            ["rendezvous.backend=c10d", "etcd.enabled=false"],
+            "dispatcher.enabled: the dispatcher keeps its sta",
+        ),
+        ([], "etcd.persistence.enabled: without a claim the dispatcher forgets which shards are done"),
+        (
+            ["etcd.persistence.enabled=true", "runtime=false"],
+            "dispatcher.enabled: scripts get shards by a li",
+        ),
+    ],
+)
+def test_a_dispatcher_needs_etcd_on_a_claim_and_the_runtime(
+    render: Callable[..., Render], sets: list[str], sentence: str
+) -> None:
+    with pytest.raises(RenderError, match=sentence):
+        render("torch-elastic", sets=["dispatcher.enabled=true", *sets])
 
 
 def test_agents_know_every_member_that_etcd_may_ever_have(render: Callable[..., Render]) -> None:

@@ -38,7 +38,7 @@ IMAGES = {
     "etcd": {"python", "etcd"},
     "fsx": {"python"},
     "gpu-metrics": {"python", "dcgm-exporter"},
-    "mpi-training": {"mpi"},
+    "mpi-training": {"mpi", "python", "etcd"},
     "mpijob": {"python", "mpi-operator"},
     "paddle": {"python", "paddle", "etcd"},
     "torch-elastic": {"python", "pytorch", "tensorflow", "etcd"},

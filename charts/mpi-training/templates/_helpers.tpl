@@ -92,9 +92,20 @@ Arguments: root, worker (the result of common.worker), role ("" in an Indexed Jo
 {{- range . }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
 - {name: BIREME_MPI_ARGUMENTS, value: {{ toJson $words | quote }}}
 {{- end }}
+{{- if $v.dispatcher.enabled }}
+{{ include "common.dispatcher.env" (dict "root" .root "dataset" (ternary (include "common.jobName" (dict "root" .root)) "" (not (empty .role)))) }}
+{{- end }}
 {{- if ne .role "launcher" }}
 {{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- end }}
+{{- end }}
+
+{{/*
+The etcd in which the dispatcher keeps its state, as the JSON of common.etcdClient.
+*/}}
+{{- define "mpi-training.etcd" -}}
+{{- $v := .Values.dispatcher.etcd }}
+{{- include "common.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
 {{- end }}
 
 {{/*

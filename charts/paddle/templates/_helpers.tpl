@@ -36,10 +36,6 @@ The number of pods of pservers and trainers if Kueue admits them together, else 
 {{- printf "%s-data-r%d" (include "common.fullname" (dict "root" .)) (int64 .Values.run) }}
 {{- end }}
 
-{{- define "paddle.dispatcher" -}}
-{{- printf "%s-dispatcher" (include "common.fullname" (dict "root" .)) }}
-{{- end }}
-
 {{- define "paddle.settings" -}}
 {{- printf "%s-settings" (include "common.fullname" (dict "root" .)) }}
 {{- end }}
@@ -145,10 +141,7 @@ Arguments: root, role.
 - {name: BIREME_PADDLE_PSERVERS, value: {{ include "paddle.servers" .root | quote }}}
 - {name: BIREME_SAVE_STEPS, value: "{{ int64 $v.saveEverySteps }}"}
 {{- if eq $v.dispatch "dynamic" }}
-- {name: BIREME_DISPATCHER, value: "{{ include "paddle.dispatcher" .root }}.{{ .root.Release.Namespace }}.svc:7190"}
-- name: BIREME_DISPATCHER_DATASET
-  valueFrom:
-    fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}
+{{ include "common.dispatcher.env" (dict "root" .root) }}
 {{- end }}
 {{- else }}
 - {name: BIREME_PADDLE_PROCESSES, value: "{{ int64 .worker.processes }}"}

@@ -117,6 +117,9 @@ Arguments: root, worker (the result of common.worker).
 - {name: BIREME_JOIN_SECONDS, value: "{{ $v.rendezvous.joinSeconds }}"}
 - {name: BIREME_STOP_SECONDS, value: "{{ $v.rendezvous.stopSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
+{{- if $v.dispatcher.enabled }}
+{{ include "common.dispatcher.env" (dict "root" .root) }}
+{{- end }}
 {{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- include "common.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
 {{- end }}

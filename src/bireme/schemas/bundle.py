@@ -111,7 +111,7 @@ class _Bundler:
             raise BiremeError(f"{self._source}: $ref to $defs/{name}, which neither it nor {_COMMON} defines")
         return self._defs[name]
 
-    def _extended(self, schema: Schema) -> Schema:
+    def _extended(self, schema: Schema, path: KeyPath = ()) -> Schema:
         """``schema`` with what it extends: its own properties win over those of the same name.
 
         The properties have the order of values.yaml; those without a description there come last.
@@ -121,7 +121,10 @@ class _Bundler:
         base = self._extended(self._definition(_target(schema["extends"])))
         own = {key: value for key, value in schema.items() if key != "extends"}
         properties = {**base.get("properties", {}), **own.get("properties", {})}
-        order = list(dict.fromkeys(path[0] for path in self._descriptions))
+        depth = len(path)
+        order = list(
+            dict.fromkeys(each[depth] for each in self._descriptions if each[:depth] == path != each)
+        )
         ordered = sorted(properties, key=lambda key: order.index(key) if key in order else len(order))
         rest = {
             key: value for key, value in {**base, **own}.items() if key not in {"properties", "description"}
@@ -130,6 +133,7 @@ class _Bundler:
 
     def _described(self, schema: Schema, path: KeyPath) -> Schema:
         """``schema`` of the key at ``path`` with its description, and those of the keys below."""
+        schema = self._extended(schema, path)
         if "$ref" in schema and any(
             key[: len(path)] == path and len(key) > len(path) for key in self._descriptions
         ):
