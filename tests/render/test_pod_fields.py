@@ -11,7 +11,7 @@ import pytest
 
 from bireme.helm import Render, Renderer, RenderError
 from bireme.pytest_plugin import Request
-from tests.support.rendered import container_of, the
+from tests.support.rendered import container_of, environment_of, the
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
 IMAGE = {"mpi-training": {"image": {"repository": "team/train", "tag": "1"}}}
@@ -46,6 +46,120 @@ def test_the_fields_reach_the_pod_and_the_job(renderer: Renderer, request_for: R
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert job["metadata"]["labels"]["team"] == "vision"
     assert job["metadata"]["annotations"]["example.com/ticket"] == "17"
+
+
+FIELDS: dict[str, Any] = {
+    "hostIPC": True,
+    "hostPID": True,
+    "dnsPolicy": "None",
+    "dnsConfig": {"nameservers": ["10.100.0.10"], "options": [{"name": "ndots", "value": "2"}]},
+    "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["licences.example.com"]}],
+}
+ENVIRONMENT = [
+    {"secretRef": {"name": "hf"}},
+    {"prefix": "DB_", "configMapRef": {"name": "db", "optional": True}},
+]
+PORT = {"name": "debug", "containerPort": 5678}
+
+
+@pytest.mark.parametrize("chart", JOBS)
+def test_host_namespaces_and_dns_reach_all_pods_of_the_job(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    found = rendered(renderer, request_for, chart, FIELDS)
+    jobs = [each.thaw() for each in found.manifests if each.kind == "Job" and not each.is_hook]
+    assert jobs
+    for job in jobs:
+        pod = job["spec"]["template"]["spec"]
+        assert {key: pod[key] for key in FIELDS} == FIELDS
+
+
+@pytest.mark.parametrize("chart", JOBS)
+def test_the_training_container_has_ports_and_environment_of_others(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    values = {"envFrom": ENVIRONMENT, "ports": [PORT]}
+    plain = job_of(chart, rendered(renderer, request_for, chart, {}))["spec"]["template"]["spec"]
+    pod = job_of(chart, rendered(renderer, request_for, chart, values))["spec"]["template"]["spec"]
+    before, trainer = container_of(plain, "trainer"), container_of(pod, "trainer")
+    # The last source wins, and that is the chart's.
+    assert trainer["envFrom"] == [*ENVIRONMENT, *before.get("envFrom", [])]
+    assert trainer["ports"] == [*before.get("ports", []), PORT]
+
+
+def test_a_pserver_beside_its_trainer_has_not_the_trainers_ports(
+    renderer: Renderer, request_for: Request
+) -> None:
+    values = {"topology": "collocated", "ports": [PORT], "envFrom": ENVIRONMENT}
+    found = rendered(renderer, request_for, "paddle", values)
+    pod = job_of("paddle", found)["spec"]["template"]["spec"]
+    assert PORT in container_of(pod, "trainer")["ports"]
+    assert PORT not in container_of(pod, "pserver")["ports"]
+    assert container_of(pod, "pserver")["envFrom"][:2] == ENVIRONMENT
+
+
+def test_the_launcher_of_an_mpijob_has_a_place_and_variables_of_its_own(
+    renderer: Renderer, request_for: Request
+) -> None:
+    affinity: dict[str, Any] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    }
+    values = {
+        "orchestrator": "MPIJob",
+        "env": {"LEVEL": "info"},
+        "envFrom": ENVIRONMENT,
+        "ports": [PORT],
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+        "launcher": {
+            "nodeSelector": {"pool": "cpu"},
+            "tolerations": [{"key": "pool", "operator": "Exists"}],
+            "affinity": affinity,
+            "env": {"LEVEL": "debug"},
+        },
+    }
+    job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
+    roles = {role: spec["template"]["spec"] for role, spec in job["spec"]["mpiReplicaSpecs"].items()}
+    launcher, worker = (container_of(roles[role], "trainer") for role in ("Launcher", "Worker"))
+    assert roles["Launcher"]["nodeSelector"] == {"pool": "cpu"}
+    assert roles["Launcher"]["affinity"] == affinity
+    assert [each["key"] for each in roles["Launcher"]["tolerations"]] == ["team", "pool"]
+    assert "pool" not in {each["key"] for each in roles["Worker"]["tolerations"]}
+    assert "affinity" not in roles["Worker"]
+    assert (environment_of(launcher)["LEVEL"], environment_of(worker)["LEVEL"]) == ("debug", "info")
+    assert launcher["envFrom"] == worker["envFrom"] == ENVIRONMENT
+    assert PORT in worker["ports"]
+    assert "ports" not in launcher
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+def test_a_gang_waits_in_a_queue_of_volcano(renderer: Renderer, request_for: Request, chart: str) -> None:
+    values: dict[str, Any] = {"workers": 2, "placement": {"gang": "volcano", "queue": "research"}}
+    if chart == "torch-elastic":
+        values["minWorkers"] = 2
+    group = the(rendered(renderer, request_for, chart, values), "PodGroup").thaw()
+    assert group["spec"] == {"minMember": 2, "queue": "research"}
+
+
+def test_mpi_operator_makes_the_group_of_an_mpijob_in_its_queue(
+    renderer: Renderer, request_for: Request
+) -> None:
+    values = {"orchestrator": "MPIJob", "placement": {"queue": "research"}}
+    job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
+    assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"queue": "research"}
+
+
+@pytest.mark.parametrize("chart", JOBS)
+def test_an_image_that_moves_is_pulled_for_each_pod(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    image = {"repository": "team/train", "tag": "latest"}
+    with pytest.raises(RenderError) as refused:
+        rendered(renderer, request_for, chart, {"image": image})
+    assert "image.tag: latest moves" in str(refused.value)
+    found = rendered(renderer, request_for, chart, {"image": image | {"pullPolicy": "Always"}})
+    trainer = container_of(job_of(chart, found)["spec"]["template"]["spec"], "trainer")
+    assert trainer["image"].endswith("team/train:latest")
+    assert trainer["imagePullPolicy"] == "Always"
 
 
 @pytest.mark.parametrize("chart", JOBS)
@@ -106,10 +220,59 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
         ({"resources": {"claims": [{"name": "gpu"}]}}, "resources.claims: there is no gpu in resourceClaims"),
         ({"initContainers": [{"name": "a", "comand": ["true"]}]}, "comand"),
         ({"resourceClaims": [{"name": "gpu"}]}, "resourceClaims"),
+        ({"envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "b"}}]}, "envFrom"),
+        ({"ports": [PORT, PORT]}, "ports: there is a port debug already; give it another name"),
+        (
+            {"ports": [{"containerPort": 5678}, PORT]},
+            "ports: 5678 is taken by the port before it; choose another number",
+        ),
+        ({"dnsPolicy": "None"}, "dnsConfig.nameservers: dnsPolicy None leaves the pods without"),
+        ({"dnsPolicy": "Default"}, "dnsPolicy"),
+        (
+            {"dnsPolicy": "ClusterFirst", "hostNetwork": True},
+            "dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS",
+        ),
+        ({"placement": {"queue": "research"}}, "placement.queue: it is a queue of Volcano's gangs"),
+        ({"image": {"repository": ""}}, "image.repository: this job comes without an image"),
+        ({"image": {"tag": "", "digest": ""}}, "needs a tag or a digest"),
     ],
 )
 @pytest.mark.parametrize("chart", JOBS)
 def test_names_of_the_chart_and_misspelled_fields_are_refused(
+    renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RenderError) as refused:
+        rendered(renderer, request_for, chart, values)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("chart", "values", "sentence"),
+    [
+        (
+            "torch-elastic",
+            {"metrics": {"port": 9400}, "ports": [{"name": "metrics", "containerPort": 1}]},
+            "ports: there is a port metrics already",
+        ),
+        ("mpi-training", {"ports": [{"containerPort": 2222}]}, "ports: 2222 is taken by the port ssh"),
+        (
+            "paddle",
+            {"topology": "collocated", "ports": [{"containerPort": 7163}]},
+            "ports: 7163 is taken by the port control",
+        ),
+        (
+            "mpi-training",
+            {"launcher": {"env": {"A": "1"}}},
+            "launcher.env: only an MPIJob has a launcher of its own",
+        ),
+        (
+            "mpi-training",
+            {"orchestrator": "MPIJob", "launcher": {"env": {"BIREME_X": "1"}}},
+            "launcher.env: BIREME_X is the chart's own",
+        ),
+    ],
+)
+def test_what_a_chart_has_itself_is_refused(
     renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(RenderError) as refused:

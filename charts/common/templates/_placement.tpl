@@ -163,6 +163,9 @@ metadata:
 spec:
   {{- if $isVolcano }}
   minMember: {{ int64 .count }}
+  {{- with $root.Values.placement.queue }}
+  queue: {{ . | quote }}
+  {{- end }}
   {{- with $root.Values.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
@@ -175,10 +178,14 @@ spec:
 
 {{/*
 Rules about placement.
-Arguments: root (value placement).
+Arguments: root (values placement, orchestrator).
 */}}
 {{- define "common.rules.placement" -}}
-{{- $p := (required "common.rules.placement needs root" .root).Values.placement }}
+{{- $v := (required "common.rules.placement needs root" .root).Values }}
+{{- $p := $v.placement }}
+{{- if and $p.queue (ne ($p.gang | default "") "volcano") (ne ($v.orchestrator | default "Job") "MPIJob") }}
+placement.queue: it is a queue of Volcano's gangs; set placement.gang=volcano with it, or queueName for a queue of Kueue
+{{- end }}
 {{- if and $p.reservationId $p.capacity (ne $p.capacity "reserved") }}
 placement.capacity: {{ $p.capacity }} contradicts placement.reservationId, whose capacity is reserved; leave one of them out
 {{- end }}

@@ -117,11 +117,27 @@ image.tag: {{ $image.tag }} has no kernels for the V100 of a {{ $instance.type }
 {{- end }}
 
 {{/*
+The job has an image that stays the same on all nodes.
+Arguments: root (values image).
+*/}}
+{{- define "common.rules.image" -}}
+{{- $image := (required "common.rules.image needs root" .root).Values.image }}
+{{- if not $image.repository }}
+image.repository: this job comes without an image; build one with the program in it, push it, and set image.registry, image.repository and image.tag
+{{- else if not (or $image.tag $image.digest) }}
+image.tag: {{ $image.repository }} needs a tag or a digest; set image.tag or image.digest
+{{- else if and (eq $image.tag "latest") (not $image.digest) (ne $image.pullPolicy "Always") }}
+image.tag: latest moves, and a node that has an older image would run that; set image.tag to a version, or image.pullPolicy=Always
+{{- end }}
+{{- end }}
+
+{{/*
 The values set no variable that the chart sets itself or that breaks EFA, and none twice.
-Arguments: root (values env, extraEnv), reserved (list of {pattern, instead: what to do}).
+Arguments: root (values env, extraEnv), reserved (list of {pattern, instead: what to do}), key (where env is; optional).
 */}}
 {{- define "common.rules.env" -}}
 {{- $v := (required "common.rules.env needs root" .root).Values }}
+{{- $key := .key | default "env" }}
 {{- $names := keys $v.env | sortAlpha }}
 {{- $seen := list }}
 {{- range $v.extraEnv }}
@@ -139,16 +155,16 @@ extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, wh
 {{- range $v.extraEnv }}{{ if not (or .value .valueFrom) }}{{ $empty = append $empty .name }}{{ end }}{{ end }}
 {{- range $name := uniq $empty }}
 {{- if regexMatch "^(NCCL|FI|OFI|EFA|RCCL)_" $name }}
-env: {{ $name }} is set to nothing, which is a value too, and seldom the default; give it one, or leave it out
+{{ $key }}: {{ $name }} is set to nothing, which is a value too, and seldom the default; give it one, or leave it out
 {{- end }}
 {{- end }}
 {{- range $name := concat $names $seen | uniq }}
 {{- if eq $name "RDMAV_FORK_SAFE" }}
-env: RDMAV_FORK_SAFE breaks EFA with huge pages and is not needed on current kernels; remove it
+{{ $key }}: RDMAV_FORK_SAFE breaks EFA with huge pages and is not needed on current kernels; remove it
 {{- end }}
 {{- range $reserved }}
 {{- if regexMatch .pattern $name }}
-env: {{ $name }} is the chart's own; {{ .instead }}
+{{ $key }}: {{ $name }} is the chart's own; {{ .instead }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -211,9 +227,10 @@ command: it replaces the entry point, so script would not be run; set one of the
 {{- end }}
 
 {{/*
-Labels, annotations, containers and device claims of the values do not take the names of the chart's own.
-Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, resourceClaims,
-resources).
+Labels, annotations, containers, ports and device claims of the values do not take the names of the chart's own, and
+workers can look up each other's names.
+Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, ports, hostNetwork,
+dnsPolicy, dnsConfig, resourceClaims, resources), ports (the chart's own, a list; optional).
 */}}
 {{- define "common.rules.pod" -}}
 {{- $v := (required "common.rules.pod needs root" .root).Values }}
@@ -232,6 +249,24 @@ resources).
 {{- end }}
 {{- $seen = append $seen .name }}
 {{- end }}
+{{- end }}
+{{- $ports := .ports | default list }}
+{{- range $v.ports }}
+{{- $given := . }}
+{{- range $ports }}
+{{- if and $given.name (eq ($given.name) (.name | default "")) }}
+ports: there is a port {{ .name }} already; give it another name
+{{- else if and (eq (int64 $given.containerPort) (int64 .containerPort)) (eq ($given.protocol | default "TCP") (.protocol | default "TCP")) }}
+ports: {{ int64 .containerPort }} is taken by the port {{ .name | default "before it" }}; choose another number
+{{- end }}
+{{- end }}
+{{- $ports = append $ports $given }}
+{{- end }}
+{{- if and (eq $v.dnsPolicy "None") (not $v.dnsConfig.nameservers) }}
+dnsConfig.nameservers: dnsPolicy None leaves the pods without a name server; name that of the cluster, in which workers look up each other
+{{- end }}
+{{- if and (eq $v.dnsPolicy "ClusterFirst") $v.hostNetwork }}
+dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS, which does not know the workers; leave it out, or set ClusterFirstWithHostNet
 {{- end }}
 {{- $claims := list }}
 {{- range $v.resourceClaims }}{{ $claims = append $claims .name }}{{ end }}

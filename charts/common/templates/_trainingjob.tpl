@@ -116,7 +116,7 @@ spec:
 {{/*
 The rules of every training job.
 Arguments: root (with the values of the workers' pods), worker (the result of common.worker), reserved (see
-common.rules.env), taken (list of the paths that the chart mounts itself), hosts (list of the longest host names), names
+common.rules.env), taken (list of the paths that the chart mounts itself), ports (list of the container ports of its own; optional), hosts (list of the longest host names), names
 (list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, parts}: the jobs of this run), least and
 scales (see common.rules.kueue).
 */}}
@@ -124,13 +124,14 @@ scales (see common.rules.kueue).
 {{- $root := required "common.rules.trainingJob needs root" .root }}
 {{- $v := $root.Values }}
 {{ include "common.rules.worker" (dict "root" $root "worker" .worker) }}
+{{ include "common.rules.image" (dict "root" $root) }}
 {{ include "common.rules.kernels" (dict "root" $root) }}
 {{ include "common.rules.placement" (dict "root" $root) }}
 {{ include "common.rules.kueue" (dict "root" $root "least" .least "scales" .scales) }}
 {{ include "common.rules.program" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.env" (dict "root" $root "reserved" .reserved) }}
 {{ include "common.rules.mounts" (dict "root" $root "taken" (concat (list "/dev/shm" "/bireme/runtime" "/bireme/script") .taken)) }}
-{{ include "common.rules.pod" (dict "root" $root) }}
+{{ include "common.rules.pod" (dict "root" $root "ports" .ports) }}
 {{ include "common.rules.staging" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.verify" (dict "root" $root) }}
 {{- if hasKey $v "tensorboard" }}

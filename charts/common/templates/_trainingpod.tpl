@@ -35,13 +35,19 @@ spec:
   securityContext:
     {{- toYaml $v.podSecurityContext | nindent 4 }}
   {{- .placement | nindent 2 }}
-  {{- if $v.hostNetwork }}
-  hostNetwork: true
-  dnsPolicy: ClusterFirstWithHostNet
+  {{- range $key := list "hostNetwork" "hostIPC" "hostPID" }}
+  {{- if index $v $key }}
+  {{ $key }}: true
   {{- end }}
-  {{- with $v.resourceClaims }}
-  resourceClaims:
+  {{- end }}
+  {{- with $v.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $v.hostNetwork) }}
+  dnsPolicy: {{ . | quote }}
+  {{- end }}
+  {{- range $key := list "dnsConfig" "hostAliases" "resourceClaims" }}
+  {{- with index $v $key }}
+  {{ $key }}:
     {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- end }}
   {{- with $first }}
   initContainers:
@@ -102,9 +108,9 @@ Arguments: root (values setup), command (list).
 
 {{/*
 A container that trains. It has the script, the runtime and the claims.
-Arguments: root (values image, setup, workingDir, lifecycle, env, extraEnv, claims, staging, extraVolumeMounts, securityContext), name, command and
-arguments (lists), fixed and derived (see common.env), resources (YAML), shm (size of /dev/shm, empty for none), script
-(source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
+Arguments: root (values image, setup, workingDir, lifecycle, env, extraEnv, envFrom, ports, claims, staging, extraVolumeMounts, securityContext), name,
+command and arguments (lists), fixed and derived (see common.env), envFrom and ports (lists of the chart's own, optional), resources (YAML), shm (size of
+/dev/shm, empty for none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
 {{- define "common.trainingContainer" -}}
 {{- $root := required "common.trainingContainer needs root" .root }}
@@ -122,6 +128,15 @@ arguments (lists), fixed and derived (see common.env), resources (YAML), shm (si
     {{- include "common.words" (dict "words" .) | nindent 4 }}
   {{- end }}
   {{- include "common.env" (dict "root" $root "fixed" .fixed "derived" .derived) | nindent 2 }}
+  {{- /* Of two sources with one variable the last wins. */}}
+  {{- with concat $v.envFrom (.envFrom | default list) }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with concat (.ports | default list) $v.ports }}
+  ports:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- .resources | nindent 2 }}
   {{- .fields | default "" | nindent 2 }}
   {{- with $v.lifecycle }}

@@ -15,6 +15,7 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
     "derived" (merge (include "common.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1"))
     "resources" (ternary (toYaml (dict "resources" $view.Values.launcher.resources)) (include "common.workerResources" (dict "root" $view "worker" $worker)) $launches)
     "mounts" (include "mpi-training.mounts" .)
+    "ports" (ternary list (include "mpi-training.ports" .root | fromYamlArray) $launches)
     "fields" (ternary "" (include "mpi-training.sshd" .root) $launches)) }}
 {{- include "common.trainingPod" (dict "root" $view "component" (.role | default "worker") "runtime" "worker" "script" $script "shm" $shm
     "containers" $container "worker" (ternary dict $worker $launches)
@@ -25,14 +26,16 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
 
 {{/*
 The values for a role. In an MPIJob the launcher verifies datasets, because its failure fails the job, whereas workers
-are restarted without end. The workers stage data, because they read it, and have the further containers and devices.
+are restarted without end. The workers stage data, because they read it, and have the further containers, devices and
+ports.
 Arguments: root, role.
 */}}
 {{- define "mpi-training.values" -}}
 {{- $v := deepCopy .root.Values }}
 {{- if eq .role "launcher" }}
 {{- $_ := set $v.staging "claimName" "" }}
-{{- range $key := list "initContainers" "sidecars" "resourceClaims" }}{{ $_ := set $v $key list }}{{ end }}
+{{- range $key := list "initContainers" "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v $key list }}{{ end }}
+{{- $_ := set $v "env" (mergeOverwrite (deepCopy $v.env) $v.launcher.env) }}
 {{- end }}
 {{- if eq .role "worker" }}{{ $_ := set $v.verify "paths" list }}{{ end }}
 {{- toJson $v }}
@@ -40,16 +43,18 @@ Arguments: root, role.
 
 {{- define "mpi-training.launcherPlacement" -}}
 {{- $v := .Values }}
-{{- range $key, $value := dict "nodeSelector" $v.launcher.nodeSelector "tolerations" $v.tolerations "priorityClassName" $v.priorityClassName "schedulerName" $v.schedulerName }}
+{{- range $key, $value := dict "nodeSelector" $v.launcher.nodeSelector "tolerations" (concat $v.tolerations $v.launcher.tolerations) "affinity" $v.launcher.affinity "priorityClassName" $v.priorityClassName "schedulerName" $v.schedulerName }}
 {{- with $value }}
 {{ toYaml (dict $key .) }}
 {{- end }}
 {{- end }}
 {{- end }}
 
+{{- define "mpi-training.ports" -}}
+- {name: ssh, containerPort: {{ int64 .Values.ssh.port }}}
+{{- end }}
+
 {{- define "mpi-training.sshd" -}}
-ports:
-  - {name: ssh, containerPort: {{ int64 .Values.ssh.port }}}
 # The pod is Ready when sshd answers. This is a startup probe, because each probe is an interrupted login for sshd.
 startupProbe:
   tcpSocket: {port: ssh}

@@ -39,7 +39,10 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
 {{- define "paddle.container" -}}
 {{- $isServer := eq .role "server" }}
 {{- $values := deepCopy .view.Values }}
-{{- if $isServer }}{{ $_ := set $values.staging "claimName" "" }}{{ end }}
+{{- if $isServer }}
+{{- $_ := set $values.staging "claimName" "" }}
+{{- $_ := set $values "ports" list }}
+{{- end }}
 {{- $program := ternary (ternary "server" "trainer" $isServer) "collective" (not (empty (include "paddle.hasServers" .root))) }}
 {{- $script := include "paddle.script" .root }}
 {{- include "common.trainingContainer" (dict "root" (set (omit .view "Values") "Values" $values)
@@ -50,6 +53,8 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
     "derived" (set (include "common.trainingEnv" (dict "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
     "resources" (ternary (include "paddle.serverResources" .root) (include "common.workerResources" (dict "root" .view "worker" .worker)) $isServer)
     "mounts" "- {name: settings, mountPath: /bireme/settings, readOnly: true}"
+    "envFrom" (list (dict "configMapRef" (dict "name" (include "paddle.settings" .root))))
+    "ports" (ternary (include "paddle.serverPorts" .root | fromYamlArray) list $isServer)
     "fields" (include "paddle.containerFields" .)) }}
 {{- end }}
 
@@ -60,23 +65,23 @@ resources:
 {{- end }}
 {{- end }}
 
+{{- define "paddle.serverPorts" -}}
+{{- $v := .Values }}
+{{- range $number := until (int (add $v.pservers.portsNum $v.pservers.portsNumForSparse)) }}
+{{- $port := add (int64 $v.pservers.port) $number }}
+- {name: jobport{{ $number }}, containerPort: {{ $port }}{{ if $v.pservers.hostPorts }}, hostPort: {{ $port }}{{ end }}}
+{{- end }}
+- {name: control, containerPort: {{ int64 $v.controlPort }}}
+{{- end }}
+
 {{/*
 Arguments: root, role.
 */}}
 {{- define "paddle.containerFields" -}}
-{{- $v := .root.Values -}}
-envFrom:
-  - configMapRef: {name: {{ include "paddle.settings" .root | quote }}}
 {{- if eq .role "server" }}
 {{- if include "paddle.isCollocated" .root }}
 restartPolicy: Always
 {{- end }}
-ports:
-  {{- range $number := until (int (add $v.pservers.portsNum $v.pservers.portsNumForSparse)) }}
-  {{- $port := add (int64 $v.pservers.port) $number }}
-  - {name: jobport{{ $number }}, containerPort: {{ $port }}{{ if $v.pservers.hostPorts }}, hostPort: {{ $port }}{{ end }}}
-  {{- end }}
-  - {name: control, containerPort: {{ int64 $v.controlPort }}}
 # The port opens when the pserver has its part of the parameters.
 readinessProbe:
   tcpSocket: {port: jobport0}

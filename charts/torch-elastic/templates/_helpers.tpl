@@ -150,8 +150,7 @@ The port at which the entry point tells of the run.
 */}}
 {{- define "torch-elastic.ports" -}}
 {{- if and .Values.metrics.port (not .Values.command) (include "common.hasRuntime" (dict "root" .)) -}}
-ports:
-  - {name: metrics, containerPort: {{ int64 .Values.metrics.port }}}
+- {name: metrics, containerPort: {{ int64 .Values.metrics.port }}}
 {{- end }}
 {{- end }}
 

@@ -10,7 +10,7 @@ The template of a pod: {metadata, spec}.
     "arguments" (include "common.scriptArguments" (dict "root" . "script" (ternary "" $script (eq .Values.launcher "node"))) | fromJsonArray)
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
-    "fields" (include "torch-elastic.ports" .)
+    "ports" (include "torch-elastic.ports" . | fromYamlArray)
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
     "mounts" (printf "%s\n%s\n%s" (include "common.etcdTls.mount" $etcd) (include "torch-elastic.workers.mount" .) (include "torch-elastic.topology.mount" .))) }}
 {{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm
