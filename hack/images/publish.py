@@ -30,6 +30,7 @@ from bireme.workloads import pod_templates
 
 PROJECT = Path(__file__).resolve().parents[2]
 _OURS = "bireme"
+_WHEELS = "dist/wheels"
 # Where the EFA plugin is copied from, for a registry that is in no region; each of EKS's registries has it.
 _REGION = "us-west-2"
 _REGISTRY = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:\d+)?(/[a-z0-9]+([._-][a-z0-9]+)*)*")
@@ -96,7 +97,22 @@ def _build(registry: str, project: Path) -> list[str]:
     for file in sorted(project.glob("images/*/Dockerfile")):
         dockerfile, repository = str(file.relative_to(project)), f"{_OURS}/{file.parent.name}"
         tag = f"{registry}/{repository}:{version}"
-        build = ["docker", "build", "--platform", "linux/amd64", "--tag", tag, "--file", dockerfile, "images"]
+        build = ["docker", "build", "--platform", "linux/amd64", "--tag", tag]
+        if "from=wheels" in file.read_text():
+            wheel = [
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "--quiet",
+                "--no-deps",
+                "--wheel-dir",
+                _WHEELS,
+                ".",
+            ]
+            commands.append(_in(project, shlex.join(wheel)))
+            build += ["--build-context", f"wheels={_WHEELS}"]
+        build += ["--file", dockerfile, "images"]
         commands += [_in(project, shlex.join(build)), *_make_repository(registry, repository)]
         commands.append(shlex.join(["docker", "push", tag]))
     return commands

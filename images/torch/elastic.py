@@ -37,9 +37,9 @@ import torch._dynamo  # torch.optim would import it later: so it counts as impor
 import torch.distributed as dist
 
 try:
-    from bireme_runtime.elastic import fence
-except ImportError:  # outside the chart's pods there is no fence
-    fence = None
+    from bireme_runtime.elastic import fence, progress
+except ImportError:  # outside the chart's pods there is no fence, and nobody who resizes the job
+    fence = progress = None
 
 State = dict[str, Any]
 
@@ -125,7 +125,9 @@ class Run:
 
         From here to the next ``step_done`` there is nothing to lose, and SIGTERM ends a process at once.
         """
-        with self._term.held():
+        # Older charts mount a runtime that cannot be told.
+        saving = getattr(progress, "saving", contextlib.nullcontext)
+        with self._term.held(), saving():
             if self.leads:
                 started = time.monotonic()
                 for abandoned in self.folder.glob(".*.pt.*"):

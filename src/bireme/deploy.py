@@ -16,6 +16,7 @@ from bireme.clusters import Cluster
 from bireme.errors import BiremeError
 from bireme.helm import Renderer, RenderRequest
 from bireme.instances import Instance
+from bireme.labels import AUTOSCALE_ANNOTATION
 from bireme.manifests import Manifest
 from bireme.object_diff import ObjectDiff, object_diffs
 from bireme.observe import Difference, ObservedPod
@@ -109,6 +110,8 @@ class Deployer:
         notes = self._releases.install(
             wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
         )
+        if self._follows(self._releases.manifests(wanted.release, wanted.namespace)):
+            plan = self.planned(wanted.release, wanted.namespace)
         found = observe.wait(self._cluster, plan, timeout, self._console)
         waits, differences = self._queues(plan, found.differences)
         return Outcome(plan, found.pods, differences, notes, turns=waits)
@@ -116,7 +119,7 @@ class Deployer:
     def status(self, release: str, namespace: str) -> Outcome:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
         manifests = self._releases.manifests(release, namespace)
-        plan = expand(release, namespace, manifests, self._instances)
+        plan = self.planned(release, namespace)
         found = observe.check(self._cluster, plan)
         datasets = shards(self._cluster.api, namespace, manifests)
         # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
@@ -138,9 +141,13 @@ class Deployer:
         return found[0]
 
     def planned(self, release: str, namespace: str) -> Plan:
-        """The plan of a release's latest revision. Raises BiremeError if there is none."""
+        """The plan of a release's latest revision. Raises BiremeError if there is none.
+
+        Jobs that follow the capacity have the workers that the controller has given them.
+        """
         manifests = self._releases.manifests(release, namespace)
-        return expand(release, namespace, manifests, self._instances)
+        live = (self._as_resized(each, namespace) if self._follows([each]) else each for each in manifests)
+        return expand(release, namespace, tuple(live), self._instances)
 
     def resized(self, release: str, namespace: str, workers: int, charts: Path) -> RenderRequest:
         """The request that gives a release of one of ``charts`` (their folder) another number of workers.
@@ -155,7 +162,13 @@ class Deployer:
                 f"{release} was made from {revision.chart}, which is not among the charts here: "
                 f"use helm upgrade {release} CHART --reuse-values --set workers={workers}"
             )
-        values = self._releases.values(release, namespace) | {"workers": workers}
+        values = self._releases.values(release, namespace)
+        if (values.get("autoscale") or {}).get("enabled"):
+            raise BiremeError(
+                f"the number of workers of {release} follows the capacity: change autoscale.min and "
+                "autoscale.max instead, or set autoscale.enabled=false"
+            )
+        values = values | {"workers": workers}
         return RenderRequest(charts / revision.chart_name, values, release, namespace)
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
@@ -169,6 +182,18 @@ class Deployer:
             timeout,
             f"pods of {release} are still there after {timeout:.0f} s: bireme status {release} says why",
         )
+
+    @staticmethod
+    def _follows(manifests: Sequence[Manifest]) -> bool:
+        return any(AUTOSCALE_ANNOTATION in each.annotations for each in manifests)
+
+    def _as_resized(self, job: Manifest, namespace: str) -> Manifest:
+        live = self._cluster.api.find(f"/apis/batch/v1/namespaces/{namespace}/jobs/{job.name}")
+        if live is None:
+            return job
+        counts = {name: live["spec"][name] for name in ("parallelism", "completions")}
+        content = job.thaw()
+        return Manifest({**content, "spec": {**content["spec"], **counts}}, job.source)
 
     def _pods(self, release: str, namespace: str) -> tuple[ObservedPod, ...]:
         return observe.observe(self._cluster, release, namespace)

@@ -16,6 +16,7 @@ from bireme.labels import INSTANCE_TYPE_LABEL, RELEASE_LABEL, ZONE_LABEL
 from bireme.manifests import Manifest
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
 from bireme.release import Revision
+from bireme.scheduling import tolerated
 from bireme.topology import Plan, fit
 from bireme.workloads import WorkloadKind, kind_of
 
@@ -178,7 +179,7 @@ class Doctor:
                 if _labels(node).get(INSTANCE_TYPE_LABEL) != kind:
                     continue
                 for taint in node["spec"].get("taints") or ():
-                    if taint["effect"] != "PreferNoSchedule" and not _tolerated(taint, spec):
+                    if taint["effect"] != "PreferNoSchedule" and not tolerated(taint, spec):
                         name = node["metadata"]["name"]
                         yield Finding(
                             "taints",
@@ -383,15 +384,6 @@ def _claims_of(spec: Mapping[str, Any]) -> Iterator[str]:
         claim = volume.get("persistentVolumeClaim")
         if claim:
             yield str(claim["claimName"])
-
-
-def _tolerated(taint: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    return any(
-        each.get("key") in (None, "", taint["key"])
-        and each.get("effect") in (None, "", taint["effect"])
-        and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
-        for each in spec.get("tolerations") or ()
-    )
 
 
 def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:

@@ -222,6 +222,12 @@ def choose_nodes(pod_spec: Mapping[str, Any], instances: Mapping[str, Instance])
     return NodeChoice(tuple(types), not is_open)
 
 
+def admits(pod_spec: Mapping[str, Any], name: str, labels: Mapping[str, str]) -> bool:
+    """Whether a pod's node selector and required node affinity admit the node ``name`` with ``labels``."""
+    facts = {**labels, "metadata.name": name}
+    return any(all(each.accepts(facts) for each in term) for term in _terms(pod_spec))
+
+
 def _terms(pod_spec: Mapping[str, Any]) -> Iterator[list[_Requirement]]:
     """The alternatives that a pod's node selector and affinity leave, each a list of requirements."""
     selector = [
@@ -236,7 +242,7 @@ def _terms(pod_spec: Mapping[str, Any]) -> Iterator[list[_Requirement]]:
         expressions = term.get("matchExpressions") or ()
         # A term that says nothing matches no node.
         if expressions or term.get("matchFields"):
-            yield [*selector, *map(_requirement, expressions)]
+            yield [*selector, *map(_requirement, [*expressions, *(term.get("matchFields") or ())])]
 
 
 def _requirement(expression: Mapping[str, Any]) -> _Requirement:

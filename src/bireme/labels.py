@@ -11,6 +11,12 @@ IMMUTABLE_ANNOTATION = "bireme/immutable"
 # Names a field that the chart generates on the cluster and keeps: two renders never agree on it.
 GENERATED_ANNOTATION = "bireme/generated"
 
+# --- on Jobs that follow the capacity ---
+# The chart's: bounds and pace, as JSON. A label of the same name finds such Jobs.
+AUTOSCALE_ANNOTATION = "bireme/autoscale"
+# The controller's: when it resized the Job last.
+RESIZED_ANNOTATION = "bireme/resized"
+
 # --- of Kueue, on jobs and pods ---
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 POD_GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"

@@ -110,10 +110,19 @@ def _asked(
 
 def _port(workload: Manifest) -> int | None:
     """The port at which the workers of a workload tell; None where they do not, or for another object."""
-    for template in pod_templates(workload):
-        for container in template["spec"].get("containers") or ():
-            if container["name"] == _CONTAINER:
-                for port in container.get("ports") or ():
-                    if port.get("name") == _PORT_NAME:
-                        return int(port["containerPort"])
+    ports = (_port_of(template) for template in pod_templates(workload))
+    return next((port for port in ports if port), None)
+
+
+def metrics_port(job: Mapping[str, Any]) -> int | None:
+    """The same of a live Job."""
+    return _port_of(job["spec"]["template"])
+
+
+def _port_of(template: Mapping[str, Any]) -> int | None:
+    for container in template["spec"].get("containers") or ():
+        if container["name"] == _CONTAINER:
+            for port in container.get("ports") or ():
+                if port.get("name") == _PORT_NAME:
+                    return int(port["containerPort"])
     return None

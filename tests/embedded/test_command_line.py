@@ -79,9 +79,9 @@ def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("document", ["queues.md", "gitops.md"])
+@pytest.mark.parametrize("document", ["queues.md", "gitops.md", "elasticity.md"])
 def test_a_document_can_be_followed_line_by_line(shell: Shell, document: str) -> None:
-    (session,) = blocks(ROOT / "docs" / document)
+    session = blocks(ROOT / "docs" / document)[0]
     *steps, down = session.commands
     printed = ""
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -290,3 +293,31 @@ def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Ite
     kueue.deployer.install(request)
     with controllers.running(kueue.cluster, "mpijob", "mpi-operator", toolbox.path("mpi-operator")):
         yield
+
+
+@pytest.mark.whole
+def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues, tmp_path: Path) -> None:
+    queues.queue("training", nodes=3)
+    sets = ["workers=1", "kueue.admission=elastic", "rendezvous.backend=c10d", "etcd.enabled=false"]
+    sets += ["autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0", "autoscale.every=1"]
+    queues.install("follower", "training", *sets)
+    queues.runs("follower", 1)
+    job = "/apis/batch/v1/namespaces/default/jobs/follower-r1"
+    version = queues.cluster.api.get(job)["metadata"]["resourceVersion"]
+    command = [str(Path(sys.executable).with_name("bireme")), "autoscale", "--every=1"]
+    log = tmp_path / "log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [*command, f"--kubeconfig={queues.cluster.kubeconfig}"], stderr=output
+        ) as controller,
+    ):
+        try:
+            until(lambda: queues.phases("follower") == ["Running"] * 3, what=log.read_text)
+            # Another job waits: its turn comes before more growth, and nobody takes the quota from under it.
+            queues.waits("patient", "training", "workers=2")
+            with queues.cluster.api.watch(job.rpartition("/")[0], 10, resourceVersion=version) as events:
+                counts = {each["object"]["spec"]["parallelism"] for each in events}
+            assert max(counts) == 3, log.read_text()
+        finally:
+            controller.terminate()

@@ -112,6 +112,7 @@ def test_a_job_from_a_registry_is_planned_installed_and_removed(
         ("efa-device-plugin", "--set region=us-west-2"),
         ("gpu-metrics", "--set agent=dcgm"),
         ("mpijob", ""),
+        ("autoscaler", "--set global.imageRegistries.bireme=registry.example.com"),
     ],
 )
 def test_helm_alone_installs_every_chart_from_a_registry(

@@ -22,6 +22,7 @@ GUARDED = {
     "etcd": ("secured", "s3"),
     "mpijob": ("full", "namespaced"),
     "gpu-metrics": ("dcgm", "container-insights"),
+    "autoscaler": ("default",),
 }
 # The training itself: its resources follow from the instance type, or are those of `resources`.
 TRAINING = {"trainer", "data"}
@@ -78,6 +79,12 @@ def test_every_container_around_the_training_has_requests_and_limits(chart: str)
         ("gpu-metrics", [], ["agent=dcgm", "test.resources.limits.cpu=3"], {"metrics"}),
         ("efa-device-plugin", [], ["region=us-west-2", "test.resources.limits.cpu=3"], {"device"}),
         ("mpijob", [], ["testResources.limits.cpu=3"], {"leader"}),
+        (
+            "autoscaler",
+            [],
+            ["testResources.limits.cpu=3", "global.imageRegistries.bireme=registry.example.com"],
+            {"dry-run"},
+        ),
     ],
 )
 def test_values_change_the_resources_of_helpers(
@@ -131,6 +138,7 @@ def test_a_policy_is_made_only_on_request(render: Callable[..., Render], chart: 
         ("dataset", [], ["claim.name=a", "claim.path=b", "sources[0].url=http://data.example.com/a"], {80}),
         ("etcd", ["charts/etcd/ci/s3-values.yaml"], [], {443, 80}),
         ("mpijob", [], [], {443, 6443}),
+        ("autoscaler", ["charts/autoscaler/ci/namespaced-values.yaml"], [], {443, 6443, 9464, 9500, 9090}),
         ("gpu-metrics", ["charts/gpu-metrics/ci/cloudwatch-values.yaml"], [], {443, 6443, 80}),
         (
             "gpu-metrics",

@@ -161,8 +161,9 @@ from bireme_runtime.elastic import progress
 for step in range(1, 8 if os.environ['RANK'] == '1' else 12):
     progress.step(step)
     time.sleep(0.05)
-pathlib.Path('told-' + os.environ['RANK']).write_text('x')
-time.sleep(90)
+with progress.saving():
+    pathlib.Path('told-' + os.environ['RANK']).write_text('x')
+    time.sleep(90)
 """
     worker = start(script, **on_etcd, PET_NPROC_PER_NODE="2", BIREME_METRICS_PORT=str(port))
     for rank in ("0", "1"):
@@ -173,3 +174,4 @@ time.sleep(90)
     assert 'bireme_rank_step{rank="1"} 7.0' in metrics
     assert 'bireme_rank_step_age_seconds{rank="1"}' in metrics
     assert 'bireme_events_total{event="nan"} 0.0' in metrics
+    assert "bireme_saving 1" in metrics

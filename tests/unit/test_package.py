@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 CHARTS = sorted(file.parent.name for file in ROOT.glob("charts/*/README.md"))
 
 IMAGES = {
+    "autoscaler": {"bireme"},
     "dataset": {"python"},
     "efa-device-plugin": {"python", "aws-efa-k8s-device-plugin"},
     "efs": {"python"},

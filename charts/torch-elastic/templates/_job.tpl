@@ -22,6 +22,10 @@ template:
   {{- include "torch-elastic.pod" . | nindent 2 }}
 {{- end }}
 
+{{- define "torch-elastic.autoscale" -}}
+{{- include "common.autoscale" (dict "root" . "least" .Values.minWorkers "most" .Values.maxWorkers "step" .Values.workersPerUnit "spares" .Values.spares) }}
+{{- end }}
+
 {{- define "torch-elastic.immutableParts" -}}
 {{- include "common.immutable.jobParts" (dict "spec" (include "torch-elastic.jobSpec" . | fromYaml)) }}
 {{- end }}

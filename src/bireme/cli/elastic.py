@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
 from pathlib import Path
 
 import click
 
 from bireme import autoscale, views
-from bireme.cli.options import App, cli, output_option, pass_app
+from bireme.cli.options import App, Target, cli, output_option, pass_app, target_options
+from bireme.clusters.api import Api
 from bireme.errors import BiremeError
 from bireme.progress import step
+
+_LEASE = "bireme-autoscaler"
 
 
 @cli.command()
@@ -111,3 +120,85 @@ def simulate(
         click.echo(autoscale.svg(found), nl=False)
     else:
         app.show(output, found.to_json(), lambda: views.simulation_view(found))
+
+
+@cli.command(name="autoscale")
+@click.option("-n", "--namespace", default="", help="Namespace of the jobs to resize (default: all)")
+@click.option("--once", is_flag=True, help="Look and resize once, then end")
+@click.option("--dry-run", is_flag=True, help="Say what would change, once; change nothing")
+@click.option(
+    "--every",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="Seconds between two looks at the cluster",
+)
+@click.option("--prometheus", default="", metavar="URL", help="Where the queries of jobs with a metric go")
+@click.option(
+    "--lease-namespace",
+    default="default",
+    show_default=True,
+    help=f"Namespace of the Lease {_LEASE}, whose holder alone resizes jobs",
+)
+@click.option(
+    "--direct",
+    is_flag=True,
+    help="Ask workers at the addresses of their pods, from inside the cluster, not through the API server",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Answer at this port whether all is well: /healthz"
+)
+@target_options
+@pass_app
+def autoscale_command(
+    app: App,
+    /,
+    namespace: str,
+    once: bool,
+    dry_run: bool,
+    every: float,
+    prometheus: str,
+    lease_namespace: str,
+    direct: bool,
+    port: int | None,
+    target: Target,
+) -> None:
+    """Let jobs with autoscale.enabled grow into free places and give way to what goes first.
+
+    It runs until it is ended; charts/autoscaler runs it in the cluster, with the account of its pod.
+
+    \b
+    Example: bireme autoscale --dry-run
+    """
+    api = Api(None) if _is_in_a_pod(target) else app.cluster(target).api
+    options = autoscale.Options(namespace, dry_run, prometheus)
+    ask = autoscale.directly if direct else autoscale.through_the_api(api)
+    holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    lease = None if dry_run else autoscale.Lease(api, lease_namespace, _LEASE, holder)
+    controller = autoscale.Controller(api, options, ask, _tell, lease)
+    if once or dry_run:
+        if not controller.leads():
+            raise BiremeError(
+                "another controller resizes the jobs of this cluster: leave --once to it, or end it"
+            )
+        if not controller.once():
+            click.echo("nothing changes", err=True)
+        if lease:
+            lease.release()
+        return
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if port:
+        autoscale.serve_health(controller, port)
+    controller.run(every, stop)
+
+
+def _tell(line: str) -> None:
+    click.echo(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}", err=True)
+
+
+def _is_in_a_pod(target: Target) -> bool:
+    """Whether this runs in a pod of a cluster, and nothing names another one."""
+    named = target.cluster or target.kubeconfig or target.context or os.environ.get("KUBECONFIG")
+    return "KUBERNETES_SERVICE_HOST" in os.environ and not named

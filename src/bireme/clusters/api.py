@@ -35,27 +35,34 @@ class ApiError(BiremeError):
 
 
 class Api:
-    """The API server that a kubeconfig names.
+    """The API server that a kubeconfig names, or that of the pod in which this runs.
 
-    ``kubeconfig``: the file; ``context``: one of its contexts, or None for the current one. Raises
-    BiremeError when the file cannot be used. Requests are thread-safe.
+    ``kubeconfig``: the file, or None for the account of the pod; ``context``: one of its contexts, or None
+    for the current one. Raises BiremeError when neither can be used. Requests are thread-safe.
     """
 
-    def __init__(self, kubeconfig: Path, context: str | None = None) -> None:
+    def __init__(self, kubeconfig: Path | None, context: str | None = None) -> None:
         # Imported here because it takes half a second, which `bireme --help` should not.
         from kubernetes import config
-        from kubernetes.client import Configuration
+        from kubernetes.client import ApiClient, Configuration
 
         options = Configuration()
         options.connection_pool_maxsize = _PARALLEL + 4
         # A server that cannot be reached is an error at once.
         options.retries = False
         try:
-            self._client: Any = config.new_client_from_config(  # type: ignore[no-untyped-call]
-                str(kubeconfig), context, persist_config=False, client_configuration=options
-            )
+            if kubeconfig is None:
+                config.load_incluster_config(client_configuration=options)  # type: ignore[no-untyped-call]
+            else:
+                config.load_kube_config(  # type: ignore[no-untyped-call]
+                    str(kubeconfig), context, persist_config=False, client_configuration=options
+                )
         except (config.ConfigException, OSError) as error:
-            raise BiremeError(f"{kubeconfig} cannot be used as kubeconfig: {error}") from error
+            source = (
+                f"{kubeconfig} cannot be used as kubeconfig" if kubeconfig else "this is no pod of a cluster"
+            )
+            raise BiremeError(f"{source}: {error}") from error
+        self._client: Any = ApiClient(options)
         self.server: str = self._client.configuration.host
 
     def close(self) -> None:
@@ -116,6 +123,10 @@ class Api:
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
         """Create ``body`` in the collection at ``path``; with ``dryRun="All"`` only try. Raises ApiError."""
         return self._json("POST", path, body, query)
+
+    def replace(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Put ``body`` in place of the object at ``path``, if it is of the version in it. Raises ApiError."""
+        return self._json("PUT", path, body)
 
     def patch(
         self, path: str, body: Mapping[str, Any], content_type: str = MERGE_PATCH, **query: str

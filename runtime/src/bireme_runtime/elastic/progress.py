@@ -3,6 +3,7 @@
     from bireme_runtime.elastic import progress
     progress.step(number, loss)  # after each step, the loss may be left out; outside a worker it does nothing
     progress.checkpoint()  # after each checkpoint
+    with progress.saving(): ...  # while a checkpoint is written: nobody resizes the job meanwhile
 
 A step is new when its number is higher than all before it in the run. Lines of different forms (an epoch, a
 step, a step of an epoch) are compared only with their own form.
@@ -17,7 +18,7 @@ import re
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from bireme_runtime.process import environment
 from bireme_runtime.process.page import Page
@@ -38,6 +39,7 @@ _FORGET_SECONDS = 10.0
 _SLOTS, _SLOT = 120, struct.Struct("@qdd")
 _SAVED = _SLOTS * _SLOT.size
 _PASSED = _SAVED + 8
+_SAVING = _PASSED + 8
 
 Marks = dict[str, list[int]]
 
@@ -87,9 +89,20 @@ class Board(Page):
     def passed(self, value: bool) -> None:
         self._memory[_PASSED] = int(value)
 
+    @property
+    def saving(self) -> bool:
+        """Whether a process of this worker writes a checkpoint now."""
+        return any(self._memory[_SAVING : _SAVING + _SLOTS])
+
+    def mark_saving(self, slot: int, value: bool) -> None:
+        """The process with this local rank begins or ends to write a checkpoint."""
+        if 0 <= slot < _SLOTS:
+            self._memory[_SAVING + slot] = int(value)
+
     def clear(self) -> None:
         """The processes start anew."""
         self._memory[: _SLOTS * _SLOT.size] = bytes(_SLOTS * _SLOT.size)
+        self._memory[_SAVING : _SAVING + _SLOTS] = bytes(_SLOTS)
 
 
 _board: Board | None = None
@@ -107,6 +120,20 @@ def checkpoint() -> None:
     board = _open_board()
     if board is not None:
         board.save()
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """Tell the worker that this process writes a checkpoint while the block runs."""
+    board = _open_board()
+    slot = int(os.environ.get("LOCAL_RANK", "0"))
+    if board is not None:
+        board.mark_saving(slot, True)
+    try:
+        yield
+    finally:
+        if board is not None:
+            board.mark_saving(slot, False)
 
 
 def _open_board() -> Board | None:

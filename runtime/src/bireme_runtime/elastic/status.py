@@ -98,6 +98,7 @@ class Status:
         metric("rank", "gauge", "Rank of this worker among the workers", ("", starts.rank))
         causes = [(f'{{cause="{cause}"}}', float(starts.restarts[cause])) for cause in CAUSES]
         metric("restarts_total", "counter", "Starts of the processes after the first, by cause", *causes)
+        metric("saving", "gauge", "1 while a process writes a checkpoint", ("", int(seen.board.saving)))
         if seen.step is not None:
             metric("step", "gauge", "Highest step of the run that this worker has seen", ("", seen.step))
             metric("steps_per_second", "gauge", "New steps a second", ("", seen.rate))
@@ -138,6 +139,7 @@ class Status:
             "lostSteps": seen.lost_steps,
             "lostSeconds": round(seen.lost_seconds, 1),
             "events": list(starts.events),
+            "saving": seen.board.saving,
             **self._from_etcd(),
         }
 

@@ -25,16 +25,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.http import BROKEN, Address, connect, parse_address, reason
 from bireme_runtime.process.log import Say
 
 DEFAULT_PORT = 2379
-# Milliseconds between first logins of clients that start together: etcd computes 50 for each, or less where
-# the chart knows it.
-_LOGIN_MS = 30
-LOGIN_MS = "BIREME_ETCD_LOGIN_MS"
+# Seconds between first logins of clients that start together: etcd computes a twentieth of a second for each.
+_LOGIN_SECONDS = 0.03
 _LOGIN_TIMEOUT = 30.0
 # Without an answer for so long, a login is thought to be one of an etcd that lost its data.
 _DOUBT_SECONDS = 10.0
@@ -297,7 +294,6 @@ class Client:
         credentials: Credentials | None = None,
         timeout: float = 5.0,
         login_file: str = "",
-        login_ms: int = _LOGIN_MS,
     ) -> None:
         credentials = credentials or Credentials()
         if not endpoints:
@@ -307,7 +303,6 @@ class Client:
         self._timeout = timeout
         self._context = _tls(credentials) if any(e.scheme == "https" for e in endpoints) else None
         self._shared = _Shared(self.endpoints)
-        self._login_ms = login_ms
         self._login_file = login_file
 
     def with_timeout(self, seconds: float) -> Client:
@@ -318,12 +313,7 @@ class Client:
 
     def expect(self, clients: int) -> None:
         """So many clients start together with this one: spread the first logins."""
-        self._shared.login_pace.first_window = self._login_ms / 1000 * clients if clients > 1 else 0.0
-
-    @property
-    def login_window(self) -> float:
-        """Seconds over which the first logins are spread."""
-        return self._shared.login_pace.first_window
+        self._shared.login_pace.clients = clients
 
     # Keys ----------------------------------------
 
@@ -752,11 +742,11 @@ class _Shared:
 class _LoginPace:
     """When to log in: spread over 5 s, and over twice as long after each failure, up to 80 s.
 
-    The first login is at once, or spread over `first_window`, the time that etcd needs for all clients.
+    The first login is at once, or spread over the time that etcd needs for all `clients`.
     """
 
     def __init__(self) -> None:
-        self.first_window = 0.0
+        self.clients = 0
         self._failures = 0
         self._due = 0.0
 
@@ -765,7 +755,7 @@ class _LoginPace:
         if not self._due:
             window = 5.0 * 2 ** min(self._failures, 4)
             if at_once and not self._failures:
-                window = self.first_window
+                window = _LOGIN_SECONDS * self.clients if self.clients > 1 else 0.0
             self._due = time.monotonic() + random.uniform(0, window)
         remaining = self._due - time.monotonic()
         time.sleep(max(0.0, min(remaining, seconds)))
@@ -861,8 +851,7 @@ def client_from(
     files = {name: str(conf.get(name) or getattr(known, name)) for name in ("cacert", "cert", "key")}
     credentials = replace(known, **files)
     scheme = str(conf.get("protocol") or ("https" if credentials.cacert else "http"))
-    login_ms = environment.integer(env, LOGIN_MS, _LOGIN_MS, least=0)
-    return Client(parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""), login_ms)
+    return Client(parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""))
 
 
 def wait_until_up(client: Client, seconds: float, say: Say) -> Status:

@@ -1,0 +1,513 @@
+"""What `decide` needs to know, read from a cluster's objects: running jobs, free places, pods that wait.
+
+Objects are as the API server has them. Affinity to other pods is not looked at: a worker that finds no place
+goes again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+from bireme.autoscale.decisions import ElasticJob, Pool, Resize, decide
+from bireme.autoscale.policy import Policy
+from bireme.errors import BiremeError
+from bireme.instances import choose_nodes
+from bireme.labels import (
+    AUTOSCALE_ANNOTATION,
+    JOB_INDEX_LABEL,
+    QUEUE_LABEL,
+    RESIZED_ANNOTATION,
+)
+from bireme.quantities import ACCELERATORS, pod_requests, quantity
+from bireme.scheduling import takes
+
+Object = Mapping[str, Any]
+Demand = Mapping[str, Fraction]
+
+DOOMED_TAINTS = frozenset(
+    {
+        "karpenter.sh/disrupted",
+        "ToBeDeletedByClusterAutoscaler",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+    }
+)
+"""Taints of nodes that go soon: of Karpenter, the cluster autoscaler and AWS's node termination handler."""
+
+_ENDED = frozenset({"Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"})
+_STUCK_SECONDS = 60
+# Others are looked at when these have their places.
+_MOST_PODS = 32
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A Job whose chart lets its number of workers change, and its pods that have not ended."""
+
+    namespace: str
+    name: str
+    live: Object
+    policy: Policy
+    pods: tuple[Object, ...]
+
+    @property
+    def key(self) -> str:
+        """Its name in logs and decisions."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def workers(self) -> int:
+        """The workers that it shall have now, without spares."""
+        return int(self.live["spec"]["completions"]) - self.policy.spares
+
+    @property
+    def spec(self) -> Object:
+        """The spec of its workers' pods."""
+        found: Object = self.live["spec"]["template"]["spec"]
+        return found
+
+    @property
+    def priority(self) -> int:
+        """That of its pods, which the API server has looked up."""
+        return max((_priority(pod) for pod in self.pods), default=0)
+
+    @property
+    def resized_at(self) -> float:
+        """When it was resized last, in seconds since 1970; long ago if never."""
+        text = (self.live["metadata"].get("annotations") or {}).get(RESIZED_ANNOTATION)
+        try:
+            return datetime.fromisoformat(text).timestamp() if text else -math.inf
+        except ValueError:
+            return -math.inf
+
+    @property
+    def queue(self) -> str:
+        """The queue of Kueue that admits it, or nothing."""
+        return str((self.live["metadata"].get("labels") or {}).get(QUEUE_LABEL, ""))
+
+    def leaving(self, count: int) -> Iterator[Object]:
+        """The pods that go when it has ``count`` workers less: those of the highest indices."""
+        first = int(self.live["spec"]["completions"]) - count
+        return (pod for pod in self.pods if _index(pod) >= first)
+
+
+@dataclass(frozen=True)
+class World:
+    """The objects of a cluster at one moment.
+
+    ``quotas``: by the key of a job in a queue, how many workers more its queue has quota for.
+    ``measured``: by the key of a job, the value of its query. ``saving``: the keys of jobs that write a
+    checkpoint."""
+
+    nodes: Sequence[Object]
+    pods: Sequence[Object]
+    jobs: Sequence[RunningJob]
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    saving: frozenset[str] = frozenset()
+
+
+def running(jobs: Iterable[Object], pods: Iterable[Object]) -> tuple[tuple[RunningJob, ...], tuple[str, ...]]:
+    """The jobs that may be resized, by key, and a sentence for each whose annotation cannot be read.
+
+    A Job that is suspended or has ended, or of which a worker has, is left alone.
+    """
+    by_owner: dict[str, list[Object]] = defaultdict(list)
+    for pod in pods:
+        for owner in pod["metadata"].get("ownerReferences") or ():
+            if not _has_ended(pod):
+                by_owner[owner["uid"]].append(pod)
+    found, sentences = [], []
+    for job in jobs:
+        about, spec, status = job["metadata"], job["spec"], job.get("status") or {}
+        text = (about.get("annotations") or {}).get(AUTOSCALE_ANNOTATION)
+        conditions = {each["type"] for each in status.get("conditions") or () if each["status"] == "True"}
+        is_over = conditions & _ENDED or status.get("succeeded") or "deletionTimestamp" in about
+        if not text or is_over or spec.get("suspend") or spec.get("completions") is None:
+            continue
+        try:
+            policy = Policy.of(text)
+        except BiremeError as error:
+            sentences.append(f"{about['namespace']}/{about['name']}: {error}")
+            continue
+        found.append(
+            RunningJob(about["namespace"], about["name"], job, policy, tuple(by_owner[about["uid"]]))
+        )
+    return tuple(sorted(found, key=lambda each: each.key)), tuple(sentences)
+
+
+def plan(world: World, now: float, since: float = -math.inf) -> tuple[Resize, ...]:
+    """What changes now, by `decide`; ``since`` is when it was asked last. Seconds since 1970.
+
+    A job outside its bounds comes back to them first. Workers that find no place go, and so do as many as
+    there are on nodes that will be taken away, unless others take them.
+    """
+    return _Planner(world, now, since).resizes()
+
+
+@dataclass
+class _Room:
+    """What a node has left: ``now``, and ``soon``, when the pods that end are gone."""
+
+    node: Object
+    now: dict[str, Fraction]
+    soon: dict[str, Fraction]
+
+    def take(self, demand: Demand, only_soon: bool = False) -> None:
+        for name, amount in demand.items():
+            self.soon[name] = self.soon.get(name, Fraction()) - amount
+            if not only_soon:
+                self.now[name] = self.now.get(name, Fraction()) - amount
+
+    def places(self, demand: Demand) -> int:
+        """How many pods with this demand fit now, and still do soon."""
+        return min(_places(self.now, demand), _places(self.soon, demand))
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A pod that needs a place, made or still to be made; ``job`` is the key of its job, if it has one."""
+
+    priority: int
+    since: str
+    spec: Object
+    demand: Demand
+    nominated: str = ""
+    job: str = ""
+    is_stuck: bool = False
+
+
+class _Planner:
+    def __init__(self, world: World, now: float, since: float) -> None:
+        self._world, self._now, self._since = world, now, since
+        self._jobs = {job.key: job for job in world.jobs}
+        self._eligible: dict[str, list[str]] = {}
+        self._sets: dict[str, frozenset[str]] = {}
+        self._full: set[str] = set()
+        self._doomed = {
+            node["metadata"]["name"]
+            for node in world.nodes
+            if any(taint["key"] in DOOMED_TAINTS for taint in node["spec"].get("taints") or ())
+        }
+        self._rooms = self._measure()
+        self._unplaced = [each for each in self._waiting() if not self._place(each)]
+
+    def resizes(self) -> tuple[Resize, ...]:
+        found: list[Resize] = []
+        for job in self._world.jobs:
+            low, high = job.policy.bounds(self._now, self._world.measured.get(job.key))
+            if job.key in self._world.saving:
+                continue
+            if job.workers > high:
+                found.append(Resize(job.key, high, f"it shall have {high} workers at most now"))
+            elif job.workers < low:
+                found.append(Resize(job.key, low, f"it shall have {low} workers at least now"))
+        moved = {each.job for each in found}
+        pools: dict[str, list[RunningJob]] = defaultdict(list)
+        for job in self._world.jobs:
+            if job.key not in moved:
+                pools[_shape(job)].append(job)
+        grown: set[str] = set()
+        order = sorted(pools.values(), key=lambda jobs: (-max(job.priority for job in jobs), jobs[0].key))
+        for jobs in order:
+            nodes = self._nodes(jobs[0].spec)
+            wanted = self._one(jobs, nodes)
+            if grown & set(nodes):
+                # The places of a node are given out once; others look again when these pods are there.
+                wanted = [each for each in wanted if not self._grows(each)]
+            if any(map(self._grows, wanted)):
+                grown |= set(nodes)
+            found += wanted
+        return tuple(sorted(found, key=self._grows))
+
+    def _grows(self, resize: Resize) -> bool:
+        return resize.workers > self._jobs[resize.job].workers
+
+    # --- what is there ---
+
+    def _measure(self) -> dict[str, _Room]:
+        rooms = {}
+        for node in sorted(self._world.nodes, key=_accelerators):
+            offered = {
+                name: quantity(amount) for name, amount in (node["status"].get("allocatable") or {}).items()
+            }
+            rooms[node["metadata"]["name"]] = _Room(node, dict(offered), dict(offered))
+        going = {id(pod) for job in self._world.jobs for pod in job.leaving(0)}
+        for pod in self._world.pods:
+            room = rooms.get(pod["spec"].get("nodeName", ""))
+            if room is None or _has_ended(pod):
+                continue
+            demand = _demand(pod["spec"])
+            room.take(demand)
+            if "deletionTimestamp" in pod["metadata"] or id(pod) in going:
+                _give_back(room.soon, demand)
+        return rooms
+
+    def _waiting(self) -> list[_Waiting]:
+        own = {pod["metadata"]["uid"]: job for job in self._world.jobs for pod in job.pods}
+        going = {pod["metadata"]["uid"] for job in self._world.jobs for pod in job.leaving(0)}
+        found = []
+        for pod in self._world.pods:
+            spec, uid = pod["spec"], pod["metadata"]["uid"]
+            if spec.get("nodeName") or spec.get("schedulingGates") or uid in going or _has_ended(pod):
+                continue
+            if "deletionTimestamp" not in pod["metadata"]:
+                job = own.get(uid)
+                found.append(
+                    _Waiting(
+                        _priority(pod),
+                        pod["metadata"].get("creationTimestamp") or "",
+                        spec,
+                        _demand(spec),
+                        (pod.get("status") or {}).get("nominatedNodeName") or "",
+                        job.key if job else "",
+                        job is not None and self._is_stuck(pod),
+                    )
+                )
+        for job in self._world.jobs:
+            found += [
+                _Waiting(job.priority, "~", job.spec, _demand(job.spec), job=job.key)
+                for _ in range(self._missing(job))
+            ]
+        return sorted(found, key=lambda each: (-each.priority, each.since))
+
+    def _missing(self, job: RunningJob) -> int:
+        """Pods still to be made: new ones, and those in place of pods that end or lose their node."""
+        total = int(job.live["spec"]["completions"])
+        kept = {
+            _index(pod)
+            for pod in job.pods
+            if "deletionTimestamp" not in pod["metadata"]
+            and pod["spec"].get("nodeName") not in self._doomed
+            and _index(pod) < total
+        }
+        return total - len(kept)
+
+    def _is_stuck(self, pod: Object) -> bool:
+        """Whether the scheduler has found no place for it for long, whatever is free."""
+        for each in (pod.get("status") or {}).get("conditions") or ():
+            if each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable":
+                when = datetime.fromisoformat(each["lastTransitionTime"]).timestamp()
+                return self._now - when > _STUCK_SECONDS
+        return False
+
+    def _nodes(self, spec: Object) -> list[str]:
+        """The nodes that take such pods, those with the fewest accelerators first."""
+        key = _placement(spec)
+        if key not in self._eligible:
+            self._eligible[key] = [
+                name
+                for name, room in self._rooms.items()
+                if name not in self._doomed and takes(room.node, spec)
+            ]
+        return self._eligible[key]
+
+    def _place(self, pod: _Waiting) -> bool:
+        if pod.nominated in self._rooms:
+            self._rooms[pod.nominated].take(pod.demand, only_soon=True)
+            return True
+        # Places only become fewer: what found none is not looked for again.
+        sort = f"{_placement(pod.spec)} {pod.demand}"
+        if pod.is_stuck or sort in self._full:
+            return False
+        rooms = [self._rooms[name] for name in self._nodes(pod.spec)]
+        for room in rooms:
+            if _fits(room.now, pod.demand) and _fits(room.soon, pod.demand):
+                room.take(pod.demand)
+                return True
+        for room in rooms:
+            if _fits(room.soon, pod.demand):
+                room.take(pod.demand, only_soon=True)
+                return True
+        self._full.add(sort)
+        return False
+
+    # --- one sort of workers ---
+
+    def _one(self, jobs: Sequence[RunningJob], nodes: Sequence[str]) -> list[Resize]:
+        name, own = _pool_name(jobs[0]), {job.key for job in jobs}
+        concerned = (each for each in self._unplaced if self._is_for(each, nodes) or each.job in own)
+        waiting = list(islice(concerned, _MOST_PODS))
+        counted = self._would_fit(waiting, jobs)
+        left = Counter(each.job for each in waiting) - Counter(each.job for each in counted)
+        gone = [
+            Resize(job.key, self._shrunk(job, left[job.key]), f"no node of {name} has a place for its pods")
+            for job in jobs
+            if left[job.key] and job.key not in self._world.saving
+        ]
+        gone = [each for each in gone if each.workers < self._jobs[each.job].workers]
+        settled = [job for job in jobs if job.key not in {each.job for each in waiting}]
+        if counted:
+            self._unplaced = [each for each in self._unplaced if all(each is not other for other in counted)]
+            return [*gone, *self._give_way(counted, settled, name)]
+        demand = _demand(jobs[0].spec)
+        free = sum(self._rooms[node].places(demand) for node in nodes)
+        quota = min((self._world.quotas[key] for key in own if key in self._world.quotas), default=free)
+        pool = Pool(name, min(free, quota))
+        return [*gone, *decide([self._elastic(job, name) for job in settled], {name: pool}, self._now)]
+
+    def _give_way(self, counted: Sequence[_Waiting], givers: Sequence[RunningJob], name: str) -> list[Resize]:
+        """As few workers go as let all of ``counted`` fit, or as many as can."""
+        elastic = [self._elastic(job, name) for job in givers]
+        wanted: dict[int, int] = defaultdict(int)
+        resizes: tuple[Resize, ...] = ()
+        given: list[Object] = []
+        while late := self._late(counted, given):
+            wanted[late[0].priority] += 1
+            more = decide(elastic, {name: Pool(name, 0, dict(wanted))}, self._now)
+            if more == resizes:
+                break
+            resizes = more
+            given = [
+                pod
+                for each in resizes
+                for pod in self._jobs[each.job].leaving(self._jobs[each.job].workers - each.workers)
+            ]
+        return list(resizes)
+
+    def _would_fit(self, waiting: Sequence[_Waiting], jobs: Sequence[RunningJob]) -> list[_Waiting]:
+        """Those that fit when all jobs that are not more urgent have their minimum.
+
+        Of the pods of a job, those beyond its minimum only take from jobs of a lower priority.
+        """
+        counted: list[_Waiting] = []
+        within = {
+            job.key: max(0, self._low(job) - job.workers + sum(each.job == job.key for each in waiting))
+            for job in jobs
+        }
+        for each in waiting:
+            own = self._jobs.get(each.job)
+            is_borrowed = own is not None and within.get(each.job, 1) <= 0
+            limit = each.priority - 1 if is_borrowed else each.priority
+            givers = [
+                job
+                for job in jobs
+                if job.priority <= limit and job.key != each.job and job.key not in self._world.saving
+            ]
+            given = [pod for job in givers for pod in job.leaving(job.workers - self._low(job))]
+            if not self._late([*counted, each], given):
+                counted.append(each)
+                if each.job in within:
+                    within[each.job] -= 1
+        return counted
+
+    def _late(self, pods: Sequence[_Waiting], given: Iterable[Object]) -> list[_Waiting]:
+        """Those of ``pods``, which have no place, that still find none when the pods ``given`` are gone."""
+        # Only nodes on which something ends can have a place then.
+        rooms: dict[str, dict[str, Fraction]] = {}
+        for pod in given:
+            node = pod["spec"].get("nodeName", "")
+            if node in self._rooms and "deletionTimestamp" not in pod["metadata"]:
+                free = rooms.setdefault(node, dict(self._rooms[node].soon))
+                _give_back(free, _demand(pod["spec"]))
+        late = []
+        for each in pods:
+            eligible = self._among(each.spec)
+            room = next(
+                (free for name, free in rooms.items() if name in eligible and _places(free, each.demand)),
+                None,
+            )
+            if room is None:
+                late.append(each)
+            else:
+                for resource, amount in each.demand.items():
+                    room[resource] -= amount
+        return late
+
+    def _among(self, spec: Object) -> frozenset[str]:
+        key = _placement(spec)
+        if key not in self._sets:
+            self._sets[key] = frozenset(self._nodes(spec))
+        return self._sets[key]
+
+    def _is_for(self, pod: _Waiting, nodes: Sequence[str]) -> bool:
+        """Whether a pod of others could go to one of ``nodes``."""
+        return not pod.job and not self._among(pod.spec).isdisjoint(nodes)
+
+    def _low(self, job: RunningJob) -> int:
+        return job.policy.bounds(self._now, self._world.measured.get(job.key))[0]
+
+    def _shrunk(self, job: RunningJob, count: int) -> int:
+        """Its workers without ``count`` of them, in whole steps and not below its minimum."""
+        step = job.policy.step
+        return max(job.workers - math.ceil(count / step) * step, self._low(job))
+
+    def _elastic(self, job: RunningJob, pool: str) -> ElasticJob:
+        policy = job.policy
+        low, high = policy.bounds(self._now, self._world.measured.get(job.key))
+        is_due = self._now // policy.every != self._since // policy.every
+        return ElasticJob(
+            job.key,
+            pool,
+            job.workers,
+            low,
+            high,
+            policy.step,
+            policy.weight,
+            job.priority,
+            job.resized_at if is_due else self._now,
+            max(policy.cooldown, policy.every),
+            policy.reserve,
+            job.key in self._world.saving,
+        )
+
+
+def _shape(job: RunningJob) -> str:
+    """Jobs of one shape ask for the same places."""
+    demand = {name: str(amount) for name, amount in _demand(job.spec).items()}
+    return json.dumps([demand, _placement(job.spec), job.queue and f"{job.namespace}/{job.queue}"])
+
+
+def _placement(spec: Object) -> str:
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity")
+    return json.dumps([spec.get("nodeSelector"), affinity, spec.get("tolerations")], sort_keys=True)
+
+
+def _pool_name(job: RunningJob) -> str:
+    types = choose_nodes(job.spec, {}).types or ()
+    return " or ".join(types[:2]) if types else "the cluster"
+
+
+def _demand(spec: Object) -> dict[str, Fraction]:
+    return {name: quantity(amount) for name, amount in pod_requests(spec).items()} | {"pods": Fraction(1)}
+
+
+def _fits(free: Mapping[str, Fraction], demand: Demand) -> bool:
+    return all(free.get(name, 0) >= amount for name, amount in demand.items())
+
+
+def _places(free: Mapping[str, Fraction], demand: Demand) -> int:
+    fit = (math.floor(free.get(name, Fraction()) / amount) for name, amount in demand.items() if amount)
+    return max(0, min(fit))
+
+
+def _give_back(free: dict[str, Fraction], demand: Demand) -> None:
+    for name, amount in demand.items():
+        free[name] = free.get(name, Fraction()) + amount
+
+
+def _accelerators(node: Object) -> tuple[int, str]:
+    offered = node["status"].get("allocatable") or {}
+    return sum(int(quantity(offered.get(name, "0"))) for name in ACCELERATORS), node["metadata"]["name"]
+
+
+def _priority(pod: Object) -> int:
+    return int(pod["spec"].get("priority") or 0)
+
+
+def _index(pod: Object) -> int:
+    return int((pod["metadata"].get("labels") or {}).get(JOB_INDEX_LABEL, -1))
+
+
+def _has_ended(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")

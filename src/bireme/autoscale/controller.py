@@ -1,0 +1,188 @@
+"""The loop of `bireme autoscale`: look at the cluster, decide, patch Jobs; a level loop without memory.
+
+What it has to remember is on the Jobs, so that another controller can go on in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from bireme.autoscale.cluster import RunningJob, World, plan, running
+from bireme.autoscale.decisions import Resize
+from bireme.autoscale.lease import Lease
+from bireme.autoscale.sources import Workers, is_saving, measured, quotas
+from bireme.clusters.api import MERGE_PATCH, Api, ApiError
+from bireme.errors import BiremeError
+from bireme.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION
+
+MANAGER = "bireme-autoscaler"
+"""The field manager of what the controller writes."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """``namespace``: whose Jobs change, all if empty; ``dry_run``: say what would change only.
+
+    ``prometheus``: its address, for jobs with a metric."""
+
+    namespace: str = ""
+    dry_run: bool = False
+    prometheus: str = ""
+
+
+class Controller:
+    """Resizes the jobs of a cluster. ``ask`` reaches workers, ``tell`` gets a line for people.
+
+    ``lease``: what it must hold to change anything; without one it acts alone."""
+
+    def __init__(
+        self,
+        api: Api,
+        options: Options,
+        ask: Workers,
+        tell: Callable[[str], None],
+        lease: Lease | None = None,
+    ) -> None:
+        self._api, self._options, self._ask, self._tell, self._lease = api, options, ask, tell, lease
+        self._since = -math.inf
+        self._told: set[str] = set()
+        self._state = ""
+        self.passed = time.monotonic()
+
+    def run(self, every: float, stop: threading.Event) -> None:
+        """Pass after pass, ``every`` so many seconds, until ``stop`` is set."""
+        while not stop.is_set():
+            try:
+                if self.leads():
+                    self.once()
+                self.passed = time.monotonic()
+            except BiremeError as error:
+                self._become(f"trying again: {error}")
+            stop.wait(every)
+        if self._lease:
+            self._lease.release()
+
+    def leads(self) -> bool:
+        """Whether this controller may act: it holds the lease now. Raises ApiError."""
+        if self._lease is None:
+            return True
+        held = self._lease.renew()
+        self._become("leading" if held else f"waiting: {self._lease.other or 'another'} leads")
+        return held
+
+    def once(self) -> tuple[Resize, ...]:
+        """Look and resize once; what was changed, or with ``dry_run`` would be. Raises ApiError."""
+        now = time.time()
+        world = self._look()
+        decided = self._decide(world, now)
+        self._since = now
+        if self._options.dry_run:
+            for each in decided:
+                self._say(world, each)
+            return decided
+        return tuple(each for each in decided if self._apply(world, each))
+
+    def _look(self) -> World:
+        scope = f"namespaces/{self._options.namespace}/" if self._options.namespace else ""
+        jobs = self._api.get(f"/apis/batch/v1/{scope}jobs", labelSelector=AUTOSCALE_ANNOTATION)["items"]
+        if not jobs:
+            return World((), (), ())
+        pods = self._api.get("/api/v1/pods")["items"]
+        found, sentences = running(jobs, pods)
+        for sentence in sentences:
+            self._tell_once(sentence)
+        nodes = self._api.get("/api/v1/nodes")["items"]
+        values = measured(found, self._options.prometheus, self._tell_once)
+        return World(nodes, pods, found, quotas(self._api, found), values)
+
+    def _decide(self, world: World, now: float) -> tuple[Resize, ...]:
+        """What changes, without jobs that save. Only workers of jobs that would change are asked."""
+        jobs = {job.key: job for job in world.jobs}
+        asked: dict[str, bool] = {}
+        while True:
+            decided = plan(world, now, self._since)
+            new = [jobs[each.job] for each in decided if each.job not in asked]
+            for job in new:
+                asked[job.key] = is_saving(self._api, self._ask, job)
+                if asked[job.key]:
+                    self._tell(f"{job.key}: it writes a checkpoint, and is resized after it")
+            if not any(asked[job.key] for job in new):
+                return decided
+            saving = frozenset(key for key, saves in asked.items() if saves)
+            world = replace(world, saving=saving)
+
+    def _apply(self, world: World, resize: Resize) -> bool:
+        job = next(job for job in world.jobs if job.key == resize.job)
+        if self._lease is not None and not self._lease.is_held:
+            # Paused for long, perhaps: another may lead, and has decided on newer facts.
+            return False
+        count = resize.workers + job.policy.spares
+        change = {
+            "metadata": {
+                # The server refuses the patch of a Job that has changed since it was read.
+                "resourceVersion": job.live["metadata"]["resourceVersion"],
+                "annotations": {RESIZED_ANNOTATION: datetime.now(UTC).isoformat(timespec="seconds")},
+            },
+            "spec": {"parallelism": count, "completions": count},
+        }
+        path = f"/apis/batch/v1/namespaces/{job.namespace}/jobs/{job.name}"
+        try:
+            self._api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
+        except ApiError as error:
+            if error.status in (404, 409):
+                return False
+            if error.status in (403, 422):
+                self._tell_once(f"{job.key}: {error}")
+                return False
+            raise
+        self._say(world, resize)
+        self._record(job, resize)
+        return True
+
+    def _say(self, world: World, resize: Resize) -> None:
+        job = next(job for job in world.jobs if job.key == resize.job)
+        self._tell(f"{resize.job}: {job.workers} → {resize.workers} workers: {resize.why}")
+
+    def _record(self, job: RunningJob, resize: Resize) -> None:
+        """An event of the Job, which `kubectl describe` shows."""
+        about = job.live["metadata"]
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        event: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{job.name}.", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "namespace": job.namespace,
+                "name": job.name,
+                "uid": about["uid"],
+            },
+            "type": "Normal",
+            "reason": "Resized",
+            "message": f"{job.workers} → {resize.workers} workers: {resize.why}",
+            "source": {"component": MANAGER},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._api.create(f"/api/v1/namespaces/{job.namespace}/events", event)
+        except ApiError as error:
+            self._tell_once(f"{job.key}: its event was not recorded: {error}")
+
+    def _become(self, state: str) -> None:
+        if state != self._state:
+            self._state = state
+            self._tell(state)
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._tell(sentence)

@@ -1,0 +1,149 @@
+"""What the controller asks others: workers whether they save, Kueue for quota, Prometheus for a number."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from bireme.autoscale.cluster import RunningJob
+from bireme.clusters.api import Api, ApiError
+from bireme.errors import BiremeError
+from bireme.quantities import pod_requests, quantity
+from bireme.training import metrics_port
+
+_KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+_WORKER_SECONDS = 2.0
+_QUERY_SECONDS = 10.0
+
+
+class Workers(Protocol):
+    """Asks a worker for its status."""
+
+    def __call__(self, namespace: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any] | None:
+        """The status that the worker in ``pod`` tells at ``port``, None when it does not answer."""
+
+
+def through_the_api(api: Api) -> Workers:
+    """Workers through the API server, for a controller outside the cluster."""
+
+    def ask(namespace: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any] | None:
+        name = pod["metadata"]["name"]
+        try:
+            return api.proxied(namespace, name, port, "v1/status", _WORKER_SECONDS, kind="pods")
+        except ApiError:
+            return None
+
+    return ask
+
+
+def directly(namespace: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any] | None:
+    """Workers at the addresses of their pods, for a controller inside the cluster."""
+    address = pod["status"]["podIP"]
+    host = f"[{address}]" if ":" in address else address
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/v1/status", timeout=_WORKER_SECONDS) as answer:
+            found = json.load(answer)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def is_saving(api: Api, ask: Workers, job: RunningJob) -> bool:
+    """Whether a worker of ``job`` says that it writes a checkpoint. One that does not answer does not."""
+    port = metrics_port(job.live)
+    if port is None:
+        return False
+    ready = [pod for pod in job.pods if _is_ready(pod) and (pod.get("status") or {}).get("podIP")]
+    answers = api.each(lambda pod: ask(job.namespace, pod, port), ready)
+    return any(answer is not None and bool(answer.get("saving")) for answer in answers)
+
+
+def quotas(api: Api, jobs: Iterable[RunningJob]) -> dict[str, int]:
+    """How many workers more the queue of each job has quota for; only of jobs in a queue. Raises ApiError.
+
+    It is the ClusterQueue's own quota that counts, not what it could borrow, and none is left while other
+    jobs wait in it: those are Kueue's to decide about.
+    """
+    found = {}
+    for job in jobs:
+        if job.queue:
+            local = api.find(f"{_KUEUE}/namespaces/{job.namespace}/localqueues/{job.queue}")
+            name = ((local or {}).get("spec") or {}).get("clusterQueue")
+            queue = api.find(f"{_KUEUE}/clusterqueues/{name}") if name else None
+            found[job.key] = unused(queue, job.spec) if queue else 0
+    return found
+
+
+def unused(queue: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
+    """How many pods of this spec fit the unused quota of a ClusterQueue, within one flavor of each group."""
+    status = queue.get("status") or {}
+    if status.get("pendingWorkloads"):
+        return 0
+    used = {
+        (flavor["name"], each["name"]): quantity(each.get("total", "0"))
+        for flavor in status.get("flavorsUsage") or ()
+        for each in flavor.get("resources") or ()
+    }
+    requests = {name: quantity(amount) for name, amount in pod_requests(spec).items()}
+    most = []
+    for group in queue["spec"].get("resourceGroups") or ():
+        names = [name for name in group["coveredResources"] if requests.get(name)]
+        if names:
+            fit = 0
+            for flavor in group["flavors"]:
+                quota = {each["name"]: quantity(each["nominalQuota"]) for each in flavor["resources"]}
+                left = [
+                    (quota.get(name, 0) - used.get((flavor["name"], name), 0)) / requests[name]
+                    for name in names
+                ]
+                fit = max(fit, math.floor(min(left)))
+            most.append(fit)
+    return max(0, min(most, default=0))
+
+
+def measured(jobs: Iterable[RunningJob], prometheus: str, tell: Callable[[str], None]) -> dict[str, float]:
+    """The value of each job's query; ``tell`` gets a sentence for each that has none. Such a job stays."""
+    found = {}
+    for job in jobs:
+        if job.policy.query:
+            try:
+                found[job.key] = query(prometheus, job.policy.query)
+            except BiremeError as error:
+                tell(f"{job.key}: {error}")
+                found[job.key] = job.workers * job.policy.per_worker
+    return found
+
+
+def query(prometheus: str, text: str) -> float:
+    """The one number that a query gives. Raises BiremeError when it gives none, or several."""
+    if not prometheus:
+        raise BiremeError("it has a metric, and nobody says where Prometheus is: set --prometheus")
+    url = f"{prometheus.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': text})}"
+    try:
+        with urllib.request.urlopen(url, timeout=_QUERY_SECONDS) as answer:
+            data = json.load(answer)["data"]
+        result = data["result"]
+        if data["resultType"] == "scalar":
+            return _number(result[1], text)
+        if len(result) != 1:
+            raise BiremeError(f"the query {text!r} gives {len(result)} series; write it so that it gives one")
+        return _number(result[0]["value"][1], text)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BiremeError(f"Prometheus at {prometheus} gives nothing for {text!r}: {error}") from error
+
+
+def _number(value: str, text: str) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise BiremeError(f"the query {text!r} gives {value}, which is no number of workers")
+    return number
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -1,0 +1,314 @@
+"""Jobs that follow the capacity: the real controller with its chart's rights, on a real control plane."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bireme.cli import cli
+from bireme.clusters import controllers
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.clusters.programs import Program
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.tools import Toolbox
+from bireme_runtime.elastic import failures, progress, status
+from tests.runtime.etcd_servers import free_port
+from tests.support import waiting
+
+BIREME = Path(sys.executable).with_name("bireme")
+TYPE = "p4d.24xlarge"
+REGISTRY = "global.imageRegistries.bireme=registry.example.com"
+until = partial(waiting.until, seconds=90)
+
+
+@pytest.fixture(scope="module")
+def controller(
+    cluster: EmbeddedCluster, new_release: Callable[[], InstalledRelease], test_namespace: str
+) -> Iterator[Program]:
+    """charts/autoscaler for the namespace of the tests; its controller runs as a process."""
+    release = new_release()
+    sets = [f"watchNamespace={test_namespace}", "everySeconds=1", REGISTRY]
+    release.install("autoscaler", "autoscaler", test_namespace, sets=sets)
+    with controllers.running(cluster, "autoscaler", test_namespace, BIREME) as program:
+        yield program
+    release.uninstall()
+
+
+@pytest.fixture
+def occupied(cluster: EmbeddedCluster, test_namespace: str) -> Iterator[Callable[..., Callable[[], None]]]:
+    """``occupied(3)``: pods of a service take so many whole nodes; calling the result ends them."""
+    made: list[str] = []
+    pods = f"/api/v1/namespaces/{test_namespace}/pods"
+
+    def end(names: list[str]) -> None:
+        for name in names:
+            cluster.api.delete(f"{pods}/{name}", gracePeriodSeconds="0")
+            made.remove(name)
+
+    def occupy(count: int, **spec: Any) -> Callable[[], None]:
+        names = [f"service-{len(made) + index}" for index in range(count)]
+        for name in names:
+            cluster.api.create(pods, service(name, **spec))
+            made.append(name)
+        return partial(end, names)
+
+    yield occupy
+    end(list(made))
+
+
+@pytest.fixture
+def urgent(cluster: EmbeddedCluster) -> Iterator[str]:
+    """A PriorityClass that goes first, but does not preempt: it is the controller that makes room."""
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    body = {"metadata": {"name": "urgent"}, "value": 1000, "preemptionPolicy": "Never"}
+    cluster.api.create(path, body)
+    yield "urgent"
+    cluster.api.delete(f"{path}/urgent")
+
+
+def service(name: str, **spec: Any) -> dict[str, Any]:
+    """A pod that takes a whole node."""
+    resources = {"limits": {"nvidia.com/gpu": "8"}}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "containers": [{"name": "server", "image": "server", "resources": resources}],
+            "nodeSelector": {"node.kubernetes.io/instance-type": TYPE},
+            "tolerations": [{"operator": "Exists"}],
+            "terminationGracePeriodSeconds": 0,
+            **spec,
+        },
+    }
+
+
+def elastic(release: ReleaseFactory, *sets: str, workers: int = 2, **more: Any) -> InstalledRelease:
+    """A job that takes whole nodes and may grow at once."""
+    return release("torch-elastic", **options(*sets, workers=workers), **more)
+
+
+def options(*sets: str, workers: int = 2) -> dict[str, Any]:
+    given = [
+        f"workers={workers}",
+        "rendezvous.backend=c10d",
+        "etcd.enabled=false",
+        "autoscale.enabled=true",
+        "autoscale.cooldown=0",
+        "autoscale.every=1",
+        *sets,
+    ]
+    return {"instance": TYPE, "sets": given, "expect_differences": True, "timeout": 3}
+
+
+def workers(job: InstalledRelease) -> int:
+    """How many workers the Job shall have."""
+    (live,) = job.objects("jobs")
+    count: int = live["spec"]["parallelism"]
+    assert live["spec"]["completions"] == count
+    return count
+
+
+def running(job: InstalledRelease) -> int:
+    return sum(pod.role == "worker" and pod.ready and pod.is_live for pod in job.pods())
+
+
+def nodes(cluster: EmbeddedCluster) -> int:
+    return cluster.nodes[TYPE]
+
+
+@contextlib.contextmanager
+def saving_worker() -> Iterator[tuple[int, progress.Board]]:
+    """What a worker answers, at a port of this machine, and the page on which it is told that it saves."""
+    seen = progress.Progress()
+    told = status.Status(status.Starts(), seen, failures.Ledger(), lambda: "")
+    port = free_port()
+    status.serve(told, port)
+    yield port, seen.board
+
+
+def test_a_job_grows_from_2_to_4_when_nodes_come_free(
+    cluster: EmbeddedCluster,
+    controller: Program,
+    release: ReleaseFactory,
+    occupied: Callable[..., Callable[[], None]],
+) -> None:
+    give_back = occupied(nodes(cluster) - 2)
+    job = elastic(release, "autoscale.max=4")
+    until(lambda: running(job) == 2, what="both workers to run")
+    assert workers(job) == 2
+    give_back()
+    until(lambda: running(job) == 4, what="four workers to run")
+    assert workers(job) == 4
+    events = cluster.api.get(f"/api/v1/namespaces/{job.namespace}/events")["items"]
+    assert any(each["message"].startswith("2 → ") for each in events if each["reason"] == "Resized")
+    (live,) = job.objects("jobs")
+    owners = {each["manager"] for each in live["metadata"]["managedFields"]}
+    assert "bireme-autoscaler" in owners
+
+
+def test_a_job_gives_way_to_a_service_of_a_higher_priority(
+    cluster: EmbeddedCluster,
+    controller: Program,
+    release: ReleaseFactory,
+    occupied: Callable[..., Callable[[], None]],
+    urgent: str,
+) -> None:
+    count = nodes(cluster)
+    job = elastic(release, f"autoscale.max={count}", workers=count)
+    until(lambda: running(job) == count, what="the job to fill the nodes")
+    occupied(1, priorityClassName=urgent)
+    service = f"/api/v1/namespaces/{job.namespace}/pods/service-0"
+    until(lambda: cluster.api.get(service)["status"]["phase"] == "Running", what="the service to run")
+    assert workers(job) == count - 1
+    until(lambda: running(job) == count - 1, what="the other workers to run")
+
+
+def test_a_job_is_not_resized_while_it_writes_a_checkpoint(
+    cluster: EmbeddedCluster,
+    controller: Program,
+    release: ReleaseFactory,
+    occupied: Callable[..., Callable[[], None]],
+) -> None:
+    give_back = occupied(nodes(cluster) - 2)
+    with saving_worker() as (port, board):
+        board.mark_saving(0, True)
+        job = elastic(release, "autoscale.max=3", f"metrics.port={port}")
+        until(lambda: running(job) == 2, what="both workers to run")
+        for pod in job.objects("pods"):
+            # Fake pods have addresses at which nobody answers.
+            path = f"/api/v1/namespaces/{job.namespace}/pods/{pod['metadata']['name']}/status"
+            cluster.api.patch(path, {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}})
+        give_back()
+        sentence = f"{job.namespace}/{job.name}-r1: it writes a checkpoint"
+        until(lambda: sentence in controller.log.read_text(), what=controller.log.read_text)
+        assert workers(job) == 2
+        board.mark_saving(0, False)
+        until(lambda: workers(job) == 3, what=controller.log.read_text)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+def test_an_upgrade_keeps_the_number_and_a_rollback_takes_it_back(
+    cluster: EmbeddedCluster,
+    controller: Program,
+    release: ReleaseFactory,
+    toolbox: Toolbox,
+    helm: str,
+) -> None:
+    job = elastic(release, "autoscale.max=3", "autoscale.cooldown=3600", helm=helm)
+    until(lambda: workers(job) == 3, what=controller.log.read_text)
+    before = pods(job)
+    job.upgrade(**options("autoscale.max=3", "autoscale.cooldown=3600", "jobLabels.team=vision"), helm=helm)
+    (live,) = job.objects("jobs")
+    assert live["metadata"]["labels"]["team"] == "vision"
+    assert workers(job) == 3
+    assert job.wait() == ()
+    assert pods(job) == before
+    scale = ["scale", job.name, "5", "--namespace", job.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+    assert "follows the capacity" in str(CliRunner().invoke(cli, scale).exception)
+    roll_back(job, toolbox, cluster, helm)
+    assert workers(job) == 2
+
+
+def pods(job: InstalledRelease) -> set[str]:
+    """The UIDs of its workers' pods."""
+    return {
+        each["metadata"]["uid"] for each in job.objects("pods") if "deletionTimestamp" not in each["metadata"]
+    }
+
+
+def roll_back(job: InstalledRelease, toolbox: Toolbox, cluster: EmbeddedCluster, helm: str) -> None:
+    command = [str(toolbox.path(helm)), "rollback", job.name, "1", "--namespace", job.namespace]
+    command += ["--kubeconfig", str(cluster.kubeconfig)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.whole
+def test_two_jobs_share_what_comes_free(
+    cluster: EmbeddedCluster,
+    controller: Program,
+    release: ReleaseFactory,
+    occupied: Callable[..., Callable[[], None]],
+) -> None:
+    count = nodes(cluster)
+    give_back = occupied(count - 2)
+    jobs = [elastic(release, f"autoscale.max={count}", workers=1) for _ in range(2)]
+    until(lambda: [running(job) for job in jobs] == [1, 1], what="both jobs to run")
+    give_back()
+    until(lambda: sum(map(running, jobs)) == count, what=controller.log.read_text)
+    assert abs(workers(jobs[0]) - workers(jobs[1])) <= 1
+
+
+@pytest.mark.whole
+def test_a_job_keeps_to_its_hours(controller: Program, release: ReleaseFactory) -> None:
+    always = {"autoscale": {"schedules": [{"from": "00:00", "to": "00:00", "max": 1}]}}
+    job = elastic(release, values=always)
+    until(lambda: workers(job) == 1, what=controller.log.read_text)
+    until(lambda: running(job) == 1, what="one worker to run")
+
+
+@pytest.mark.whole
+def test_a_job_shrinks_before_its_spot_node_goes(
+    cluster: EmbeddedCluster, controller: Program, release: ReleaseFactory
+) -> None:
+    count = nodes(cluster)
+    job = elastic(release, f"autoscale.max={count}", workers=count)
+    until(lambda: running(job) == count, what="the job to fill the nodes")
+    name = next(pod.node for pod in job.pods() if pod.role == "worker")
+    node = cluster.api.get(f"/api/v1/nodes/{name}")
+    taints = node["spec"].get("taints") or []
+    notice = {"key": "aws-node-termination-handler/spot-itn", "value": "x", "effect": "NoSchedule"}
+    cluster.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [*taints, notice]}})
+    try:
+        until(lambda: workers(job) == count - 1, what=controller.log.read_text)
+    finally:
+        cluster.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints or None}})
+    until(lambda: workers(job) == count, what=controller.log.read_text)
+
+
+@pytest.mark.whole
+def test_a_job_that_is_deleted_midway_disturbs_nobody(
+    cluster: EmbeddedCluster, controller: Program, release: ReleaseFactory
+) -> None:
+    first, second = (elastic(release, "autoscale.max=3", workers=1) for _ in range(2))
+    until(lambda: running(first) >= 1 and running(second) >= 1, what="both jobs to run")
+    first.uninstall()
+    until(lambda: running(second) == 3, what=controller.log.read_text)
+    controller.check_alive()
+
+
+@pytest.mark.whole
+def test_another_controller_takes_over_from_one_that_is_paused_or_killed(
+    cluster: EmbeddedCluster,
+    controller: Program,
+    release: ReleaseFactory,
+    test_namespace: str,
+    tmp_path: Path,
+) -> None:
+    command = [str(BIREME), "autoscale", "--every=1", "--direct", f"--namespace={test_namespace}"]
+    command += [f"--lease-namespace={test_namespace}", f"--kubeconfig={cluster.kubeconfig}"]
+    log = tmp_path / "log"
+    with log.open("w") as output, subprocess.Popen(command, stderr=output) as second:
+        try:
+            until(lambda: "waiting: " in log.read_text(), what=log.read_text)
+            job = elastic(release, "autoscale.max=3", "autoscale.cooldown=0")
+            until(lambda: workers(job) == 3, what=controller.log.read_text)
+            controller.process.send_signal(signal.SIGSTOP)
+            until(lambda: log.read_text().endswith(" leading\n"), what=log.read_text)
+            controller.process.send_signal(signal.SIGCONT)
+            until(lambda: "waiting: " in controller.log.read_text(), what=controller.log.read_text)
+            second.kill()
+            until(lambda: controller.log.read_text().count(" leading\n") == 2, what=controller.log.read_text)
+        finally:
+            controller.process.send_signal(signal.SIGCONT)
+            second.kill()
+    assert workers(job) == 3

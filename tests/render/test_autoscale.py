@@ -1,0 +1,140 @@
+"""What `autoscale` renders, and what its rules refuse; charts/autoscaler beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bireme.autoscale import Policy
+from bireme.helm import Render, RenderError
+from bireme.manifests import Manifest
+
+RenderChart = Callable[..., Render]
+REGISTRY = "global.imageRegistries.bireme=registry.example.com"
+PADDLE = ["dispatch=dynamic", "etcd.enabled=true"]
+ON = "autoscale.enabled=true"
+
+
+def kinds(found: Render, kind: str) -> list[Manifest]:
+    return [each for each in found.manifests if each.kind == kind]
+
+
+def only(found: Render, kind: str, component: str) -> Manifest:
+    label = "app.kubernetes.io/component"
+    return next(each for each in kinds(found, kind) if each.labels.get(label) == component)
+
+
+def policy(of: Manifest) -> Policy:
+    return Policy.of(of["metadata"]["annotations"]["bireme/autoscale"])
+
+
+def started_with(found: Render) -> Any:
+    """The workers for which the first round waits."""
+    return next(
+        each["data"]["workers"] for each in kinds(found, "ConfigMap") if "workers" in each.get("data", {})
+    )
+
+
+def test_a_job_without_autoscale_says_nothing(render: RenderChart) -> None:
+    job = only(render("torch-elastic"), "Job", "worker")
+    assert "bireme/autoscale" not in {**job.labels, **job["metadata"]["annotations"]}
+
+
+def test_the_controller_reads_the_bounds_of_a_torch_job(render: RenderChart) -> None:
+    sets = [ON, "workers=4", "minWorkers=2", "maxWorkers=8", "workersPerUnit=2", "spares=1"]
+    found = render("torch-elastic", sets=sets)
+    job = only(found, "Job", "worker")
+    assert job.labels["bireme/autoscale"] == "true"
+    assert policy(job) == Policy(2, 8, step=2, spares=1)
+    assert job["spec"]["parallelism"] == job["spec"]["completions"] == 5
+    # The first round waits for those that are there in any case.
+    assert started_with(found) == "2"
+
+
+def test_nights_and_a_metric_reach_the_controller(render: RenderChart) -> None:
+    nights = [{"from": "20:00", "to": "06:00", "days": ["Fri"], "max": 8, "min": 1}]
+    sets = [ON, "autoscale.min=2", "autoscale.max=4", "workers=2", "autoscale.timeZone=Europe/Berlin"]
+    sets += ["autoscale.metric.query=sum(queue)", "autoscale.metric.perWorker=10"]
+    found = render("torch-elastic", sets=sets, values={"autoscale": {"schedules": nights}})
+    read = policy(only(found, "Job", "worker"))
+    assert (read.minimum, read.maximum, read.query, read.per_worker) == (2, 4, "sum(queue)", 10)
+    assert [(each.zone, each.days, each.maximum) for each in read.schedules] == [
+        ("Europe/Berlin", ("Fri",), 8)
+    ]
+    assert started_with(found) == "1"
+
+
+def test_the_end_of_a_paddle_job_waits_for_trainers_that_are_always_there(render: RenderChart) -> None:
+    found = render("paddle", sets=[*PADDLE, ON, "workers=3", "autoscale.max=6"])
+    job = only(found, "Job", "trainer")
+    assert (policy(job), job["spec"]["parallelism"]) == (Policy(1, 6), 3)
+    settings = next(each for each in kinds(found, "ConfigMap") if each.name.endswith("-settings"))
+    assert settings["data"]["PADDLE_TRAINERS_NUM"] == "1"
+    assert "bireme/autoscale" not in only(found, "Job", "pserver")["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(
+    ("chart", "sets", "sentence"),
+    [
+        ("torch-elastic", ["autoscale.max=4"], "autoscale.max: the number of workers follows nothing"),
+        ("torch-elastic", [ON, "autoscale.min=3", "autoscale.max=2"], "autoscale.min: 3 is more than"),
+        ("torch-elastic", [ON, "workers=9", "autoscale.max=8"], "workers: the job starts with 9"),
+        ("torch-elastic", [ON, "workers=2", "minWorkers=2", "autoscale.min=1"], "less than minWorkers, 2"),
+        ("torch-elastic", [ON, "maxWorkers=8", "autoscale.max=9"], "more than maxWorkers, 8"),
+        (
+            "torch-elastic",
+            [ON, "workers=2", "minWorkers=2", "workersPerUnit=2", "autoscale.max=5"],
+            "autoscale.max: 5 is no multiple of workersPerUnit, 2",
+        ),
+        ("torch-elastic", [ON, "queueName=training"], "set kueue.admission=elastic"),
+        ("paddle", [ON], "only trainers with dispatch dynamic and topology separate"),
+    ],
+)
+def test_bounds_that_cannot_hold_are_refused(
+    render: RenderChart, chart: str, sets: list[str], sentence: str
+) -> None:
+    with pytest.raises(RenderError, match=sentence):
+        render(chart, sets=sets)
+
+
+def test_a_schedule_is_held_against_the_bounds_of_the_run(render: RenderChart) -> None:
+    nights = [{"from": "20:00", "to": "06:00", "max": 200}]
+    with pytest.raises(RenderError, match=r"autoscale.schedules\[0\].max: 200 is more than maxWorkers, 128"):
+        render("torch-elastic", sets=[ON], values={"autoscale": {"schedules": nights}})
+
+
+def rules(found: Render, kind: str) -> list[Any]:
+    return [rule for each in kinds(found, kind) for rule in each["rules"]]
+
+
+def test_the_controller_makes_and_deletes_no_pods(render: RenderChart) -> None:
+    found = render("autoscaler", sets=[REGISTRY])
+    verbs: dict[str, set[str]] = {}
+    for rule in [*rules(found, "ClusterRole"), *rules(found, "Role")]:
+        for resource in rule["resources"]:
+            verbs.setdefault(resource, set()).update(rule["verbs"])
+    assert verbs == {
+        "nodes": {"list"},
+        "pods": {"list"},
+        "jobs": {"list", "patch"},
+        "events": {"create"},
+        "clusterqueues": {"get"},
+        "localqueues": {"get"},
+        "leases": {"create", "get", "update"},
+    }
+
+
+def test_a_controller_of_one_namespace_patches_jobs_only_there(render: RenderChart) -> None:
+    found = render("autoscaler", sets=[REGISTRY, "watchNamespace=team"])
+    assert not any("jobs" in rule["resources"] for rule in rules(found, "ClusterRole"))
+    (role,) = (each for each in kinds(found, "Role") if "jobs" in str(each["rules"]))
+    assert role.namespace == "team"
+    (container,) = kinds(found, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
+    assert "--namespace=team" in container["args"]
+
+
+def test_the_image_of_the_controller_needs_a_registry(render: RenderChart) -> None:
+    with pytest.raises(RenderError, match=r"image\.registry: the image is built from images/bireme"):
+        render("autoscaler")

@@ -1,0 +1,100 @@
+"""Quota of Kueue as plain objects, and Prometheus's answers, from a stand-in that serves what it is given."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from bireme.autoscale import query, unused
+from bireme.errors import BiremeError
+
+GPU = "nvidia.com/gpu"
+SPEC = {"containers": [{"name": "trainer", "resources": {"limits": {GPU: "8"}, "requests": {"cpu": "4"}}}]}
+
+
+def queue(gpus: int, used: int = 0, waiting: int = 0, **more: Any) -> dict[str, Any]:
+    flavors = [{"name": "p5", "resources": [{"name": GPU, "nominalQuota": str(gpus)}]}]
+    usage = [{"name": "p5", "resources": [{"name": GPU, "total": str(used), "borrowed": "0"}]}]
+    groups = [{"coveredResources": [GPU], "flavors": flavors}, *more.get("groups", [])]
+    return {
+        "spec": {"resourceGroups": groups},
+        "status": {"flavorsUsage": usage, "pendingWorkloads": waiting},
+    }
+
+
+def test_the_unused_quota_is_counted_in_workers() -> None:
+    assert unused(queue(40), SPEC) == 5
+    assert unused(queue(40, used=20), SPEC) == 2
+    assert unused(queue(16, used=24), SPEC) == 0
+
+
+def test_nothing_is_left_while_others_wait_in_the_queue() -> None:
+    assert unused(queue(40, waiting=1), SPEC) == 0
+
+
+def test_the_scarcest_group_counts() -> None:
+    cpus = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "9"}]}]
+    assert unused(queue(40, groups=[{"coveredResources": ["cpu"], "flavors": cpus}]), SPEC) == 2
+
+
+@pytest.fixture
+def prometheus() -> Iterator[Callable[[Any], str]]:
+    """``prometheus(data)`` is the address of a stand-in that answers every query with it."""
+    servers: list[HTTPServer] = []
+
+    def serve(data: Any) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"status": "success", "data": data}).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def vector(*values: str) -> dict[str, Any]:
+    return {"resultType": "vector", "result": [{"metric": {}, "value": [0, value]} for value in values]}
+
+
+def test_a_query_gives_one_number(prometheus: Callable[[Any], str]) -> None:
+    assert query(prometheus(vector("12.5")), "queue_length") == 12.5
+    assert query(prometheus({"resultType": "scalar", "result": [0, "3"]}), "scalar(3)") == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (vector(), "gives 0 series"),
+        (vector("1", "2"), "gives 2 series; write it so that it gives one"),
+        (vector("NaN"), "gives NaN, which is no number of workers"),
+        ({}, "gives nothing for 'queue_length'"),
+    ],
+)
+def test_a_query_without_one_number_is_told(
+    prometheus: Callable[[Any], str], data: Any, sentence: str
+) -> None:
+    with pytest.raises(BiremeError, match=sentence):
+        query(prometheus(data), "queue_length")
+
+
+def test_a_metric_without_prometheus_is_told() -> None:
+    with pytest.raises(BiremeError, match="set --prometheus"):
+        query("", "queue_length")
+    with pytest.raises(BiremeError, match=r"Prometheus at http://127\.0\.0\.1:1 gives nothing"):
+        query("http://127.0.0.1:1", "queue_length")
