@@ -4,22 +4,30 @@ A real etcd that syncs to the disk, two replicas of the dispatcher, and trainers
 is one request that acknowledges a shard and takes the next one. All of them share this machine's cores.
 
     python benchmarks/dispatcher.py [--shards 1000000] [--seconds 8] [--rounds 3] [-o json]
+    python benchmarks/dispatcher.py --hour 120
+
+The second shows that history does not fill etcd: an hour of steps in so many seconds, with as small a part of
+the chart's quota and of the time for which it keeps history.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import gzip
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,15 +66,30 @@ for shard in Dispatcher().shards():
 
 @dataclass
 class DurableEtcd(EtcdServer):
-    """etcd as the chart runs it: its quota and history, and each commit on the disk before the answer."""
+    """etcd as the chart runs it: its quota and history, and each commit on the disk before the answer.
+
+    `part` of the quota and of the history, for a run that is so much shorter.
+    """
+
+    part: float = 1.0
+
+    @property
+    def quota(self) -> int:
+        """In bytes."""
+        return int(_etcd_values()["quotaMiB"] * self.part) << 20
 
     def _command(self) -> list[str]:
-        values = yaml.safe_load((ROOT / "charts/etcd/values.yaml").read_text(encoding="utf-8"))
+        history = 60 * _etcd_values()["compaction"]["retentionMinutes"] * self.part
         return [word for word in super()._command() if word != "--unsafe-no-fsync"] + [
-            f"--quota-backend-bytes={values['quotaMiB'] << 20}",
+            f"--quota-backend-bytes={self.quota}",
             "--auto-compaction-mode=periodic",
-            f"--auto-compaction-retention={values['compaction']['retentionMinutes']}m",
+            f"--auto-compaction-retention={history:.0f}s",
         ]
+
+
+def _etcd_values() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((ROOT / "charts/etcd/values.yaml").read_text(encoding="utf-8"))
+    return values
 
 
 class Trainer:
@@ -144,6 +167,56 @@ def throughput(replicas: Dispatchers, seconds: float, rounds: int) -> list[dict[
             }
         )
     return rows
+
+
+@dataclass(frozen=True)
+class Hour:
+    """What an hour of steps left in etcd: the largest size of its database, in MiB, and its quota."""
+
+    steps: int
+    per_second: float
+    compactions: int
+    database_mib: float
+    quota_mib: float
+
+
+def hour(toolbox: Toolbox, folder: Path, seconds: float) -> Hour:
+    """Steps of 100 trainers for `seconds`, on as small a part of the chart's etcd as they are of an hour."""
+    server = DurableEtcd(toolbox.path("etcd"), folder, part=seconds / 3600)
+    server.start()
+    replicas = Dispatchers(server.endpoint, "/bench/hour/", leader_seconds=10, trainer_seconds=60)
+    over, sizes = threading.Event(), [0.0]
+
+    def look() -> None:
+        while not over.wait(0.5):
+            with contextlib.suppress(OSError):
+                sizes.append(_metric(server, "etcd_mvcc_db_total_size_in_bytes"))
+
+    watcher = threading.Thread(target=look, daemon=True)
+    try:
+        replicas.start()
+        _add(replicas, 50_000)
+        watcher.start()
+        with CONSOLE.status("An hour"):
+            port = replicas.ports[replicas.leader()]
+            # Between rounds the leases are renewed.
+            rounds = math.ceil(seconds / 20)
+            results = asyncio.run(_throughput(port, 100, seconds / rounds, rounds))
+        over.set()
+        compactions = _metric(server, "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds_count")
+        largest, quota = max(sizes) / 2**20, server.quota / 2**20
+        steps = sum(len(latencies) for _, latencies in results)
+        return Hour(steps, round(steps / seconds), int(compactions), round(largest, 1), quota)
+    finally:
+        over.set()
+        replicas.stop()
+        server.stop()
+
+
+def _metric(server: EtcdServer, name: str) -> float:
+    with urllib.request.urlopen(f"http://{server.endpoint}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
 @contextmanager
@@ -305,9 +378,18 @@ def _tables(report: dict[str, Any]) -> Iterator[Table]:
 @click.option("--shards", default=1_000_000, show_default=True, help="Of the largest dataset")
 @click.option("--seconds", default=8.0, show_default=True, help="Of each round of steps")
 @click.option("--rounds", default=3, show_default=True)
+@click.option("--hour", "hour_seconds", type=float, help="Only an hour of steps, in so many seconds")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def main(shards: int, seconds: float, rounds: int, output: str) -> None:
+def main(shards: int, seconds: float, rounds: int, hour_seconds: float | None, output: str) -> None:
     toolbox = Toolbox(Paths.discover(start=Path(__file__)), CONSOLE)
+    if hour_seconds:
+        with tempfile.TemporaryDirectory() as folder:
+            print(
+                json.dumps(
+                    {"machine": machine(), **asdict(hour(toolbox, Path(folder), hour_seconds))}, indent=2
+                )
+            )
+        return
     with tempfile.TemporaryDirectory() as folder:
         server = DurableEtcd(toolbox.path("etcd"), Path(folder)).start()
         replicas = Dispatchers(server.endpoint, "/bench/dispatcher/", leader_seconds=10, trainer_seconds=60)
