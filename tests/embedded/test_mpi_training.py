@@ -129,6 +129,25 @@ def test_another_number_of_workers_needs_the_next_run(
     assert job.names("jobs") == [f"{job.name}-r2"]
 
 
+def test_an_elastic_job_scales_in_place_and_each_worker_has_starts_of_its_own(
+    release: ReleaseFactory,
+) -> None:
+    limits = ["elastic.minWorkers=2", "elastic.maxWorkers=4", "args={python3,train.py}", "backoffLimit=1"]
+    job = release("mpi-training", sets=["workers=2", *limits])
+    (launcher,) = [name for name in live(job, "worker") if "-r1-0-" in name]
+    job.upgrade(sets=["workers=4", *limits])
+    assert job.differences() == ()
+    for index in (1, 2, 3):
+        (worker,) = [name for name in live(job, "worker") if f"-r1-{index}-" in name]
+        job.cluster.fail(worker, 143, job.namespace)
+        job.wait()
+    job.upgrade(sets=["workers=2", *limits])
+    job.until(lambda: len(live(job, "worker")) == 2)
+    assert launcher in live(job, "worker")
+    with pytest.raises(BiremeError, match="workers: 5 is not within"):
+        job.upgrade(sets=["workers=5", *limits])
+
+
 def test_suspend_removes_the_pods_and_the_queue_label_is_set(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
     job.upgrade(sets=["workers=2", ALONE, "suspend=true", "queueName=training"], **P4D)

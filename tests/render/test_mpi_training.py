@@ -123,6 +123,47 @@ def test_index_0_launches_and_ends_the_job(render: Callable[..., Render]) -> Non
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
 
 
+ELASTIC = ["elastic.minWorkers=2", "elastic.maxWorkers=4", "workers=3", "args={python3,train.py}"]
+
+
+def test_an_elastic_job_has_one_template_for_any_number_of_workers(
+    render: Callable[..., Render], plan: Callable[..., Plan]
+) -> None:
+    rendered = render("mpi-training", sets=[*ELASTIC, "slots=2", "backoffLimit=5"])
+    variables, spec = environment(rendered), the(rendered, "Job")["spec"]
+    assert (variables["BIREME_MPI_LEAST"], variables["BIREME_MPI_WORKERS"]) == ("2", "4")
+    assert variables["BIREME_MPI_SLOTS"] == "2"
+    assert (spec["completions"], spec["parallelism"]) == (3, 3)
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (5, 0)
+    assert "backoffLimit" not in spec
+    (workers,) = plan("mpi-training", sets=ELASTIC).workloads
+    assert (workers.min_replicas, workers.replicas, workers.max_replicas) == (2, 3, 4)
+
+
+@pytest.mark.parametrize(("change", "is_in_place"), [("workers=4", True), ("elastic.maxWorkers=5", False)])
+def test_the_workers_of_an_elastic_job_change_in_place_and_their_limits_do_not(
+    render: Callable[..., Render], change: str, is_in_place: bool
+) -> None:
+    before, after = (
+        the(render("mpi-training", sets=[*ELASTIC, *sets]), "Job").annotations["bireme/immutable"]
+        for sets in ([], [change])
+    )
+    assert (before == after) is is_in_place
+
+
+def test_the_check_of_an_elastic_job_looks_for_horovod(render: Callable[..., Render]) -> None:
+    (check,) = [item for item in render("mpi-training", sets=ELASTIC).manifests if item.is_hook]
+    variables = environment_of(check["spec"]["containers"][0])
+    assert (variables["BIREME_MPI_ROLE"], variables["BIREME_MPI_LEAST"]) == ("check", "2")
+
+
+def test_the_host_file_is_also_where_the_operator_has_it(render: Callable[..., Render]) -> None:
+    mounts = {
+        mount["mountPath"]: mount["name"] for mount in container(render("mpi-training"))["volumeMounts"]
+    }
+    assert mounts["/etc/mpi"] == mounts["/bireme/mpi"]
+
+
 def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Callable[..., Render]) -> None:
     sets = ["orchestrator=MPIJob", "activeDeadlineSeconds=60", "ttlSecondsAfterFinished=5", "backoffLimit=1"]
     rendered = render("mpi-training", sets=[*sets, "suspend=true"], **P4D)
@@ -296,6 +337,67 @@ REFUSED: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["env.PRTE_MCA_prte_default_hostfile=/etc/hosts"],
         "env: PRTE_MCA_prte_default_hostfile is the chart's own",
     ),
+    (
+        "fewer workers than an elastic job needs",
+        {},
+        [*ELASTIC, "workers=1"],
+        "workers: 1 is not within elastic.minWorkers and elastic.maxWorkers, 2 to 4",
+    ),
+    ("more workers than an elastic job takes", {}, [*ELASTIC, "workers=5"], "workers: 5 is not within"),
+    (
+        "limits that cross",
+        {},
+        [*ELASTIC, "elastic.minWorkers=5"],
+        "elastic.minWorkers: 5 is more than elastic.maxWorkers, 4",
+    ),
+    (
+        "an elastic MPIJob",
+        {},
+        [*ELASTIC, "orchestrator=MPIJob"],
+        "elastic.maxWorkers: an MPIJob has the same workers from start to end",
+    ),
+    (
+        "an elastic job without the runtime",
+        {},
+        [*ELASTIC, "runtime=false"],
+        "elastic.maxWorkers: bireme-runtime finds the workers",
+    ),
+    (
+        "a world size of an elastic job",
+        {},
+        [*ELASTIC, "np=3"],
+        "np: the world size of an elastic job changes",
+    ),
+    (
+        "a launcher of the user's own in an elastic job",
+        {},
+        [*ELASTIC, "command={mpirun}"],
+        "command: the launcher of an elastic job runs horovodrun, not a command of yours",
+    ),
+    (
+        "arguments for mpirun in an elastic job",
+        {},
+        [*ELASTIC, "mpirunArgs={--tag-output}"],
+        "mpirunArgs: the launcher of an elastic job runs horovodrun, not mpirun",
+    ),
+    (
+        "horovodrun in the arguments of an elastic job",
+        {},
+        [*ELASTIC, "args={/usr/bin/horovodrun,-np,2,python3}"],
+        "args: the launcher of an elastic job runs horovodrun itself; name the program of the ranks",
+    ),
+    (
+        "an elastic job without a program",
+        {},
+        ["elastic.maxWorkers=2"],
+        "elastic.maxWorkers: the check that runs without a program needs MPI",
+    ),
+    (
+        "a variable that horovodrun sets",
+        {},
+        [*ELASTIC, "env.HOROVOD_CPU_OPERATIONS=MPI"],
+        "env: HOROVOD_CPU_OPERATIONS is the chart's own; leave it out: horovodrun sets it",
+    ),
     ("a name that is too long", {}, [f"fullnameOverride={'x' * 60}"], "host name"),
     ("EFA 5 on p4d", P4D, ["efa=5"], "efa: 5 is more than the 4 EFA interfaces of a p4d.24xlarge"),
     (
@@ -318,7 +420,7 @@ def test_mpi_training_refuses(
     assert sentence in str(refusal.value)
 
 
-@pytest.mark.parametrize("values", ["allreduce", "mpijob"])
+@pytest.mark.parametrize("values", ["allreduce", "elastic", "mpijob"])
 def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Render], values: str) -> None:
     rendered = render("mpi-training", files=[f"charts/mpi-training/ci/{values}-values.yaml"])
     for template in pods(rendered).values():

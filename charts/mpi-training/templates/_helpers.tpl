@@ -79,7 +79,10 @@ Arguments: root, worker (the result of common.worker), role ("" in an Indexed Jo
 {{- end }}
 - {name: BIREME_NAME, value: {{ include "common.fullname" (dict "root" .root) | quote }}}
 - {name: BIREME_MPI_HOSTS, value: {{ include "mpi-training.hosts" .root | quote }}}
-- {name: BIREME_MPI_WORKERS, value: "{{ int64 $v.workers }}"}
+- {name: BIREME_MPI_WORKERS, value: "{{ $v.elastic.maxWorkers | default $v.workers | int64 }}"}
+{{- if $v.elastic.maxWorkers }}
+- {name: BIREME_MPI_LEAST, value: "{{ int64 $v.elastic.minWorkers }}"}
+{{- end }}
 - {name: BIREME_MPI_SLOTS, value: "{{ int64 .worker.processes }}"}
 - {name: BIREME_MPI_IMPLEMENTATION, value: {{ $v.mpiImplementation | quote }}}
 - {name: BIREME_MPI_PORT, value: "{{ int64 $v.ssh.port }}"}
@@ -113,6 +116,9 @@ The variables of the `helm test`, as a list of EnvVar.
 */}}
 {{- define "mpi-training.testEnv" -}}
 - {name: BIREME_MPI_ROLE, value: check}
+{{- if .Values.elastic.maxWorkers }}
+- {name: BIREME_MPI_LEAST, value: "{{ int64 .Values.elastic.minWorkers }}"}
+{{- end }}
 - {name: BIREME_MPI_IMPLEMENTATION, value: {{ .Values.mpiImplementation | quote }}}
 - {name: BIREME_MPI_PORT, value: "{{ int64 .Values.ssh.port }}"}
 {{- end }}

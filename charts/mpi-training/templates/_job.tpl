@@ -3,6 +3,11 @@ The fields of the Job's spec that do not change in place. job.yaml has the other
 */}}
 {{- define "mpi-training.jobSpec" -}}
 completionMode: Indexed
+{{- if .Values.elastic.maxWorkers }}
+# Workers come and go, so each pod has starts of its own.
+backoffLimitPerIndex: {{ int64 .Values.backoffLimit }}
+maxFailedIndexes: 0
+{{- end }}
 podFailurePolicy:
   {{- include "common.podFailurePolicy" (dict "root" . "worker" (include "common.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
 successPolicy:
@@ -37,10 +42,11 @@ mpiReplicaSpecs:
 {{- end }}
 
 {{/*
-The parts that must not change while the job runs, as JSON {part: content}. The number of workers is one of them.
+The parts that must not change while the job runs, as JSON {part: content}. The number of workers is one of them, unless
+the job is elastic.
 */}}
 {{- define "mpi-training.immutableParts" -}}
-{{- $parts := dict "workers" (int64 .Values.workers) }}
+{{- $parts := ternary dict (dict "workers" (int64 .Values.workers)) (not (empty .Values.elastic.maxWorkers)) }}
 {{- if include "mpi-training.isMpiJob" . }}
 {{- $spec := include "mpi-training.mpiJobSpec" . | fromYaml }}
 {{- $_ := set $parts "launcher" $spec.mpiReplicaSpecs.Launcher }}

@@ -65,6 +65,8 @@ startupProbe:
 {{- define "mpi-training.mounts" -}}
 - {name: mpi, mountPath: /bireme/mpi}
 {{- if not .role }}
+# mpi-operator has the host file there, and programs look for it.
+- {name: mpi, mountPath: /etc/mpi, readOnly: true}
 - {name: ssh, mountPath: /bireme/ssh, readOnly: true}
 {{- end }}
 {{- end }}

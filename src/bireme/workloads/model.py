@@ -224,10 +224,11 @@ def pod_plans(
 
 
 def elastic_bounds(pod_spec: Mapping[str, Any]) -> tuple[int, int] | None:
-    """torchrun's ``min:max`` (or one number for both) from PET_NNODES."""
+    """torchrun's ``min:max`` (or one number for both) from PET_NNODES, or those of an elastic Horovod job."""
     bounds = _env(pod_spec, "PET_NNODES")
     if bounds is None:
-        return None
+        least = count_of(pod_spec, "BIREME_MPI_LEAST", 0)
+        return (least, count_of(pod_spec, "BIREME_MPI_WORKERS", least)) if least else None
     low, _, high = bounds.partition(":")
     try:
         return int(low), int(high or low)

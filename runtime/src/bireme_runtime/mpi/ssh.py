@@ -56,6 +56,16 @@ Host {hosts}
   ServerAliveCountMax 4
   LogLevel ERROR
 """
+# The script of every login: it runs the command with this pod's environment, which sshd would drop.
+_SESSION = """\
+. {environment}
+export BIREME_LOGIN=$$
+exec sh -c "$SSH_ORIGINAL_COMMAND"
+"""
+_PROGRAM = """\
+#!/bin/sh
+exec {ssh} {options} "$@"
+"""
 _MARK = "# The workers of this job, by bireme."
 # A lost machine closes no connection; these options detect the loss within half a minute.
 _KEEPALIVE = {
@@ -83,14 +93,31 @@ class Ssh:
         port = environment.integer(env, "BIREME_MPI_PORT", PORT)
         user = _user()
         server = _program("sshd", "openssh-server")
-        _program("ssh", "openssh-client")
+        client = _program("ssh", "openssh-client")
         _copy_key(Path(env.get("BIREME_MPI_KEY", "/bireme/ssh/id_rsa")), folder)
         values = {"folder": folder, "port": port, "user": user, "level": env.get("BIREME_SSHD_LOG", "FATAL")}
         _write(folder / "sshd_config", _SERVER.format(**values))
         _write(folder / "ssh_config", _CLIENT.format(hosts="*", **values))
         _write_for_user(_CLIENT.format(hosts=_patterns(env.get("BIREME_MPI_HOSTS", "")), **values))
-        _write(folder / "session", _session(env))
-        return cls(folder, port, server)
+        ssh = cls(folder, port, server)
+        _write(ssh.environment, _exports(env))
+        _write(folder / "session", _SESSION.format(environment=ssh.environment))
+        _write(
+            ssh.programs / "ssh",
+            _PROGRAM.format(ssh=client, options=" ".join(ssh.client_options)),
+            mode=0o700,
+        )
+        return ssh
+
+    @property
+    def environment(self) -> Path:
+        """A shell script that sets the environment of this pod."""
+        return self.folder / "environment"
+
+    @property
+    def programs(self) -> Path:
+        """A folder for PATH whose ssh finds key and port, even where the user's home is read-only."""
+        return self.folder / "bin"
 
     @property
     def client_options(self) -> tuple[str, ...]:
@@ -201,13 +228,16 @@ def _copy_key(source: Path, folder: Path) -> None:
     _write(folder / "known_hosts", f"bireme {public}\n")
 
 
-def _session(env: Mapping[str, str]) -> str:
-    """The script of every login: it runs the command with this pod's environment, which sshd would drop."""
+def is_login(pid: int) -> bool:
+    """Whether the process is the first one of a login."""
+    return f"BIREME_LOGIN={pid}".encode() in children.environment(pid).split(b"\0")
+
+
+def _exports(env: Mapping[str, str]) -> str:
     kept = {
         name: value for name, value in env.items() if name not in _NOT_FOR_SESSIONS and name.isidentifier()
     }
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(kept.items()))
-    return f'{exports}exec sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(kept.items()))
 
 
 def _write(path: Path, text: str, mode: int = 0o600) -> None:

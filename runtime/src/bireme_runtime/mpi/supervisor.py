@@ -1,22 +1,24 @@
 """One pod of an MPI job: `python3 -m bireme_runtime.mpi.supervisor -- PROGRAM ARGS…`.
 
 A worker's pod serves ssh until SIGTERM. The launcher's pod waits until every worker answers, checks with a
-probe that mpirun reaches every slot of every worker, and runs the program with mpirun. All pods have the same
-arguments; BIREME_MPI_ROLE or, in an Indexed Job, the completion index selects the launcher. docs/mpi.md
-describes the environment and the exit codes.
+probe that mpirun reaches every slot of every worker, and runs the program with mpirun. In an elastic job it
+waits for the fewest workers and runs the program with horovodrun. All pods have the same arguments;
+BIREME_MPI_ROLE or, in an Indexed Job, the completion index selects the launcher. docs/mpi.md describes the
+environment and the exit codes.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from bireme_runtime.mpi.ssh import Ssh, greet, is_broken
+from bireme_runtime.mpi.elastic import NO_HOROVODRUN, Discovery, horovodrun
+from bireme_runtime.mpi.ssh import Ssh, is_login
+from bireme_runtime.mpi.workers import Workers
 from bireme_runtime.mpi.world import PROBE, World, interface_of
 from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop
@@ -26,9 +28,9 @@ from bireme_runtime.process.log import last_words, log_of
 TERMINATED = as_shell(-signal.SIGTERM)
 _WAIT_SECONDS = 30.0
 _PROGRESS_SECONDS = 15.0
-_PARALLEL_CONNECTIONS = 32
 _EXIT_SECONDS = 5.0
-_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=")
+_SETTLE_SECONDS = 2.0
+_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=", b"HOROVOD_RANK=")
 
 say = log_of("mpi")
 
@@ -76,15 +78,49 @@ def _work(env: Mapping[str, str]) -> int:
     """Serve ssh until SIGTERM, then give this pod's ranks time to save."""
     ssh = Ssh.prepare(env)
     served = ssh.serve()
+    is_elastic = bool(env.get("BIREME_MPI_LEAST"))
     try:
-        _watch(served, {})
+        _serve(served, is_elastic)
     except children.Terminated as end:
+        if is_elastic:
+            return _leave(served, env, end)
         say(f"{end}: the ranks of this pod have {_grace(env):.0f} s to save")
         ranks = _ranks()
         children.send(ranks, signal.SIGTERM)
         children.wait_for_end(ranks, _grace(env))
         return TERMINATED
     raise Stop(TEMPORARY, "sshd ended unexpectedly; its messages are above")
+
+
+def _serve(served: int, is_elastic: bool) -> None:
+    """Wait until sshd ends. In an elastic job, ranks whose login broke are killed meanwhile.
+
+    Their launcher is gone, and the next one starts others. sshd leaves the processes of a broken login alone.
+    """
+    ended: dict[int, int] = {}
+    while served not in ended:
+        if is_elastic:
+            children.send(_orphans(), signal.SIGKILL)
+        children.wait(1.0 if is_elastic else _WAIT_SECONDS, ended)
+
+
+def _orphans() -> list[int]:
+    """The processes of logins that broke: this process has adopted them."""
+    families = [[pid, *children.descendants(pid)] for pid in children.children_of(os.getpid(), but="sshd")]
+    return [pid for family in families if any(map(is_login, family)) for pid in family]
+
+
+def _leave(served: int, env: Mapping[str, str], end: children.Terminated) -> int:
+    """Stop answering, so that the launcher leaves this worker out, and wait until the others go on.
+
+    Its ranks end when the program commits next. SIGTERM could make them stop the program.
+    """
+    ranks = _ranks()
+    say(f"{end}: the program has {_grace(env):.0f} s to commit and go on without the ranks of this pod")
+    idle = [pid for pid in children.descendants(served) if not {pid, *children.descendants(pid)} & set(ranks)]
+    children.send([served, *idle], signal.SIGKILL)
+    children.wait_for_end(ranks, _grace(env))
+    return TERMINATED
 
 
 def _watch(pid: int, ended: dict[int, int]) -> int:
@@ -114,8 +150,11 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
     if os.uname().nodename in world.names:
         ssh.serve()
     started = time.monotonic()
-    workers = _connect(world, ssh, environment.seconds(env, "BIREME_WAIT_SECONDS", 600))
-    interface = interface_of(workers[world.hosts[-1]].getsockname()[0])
+    workers = Workers(world.hosts, ssh.port)
+    _connect(workers, world.least or len(world.hosts), environment.seconds(env, "BIREME_WAIT_SECONDS", 600))
+    interface = interface_of(workers.own_address)
+    if world.least:
+        return _run_elastic(world, ssh, workers, program, interface, env)
     variables = {**env, **world.environment(ssh.client_options, ssh.folder, env, interface)}
     _probe(world, ssh, variables, environment.seconds(env, "BIREME_PROBE_SECONDS", 120))
     say(f"{world.size} ranks on {len(world.hosts)} workers, after {time.monotonic() - started:.1f} s")
@@ -131,27 +170,60 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
     return as_shell(code)
 
 
-def _watch_all(pid: int, workers: Mapping[str, socket.socket]) -> int:
+def _run_elastic(
+    world: World, ssh: Ssh, workers: Workers, program: Sequence[str], interface: str, env: Mapping[str, str]
+) -> int:
+    """Run the program on the workers that answer, from now on; returns its exit code."""
+    # Workers that start together are to be in the first world together.
+    children.pause(_SETTLE_SECONDS)
+    while workers.greet_missing():
+        children.pause(_SETTLE_SECONDS)
+    discovery = Discovery(workers, world.slots, ssh.folder / "workers")
+    discovery.refresh()
+    command = horovodrun(world, discovery, ssh, program, interface, env)
+    say(f"{len(workers.present)} workers answer, of {world.least} to {len(world.hosts)}")
+    timeout = {"HOROVOD_ELASTIC_TIMEOUT": env.get("BIREME_WAIT_SECONDS", "600")}
+    variables = {**timeout, **env, "PATH": f"{ssh.programs}:{env.get('PATH', os.defpath)}"}
+    pid = children.start(command, variables)
+    ended: dict[int, int] = {}
+    try:
+        while pid not in ended:
+            children.wait(1.0, ended)
+            went, came = discovery.refresh()
+            for hosts, verb in ((went, "went away"), (came, "answers")):
+                if hosts:
+                    say(f"{_names(hosts)} {verb}: {len(workers.present)} workers")
+    except children.Terminated as end:
+        say(f"{end}: the ranks of this pod have {_grace(env):.0f} s to save")
+        ranks = _ranks()
+        children.send(ranks, signal.SIGTERM)
+        children.wait_for_end(ranks, _grace(env))
+        children.send([pid], signal.SIGTERM)
+        children.wait_for_end([pid], _EXIT_SECONDS)
+        return TERMINATED
+    code = children.exit_code(ended[pid])
+    if code:
+        say(f"horovodrun ended with exit code {code}")
+    return as_shell(code)
+
+
+def _watch_all(pid: int, workers: Workers) -> int:
     """Wait until mpirun ends; returns its exit code. Raises Stop when a worker is lost before.
 
     mpirun does not report that reliably: Open MPI 5.0.7 exits with 0 when a host dies, and others hang.
     """
     ended: dict[int, int] = {}
-    while not (lost := _lost(workers)) and pid not in ended:
+    while not (lost := workers.drop_lost()) and pid not in ended:
         children.wait(1.0, ended)
     # mpirun may have noticed the loss of a worker before this process did, and then fails most of the time.
     pauses = 1 if ended.get(pid) == 0 else 3
     while not lost and pauses:
         children.pause(1.0)
-        lost, pauses = _lost(workers), pauses - 1
+        lost, pauses = workers.drop_lost(), pauses - 1
     if not lost:
         return children.exit_code(ended[pid])
     children.wait_for_end([pid], _EXIT_SECONDS)
     raise Stop(TEMPORARY, f"{_names(lost)} went away while the program ran, and it needs all workers")
-
-
-def _lost(workers: Mapping[str, socket.socket]) -> list[str]:
-    return [host for host, connection in workers.items() if is_broken(connection)]
 
 
 def _end(pid: int, grace: float) -> int:
@@ -172,24 +244,21 @@ def _program(argv: list[str]) -> tuple[bool, list[str]]:
     return as_is, program
 
 
-def _connect(world: World, ssh: Ssh, seconds: float) -> dict[str, socket.socket]:
-    """Wait until the sshd of every worker answers under its name; returns connections by host."""
+def _connect(workers: Workers, least: int, seconds: float) -> None:
+    """Wait until the sshd of at least so many workers answers under its name."""
     deadline, logged = time.monotonic() + seconds, time.monotonic()
-    there: dict[str, socket.socket] = {}
-    with ThreadPoolExecutor(_PARALLEL_CONNECTIONS) as pool:
-        while True:
-            missing = [host for host in world.hosts if host not in there]
-            answers = pool.map(lambda host: greet(host, ssh.port), missing)
-            there.update({host: answer for host, answer in zip(missing, answers) if answer})
-            missing = [host for host in missing if host not in there]
-            if not missing:
-                return there
-            if time.monotonic() >= deadline:
-                raise Stop(TEMPORARY, f"{_names(missing)}: no sshd answers after {seconds:.0f} s")
-            if time.monotonic() - logged >= _PROGRESS_SECONDS:
-                logged = time.monotonic()
-                say(f"waiting for {len(missing)} of {len(world.hosts)} workers: {_names(missing)}")
-            children.pause(0.5)
+    while True:
+        workers.greet_missing()
+        workers.drop_lost()
+        if len(workers.present) >= least:
+            return
+        missing = workers.missing
+        if time.monotonic() >= deadline:
+            raise Stop(TEMPORARY, f"{_names(missing)}: no sshd answers after {seconds:.0f} s")
+        if time.monotonic() - logged >= _PROGRESS_SECONDS:
+            logged = time.monotonic()
+            say(f"waiting for {least - len(workers.present)} of {least} workers: {_names(missing)}")
+        children.pause(0.5)
 
 
 def _names(hosts: Sequence[str]) -> str:
@@ -228,13 +297,28 @@ def _check(env: Mapping[str, str]) -> int:
     ssh = Ssh.prepare(env)
     ssh.serve()
     world = World((os.uname().nodename,), 2, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"))
-    _connect(world, ssh, 30)
+    _connect(Workers(world.hosts, ssh.port), 1, 30)
     login = children.start(["ssh", *ssh.client_options, "127.0.0.1", "true"], env)
     code = _watch(login, {})
     if code:
         raise Stop(CONFIG, f"ssh from this pod to itself fails with exit code {code}; its messages are above")
+    if env.get("BIREME_MPI_LEAST"):
+        return _check_horovod()
     _probe(world, ssh, {**env, **world.environment(ssh.client_options, ssh.folder, env)}, 60)
     print("the image has what an MPI job needs: a key, sshd, and an mpirun that starts 2 ranks")
+    return 0
+
+
+def _check_horovod() -> int:
+    try:
+        build = subprocess.run(["horovodrun", "--check-build"], capture_output=True, text=True, check=False)
+    except OSError:
+        raise Stop(CONFIG, NO_HOROVODRUN) from None
+    if "[X] Gloo" not in build.stdout:
+        raise Stop(
+            CONFIG, f"the image's Horovod has no Gloo, which elastic jobs need:\n{build.stdout}{build.stderr}"
+        )
+    print("the image has what an elastic job needs: a key, sshd, and a horovodrun with Gloo")
     return 0
 
 

@@ -27,12 +27,16 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class World:
-    """``slots`` ranks on each of ``hosts``; ``arguments`` are the user's own for mpirun."""
+    """``slots`` ranks on each of ``hosts``; ``arguments`` are the user's own for mpirun.
+
+    ``least`` is the number of hosts that an elastic job needs at any time; 0 means all of them.
+    """
 
     hosts: tuple[str, ...]
     slots: int
     implementation: str
     arguments: tuple[str, ...] = ()
+    least: int = 0
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> World:
@@ -41,13 +45,14 @@ class World:
             pattern = environment.required(env, "BIREME_MPI_HOSTS")
             workers = environment.integer(env, "BIREME_MPI_WORKERS")
             slots = environment.integer(env, "BIREME_MPI_SLOTS")
+            least = environment.integer(env, "BIREME_MPI_LEAST", 0)
             arguments = tuple(map(str, json.loads(env.get("BIREME_MPI_ARGUMENTS", "[]"))))
         except SettingError as error:
             raise Stop(CONFIG, str(error)) from error
         except ValueError as error:
             raise Stop(CONFIG, f"BIREME_MPI_ARGUMENTS is not a JSON list: {error}") from error
         hosts = tuple(pattern.replace("{}", str(index)) for index in range(workers))
-        return cls(hosts, slots, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"), arguments)
+        return cls(hosts, slots, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"), arguments, least)
 
     @property
     def size(self) -> int:
