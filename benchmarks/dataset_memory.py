@@ -1,7 +1,7 @@
 """How much memory each step of charts/dataset needs for a dataset of many files.
 
-Each step is a process of its own, and its peak is what the kernel counted (resident set). The list comes from
-a server here that makes up the keys of a bucket; the other steps work on files of 7 bytes, which are links.
+Each step is a process of its own, and its peak is what the kernel counted (VmHWM of /proc). The list is that
+of a server that makes up the keys of a bucket; the other steps work on files of 7 bytes, which are links.
 
     python benchmarks/dataset_memory.py [--entries 20000] [--listed 20000] [-o json]
 """
@@ -13,12 +13,13 @@ import http.server
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +34,22 @@ CONTENT = b"content"
 LINKS = 50_000
 PAGE = 1000
 
+# The peak that wait4 tells includes that of the parent before it started the program.
+PEAK = """
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
 LIST = """
 import os
 from bireme_runtime.dataset.staging import listed, settings_from
 settings = settings_from(os.environ)
 with settings.lists() as lists:
-    print(listed(settings, os.environ, lists).files)
+    listed(settings, os.environ, lists)
+"""
+STEP = """
+import sys
+from bireme_runtime.dataset.__main__ import main
+if main(sys.argv[1:]):
+    sys.exit("the step failed")
 """
 
 
@@ -100,19 +111,16 @@ def files(folder: Path, entries: int) -> None:
             os.link(first, file)
 
 
-def measure(name: str, entries: int, command: list[str], env: Mapping[str, str]) -> Step:
+def measure(name: str, entries: int, program: str, arguments: Sequence[str], env: Mapping[str, str]) -> Step:
     """Run a step to its end."""
     started = time.perf_counter()
-    pid = os.posix_spawn(
-        sys.executable,
-        [sys.executable, *command],
-        {"PYTHONPATH": str(ROOT / "runtime/src"), **env},
-        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+    done = subprocess.run(
+        [sys.executable, "-c", program + PEAK, *arguments],
+        env={"PYTHONPATH": str(ROOT / "runtime/src"), **env},
+        stdout=subprocess.PIPE,
+        check=True,
     )
-    _, status, used = os.wait4(pid, 0)
-    if status:
-        sys.exit(f"{name} failed with {os.waitstatus_to_exitcode(status)}")
-    return Step(name, entries, round(time.perf_counter() - started, 1), round(used.ru_maxrss / 1024, 1))
+    return Step(name, entries, round(time.perf_counter() - started, 1), round(int(done.stdout) / 1024, 1))
 
 
 def steps(place: Path, entries: int, listed: int) -> Iterator[Step]:
@@ -124,15 +132,14 @@ def steps(place: Path, entries: int, listed: int) -> Iterator[Step]:
 
     with bucket(listed) as server:
         s3 = {"AWS_ENDPOINT_URL_S3": server, "BIREME_S3_ANONYMOUS": "true"}
-        yield measure("list", listed, ["-c", LIST], {**s3, **env("s3://b/data", "listed")})
+        yield measure("list", listed, LIST, [], {**s3, **env("s3://b/data", "listed")})
     files(place / "source", entries)
     copied = env(f"file://{place}/source", "data")
-    program = ["-m", "bireme_runtime.dataset"]
     for name in ("stage", "publish"):
-        yield measure(name, entries, [*program, name], copied)
+        yield measure(name, entries, STEP, [name], copied)
     folder = str(place / "data")
-    yield measure("verify", entries, [*program, "verify", folder], {})
-    yield measure("verify --quick", entries, [*program, "verify", folder, "--quick"], {})
+    yield measure("verify", entries, STEP, ["verify", folder], {})
+    yield measure("verify --quick", entries, STEP, ["verify", folder, "--quick"], {})
 
 
 @click.command(help=__doc__)

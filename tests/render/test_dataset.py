@@ -18,6 +18,8 @@ S3: dict[str, Any] = {
     "sources": [{"url": "s3://imagenet/ILSVRC"}],
 }
 
+RCLONE = {"repository": "example/python-rclone"}
+
 
 def pod(rendered: Render) -> Mapping[str, Any]:
     spec: Mapping[str, Any] = the(rendered, "Job")["spec"]["template"]["spec"]
@@ -103,6 +105,16 @@ def test_the_config_map_holds_only_the_code_of_the_dataset_component(render: Cal
     assert not [key for key in others if "__dataset__" in key or "__sources__" in key]
 
 
+def test_the_configuration_of_rclone_comes_from_its_secret(render: Callable[..., Render]) -> None:
+    source = {"url": "rclone://gcs/bucket/train", "rclone": {"secret": "remotes"}}
+    rendered = render("dataset", values=S3 | {"sources": [source], "image": RCLONE})
+    assert env(rendered)["BIREME_SOURCE_0_RCLONE_CONFIG"] == "/bireme/rclone/0/rclone.conf"
+    (volume,) = (each for each in pod(rendered)["volumes"] if each["name"] == "rclone-0")
+    assert volume["secret"]["secretName"] == "remotes"
+    mounts = container_of(pod(rendered), "stage")["volumeMounts"]
+    assert {"name": "rclone-0", "mountPath": "/bireme/rclone/0", "readOnly": True} in mounts
+
+
 def test_coco_is_copied_to_a_bucket_if_one_is_named(render: Callable[..., Render]) -> None:
     rendered = render("dataset", workload="coco-2017", sets=["upload=s3://mine/coco-2017"])
     assert json.loads(env(rendered)["BIREME_DATASET"])["upload"] == "s3://mine/coco-2017"
@@ -149,6 +161,15 @@ def test_validation_images_of_imagenet_are_sorted_by_class(
         ),
         ({"sources": [{"url": "ftp://host/file"}]}, "url"),
         ({"sources": [{"url": "s3://a--use1-az4--x-s3/b"}]}, "sources[0].url: it is a directory bucket"),
+        ({"sources": [{"url": "rclone://gcs/b"}], "image": RCLONE}, "sources[0].rclone: the remote is in"),
+        (
+            {"sources": [{"url": "s3://a/b", "rclone": {"secret": "r"}}]},
+            "sources[0].rclone: it is for rclone://",
+        ),
+        (
+            {"sources": [{"url": "rclone://gcs/b", "rclone": {"secret": "r"}}]},
+            "image.repository: library/python has no rclone, which sources[0] needs",
+        ),
         ({"upload": "s3://a--use1-az4--x-s3"}, "upload: it is a directory bucket"),
         (
             {"sources": [{"url": "s3://a/b", "s3": {"anonymous": True, "requesterPays": True}}]},

@@ -15,7 +15,8 @@ import pytest
 from bireme_runtime.dataset.staging import settings_from, stage
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.sources import aws
-from bireme_runtime.sources.source import S3Source, SourceError, open_source, safe_path
+from bireme_runtime.sources.places import open_source
+from bireme_runtime.sources.source import S3Source, SourceError, safe_path
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 

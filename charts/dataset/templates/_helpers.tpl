@@ -46,6 +46,9 @@ The variables of every step: the settings, and those of S3.
   valueFrom:
     secretKeyRef: {name: {{ .secret | quote }}, key: {{ .key | default "token" | quote }}}
 {{- end }}
+{{- with $source.rclone }}
+- {name: {{ $own }}RCLONE_CONFIG, value: {{ printf "/bireme/rclone/%d/%s" $i (.key | default "rclone.conf") | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -65,6 +68,9 @@ volumeMounts:
   - {name: ca, mountPath: /bireme/ca, readOnly: true}
   {{- end }}
   {{- range $i, $source := .Values.sources }}
+  {{- if $source.rclone }}
+  - {name: rclone-{{ $i }}, mountPath: /bireme/rclone/{{ $i }}, readOnly: true}
+  {{- end }}
   {{- if $source.claimName }}
   - {name: source-{{ $i }}, mountPath: /sources/{{ $i }}, readOnly: true{{ with $source.subPath }}, subPath: {{ . | quote }}{{ end }}}
   {{- end }}
@@ -154,6 +160,10 @@ template:
       {{- end }}
       {{- include "common.runtimeVolume" (dict "root" . "component" "dataset") | nindent 6 }}
       {{- range $i, $source := .Values.sources }}
+      {{- with $source.rclone }}
+      - name: rclone-{{ $i }}
+        secret: {secretName: {{ .secret | quote }}}
+      {{- end }}
       {{- with $source.claimName }}
       - name: source-{{ $i }}
         persistentVolumeClaim: {claimName: {{ . | quote }}, readOnly: true}

@@ -30,6 +30,7 @@ from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say
 from bireme_runtime.sources.checksums import Checksum, compute, digest_of
+from bireme_runtime.sources.places import env_of, open_source
 from bireme_runtime.sources.source import (
     ATTEMPTS,
     Body,
@@ -38,9 +39,7 @@ from bireme_runtime.sources.source import (
     S3Source,
     Source,
     SourceError,
-    env_of,
     files_below,
-    open_source,
     pause,
     safe_path,
     sums,

@@ -38,7 +38,6 @@ _TIMEOUT_SECONDS = 60
 _REDIRECTS = 5
 _CHUNK = 1 << 20
 ATTEMPTS = 8
-_KEYS = frozenset(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "BIREME_S3_ANONYMOUS"))
 # S3's limit on the parts of an upload; a part has 5 GiB at most
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html).
 _MOST_PARTS = 10_000
@@ -90,34 +89,6 @@ class Source(Protocol):
 
     def checksums(self, entry: Entry) -> Iterator[Checksum]:
         """Checksums of which one must fit if there are any. Raises as `read` does."""
-
-
-def env_of(env: Mapping[str, str], number: int) -> Mapping[str, str]:
-    """The environment for a source: its own variables, BIREME_SOURCE_N_NAME, count before NAME."""
-    prefix = f"BIREME_SOURCE_{number}_"
-    own = {name[len(prefix) :]: value for name, value in env.items() if name.startswith(prefix)}
-    # Credentials come as a whole: half of one's own and half of another's are none.
-    shared = env if not _KEYS & own.keys() else {k: v for k, v in env.items() if k not in _KEYS}
-    return {**shared, **own}
-
-
-def open_source(url: str, env: Mapping[str, str]) -> Source:
-    """The source at s3://BUCKET/PREFIX, http(s)://…/FILE or file:///FOLDER. Raises SourceError."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "s3":
-        # Keys may contain # and ?, which a parser of URLs takes for the end of the path.
-        bucket, _, prefix = rest.partition("/")
-        if bucket.endswith("--x-s3"):
-            raise SourceError(
-                f"s3://{bucket} is a directory bucket (S3 Express), which has other credentials and tags: "
-                "name the bucket from which it was filled"
-            )
-        return S3Source(bucket, prefix.lstrip("/"), env)
-    if scheme in ("http", "https"):
-        return HttpSource(url, env.get("BIREME_TOKEN", ""))
-    if scheme == "file":
-        return FolderSource(Path(urllib.parse.unquote(rest)))
-    raise SourceError(f"{url} is neither s3://BUCKET/PREFIX nor https://HOST/FILE nor a claim")
 
 
 def safe_path(path: str) -> str:

@@ -22,7 +22,8 @@ from bireme_runtime.etcd.server import backup, member
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.log import Say
-from bireme_runtime.sources.source import Entry, S3Source, SourceError, open_source
+from bireme_runtime.sources.places import open_source
+from bireme_runtime.sources.source import Entry, S3Source, SourceError
 
 _USAGE = "usage: python3 -m bireme_runtime.etcd.s3.backup save FOLDER | fetch FOLDER FILE"
 _CHUNK = 1 << 20
