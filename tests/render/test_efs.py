@@ -81,6 +81,19 @@ def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: Callabl
     assert not objects(rendered, "PersistentVolume")
 
 
+def test_volumes_and_classes_have_the_names_that_the_values_give(render: Callable[..., Render]) -> None:
+    given = {
+        "home": NFS | {"persistentVolume": {"name": "efs-home"}},
+        "runs": DYNAMIC | {"storageClass": {"name": "efs-runs"}},
+        "logs": {"type": "dynamic", "storageClassName": "efs-runs"},
+    }
+    rendered = render("efs", values={"volumes": given})
+    claims = {name: each["spec"] for name, each in objects(rendered, "PersistentVolumeClaim").items()}
+    assert claims["home"]["volumeName"] == volume(rendered).name == "efs-home"
+    assert list(objects(rendered, "StorageClass")) == ["efs-runs"]
+    assert claims["runs"]["storageClassName"] == claims["logs"]["storageClassName"] == "efs-runs"
+
+
 @pytest.mark.parametrize("given", [NFS, DYNAMIC])
 def test_keep_applies_to_all_objects_of_one_volume_only(
     render: Callable[..., Render], given: dict[str, Any]
@@ -220,6 +233,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "dynamic with both",
         {"data": DYNAMIC | {"storageClassName": "efs-sc"}},
         "volumes.data.fileSystemId: type dynamic needs either",
+    ),
+    (
+        "a class with the name of another",
+        {key: DYNAMIC | {"storageClass": {"name": "efs-sc"}} for key in ("data", "logs")},
+        "volumes.logs.storageClass.name: efs-sc is that of volumes.data already; choose another, or set",
+    ),
+    (
+        "a name for a class that is there",
+        {"data": {"type": "dynamic", "storageClassName": "efs-sc", "storageClass": {"name": "own"}}},
+        "volumes.data.storageClass.name: with storageClassName the chart makes no class",
+    ),
+    (
+        "a name for a class of a static volume",
+        {"data": NFS | {"storageClass": {"name": "own"}}},
+        "volumes.data.storageClass: a volume of type nfs does not use it",
     ),
     (
         "a key of another type",

@@ -58,6 +58,15 @@ def test_a_dynamic_claim_has_its_own_storage_class(render: Callable[..., Render]
     }
 
 
+def test_volume_and_class_have_the_names_that_the_values_give(render: Callable[..., Render]) -> None:
+    made = render("fsx", values=static() | {"persistentVolume": {"name": "fsx-pv"}})
+    assert the(made, "PersistentVolume").name == "fsx-pv"
+    assert the(made, "PersistentVolumeClaim")["spec"]["volumeName"] == "fsx-pv"
+    made = render("fsx", values=dynamic() | {"storageClass": {"name": "fsx-sc"}})
+    assert the(made, "StorageClass").name == "fsx-sc"
+    assert the(made, "PersistentVolumeClaim")["spec"]["storageClassName"] == "fsx-sc"
+
+
 def test_backups_and_maintenance_start_when_the_values_say(render: Callable[..., Render]) -> None:
     asked: dict[str, Any] = {
         "automaticBackupRetentionDays": 7,
@@ -180,6 +189,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("nothing to follow", dynamic(autoImportPolicy="NEW"), "dynamic.autoImportPolicy: there is no S3 folder"),
     ("Recycle", dynamic(reclaimPolicy="Recycle"), "reclaimPolicy"),
+    (
+        "a name for a class of a static volume",
+        static() | {"storageClass": {"name": "fsx-sc"}},
+        "storageClass.name: a static volume has no StorageClass",
+    ),
+    (
+        "a name for a volume that the driver makes",
+        dynamic() | {"persistentVolume": {"name": "fsx-pv"}},
+        "persistentVolume.name: the driver names the volumes that it makes",
+    ),
 ]
 
 

@@ -1,11 +1,11 @@
 {{/*
 The name of a volume or storage class for one claim. These objects have no namespace, so the name is
-NAMESPACE.RELEASE.CLAIM, which no other claim can have.
-Arguments: root, claim (name).
+NAMESPACE.RELEASE.CLAIM, which no other claim can have, unless the values give one.
+Arguments: root, claim (name), name (of the values, optional).
 */}}
 {{- define "common.volumeName" -}}
 {{- $root := required "common.volumeName needs root" .root }}
-{{- printf "%s.%s.%s" $root.Release.Namespace (include "common.fullname" (dict "root" $root)) (required "common.volumeName needs claim" .claim) }}
+{{- .name | default (printf "%s.%s.%s" $root.Release.Namespace (include "common.fullname" (dict "root" $root)) (required "common.volumeName needs claim" .claim)) }}
 {{- end }}
 
 {{/*

@@ -12,8 +12,9 @@ volumeName, mountOptions, source (of a static volume), parameters (of a dynamic 
 Arguments: root, claim, volume.
 */}}
 {{- define "efs.volume" -}}
-{{- $own := include "common.volumeName" (dict "root" .root "claim" .claim) }}
 {{- $given := .volume }}
+{{- $name := coalesce (dig "persistentVolume" "name" "" $given) (dig "storageClass" "name" "" $given) "" }}
+{{- $own := include "common.volumeName" (dict "root" .root "claim" .claim "name" $name) }}
 {{- $options := list }}
 {{- if eq $given.type "nfs" }}{{ $options = include "efs.nfsOptions" . | fromJsonArray }}{{ end }}
 {{- if $given.iam }}{{ $options = append $options "iam" }}{{ end }}
@@ -76,6 +77,9 @@ Arguments: volume (the result of efs.volume).
 */}}
 {{- define "efs.immutableParts" -}}
 {{- $parts := pick .volume "type" "source" "size" "accessMode" }}
+{{- range $key := list "persistentVolume" "storageClass" }}
+{{- with dig $key "name" "" $.volume }}{{ $_ := set $parts "name" . }}{{ end }}
+{{- end }}
 {{- if .volume.makesClass }}{{ $parts = merge $parts (pick .volume "parameters" "reclaimPolicy") }}
 {{- else if not .volume.source }}{{ $parts = merge $parts (pick .volume "storageClassName") }}{{ end }}
 {{- toJson $parts }}

@@ -3,7 +3,8 @@ The volume as JSON: size, accessMode, keep, storageClassName, and for a static v
 */}}
 {{- define "fsx.volume" -}}
 {{- $v := .Values }}
-{{- $own := include "common.volumeName" (dict "root" . "claim" $v.claimName) }}
+{{- $given := ternary $v.persistentVolume.name $v.storageClass.name (eq $v.provisioning "static") }}
+{{- $own := include "common.volumeName" (dict "root" . "claim" $v.claimName "name" $given) }}
 {{- $volume := pick $v "size" "accessMode" "keep" }}
 {{- if eq $v.provisioning "static" }}
 {{- $attributes := dict "dnsname" $v.static.dnsName "mountname" $v.static.mountName }}
@@ -48,12 +49,14 @@ The immutable parts, as JSON {part: content}. The size of a dynamic claim is not
 grow a file system.
 */}}
 {{- define "fsx.immutableParts" -}}
-{{- $parts := dict "provisioning" .Values.provisioning "accessMode" .Values.accessMode }}
+{{- $v := .Values }}
+{{- $parts := dict "provisioning" $v.provisioning "accessMode" $v.accessMode }}
 {{- if eq .Values.provisioning "static" }}
 {{- $parts = merge $parts (dict "static" .Values.static "size" .Values.size "zone" .Values.zone) }}
 {{- else }}
 {{- $parts = merge $parts (dict "dynamic" (include "fsx.parameters" . | fromJson)) (pick .Values.dynamic "reclaimPolicy" "volumeBindingMode") }}
 {{- end }}
+{{- with $v.persistentVolume.name | default $v.storageClass.name }}{{ $_ := set $parts "name" . }}{{ end }}
 {{- toJson $parts }}
 {{- end }}
 
