@@ -194,6 +194,23 @@ def test_snapshots_are_saved_to_s3_and_restored_from_it(render: Callable[..., Re
         assert {"bireme_runtime__etcd__s3__backup.py", "bireme_runtime__sources__source.py"} < files
 
 
+def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
+    render: Callable[..., Render],
+) -> None:
+    sets = ["restore.enabled=true", "restore.claimName=snapshots", "restore.subPath=prod"]
+    member = manifest(render("etcd", sets=sets, release="safe"), "StatefulSet", "safe")["spec"]["template"][
+        "spec"
+    ]
+    (claim,) = [v["name"] for v in member["volumes"] if "persistentVolumeClaim" in v]
+    containers = [*member["initContainers"], *member["containers"]]
+    users = [each["name"] for each in containers if claim in [m["name"] for m in each["volumeMounts"]]]
+    assert users == ["fetch"]
+    fetcher = member["initContainers"][0]
+    assert list(fetcher["command"])[3:] == ["fetch", "/claim", "/snapshots", "latest.db"]
+    (mount,) = [dict(m) for m in fetcher["volumeMounts"] if m["name"] == claim]
+    assert mount == {"name": claim, "mountPath": "/claim", "readOnly": True, "subPath": "prod"}
+
+
 @pytest.mark.parametrize("key", ["backup", "restore"])
 def test_snapshots_have_either_a_claim_or_a_url(render: Callable[..., Render], key: str) -> None:
     sets = [f"{key}.enabled=true", f"{key}.url=s3://snapshots/etcd"]

@@ -178,6 +178,35 @@ def test_a_member_that_does_not_start_from_the_snapshot_asks_nothing_of_s3(
     assert (tmp_path / "restored/member/wal").is_dir()
 
 
+@pytest.mark.parametrize(("name", "has_data"), [("etcd-0", True), ("etcd-1", False)])
+def test_a_member_that_does_not_start_from_the_snapshot_reads_no_claim(
+    tmp_path: Path, name: str, has_data: bool
+) -> None:
+    (tmp_path / "data/member" / ("wal" if has_data else "")).mkdir(parents=True)
+    env = {"POD_NAME": name, "BIREME_ETCD_DATA_DIR": str(tmp_path / "data")}
+    fetch = ["fetch", str(tmp_path / "gone"), str(tmp_path), backup.LATEST]
+    assert backup.main(fetch, env) == 0
+    assert (tmp_path / backup.LATEST).exists()
+
+
+def test_a_first_member_without_data_copies_the_snapshot_of_its_claim(
+    server: EtcdServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim, there = tmp_path / "claim", tmp_path / "there"
+    there.mkdir()
+    env = {"POD_NAME": "etcd-0", "BIREME_ETCD_DATA_DIR": str(tmp_path / "data")}
+    fetch = ["fetch", str(claim), str(there), backup.LATEST]
+    assert backup.main(fetch, env) == 1
+    assert "the claim has no snapshot latest.db: name one of its files" in capsys.readouterr().err
+    assert run(server, "save", str(claim)) == 0
+    assert backup.main(fetch, env) == 0
+    assert content(there) == {backup.LATEST: (claim / backup.LATEST).read_bytes()}
+    with (claim / backup.LATEST).open("r+b") as file:
+        file.truncate(1000)
+    assert backup.main(fetch, env) == 1
+    assert "does not match its checksum" in capsys.readouterr().err
+
+
 def test_a_first_member_without_data_fetches_the_snapshot(
     s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,16 +9,14 @@ BIREME_ETCD_DATA_DIR or because POD_NAME is not that of ordinal 0.
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.etcd.server import backup, member
+from bireme_runtime.etcd.server import backup
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.log import Say
@@ -27,18 +25,6 @@ from bireme_runtime.sources.source import Entry, S3Source, SourceError
 
 _USAGE = "usage: python3 -m bireme_runtime.etcd.s3.backup save FOLDER | fetch FOLDER FILE"
 _CHUNK = 1 << 20
-# A snapshot of an empty etcd. etcdutl, which restores the snapshot in the next container, cannot be told
-# to do nothing, and its image has no shell.
-_EMPTY = (
-    "c-rmSO=}ZD7zgld8a0-net;HbjuMh=lHDdbh+y#`qEJmirG#nnq+Pl%Wp@%PwFf~w_yIhs2T$Im=&2{Yd#fkEK*XzuqO;~{N"
-    "R)I7UaI_mVKVz<W_D+GlEdsIl^V)$KKPs)q~n7N!#JIq^n;z^c!u+}*{5=4@5WpT000000000^9OEz7|A*z*_nt4`{eJrZcN"
-    "72s00000;N(e<^4ZbzfLA)j>-$R_zvbrxiyRMhIy+W=+L(+l>bEmGzsB)BWB5OT!*bV{JpW^^zsqq^ck29D`K|Qu`k!=?t_;"
-    "1T!N{IkpI*lp9mmf&ayn(X%@XyU$O(KdHhz5;xD*}dg3XA+#ENaV7byyl+qrW*6WnZBUqN@TQm_l94SJY#F_&aSNtHbER*&r"
-    "XWRK!`+0x0bTDHAvwHHj17In9U(-DoTW!7q?vR$((cBO8bmYEluL}7F3W+WO9#JW<OjbhO(FBD4pWj3niO1&;t^1_!MiH7J<"
-    "SN2>b@}liJ<g2L-ExT0F4R^Trt&qH+Po3n!DmlGQW^{a&zu{$$H+b|}j-#=;iS_vx5|_6Fzk5eXMcbku=t+wQ@aK)uW7c1qp"
-    "rz-iuSedMZbUn}Y2@gM_EpRAJG8}T&qOK+<r<Aozdo_|+u#5I00000jx>Ws1ONa40002Me=jpy|6~6j`~S&3!v22@`~Ls{00"
-    "02+@5z1KpS$w<-J-BAKY73V_5O#0%$JvMvM=UKkM=v?n$La$zvCah"
-)
 
 
 class Store:
@@ -74,18 +60,11 @@ class Store:
             yield from iter(lambda: body.read(_CHUNK), b"")
 
 
-def _will_be_used(env: Mapping[str, str]) -> bool:
-    data = env.get("BIREME_ETCD_DATA_DIR")
-    is_first = env.get("POD_NAME", "").endswith("-0")
-    return not data or (is_first and not member.has_data(Path(data)))
-
-
 def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
     """Carry out the command. Raises what backup.run and S3Source raise."""
     folder = Path(argv[1])
-    if argv[0] == "fetch" and not _will_be_used(env):
-        (folder / argv[2]).write_bytes(zlib.decompress(base64.b85decode(_EMPTY)))
-        say("this member starts without the snapshot: nothing is fetched")
+    if argv[0] == "fetch" and not backup.is_wanted(env):
+        backup.write_nothing(folder / argv[2], say)
         return
     store = Store(env)
     if argv[0] == "save":
@@ -95,10 +74,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
         place = store.add(snapshot, environment.integer(env, "BIREME_BACKUP_KEEP", 7))
         say(f"{place}: {snapshot.stat().st_size} bytes")
     else:
-        part = folder / f".{argv[2]}.part"
-        backup.write_checked(store.pieces(argv[2]), part)
-        part.replace(folder / argv[2])
-        say(f"{argv[2]}: {(folder / argv[2]).stat().st_size} bytes")
+        backup.write_whole(store.pieces(argv[2]), folder / argv[2], say)
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:

@@ -1,29 +1,50 @@
-"""Back up and defragment a running etcd: `python3 -m bireme_runtime.etcd.server.backup …`, in CronJobs.
+"""Back up, defragment and restore etcd: `python3 -m bireme_runtime.etcd.server.backup …`.
 
 `save FOLDER` writes a snapshot and `defragment` frees disk space. Both read BIREME_ETCD_ENDPOINTS, the user
 (etcd requires root for both) and the TLS files of docs/runtime.md, BIREME_BACKUP_KEEP (number of snapshots to
 keep, 7) and BIREME_WAIT_SECONDS. A snapshot gets its name once it is complete and its checksum is correct, so
 the folder never contains a partial one; `latest.db` is the newest.
+
+`fetch CLAIM FOLDER FILE` copies a snapshot for a member that starts from it. It reads nothing for one that
+will not, because it has data in BIREME_ETCD_DATA_DIR or because POD_NAME is not that of ordinal 0.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server.member import has_data
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import FAILED, USAGE
 from bireme_runtime.process.log import Say, log_of
 
 LATEST = "latest.db"
-_USAGE = "usage: python3 -m bireme_runtime.etcd.server.backup save FOLDER | defragment"
+_USAGE = (
+    "usage: python3 -m bireme_runtime.etcd.server.backup save FOLDER | defragment | fetch CLAIM FOLDER FILE"
+)
+_CHUNK = 1 << 20
+# A snapshot of an empty etcd. etcdutl, which restores the snapshot in the next container, cannot be told
+# to do nothing, and its image has no shell.
+_EMPTY = (
+    "c-rmSO=}ZD7zgld8a0-net;HbjuMh=lHDdbh+y#`qEJmirG#nnq+Pl%Wp@%PwFf~w_yIhs2T$Im=&2{Yd#fkEK*XzuqO;~{N"
+    "R)I7UaI_mVKVz<W_D+GlEdsIl^V)$KKPs)q~n7N!#JIq^n;z^c!u+}*{5=4@5WpT000000000^9OEz7|A*z*_nt4`{eJrZcN"
+    "72s00000;N(e<^4ZbzfLA)j>-$R_zvbrxiyRMhIy+W=+L(+l>bEmGzsB)BWB5OT!*bV{JpW^^zsqq^ck29D`K|Qu`k!=?t_;"
+    "1T!N{IkpI*lp9mmf&ayn(X%@XyU$O(KdHhz5;xD*}dg3XA+#ENaV7byyl+qrW*6WnZBUqN@TQm_l94SJY#F_&aSNtHbER*&r"
+    "XWRK!`+0x0bTDHAvwHHj17In9U(-DoTW!7q?vR$((cBO8bmYEluL}7F3W+WO9#JW<OjbhO(FBD4pWj3niO1&;t^1_!MiH7J<"
+    "SN2>b@}liJ<g2L-ExT0F4R^Trt&qH+Po3n!DmlGQW^{a&zu{$$H+b|}j-#=;iS_vx5|_6Fzk5eXMcbku=t+wQ@aK)uW7c1qp"
+    "rz-iuSedMZbUn}Y2@gM_EpRAJG8}T&qOK+<r<Aozdo_|+u#5I00000jx>Ws1ONa40002Me=jpy|6~6j`~S&3!v22@`~Ls{00"
+    "02+@5z1KpS$w<-J-BAKY73V_5O#0%$JvMvM=UKkM=v?n$La$zvCah"
+)
 _DIGEST_BYTES = 32
 # Enough to rewrite the largest recommended database, 8 GiB, on a slow disk.
 _DEFRAGMENT_SECONDS = 300.0
@@ -69,6 +90,43 @@ def write_checked(pieces: Iterable[bytes], file: Path) -> None:
         )
 
 
+def is_wanted(env: Mapping[str, str]) -> bool:
+    """Whether a member may start from a snapshot: only ordinal 0 does, without data of its own."""
+    data = env.get("BIREME_ETCD_DATA_DIR")
+    is_first = env.get("POD_NAME", "").endswith("-0")
+    return not data or (is_first and not has_data(Path(data)))
+
+
+def write_nothing(file: Path, say: Say) -> None:
+    """Write a snapshot of an empty etcd, which the next container restores for nobody."""
+    file.write_bytes(zlib.decompress(base64.b85decode(_EMPTY)))
+    say("this member starts without the snapshot: nothing is fetched")
+
+
+def write_whole(pieces: Iterable[bytes], file: Path, say: Say) -> None:
+    """Write a snapshot that is there only when it is complete. Raises as `write_checked` does."""
+    part = file.with_name(f".{file.name}.part")
+    write_checked(pieces, part)
+    part.replace(file)
+    say(f"{file.name}: {file.stat().st_size} bytes")
+
+
+def fetch(claim: Path, file: Path, env: Mapping[str, str], say: Say) -> None:
+    """Copy the claim's snapshot of that name, if the member may start from it.
+
+    Raises BackupFailed and OSError.
+    """
+    if not is_wanted(env):
+        write_nothing(file, say)
+        return
+    try:
+        with (claim / file.name).open("rb") as source:
+            write_whole(iter(lambda: source.read(_CHUNK), b""), file, say)
+    except FileNotFoundError as error:
+        advice = "name one of its files in restore.file, and its folder in restore.subPath"
+        raise BackupFailed(f"the claim has no snapshot {file.name}: {advice}") from error
+
+
 def _point_at(snapshot: Path) -> None:
     """Make latest.db a link to the same file, in one step, so that it always exists."""
     link = snapshot.with_name(f".{LATEST}.part")
@@ -98,7 +156,10 @@ def _bytes_used(client: etcd.Client) -> int:
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
-    """Carry out the command once etcd answers. Raises what save and defragment raise, and ValueError."""
+    """Carry out the command. Raises what save, defragment and fetch raise, and ValueError."""
+    if argv[0] == "fetch":
+        fetch(Path(argv[1]), Path(argv[2], argv[3]), env, say)
+        return
     endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
     client = etcd.client_from(endpoints, env)
     etcd.wait_until_up(client, environment.seconds(env, "BIREME_WAIT_SECONDS", 600), say)
@@ -124,8 +185,8 @@ def attempt(act: Callable[[Say], None], is_understood: bool, usage: str) -> int:
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
-    """Save or defragment; returns the exit code."""
-    is_understood = (*argv[:1], len(argv)) in (("save", 2), ("defragment", 1))
+    """Save, defragment or fetch; returns the exit code."""
+    is_understood = (*argv[:1], len(argv)) in (("save", 2), ("defragment", 1), ("fetch", 4))
     return attempt(lambda say: run(argv, env, say), is_understood, _USAGE)
 
 
