@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from bireme.errors import BiremeError
 from bireme.labels import HOOK_ANNOTATION
 
 
@@ -80,12 +82,14 @@ class Manifest(Mapping[str, Any]):
     @property
     def labels(self) -> Mapping[str, str]:
         """metadata.labels."""
-        return self.metadata.get("labels") or MappingProxyType({})
+        found = self.metadata.get("labels")
+        return found if isinstance(found, Mapping) else MappingProxyType({})
 
     @property
     def annotations(self) -> Mapping[str, str]:
         """metadata.annotations."""
-        return self.metadata.get("annotations") or MappingProxyType({})
+        found = self.metadata.get("annotations")
+        return found if isinstance(found, Mapping) else MappingProxyType({})
 
     @property
     def is_hook(self) -> bool:
@@ -101,6 +105,20 @@ class Manifest(Mapping[str, Any]):
         """A deep copy in plain dicts and lists, free to change."""
         thawed: dict[str, Any] = thaw(self._content)
         return thawed
+
+
+@contextmanager
+def read_as_kubernetes(manifest: Manifest) -> Iterator[None]:
+    """What goes wrong inside with ``manifest``, whoever wrote it, is a BiremeError that names it."""
+    try:
+        yield
+    except BiremeError as error:
+        said = str(error)
+        raise BiremeError(said if manifest.identity in said else f"{manifest.identity}: {said}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BiremeError(
+            f"{manifest.identity} is no object as Kubernetes has them: bireme lint CHART says where"
+        ) from error
 
 
 def freeze(value: Any) -> Any:

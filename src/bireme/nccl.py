@@ -19,13 +19,16 @@ SHARE_EXPECTED = 0.8
 
 # mpirun --tag-output puts [job,rank]<stdout>: before a line, --timestamp-output the time.
 _TAG = re.compile(r"^\S.*?<std(?:out|err)>:\s?")
-_SIZES = re.compile(r"^\s*(\d+)\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+(-?\d.*)$")
-_FIGURE = re.compile(r"\d+(\.\d+)?")
+# No number that nccl-tests print is longer than 18 digits; longer ones are no numbers of theirs.
+_SIZES = re.compile(r"^\s*(\d{1,18})\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+(-?\d.*)$")
+_FIGURE = re.compile(r"\d{1,18}(\.\d{1,18})?")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
-_OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)")
-_RANK = re.compile(r"#\s*Rank\s+(\d+)\b.*? on\s+(\S+)\s+device")
-_NRANKS = re.compile(r"\bnranks (\d+)\b")
-_PROVIDER = re.compile(r"NET/OFI Selected provider is ([\w;-]+)(?:.*\(found (\d+) nics?\))?", re.IGNORECASE)
+_OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,18})\b")
+_RANK = re.compile(r"#\s*Rank\s+(\d{1,18})\b.*? on\s+(\S+)\s+device")
+_NRANKS = re.compile(r"\bnranks (\d{1,18})\b")
+_PROVIDER = re.compile(
+    r"NET/OFI Selected provider is ([\w;-]+)(?:.*\(found (\d{1,18}) nics?\))?", re.IGNORECASE
+)
 # NCCL without a plugin names its own transport.
 _TRANSPORT = re.compile(r"NCCL INFO Using network (Socket|IB)\b")
 _GB_PER_GBIT = 1 / 8
@@ -263,5 +266,5 @@ def _found(pattern: re.Pattern[str], lines: Iterable[str]) -> Iterator[re.Match[
 
 def _number(text: str, name: str) -> float:
     if not _FIGURE.fullmatch(text):
-        raise BiremeError(f"{name} has no result: the average bus bandwidth is {text!r}")
+        raise BiremeError(f"{name} has no result: the average bus bandwidth is {text[:40]!r}")
     return float(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
@@ -25,6 +26,9 @@ _SUFFIXES: Mapping[str, Fraction] = {
     "n": Fraction(1, 10**9),
 }
 
+# A longer exponent would be computed for ever.
+_NUMBER = re.compile(r"[-+]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][-+]?[0-9]{1,2})?")
+
 
 def quantity(text: object) -> Fraction:
     """A Kubernetes quantity ("1500m", "5120Mi", "1e3", 2) as a number of cores, bytes or devices.
@@ -33,10 +37,10 @@ def quantity(text: object) -> Fraction:
     """
     given = str(text).strip()
     suffix = next((suffix for suffix in _SUFFIXES if given.endswith(suffix)), "")
-    try:
-        return Fraction(given.removesuffix(suffix)) * _SUFFIXES.get(suffix, Fraction(1))
-    except (ValueError, ZeroDivisionError) as error:
-        raise BiremeError(f"{given!r} is not a Kubernetes quantity: write it like 500m, 16Gi or 8") from error
+    number = given.removesuffix(suffix)
+    if not _NUMBER.fullmatch(number):
+        raise BiremeError(f"{given[:40]!r} is not a Kubernetes quantity: write it like 500m, 16Gi or 8")
+    return Fraction(number) * _SUFFIXES.get(suffix, Fraction(1))
 
 
 def format_quantity(name: str, amount: Fraction) -> str:

@@ -137,8 +137,9 @@ def read(text: str, name: str) -> Timeline:
     try:
         answer = json.loads(text)
         return Timeline.of(str(answer["job"]), answer)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BiremeError(f"{name} is not what bireme timeline -o json prints: {error!r}") from error
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        why = repr(error)[:200]
+        raise BiremeError(f"{name} is not what bireme timeline -o json prints: {why}") from error
 
 
 def lasted(seconds: float) -> str:

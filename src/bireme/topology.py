@@ -15,7 +15,7 @@ from typing import Any
 
 from bireme.errors import BiremeError
 from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
-from bireme.manifests import Manifest
+from bireme.manifests import Manifest, read_as_kubernetes
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
 from bireme.queues import Queued, queued
 from bireme.storage import Storage, storage_of
@@ -134,8 +134,13 @@ def expand(
         efa=sum(pod.efa for pod in pods),
         nodes=dict(Counter(node.type for node in placement)),
     )
-    storage = tuple(each for manifest in lasting for each in storage_of(manifest))
+    storage = tuple(each for manifest in lasting for each in _storage(manifest))
     return Plan(release, namespace, workloads, totals, placement, storage, queued(planned))
+
+
+def _storage(manifest: Manifest) -> Sequence[Storage]:
+    with read_as_kubernetes(manifest):
+        return tuple(storage_of(manifest))
 
 
 # --- pods on nodes ---

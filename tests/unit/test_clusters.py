@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -104,6 +105,70 @@ def test_a_cluster_that_does_not_answer_is_named(kubeconfig: Path) -> None:
         BiremeError, match=r"the cluster at https://127\.0\.0\.1:1 does not answer: .*refused"
     ):
         ExistingProvider(kubeconfig).up("blue", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"contexts": 5}, "`contexts` is 5, it must be a list"),
+        ({"contexts": ["x"]}, '`contexts[0]` is "x", it must be a mapping'),
+        ({"clusters": None}, "`clusters` is null, it must be a list"),
+        (
+            {"clusters": [{"name": "there", "cluster": {}}]},
+            "`clusters[0].cluster.server` is missing: kubeconfig needs it",
+        ),
+        (
+            {"clusters": [{"name": "there", "cluster": {"server": "not a url"}}]},
+            '`clusters[0].cluster.server` is "not a url", it must match ^https?://',
+        ),
+        ({"users": [{"name": "me", "user": {"token": 5}}]}, "`users[0].user.token` is 5, it must be text"),
+        ({"users": [{"name": "me", "user": {"token": "a\nb"}}]}, "the token of user me has characters"),
+        (
+            {"users": [{"name": "me", "user": {"exec": {"command": "no-such-login"}}}]},
+            "user me logs in by no-such-login, which is not on PATH: install it",
+        ),
+        ({"users": [{"name": "me", "user": {"auth-provider": {"name": "gcp"}}}]}, 'it must be "oidc"'),
+        ({"current-context": None}, "it names no current context; there are: blue"),
+    ],
+)
+def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(
+    kubeconfig: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    kubeconfig.write_text(yaml.safe_dump(yaml.safe_load(kubeconfig.read_text()) | changes))
+    with pytest.raises(BiremeError) as refused:
+        Api(kubeconfig)
+    assert str(refused.value).startswith(f"{kubeconfig} cannot be used as kubeconfig: ")
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("just words", "holds a string, not a mapping"),
+        ("a: [", "is not valid YAML"),
+        ("\xff\xfe", "is not UTF-8 text"),
+        ("a: " + "[" * 5000 + "]" * 5000, "is nested more than 100 deep"),
+        ("a:\n" + "- b: c\n" * 300_000, "has 2,100,003 characters: it may have at most 1 MiB"),
+        ("a: &a [*a]", "an anchor contains itself"),
+    ],
+    ids=["text", "broken", "binary", "deep", "huge", "circle"],
+)
+def test_a_kubeconfig_that_cannot_be_read_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(BiremeError, match=sentence):
+        Api(file)
+
+
+def test_files_that_a_kubeconfig_names_are_looked_for_beside_it(kubeconfig: Path) -> None:
+    content = yaml.safe_load(kubeconfig.read_text())
+    content["users"][0]["user"] = {"tokenFile": "token"}
+    kubeconfig.write_text(yaml.safe_dump(content))
+    with pytest.raises(BiremeError, match=r"cannot be used as kubeconfig: .*token"):
+        Api(kubeconfig)
+    (kubeconfig.parent / "token").write_text("secret")
+    assert Api(kubeconfig).server == "https://127.0.0.1:1"
 
 
 def test_a_context_that_is_not_in_the_kubeconfig_is_named(kubeconfig: Path) -> None:

@@ -118,15 +118,30 @@ def test_a_line_that_mixes_the_output_of_two_processes_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Rank  0", f"Rank {'9' * 5000}"),
+        ("values : 0", f"values : {'9' * 5000}"),
+        ("found 4 nics", f"found {'9' * 5000} nics"),
+    ],
+)
+def test_a_number_that_nccl_tests_cannot_print_is_passed_over(before: str, after: str) -> None:
+    log = new_log()
+    assert before in log
+    assert parse(log.replace(before, after)).sizes == parse(log).sizes
+
+
+@pytest.mark.parametrize(
     ("log", "sentence"),
     [
         ("", "has no result: no line of it is of nccl-tests"),
         ("mpirun was unable to find the specified executable file", "no line of it is of nccl-tests"),
         (old_log(average=None), "the sweep stopped after 1073741824 bytes"),
         ("# Avg bus bandwidth : 3", "without a line of sizes before it: give the whole log"),
+        (old_log(average="9" * 5000), "has no result: the average bus bandwidth is '999"),
         (old_log(average="-nan"), "has no result: the average bus bandwidth is '-nan'"),
     ],
-    ids=["empty", "other", "unfinished", "tail", "nan"],
+    ids=["empty", "other", "unfinished", "tail", "long", "nan"],
 )
 def test_a_log_without_a_result_is_one_sentence(log: str, sentence: str) -> None:
     with pytest.raises(BiremeError, match=r"^log\.txt ") as refusal:

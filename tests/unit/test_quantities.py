@@ -42,7 +42,7 @@ def test_a_quantity_has_one_spelling(name: str, given: object, shown: str) -> No
     assert format_quantity(name, quantity(given)) == shown
 
 
-@pytest.mark.parametrize("wrong", ["lots", "1Xi", "", "1/0"])
+@pytest.mark.parametrize("wrong", ["lots", "1Xi", "", "1/0", "1_0", "1e999999999", "9" * 5000])
 def test_text_that_is_not_a_quantity_is_refused(wrong: str) -> None:
     with pytest.raises(BiremeError, match="is not a Kubernetes quantity"):
         quantity(wrong)

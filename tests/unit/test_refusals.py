@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,7 +73,7 @@ def test_of_many_sentences_ten_are_said(tmp_path: Path) -> None:
             + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)),
             "has more than 1,000,000 values",
         ),
-        ("a: " + "x" * 2**21, "has 2,097,155 characters"),
+        ("a: " + "x" * 2**21, "has 2,097,155 characters: it may have at most 1 MiB"),
     ],
     ids=["flow lists", "dashes", "mappings", "anchors", "size"],
 )
@@ -95,6 +97,7 @@ def test_anchors_and_many_lists_are_fine(tmp_path: Path) -> None:
         (["--namespace", ""], "--namespace: '' cannot be a name"),
         (["--release", "../a"], "--release: '../a' cannot be a name"),
         (["--release", "a" * 54], "at most 53"),
+        (["--release", "a\x85b"], r"--release: 'a\x85b' cannot be a name"),
         (["--nodes", ""], "--nodes is empty"),
         (["--nodes", "p4d.24xlarge=3,"], "--nodes: '' is not TYPE=NUMBER"),
         (["--nodes", "p4d.24xlarge=99999999999999999999"], "with a number from 1 to 100,000"),
@@ -111,3 +114,69 @@ def test_tools_without_names_are_refused() -> None:
 @pytest.mark.parametrize("text", ["[red]", "[/]", "^(*)?$ [bold", "a[b]c"])
 def test_square_brackets_are_text(text: str) -> None:
     assert text in refused("validate", "torch-elastic", "--set-json", f"queueName={json.dumps(text)}")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["up", "--claim", "A B"], "--claim: 'A B' cannot be a name"),
+        (
+            ["eksctl", "--nodes", "p4d.24xlarge=1", "--kubernetes", "x"],
+            "--kubernetes 'x' is no minor version",
+        ),
+        (["eksctl", "--nodes", "p4d.24xlarge=1", "--zones", ""], "name at least two zones"),
+        (["eksctl", "--nodes", "p4d.24xlarge=1", "--admit", "x"], "--admit: 'x' does not appear to be"),
+        (["lint", "x" * 5000], "File name too long"),
+        (["plan", "torch-elastic", "-f", "x" * 5000], "File name too long"),
+    ],
+)
+def test_what_an_option_cannot_be_is_one_sentence(words: list[str], sentence: str) -> None:
+    said = refused(*words)
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_a_wait_that_never_ends_or_is_none_is_refused(seconds: str) -> None:
+    done = CliRunner().invoke(cli, ["install", "torch-elastic", "--timeout", seconds])
+    assert done.exit_code == 2
+    assert "is no number of seconds from 0 to 10,000,000" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: " + "[" * 20000 + "]" * 20000, "is nested more than 100 deep"),
+        ("a:\n" + "- b: c\n" * 300_000, "it may have at most 1 MiB"),
+    ],
+    ids=["deep", "huge"],
+)
+def test_a_file_that_cannot_be_migrated_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(text)
+    assert sentence in refused("migrate", str(file))
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "9" * 5000, "[]", "{}"], ids=["deep", "long", "list", "empty"]
+)
+def test_a_timeline_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(text)
+    said = refused("timeline", "--file", str(file))
+    assert said.startswith(f"{file} is not what bireme timeline -o json prints")
+    assert len(said.splitlines()) == 1
+
+
+def test_what_no_terminal_can_show_is_shown_by_its_number(tmp_path: Path) -> None:
+    bireme = Path(sys.executable).parent / "bireme"
+    done = subprocess.run([bireme, "values", b"\xff"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(r"error: there are no values called \udcff")
+    assert "Traceback" not in done.stderr
+
+
+def test_settings_that_no_process_can_take_are_one_sentence() -> None:
+    texts = {f"a{number}": "1" for number in range(20_000)}
+    said = refused("plan", "torch-elastic", "--set-json", f"env={json.dumps(texts)}")
+    assert said == "the --set options are too long together: write a values file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from bireme.changes import changes
+from bireme.errors import BiremeError
 from bireme.instances import Instance
 from bireme.manifests import Manifest
+from bireme.topology import expand
 from bireme.workloads import KINDS, kind_of, plan_of, trace
 
 PACKAGE = Path(__file__).parents[2] / "src" / "bireme"
@@ -54,6 +57,29 @@ def test_an_object_without_a_spec_can_be_planned(kind: str, instances: Mapping[s
     plan = plan_of(an_object(kind, {}), instances)
     assert plan is not None
     assert (plan.kind, plan.name) == (kind, "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "sentence"),
+    [
+        (
+            "Job",
+            {"completions": "x"},
+            "Job/a: completions is 'x', it must be a whole number from 0",
+        ),
+        ("Job", {"parallelism": 10**12}, "Job/a: parallelism is '1000000000000', it must be"),
+        ("StatefulSet", {"replicas": 1.5}, "StatefulSet/a: replicas is '1.5', it must be"),
+        ("Job", {"template": "x"}, "Job/a is no object as Kubernetes has them: bireme lint CHART says where"),
+        ("Job", {"template": {"spec": {"containers": ["x"]}}}, "Job/a is no object as Kubernetes has them"),
+        ("StatefulSet", {"volumeClaimTemplates": [{}]}, "StatefulSet/a is no object as Kubernetes has them"),
+    ],
+)
+def test_an_object_that_kubernetes_would_not_read_is_named(
+    kind: str, spec: dict[str, Any], sentence: str, instances: Mapping[str, Instance]
+) -> None:
+    wrong = Manifest({"kind": kind, "metadata": {"name": "a"}, "spec": spec})
+    with pytest.raises(BiremeError, match=re.escape(sentence)):
+        expand("run", "default", [wrong], instances)
 
 
 def test_objects_that_make_no_pods_have_no_kind() -> None:

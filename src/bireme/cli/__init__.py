@@ -24,7 +24,9 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except BiremeError as error:
+        # What a terminal cannot show, such as half of a pair of surrogates, is shown by its number.
+        said = str(error).encode("utf-8", "backslashreplace").decode()
         Console(stderr=True, highlight=False, markup=False).print(
-            f"error: {error}", style="red", soft_wrap=True
+            f"error: {said}", style="red", soft_wrap=True
         )
         sys.exit(1)

@@ -17,6 +17,7 @@ from bireme.cli.options import (
     cli,
     output_option,
     pass_app,
+    refuse_name,
     stacked,
 )
 from bireme.clusters import ADDONS, DEFAULT_NAME, Cluster, find, list_clusters, provider, start_addon
@@ -73,6 +74,8 @@ def up(
     Example: bireme up --nodes p4d.24xlarge=5,p3.8xlarge=4 --claim fsx-pvc
     """
     wanted = parse_nodes(nodes, app.instances)
+    for claim in claims:
+        refuse_name("--claim", claim, 63)
     clusters = provider(provider_name, app.paths, app.toolbox, app.err)
     cluster = clusters.up(name, wanted)
     try:
@@ -168,12 +171,12 @@ _fleet = stacked(
 
 
 def _as_fleet(app: App, options: Mapping[str, Any], system_nodes: int = 0) -> Fleet:
-    region = options["region"]
+    region, zones = options["region"], options["zones"]
     nodes = parse_nodes(options["nodes"], app.instances)
     return Fleet(
         name=options["name"],
         region=region,
-        zones=tuple((options["zones"] or f"{region}a,{region}b").split(",")),
+        zones=tuple((f"{region}a,{region}b" if zones is None else zones).split(",")),
         nodes=nodes if CPU_TYPE in nodes or not system_nodes else {CPU_TYPE: system_nodes} | nodes,
         instances=app.instances,
         capacity=Capacity(options["capacity"], options["reservation"]),

@@ -120,7 +120,17 @@ namespace_option = click.option(
 )
 
 
-timeout_option = click.option("--timeout", default=300.0, show_default=True, help="Longest wait, in seconds")
+def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    # No comparison with nan is true.
+    if 0 <= value <= _LONGEST_WAIT:
+        return value
+    raise click.BadParameter(f"{value} is no number of seconds from 0 to {_LONGEST_WAIT:,}")
+
+
+_LONGEST_WAIT = 10_000_000
+timeout_option = click.option(
+    "--timeout", default=300.0, show_default=True, callback=_seconds, help="Longest wait, in seconds"
+)
 
 
 _target_options = stacked(
@@ -190,12 +200,12 @@ def request_of(
     folder = app.charts.find(chart, plain_http)
     values = value_files.load([_values_file(app.paths, name) for name in files])
     release = release or folder.resolve().name
-    _refuse_name("--release", release, 53)
-    _refuse_name("--namespace", namespace, 63)
+    refuse_name("--release", release, 53)
+    refuse_name("--namespace", namespace, 63)
     return RenderRequest(folder, values, release, namespace, settings=settings)
 
 
-def _refuse_name(option: str, name: str, longest: int) -> None:
+def refuse_name(option: str, name: str, longest: int) -> None:
     """Raises BiremeError for a name that Kubernetes or Helm would not take."""
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
         raise BiremeError(
@@ -228,7 +238,20 @@ def _existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
     return cluster
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Commands whose trouble with a file is a sentence too."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            name = str(error.filename or "a file")[:200]
+            raise BiremeError(f"{name}: {error.strerror or error}") from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Plan, install and check distributed training jobs on Kubernetes."""

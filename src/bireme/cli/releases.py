@@ -323,9 +323,15 @@ def list_(
 @click.argument("release", required=False)
 @click.option("--file", "log", type=click.Path(path_type=Path), help="A log on disk instead of a release")
 @click.option("--instance", metavar="TYPE", help="With --file: the type of its nodes, e.g. p4d.24xlarge")
-@click.option("--nodes", type=int, help="With --file: their number (default: the hosts in the log)")
 @click.option(
-    "--efa", default=0, show_default=True, help="With --file: EFA interfaces the job asked for, each"
+    "--nodes", type=click.IntRange(min=1), help="With --file: their number (default: the hosts in the log)"
+)
+@click.option(
+    "--efa",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="With --file: EFA interfaces the job asked for, each",
 )
 @namespace_option
 @target_options

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bireme.clusters.kubeconfig import load
 from bireme.errors import BiremeError
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -50,18 +51,13 @@ class Api:
         options.connection_pool_maxsize = _PARALLEL + 4
         # A server that cannot be reached is an error at once.
         options.retries = False
-        try:
-            if kubeconfig is None:
+        if kubeconfig is None:
+            try:
                 config.load_incluster_config(client_configuration=options)  # type: ignore[no-untyped-call]
-            else:
-                config.load_kube_config(  # type: ignore[no-untyped-call]
-                    str(kubeconfig), context, persist_config=False, client_configuration=options
-                )
-        except (config.ConfigException, OSError) as error:
-            source = (
-                f"{kubeconfig} cannot be used as kubeconfig" if kubeconfig else "this is no pod of a cluster"
-            )
-            raise BiremeError(f"{source}: {error}") from error
+            except (config.ConfigException, OSError) as error:
+                raise BiremeError(f"this is no pod of a cluster: {error}") from error
+        else:
+            load(kubeconfig, context, options)
         self._client: Any = ApiClient(options)
         self.server: str = self._client.configuration.host
 

@@ -8,6 +8,8 @@ on. pyhelm3's ``template`` is not used: it lacks --kube-version, --api-versions 
 
 from __future__ import annotations
 
+import base64
+import errno
 import hashlib
 import json
 import os
@@ -26,6 +28,7 @@ from typing import Any
 from bireme.errors import BiremeError
 from bireme.helm.output import sentences, split
 from bireme.helm.values import ChartValues, Settings, printing_chart, printing_copy
+from bireme.helm.yaml import json_number
 from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.tools import Toolbox
@@ -162,14 +165,19 @@ class Renderer:
         binary = self._helm(request.helm)[0]
         command = [str(binary), "template", *request.flags(), "--values", "-"]
         # After "--" a chart path that begins with a dash is no flag.
-        finished = subprocess.run(
-            [*command, "--", str(request.chart)],
-            input=_canonical(request.values),
-            capture_output=True,
-            text=True,
-            env=self._environment(),
-            check=False,
-        )
+        try:
+            finished = subprocess.run(
+                [*command, "--", str(request.chart)],
+                input=_canonical(request.values),
+                capture_output=True,
+                text=True,
+                env=self._environment(),
+                check=False,
+            )
+        except OSError as error:
+            if error.errno != errno.E2BIG:
+                raise
+            raise BiremeError("the --set options are too long together: write a values file") from error
         if finished.returncode < 0:
             raise BiremeError(
                 f"{binary} was stopped by signal {-finished.returncode} while rendering {request.chart}"
@@ -195,7 +203,7 @@ class Renderer:
 
     def _printed(self, request: RenderRequest) -> Mapping[str, Any]:
         [(_, document)] = split(self.text(request))
-        return document
+        return {key: _decoded(document[key]) for key in ("values", "schemas")}
 
     def _environment(self) -> dict[str, str]:
         """An environment without the caller's HELM_* settings, plugins, repositories and kubeconfig."""
@@ -262,6 +270,15 @@ class Renderer:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
             json.dump(kept, part)
         Path(part.name).replace(file)
+
+
+def _decoded(text: str) -> Any:
+    """JSON in Base64, with numbers as Helm keeps them."""
+    return json.loads(
+        base64.b64decode(text),
+        parse_int=lambda digits: json_number(int(digits)),
+        parse_float=lambda digits: json_number(float(digits)),
+    )
 
 
 def _canonical(values: Mapping[str, Any]) -> str:

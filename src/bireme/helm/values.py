@@ -14,7 +14,8 @@ from bireme.errors import BiremeError
 from bireme.helm.yaml import Values, parse_yaml, refuse_bombs
 from bireme.helm.yaml import merge as merge
 
-# What Helm prints: the values that templates see, and the schema of each chart they belong to.
+# What Helm prints: the values that templates see, and the schema of each chart they belong to. In Base64,
+# because YAML has no room for some characters of JSON.
 _PRINT = """\
 {{- define "schemas" -}}
 {{- $charts := dict -}}
@@ -26,8 +27,8 @@ _PRINT = """\
 apiVersion: v1
 kind: Values
 metadata: {name: values}
-values: {{ toJson .Values }}
-schemas: {{ include "schemas" . }}
+values: {{ toJson .Values | b64enc }}
+schemas: {{ include "schemas" . | b64enc }}
 """
 
 
@@ -86,18 +87,14 @@ def load(files: Sequence[Path]) -> Values:
     return merged
 
 
-def read_file(file: Path) -> Values:
-    """One values file, as Helm reads it. Raises BiremeError when it is missing, broken or not a mapping."""
-    text = read_text(file, "values file")
-    if len(text) > _MOST_CHARACTERS:
-        raise BiremeError(
-            f"{file} has {len(text):,} characters; Helm keeps values in a Secret of at most 1 MiB"
-        )
-    refuse_bombs(text, str(file))
+def read_file(file: Path, what: str = "values file") -> Values:
+    """One values file, as Helm reads it; ``what`` is what errors call it.
+
+    Raises BiremeError when it is missing, broken, larger than a Secret can be, or not a mapping.
+    """
+    text = read_text(file, what)
+    refuse_bombs(text, f"{what} {file}")
     return parse_yaml(text, str(file))
-
-
-_MOST_CHARACTERS = 2**20
 
 
 def read_text(file: Path, what: str) -> str:

@@ -68,12 +68,19 @@ def parse_yaml(text: str, where: str) -> Values:
     return merged
 
 
+_MOST_CHARACTERS = 2**20
 _DEEPEST = 100
 _MOST_NODES = 1_000_000
 
 
 def refuse_bombs(text: str, where: str) -> None:
-    """Refuse what would take for ever or crash `parse_yaml`: deep nesting, and anchors that multiply."""
+    """Raises BiremeError for what would take for ever or crash who parses it.
+
+    That is text of more than 1 MiB (Helm keeps values in a Secret, which has no more), deep nesting, and
+    anchors that multiply.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise BiremeError(f"{where} has {len(text):,} characters: it may have at most 1 MiB")
     if "*" not in text and max(text.count("["), text.count("{")) < _DEEPEST and not _DEEP_BLOCK.search(text):
         return
     depth, sizes, open_anchors, size = 0, dict[str | None, int](), list[tuple[str | None, int]](), 0

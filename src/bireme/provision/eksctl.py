@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from typing import Any
 
+from bireme.errors import BiremeError
 from bireme.instances import ROOT_VOLUME_GIB
 from bireme.provision.groups import Capacity, Fleet, Group
 
@@ -30,8 +33,15 @@ def cluster_config(fleet: Fleet, kubernetes: str, admitted: tuple[str, ...] = ()
     """The configuration for ``eksctl create cluster -f``.
 
     ``kubernetes``: the minor version, e.g. ``1.34``. ``admitted``: networks whose addresses may reach the API
-    server from outside; without any it answers only inside the VPC.
+    server from outside; without any it answers only inside the VPC. Raises BiremeError when they are none.
     """
+    if not re.fullmatch(r"1\.[0-9]{1,3}", kubernetes):
+        raise BiremeError(f"--kubernetes {kubernetes!r} is no minor version: write for example 1.34")
+    for network in admitted:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise BiremeError(f"--admit: {error}; write for example 203.0.113.0/24") from error
     vpc: dict[str, Any] = {
         "nat": {"gateway": "Single"},
         "clusterEndpoints": {"privateAccess": True, "publicAccess": bool(admitted)},

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from bireme.errors import BiremeError
+from bireme.helm.yaml import refuse_bombs
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     Only the names and values that moved change; comments and order stay. ``name`` is the file's, for
     messages. Raises BiremeError for text that is no mapping in YAML, and for a value that cannot follow.
     """
+    refuse_bombs(text, name)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:

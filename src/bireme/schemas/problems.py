@@ -71,11 +71,16 @@ def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
             jsonschema.Draft202012Validator.check_schema(chart.schema)
         except jsonschema.SchemaError as broken:
             raise BiremeError(f"{chart.name}/{BUNDLE} is not a JSON Schema: {broken.message}") from broken
-        validator = jsonschema.Draft202012Validator(chart.schema)
-        for error in sorted(validator.iter_errors(chart.values), key=_place):
-            yield from explain(error, chart, prefix)
+        yield from violations(chart, prefix)
     for dependency in chart.dependencies:
         yield from _chart_problems(dependency, (*prefix, dependency.name))
+
+
+def violations(chart: ChartValues, prefix: KeyPath = ()) -> Iterator[Problem]:
+    """What the schema of ``chart`` refuses in its values, in the order of their places."""
+    validator = jsonschema.Draft202012Validator(chart.schema or {})
+    for error in sorted(validator.iter_errors(chart.values), key=_place):
+        yield from explain(error, chart, prefix)
 
 
 # jsonschema.ValidationError, whose type stubs lack the attributes that are read here.

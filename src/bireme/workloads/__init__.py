@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from bireme.instances import Instance
-from bireme.manifests import Manifest
+from bireme.manifests import Manifest, read_as_kubernetes
 from bireme.workloads.model import (
     ObservedWorkload,
     PodPlan,
@@ -53,9 +53,13 @@ def kind_of(manifest: Manifest) -> WorkloadKind | None:
 
 
 def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan | None:
-    """The pods that an object becomes; None for objects that make none. Raises BiremeError."""
+    """The pods that an object becomes; None for objects that make none.
+
+    Raises BiremeError for a number that is none, and for an object that Kubernetes would not read either.
+    """
     kind = kind_of(manifest)
-    return kind.plan(manifest, instances) if kind else None
+    with read_as_kubernetes(manifest):
+        return kind.plan(manifest, instances) if kind else None
 
 
 def kinds_with_state(namespace: str) -> dict[str, WorkloadKind]:

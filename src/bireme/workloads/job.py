@@ -13,6 +13,7 @@ from bireme.workloads.model import (
     ObservedWorkload,
     WorkloadKind,
     WorkloadPlan,
+    count_in,
     count_of,
     differing,
     elastic_bounds,
@@ -85,7 +86,7 @@ class Job(WorkloadKind):
         """The pods of an Indexed Job add ``-<index>`` to its name for their host names."""
         spec, length = spec_of(manifest), len(manifest.name)
         if spec.get("completionMode") == "Indexed":
-            length += len(f"-{max(0, int(spec.get('completions') or 1) - 1)}")
+            length += len(f"-{max(0, count_in(spec, 'completions') - 1)}")
         if length <= LONGEST_NAME:
             return None
         return f"pod names would have {length} characters with their index, {LONGEST_NAME} is the most"
@@ -93,8 +94,8 @@ class Job(WorkloadKind):
 
 def pods_at_a_time(spec: Mapping[str, Any]) -> int:
     """How many pods a Job of ``spec`` runs at a time: no more than have to complete."""
-    parallelism, completions = int(spec.get("parallelism", 1)), spec.get("completions")
-    return parallelism if completions is None else min(parallelism, int(completions))
+    parallelism = count_in(spec, "parallelism")
+    return min(parallelism, count_in(spec, "completions", parallelism))
 
 
 KINDS = (Job(),)

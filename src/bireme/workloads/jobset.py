@@ -15,6 +15,7 @@ from bireme.workloads.model import (
     WorkloadKind,
     WorkloadPlan,
     controller_of,
+    count_in,
     differing,
     elastic_bounds,
     pod_plans,
@@ -98,8 +99,9 @@ def _is_indexed(group: Mapping[str, Any]) -> bool:
 def _pods(
     manifest: Manifest, group: Mapping[str, Any], instances: Mapping[str, Instance]
 ) -> tuple[PodPlan, ...]:
-    jobs, pods = int(group.get("replicas", 1)), pods_at_a_time(_job_spec(group))
+    jobs, pods = count_in(group, "replicas"), pods_at_a_time(_job_spec(group))
     base = f"{manifest.name}-{group['name']}"
+    count_in({"replicas": jobs * pods}, "replicas")
     names = [f"{base}-{job}-{pod}" for job in range(jobs) for pod in range(pods)]
     template = _template(group)
     role = role_of(manifest, template, group["name"])
@@ -108,8 +110,8 @@ def _pods(
 
 
 def _longest_pod_name(manifest: Manifest, group: Mapping[str, Any]) -> int:
-    last_job = max(0, int(group.get("replicas", 1)) - 1)
-    last_pod = max(0, int(_job_spec(group).get("completions") or 1) - 1)
+    last_job = max(0, count_in(group, "replicas") - 1)
+    last_pod = max(0, count_in(_job_spec(group), "completions") - 1)
     return len(f"{manifest.name}-{group['name']}-{last_job}-{last_pod}{_POD_SUFFIX}")
 
 

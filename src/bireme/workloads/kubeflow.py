@@ -12,6 +12,7 @@ from bireme.workloads.model import (
     ObservedWorkload,
     WorkloadKind,
     controller_of,
+    count_in,
     part_name,
     spec_of,
     true_conditions,
@@ -33,7 +34,7 @@ class KubeflowJob(WorkloadKind):
     def replicas(self, manifest: Manifest, role: str) -> int:
         """The number of pods of ``role``."""
         found = self.roles(manifest).get(role)
-        return int(found.get("replicas", 1)) if found else 0
+        return count_in(found, "replicas") if found else 0
 
     def is_suspended(self, manifest: Manifest) -> bool:
         """Whether the job is to have no pods for now."""

@@ -179,6 +179,18 @@ def spec_of(manifest: Manifest) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+_MOST_PODS = 100_000
+
+
+def count_in(spec: Mapping[str, Any], key: str, default: int = 1) -> int:
+    """The number at ``key``. Raises BiremeError for one that is no number of pods."""
+    found = spec.get(key)
+    found = default if found is None else found
+    if type(found) is not int or not 0 <= found <= _MOST_PODS:
+        raise BiremeError(f"{key} is {str(found)[:40]!r}, it must be a whole number from 0 to {_MOST_PODS:,}")
+    return found
+
+
 def controller_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
     """Kind and name of the object that controls a live pod."""
     owners = pod["metadata"].get("ownerReferences") or ()

@@ -9,7 +9,13 @@ from bireme.errors import BiremeError
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.workloads.kubeflow import KubeflowJob
-from bireme.workloads.model import WorkloadPlan, pod_plans, role_of, spec_of
+from bireme.workloads.model import (
+    WorkloadPlan,
+    count_in,
+    pod_plans,
+    role_of,
+    spec_of,
+)
 
 LAUNCHER, WORKER = "Launcher", "Worker"
 # What mpi-operator adds to an MPIJob's name for the Job and the host of its launcher.
@@ -38,7 +44,7 @@ class MPIJob(KubeflowJob):
             raise BiremeError(
                 f"{manifest.identity} has no Launcher in spec.mpiReplicaSpecs: an MPIJob needs one"
             )
-        slots, launcher_works = int(spec.get("slotsPerWorker", 1)), bool(spec.get("runLauncherAsWorker"))
+        slots, launcher_works = count_in(spec, "slotsPerWorker"), bool(spec.get("runLauncherAsWorker"))
         count = self.replicas(manifest, WORKER)
         template = roles[LAUNCHER].get("template") or {}
         hosts, role = [f"{manifest.name}{_LAUNCHER_SUFFIX}"], role_of(manifest, template, "launcher")

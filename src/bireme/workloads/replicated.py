@@ -13,6 +13,7 @@ from bireme.workloads.model import (
     WorkloadKind,
     WorkloadPlan,
     controller_of,
+    count_in,
     differing,
     pod_plans,
     role_of,
@@ -29,7 +30,7 @@ class Replicated(WorkloadKind):
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         spec = spec_of(manifest)
-        template, replicas = spec.get("template") or {}, int(spec.get("replicas", 1))
+        template, replicas = spec.get("template") or {}, count_in(spec, "replicas")
         role = role_of(manifest, template)
         names = [f"{manifest.name}-{index}" for index in range(replicas)]
         pods = pod_plans(names, role, template, instances, names if self.has_hostnames else None)
@@ -76,7 +77,7 @@ class StatefulSet(Replicated):
         return {
             f"{template['metadata']['name']}-{manifest.name}-{index}": template["spec"]
             for template in spec.get("volumeClaimTemplates") or ()
-            for index in range(int(spec.get("replicas", 1)))
+            for index in range(count_in(spec, "replicas"))
         }
 
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:

@@ -1,0 +1,110 @@
+"""Kubeconfigs. Others write them, so all that the client library would stumble over is looked for first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bireme.errors import BiremeError
+from bireme.helm import ChartValues
+from bireme.helm import values as value_files
+from bireme.schemas.problems import violations
+
+_TEXT = {"type": ["string", "null"]}
+_PROGRAM = {
+    "type": ["object", "null"],
+    "required": ["command"],
+    "properties": {"command": {"type": "string", "minLength": 1}, "args": {"type": ["array", "null"]}},
+}
+# The library knows no other provider; kubectl took gcp and azure away too.
+_PROVIDER = {
+    "type": ["object", "null"],
+    "properties": {"name": {"const": "oidc"}, "config": {"type": ["object", "null"]}},
+}
+
+
+def _named(kind: str, below: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    body = {"type": "object", "properties": below, **more}
+    properties = {"name": {"type": "string"}, kind: body}
+    item = {"type": "object", "required": ["name", kind], "properties": properties}
+    return {"type": "array", "items": item}
+
+
+_SCHEMA = {
+    "required": ["contexts", "clusters"],
+    "properties": {
+        "current-context": _TEXT,
+        "contexts": _named("context", {"cluster": {"type": "string"}, "user": _TEXT}, required=["cluster"]),
+        "clusters": _named(
+            "cluster",
+            {
+                "server": {"type": "string", "pattern": r"^https?://[!-.0-~]+(:[0-9]{1,5})?(/[!-~]*)?$"},
+                "certificate-authority": _TEXT,
+                "certificate-authority-data": _TEXT,
+                "proxy-url": {**_TEXT, "pattern": "^[!-~]*$"},
+                "tls-server-name": _TEXT,
+            },
+            required=["server"],
+        ),
+        "users": {
+            "anyOf": [
+                {"type": "null"},
+                _named(
+                    "user",
+                    {
+                        **dict.fromkeys(
+                            ["client-certificate", "client-certificate-data", "client-key"], _TEXT
+                        ),
+                        **dict.fromkeys(["client-key-data", "token", "tokenFile"], _TEXT),
+                        **dict.fromkeys(["username", "password"], _TEXT),
+                        "exec": _PROGRAM,
+                        "auth-provider": _PROVIDER,
+                    },
+                ),
+            ]
+        },
+    },
+}
+
+
+def load(file: Path, context: str | None, configuration: Any) -> None:
+    """Put ``context`` of ``file``, or its current one, into a ``configuration`` of the client library.
+
+    Logs in if need be. Raises BiremeError when the file cannot be used.
+    """
+    # Imported here because it takes half a second, which `bireme --help` should not.
+    from kubernetes.config import ConfigException
+    from kubernetes.config.kube_config import KubeConfigLoader
+
+    content = value_files.read_file(file, "kubeconfig")
+    wanted = context or content.get("current-context")
+    try:
+        _check(content, wanted)
+        folder = str(file.absolute().parent)
+        loader = KubeConfigLoader(content, wanted, config_base_path=folder)  # type: ignore[no-untyped-call]
+        loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, BiremeError, OSError, ValueError) as error:
+        raise BiremeError(f"{file} cannot be used as kubeconfig: {error}") from error
+
+
+def _check(content: Mapping[str, Any], context: Any) -> None:
+    """Raises BiremeError for the first thing in ``content`` that keeps ``context`` from being used."""
+    found = next(violations(ChartValues("kubeconfig", content, _SCHEMA, ())), None)
+    if found:
+        raise BiremeError(str(found))
+    contexts = {each["name"]: each["context"] for each in content["contexts"]}
+    if context not in contexts:
+        names = ", ".join(contexts) or "none"
+        what = f"it has no context {context}" if context else "it names no current context"
+        raise BiremeError(f"{what}; there are: {names}")
+    users = {each["name"]: each["user"] for each in content.get("users") or ()}
+    name = contexts[context].get("user")
+    user = users.get(name, {})
+    token = user.get("token") or ""
+    if not token.isascii() or not token.isprintable():
+        raise BiremeError(f"the token of user {name} has characters that no token has")
+    program = (user.get("exec") or {}).get("command")
+    if program and "/" not in program and not shutil.which(program):
+        raise BiremeError(f"user {name} logs in by {program}, which is not on PATH: install it")
