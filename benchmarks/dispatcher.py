@@ -26,6 +26,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -219,6 +220,32 @@ def _metric(server: EtcdServer, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
+def waiting(replicas: Dispatchers, trainers: int = 20, steps: int = 20) -> list[dict[str, Any]]:
+    """Milliseconds between the work on two shards, of 0.1 s each, without and with prefetch."""
+
+    def train(dataset: str, prefetch: bool) -> list[float]:
+        with Dispatcher(replicas.addresses, dataset) as dispatcher:
+            shards = dispatcher.shards(prefetch)
+            next(shards)
+            waits = []
+            for _ in range(steps):
+                time.sleep(0.1)
+                waits.append(1000 * _timed(partial(next, shards)))
+            shards.close()
+        return waits
+
+    rows = []
+    for prefetch in (False, True):
+        with CONSOLE.status(f"{trainers} trainers {'with' if prefetch else 'without'} prefetch"):
+            dataset = f"waiting-{prefetch}"
+            Dispatcher(replicas.addresses, dataset).add(_name(n) for n in range(3 * trainers * steps))
+            with ThreadPoolExecutor(trainers) as pool:
+                each = pool.map(partial(train, dataset), [prefetch] * trainers)
+                cuts = statistics.quantiles((wait for waits in each for wait in waits), n=20)
+        rows.append({"prefetch": prefetch, "p50": round(cuts[9], 2), "p95": round(cuts[18], 2)})
+    return rows
+
+
 @contextmanager
 def _coordinator(server: EtcdServer, prefix: str) -> Iterator[Coordinator]:
     client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=60)
@@ -369,6 +396,10 @@ def _tables(report: dict[str, Any]) -> Iterator[Table]:
         )
     table.caption = "one trainer; a takeover reads the state with half of the pass done and hands a shard out"
     yield table
+    table = Table("prefetch", "p50 ms", "p95 ms", title="20 trainers' wait between two shards of 0.1 s")
+    for row in report["waiting"]:
+        table.add_row("yes" if row["prefetch"] else "no", str(row["p50"]), str(row["p95"]))
+    yield table
     table = Table("lease s", "from KILL to another hand, s", title="A trainer's death")
     table.add_row("12", str(report["recovery"]))
     yield table
@@ -404,6 +435,7 @@ def main(shards: int, seconds: float, rounds: int, hour_seconds: float | None, o
                 "addSeconds": round(adding, 1),
                 "throughput": throughput(replicas, seconds, rounds),
             }
+            report["waiting"] = waiting(replicas)
             replicas.stop()
             report["recovery"] = recovery(server, rounds)
             report["growth"] = growth(server, rounds, shards)
