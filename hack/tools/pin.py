@@ -19,6 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 OLDEST_GO_WITH_TOOL_DIRECTIVE = (1, 24)
+OWN_MAIN = "."
 
 
 def pin(folder: str, version: str) -> None:
@@ -30,7 +31,10 @@ def pin(folder: str, version: str) -> None:
         facts = json.loads(_go(["mod", "edit", "-json", upstream], scratch))
         _go(["mod", "init", f"bireme.dev/tools/{folder}"], scratch)
         edits = [f"-go={_go_line(facts['Go'])}", f"-require={path}@{tag}", *_replacements(facts, tag)]
-        edits += [f"-tool={tool['package']}" for tool in module["tools"].values()]
+        packages = [tool["package"] for tool in module["tools"].values()]
+        edits += [f"-tool={package}" for package in packages if package != OWN_MAIN]
+        for file in (HERE / folder).glob("*.go"):
+            shutil.copy(file, scratch)
         _go(["mod", "edit", *edits], scratch)
         _go(["mod", "tidy"], scratch)
         (HERE / folder).mkdir(exist_ok=True)

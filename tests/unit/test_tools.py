@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -173,19 +174,19 @@ def test_tools_toml_describes_exactly_the_folders_of_hack_tools() -> None:
     assert described == {go_mod.parent for go_mod in folder.glob("*/go.mod")}
 
 
-def test_the_name_in_the_cache_changes_with_go_sum(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tool", "file"), [("kind", "go.sum"), ("argocd", "main.go")])
+def test_the_name_in_the_cache_changes_with_what_it_is_built_from(
+    tmp_path: Path, tool: str, file: str
+) -> None:
     folder = tmp_path / "tools"
     source = PROJECT / "hack" / "tools"
-    for file in [source / "tools.toml", *source.glob("*/go.*")]:
-        copy = folder / file.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(file.read_bytes())
-    before = load_pins(folder).tool("kind").cache_name
+    shutil.copytree(source, folder)
+    before = load_pins(folder).tool(tool).cache_name
 
-    with (folder / "kind" / "go.sum").open("a") as go_sum:
-        go_sum.write("\n")
+    with (folder / tool / file).open("a") as text:
+        text.write("\n")
 
-    assert load_pins(folder).tool("kind").cache_name != before
+    assert load_pins(folder).tool(tool).cache_name != before
 
 
 def test_the_error_for_an_unknown_tool_names_the_known_ones(bench: Bench) -> None:

@@ -62,7 +62,7 @@ from bireme.provision.groups import KINDS
     "addons",
     multiple=True,
     type=click.Choice(ADDONS),
-    help="Also run Kueue, Karpenter with a NodePool for every type, or Flux; embedded clusters only",
+    help="Also run Kueue, Karpenter with a NodePool for every type, Flux or Argo CD; embedded clusters only",
 )
 @pass_app
 def up(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bireme.tools import Toolbox
 
 PROVIDERS = ("embedded", "kind", "existing")
-ADDONS = ("kueue", "karpenter", "flux")
+ADDONS = ("kueue", "karpenter", "flux", "argocd")
 
 
 def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None = None) -> Provider:
@@ -51,6 +51,10 @@ def start_addon(name: str, cluster: Cluster, toolbox: Toolbox) -> Program:
         from bireme.clusters.addons import flux
 
         return flux.start(cluster, toolbox)
+    if name == "argocd":
+        from bireme.clusters.addons import argocd
+
+        return argocd.start(cluster, toolbox)
     from bireme.clusters.addons import karpenter
 
     return karpenter.start(cluster, toolbox)

@@ -57,12 +57,9 @@ class Tool:
     def cache_name(self) -> str:
         """A folder name that changes with everything that goes into the binary."""
         digest = hashlib.sha256()
-        for part in (
-            self._read("go.mod"),
-            self._read("go.sum"),
-            self.package.encode(),
-            self.ldflags.encode(),
-        ):
+        own = (file.read_bytes() for file in sorted(self.folder.glob("*.go")))
+        pinned = (self._read("go.mod"), self._read("go.sum"))
+        for part in (*pinned, self.package.encode(), self.ldflags.encode(), *own):
             digest.update(hashlib.sha256(part).digest())
         operating_system, arch = this_platform()
         return f"{self.name}-{self.version}-{operating_system}-{arch}-{digest.hexdigest()[:12]}"

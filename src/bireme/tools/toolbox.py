@@ -246,7 +246,9 @@ class Toolbox:
 def _recorded_version(module: str, binary: Path) -> str | None:
     """The version of ``module`` that Go recorded in ``binary`` when it was built."""
     try:
-        found = re.search(rb"\nmod\t%b\tv([0-9A-Za-z.-]+)" % re.escape(module.encode()), binary.read_bytes())
+        found = re.search(
+            rb"\n(?:mod|dep)\t%b\tv([0-9A-Za-z.-]+)" % re.escape(module.encode()), binary.read_bytes()
+        )
     except OSError:
         return None
     return found[1].decode() if found else None

@@ -1,1 +1,1 @@
-"""Kueue, Karpenter and Flux at work for a cluster that runs no containers: `bireme up --with`."""
+"""Kueue, Karpenter, Flux and Argo CD at work for a cluster that runs no containers: `bireme up --with`."""
