@@ -148,6 +148,18 @@ def test_without_a_checksum_that_python_has_the_size_counts(server: FaultyServer
     assert "of 2 files the source has no checksum that can be computed here: their sizes are compared" in log
 
 
+def test_a_digest_in_the_values_counts_more_than_what_s3_keeps(server: FaultyServer, tmp_path: Path) -> None:
+    upload(server, equal, None)
+    for key in CONTENT:
+        # A server whose tags are made in another way.
+        server.tags[key] = f"{'0' * 32}-3"
+    lines = (f"{hashlib.sha256(content).hexdigest()}  {key[5:]}\n" for key, content in CONTENT.items())
+    server.objects["data/SUMS"] = "".join(lines).encode()
+    env = settings(tmp_path / "data", {"url": "s3://b/data", "sums": "SUMS"})
+    assert run("copy", {**server.env, **env})[0] == 0
+    assert run("copy", env_of(server, tmp_path / "without"))[0] == 78
+
+
 def test_a_server_that_does_not_know_parts_is_used_without_checksums(
     server: FaultyServer, tmp_path: Path
 ) -> None:

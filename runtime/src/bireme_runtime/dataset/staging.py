@@ -146,6 +146,10 @@ class Item:
     source: Source
     sha256: str = ""
 
+    def checksums(self) -> Iterator[Checksum]:
+        """What to ask the source for: nothing if there is a digest, which says more."""
+        return iter(()) if self.sha256 else self.source.checksums(self.entry)
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -478,7 +482,7 @@ class Copier:
             os.fsync(file.fileno())
         found = {"sha256": sha256.digest(), "md5": md5.digest()}
         if expected is None or expected.algorithm not in found:
-            self._check(item, unfinished, [expected] if expected else item.source.checksums(item.entry))
+            self._check(item, unfinished, [expected] if expected else item.checksums())
         elif found[expected.algorithm] != expected.value:
             raise _wrong_checksum(item, expected, found[expected.algorithm])
         self._finish(item, unfinished, sha256.hexdigest())
@@ -518,7 +522,7 @@ class Copier:
             is_last = self._open_parts[item.path] == 0
         if is_last:
             del self._open_parts[item.path]
-            self._finish(item, unfinished, self._check(item, unfinished, item.source.checksums(item.entry)))
+            self._finish(item, unfinished, self._check(item, unfinished, item.checksums()))
 
     def _check(self, item: Item, unfinished: Path, allowed: Iterable[Checksum]) -> str:
         """The sha256 of a copied file. Raises Corrupt if the source has checksums and none of them fits."""
