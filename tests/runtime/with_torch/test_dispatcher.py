@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.runtime.etcd_servers import EtcdServer
 
 NAMES = ("a", "b", "c")
 SHARDS = 24
+DOCS = Path(__file__).parents[3] / "docs" / "dispatcher.md"
+IMPORT = "from bireme_runtime.dispatcher import Dispatcher"
 
 
 @pytest.fixture
@@ -30,7 +33,9 @@ def test_no_shard_is_lost_with_the_rank_that_has_it(
     job: Callable[..., Any], replicas: Dispatchers, lost: str
 ) -> None:
     run = job(PET_NNODES="2:3", BIREME_DISPATCHER=replicas.addresses)
-    (run.folder / "shards.py").write_bytes(Path(__file__).with_name("shards.py").read_bytes())
+    _, shown = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
+    before = Path(__file__).with_name("shards.py").read_text()
+    (run.folder / "shards.py").write_text(f"{before}\n{IMPORT}\n{shown}")
     for index, name in enumerate(NAMES):
         run.script = ["/mnt/shards.py", "/mnt", name, str(SHARDS)]
         run.start(name, index)
