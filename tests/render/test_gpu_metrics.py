@@ -240,3 +240,29 @@ def test_is_refused(render: Callable[..., Render], sets: list[str], sentence: st
     with pytest.raises(RenderError) as refused:
         render(CHART, sets=sets)
     assert sentence in str(refused.value)
+
+
+def test_dcgm_measures_several_times_a_second_on_request(render: Callable[..., Render]) -> None:
+    rendered = render("gpu-metrics", values={"agent": "dcgm", "dcgm": {"intervalSeconds": 0.25}})
+    (exporter,) = the(rendered, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    assert {each["name"]: each.get("value") for each in exporter["env"]}["DCGM_EXPORTER_INTERVAL"] == "250"
+
+
+def test_the_service_of_dcgm_has_the_name_that_others_look_for(render: Callable[..., Render]) -> None:
+    name = "nvidia-dcgm-exporter"
+    rendered = render("gpu-metrics", values={"agent": "dcgm", "dcgm": {"service": {"name": name}}})
+    assert the(rendered, "Service").name == name
+    (test,) = [each for each in rendered.manifests if each.kind == "Pod" and each.is_hook]
+    assert f"http://{name}." in str(test["spec"])
+
+
+def test_an_agent_runs_on_all_nodes_on_request(render: Callable[..., Render]) -> None:
+    labels = {"kubernetes.io/os": "linux"}
+    values = {"cloudwatch": {"region": "us-west-2", "image": {"registry": "r"}}, "nodeLabels": labels}
+    pod = the(render("gpu-metrics", values=values), "DaemonSet")["spec"]["template"]["spec"]
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = [
+        {each["key"]: list(each["values"]) for each in term["matchExpressions"]}
+        for term in required["nodeSelectorTerms"]
+    ]
+    assert {"kubernetes.io/os": ["linux"]} in terms

@@ -162,6 +162,48 @@ def test_an_image_that_moves_is_pulled_for_each_pod(
     assert trainer["imagePullPolicy"] == "Always"
 
 
+GPUS = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 8}}]}
+
+
+@pytest.mark.parametrize("chart", JOBS)
+def test_workers_claim_devices_by_templates_of_the_chart(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    found = rendered(renderer, request_for, chart, {"resourceClaimTemplates": {"gpu": GPUS}})
+    template = the(found, "ResourceClaimTemplate").thaw()
+    assert template["spec"] == {"spec": {"devices": GPUS}}
+    pod = job_of(chart, found)["spec"]["template"]["spec"]
+    assert pod["resourceClaims"] == [
+        {"name": "gpu", "resourceClaimTemplateName": template["metadata"]["name"]}
+    ]
+    assert container_of(pod, "trainer")["resources"]["claims"] == [{"name": "gpu"}]
+    jobs = [each.thaw() for each in found.manifests if each.kind == "Job" and not each.is_hook]
+    claiming = [job for job in jobs if "resourceClaims" in job["spec"]["template"]["spec"]]
+    assert len(claiming) == 1, "pservers claim no devices"
+
+
+def test_other_devices_are_another_template_because_one_cannot_change(
+    renderer: Renderer, request_for: Request
+) -> None:
+    four = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}]}
+    names = {
+        the(
+            rendered(renderer, request_for, "torch-elastic", {"resourceClaimTemplates": {"gpu": each}}),
+            "ResourceClaimTemplate",
+        ).name
+        for each in (GPUS, four)
+    }
+    assert len(names) == 2
+
+
+def test_the_launcher_of_an_mpijob_claims_no_devices(renderer: Renderer, request_for: Request) -> None:
+    values = {"orchestrator": "MPIJob", "resourceClaimTemplates": {"gpu": GPUS}}
+    job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
+    roles = {role: spec["template"]["spec"] for role, spec in job["spec"]["mpiReplicaSpecs"].items()}
+    assert "resourceClaims" in roles["Worker"]
+    assert "resourceClaims" not in roles["Launcher"]
+
+
 @pytest.mark.parametrize("chart", JOBS)
 def test_containers_run_before_and_beside_training(
     renderer: Renderer, request_for: Request, chart: str
@@ -232,6 +274,18 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
             {"dnsPolicy": "ClusterFirst", "hostNetwork": True},
             "dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS",
         ),
+        (
+            {
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}],
+                "resourceClaimTemplates": {"gpu": GPUS},
+            },
+            "resourceClaimTemplates.gpu: resourceClaims has a claim gpu already",
+        ),
+        (
+            {"resources": {"claims": [{"name": "gpu"}]}, "resourceClaimTemplates": {"gpu": GPUS}},
+            "resources.claims: the training container uses gpu of resourceClaimTemplates anyway",
+        ),
+        ({"resourceClaimTemplates": {"gpu": {"requests": []}}}, "resourceClaimTemplates"),
         ({"placement": {"queue": "research"}}, "placement.queue: it is a queue of Volcano's gangs"),
         ({"image": {"repository": ""}}, "image.repository: this job comes without an image"),
         ({"image": {"tag": "", "digest": ""}}, "needs a tag or a digest"),

@@ -227,10 +227,10 @@ command: it replaces the entry point, so script would not be run; set one of the
 {{- end }}
 
 {{/*
-Labels, annotations, containers, ports and device claims of the values do not take the names of the chart's own, and
+Labels, annotations, containers and ports of the values do not take the names of the chart's own, and
 workers can look up each other's names.
 Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, ports, hostNetwork,
-dnsPolicy, dnsConfig, resourceClaims, resources), ports (the chart's own, a list; optional).
+dnsPolicy, dnsConfig), ports (the chart's own, a list; optional).
 */}}
 {{- define "common.rules.pod" -}}
 {{- $v := (required "common.rules.pod needs root" .root).Values }}
@@ -267,12 +267,5 @@ dnsConfig.nameservers: dnsPolicy None leaves the pods without a name server; nam
 {{- end }}
 {{- if and (eq $v.dnsPolicy "ClusterFirst") $v.hostNetwork }}
 dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS, which does not know the workers; leave it out, or set ClusterFirstWithHostNet
-{{- end }}
-{{- $claims := list }}
-{{- range $v.resourceClaims }}{{ $claims = append $claims .name }}{{ end }}
-{{- range dig "claims" list $v.resources }}
-{{- if not (has .name $claims) }}
-resources.claims: there is no {{ .name }} in resourceClaims; add it there, or correct the name
-{{- end }}
 {{- end }}
 {{- end }}

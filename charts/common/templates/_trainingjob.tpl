@@ -138,6 +138,7 @@ scales (see common.rules.kueue).
 {{ include "common.rules.program" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.env" (dict "root" $root "reserved" .reserved) }}
 {{ include "common.rules.mounts" (dict "root" $root "taken" (concat (list "/dev/shm" "/bireme/runtime" "/bireme/script") .taken)) }}
+{{ include "common.rules.devices" (dict "root" $root) }}
 {{ include "common.rules.pod" (dict "root" $root "ports" .ports) }}
 {{ include "common.rules.staging" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.verify" (dict "root" $root) }}

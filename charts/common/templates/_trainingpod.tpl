@@ -43,8 +43,8 @@ spec:
   {{- with $v.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $v.hostNetwork) }}
   dnsPolicy: {{ . | quote }}
   {{- end }}
-  {{- range $key := list "dnsConfig" "hostAliases" "resourceClaims" }}
-  {{- with index $v $key }}
+  {{- range $key, $value := dict "dnsConfig" $v.dnsConfig "hostAliases" $v.hostAliases "resourceClaims" (include "common.resourceClaims" (dict "root" $root) | fromJsonArray) }}
+  {{- with $value }}
   {{ $key }}:
     {{- toYaml . | nindent 4 }}
   {{- end }}

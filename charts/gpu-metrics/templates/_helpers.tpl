@@ -5,6 +5,10 @@ The name of the chosen agent's objects. Each agent has a DaemonSet of its own, b
 {{- printf "%s-%s" (include "common.fullname" (dict "root" .)) .Values.agent }}
 {{- end }}
 
+{{- define "gpu-metrics.serviceName" -}}
+{{- .Values.dcgm.service.name | default (include "gpu-metrics.name" .) }}
+{{- end }}
+
 {{/*
 The name of objects that have no namespace.
 */}}

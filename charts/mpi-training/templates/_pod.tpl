@@ -35,6 +35,7 @@ Arguments: root, role.
 {{- if eq .role "launcher" }}
 {{- $_ := set $v.staging "claimName" "" }}
 {{- range $key := list "initContainers" "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v $key list }}{{ end }}
+{{- $_ := set $v "resourceClaimTemplates" dict }}
 {{- $_ := set $v "env" (mergeOverwrite (deepCopy $v.env) $v.launcher.env) }}
 {{- end }}
 {{- if eq .role "worker" }}{{ $_ := set $v.verify "paths" list }}{{ end }}

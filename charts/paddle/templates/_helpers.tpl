@@ -109,6 +109,7 @@ Arguments: root, role (server or trainer).
 {{- $_ := set $v.staging "claimName" "" }}
 {{- $_ := set $v.verify "paths" list }}
 {{- range $key := list "initContainers" "sidecars" "resourceClaims" }}{{ $_ := set $v $key list }}{{ end }}
+{{- $_ := set $v "resourceClaimTemplates" dict }}
 {{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
 {{- $_ := set $v $key (index $v.pservers $key) }}
 {{- end }}

@@ -1,0 +1,75 @@
+{{/*
+Devices of workers by dynamic resource allocation (DRA).
+*/}}
+
+{{/*
+The name of the template of a claim. It changes with what the claim asks for, because a template cannot change.
+Arguments: root, name, devices.
+*/}}
+{{- define "common.resourceClaimTemplateName" -}}
+{{- $root := required "common.resourceClaimTemplateName needs root" .root }}
+{{- printf "%s-%s-%s" (include "common.fullname" (dict "root" $root)) .name (required "common.resourceClaimTemplateName needs devices" .devices | toJson | sha256sum | trunc 8) }}
+{{- end }}
+
+{{/*
+The ResourceClaimTemplates of the values.
+Arguments: root (values resourceClaimTemplates), component.
+*/}}
+{{- define "common.resourceClaimTemplates" -}}
+{{- $root := required "common.resourceClaimTemplates needs root" .root }}
+{{- $component := .component }}
+{{- range $name, $devices := $root.Values.resourceClaimTemplates }}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata:
+  name: {{ include "common.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
+  labels:
+    {{- include "common.labels" (dict "root" $root "component" $component) | nindent 4 }}
+spec:
+  spec:
+    devices:
+      {{- toYaml $devices | nindent 6 }}
+{{- end }}
+{{- end }}
+
+{{/*
+The claims of a pod, as a JSON list: those of the values, and one by each template.
+Arguments: root (values resourceClaims, resourceClaimTemplates).
+*/}}
+{{- define "common.resourceClaims" -}}
+{{- $root := required "common.resourceClaims needs root" .root }}
+{{- $claims := $root.Values.resourceClaims }}
+{{- range $name, $devices := $root.Values.resourceClaimTemplates }}
+{{- $template := include "common.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) }}
+{{- $claims = append $claims (dict "name" $name "resourceClaimTemplateName" $template) }}
+{{- end }}
+{{- toJson $claims }}
+{{- end }}
+
+{{/*
+Rules about claims of devices.
+Arguments: root (values resourceClaims, resourceClaimTemplates, resources).
+*/}}
+{{- define "common.rules.devices" -}}
+{{- $root := required "common.rules.devices needs root" .root }}
+{{- $v := $root.Values }}
+{{- $claims := list }}
+{{- range $v.resourceClaims }}
+{{- if hasKey $v.resourceClaimTemplates .name }}
+resourceClaimTemplates.{{ .name }}: resourceClaims has a claim {{ .name }} already; give one of them another name
+{{- end }}
+{{- $claims = append $claims .name }}
+{{- end }}
+{{- range dig "claims" list $v.resources }}
+{{- if hasKey $v.resourceClaimTemplates .name }}
+resources.claims: the training container uses {{ .name }} of resourceClaimTemplates anyway; leave it out
+{{- else if not (has .name $claims) }}
+resources.claims: there is no {{ .name }} in resourceClaims; add it there, or correct the name
+{{- end }}
+{{- end }}
+{{- if and $v.resourceClaimTemplates (semverCompare "<1.34.0-0" $root.Capabilities.KubeVersion.Version) }}
+resourceClaimTemplates: devices are claimed from Kubernetes 1.34 on, and this cluster has {{ $root.Capabilities.KubeVersion.Version }}; set accelerators and efa, whose devices a device plugin gives
+{{- end }}
+{{- end }}
