@@ -465,7 +465,7 @@ def test_the_last_trainer_to_leave_finishes_the_dataset(
             assert of(shared, first.dataset)["over"]
         assert not of(shared, first.dataset)["finished"]
     assert of(shared, first.dataset)["finished"]
-    pserver.join(10)
+    pserver.join(60)
     assert not pserver.is_alive()
     # A later trainer has nothing to do.
     with trainer("late") as late:
