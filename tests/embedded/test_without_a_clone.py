@@ -21,6 +21,23 @@ from tests.support.registry import serving
 
 pytestmark = pytest.mark.whole
 User = Callable[[str], str]
+VALUES = {
+    "torch-elastic": "--set instance.type=p4d.24xlarge --set workers=2",
+    "mpi-training": "--set instance.type=p4d.24xlarge --set workers=2",
+    "paddle": "--set jobClaim.existingClaim=fsx-pvc",
+    "etcd": "--set persistence.enabled=false",
+    "efs": "--set volumes.data.type=nfs --set volumes.data.server=fs-1.efs.us-west-2.amazonaws.com",
+    "fsx": "--set checkDriver=false,claimName=other,provisioning=static,static.mountName=fsx"
+    ",static.fileSystemId=fs-0123456789abcdef0"
+    ",static.dnsName=fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+    "dataset": "--set claim.name=fsx-pvc --set claim.path=a --set sources[0].url=s3://bucket/data",
+    "efa-device-plugin": "--set region=us-west-2",
+    "gpu-metrics": "--set agent=dcgm",
+    "mpijob": "--set crds.keep=false",
+    "autoscaler": "--set global.imageRegistries.bireme=registry.example.com",
+}
+# How each job chart takes another number of workers: in place, or with a new run.
+SCALED = {"torch-elastic": "", "paddle": "", "mpi-training": "--replace"}
 
 
 @pytest.fixture(scope="module")
@@ -71,54 +88,46 @@ def user(
     run("bireme down")
 
 
-@pytest.mark.parametrize(
-    ("chart", "values"),
-    [
-        ("torch-elastic", "-f p4d.24xlarge -f imagenet-efa --set workers=2"),
-        ("mpi-training", "-f p4d.24xlarge -f nccl-tests --set workers=2"),
-        ("paddle", ""),
-    ],
-)
-def test_a_job_from_a_registry_is_planned_installed_and_removed(
-    user: User, charts: str, chart: str, values: str
+def test_every_chart_is_tried(user: User) -> None:
+    assert sorted(VALUES) == user("bireme list charts").split()
+
+
+@pytest.mark.parametrize("chart", sorted(VALUES))
+def test_bireme_plans_installs_and_removes_every_chart_from_a_registry(
+    user: User, charts: str, chart: str
 ) -> None:
-    where = f"{charts}/{chart} --plain-http --release run {values}"
+    where = f"{charts}/{chart} --plain-http --release run {VALUES[chart]}"
     plan = json.loads(user(f"bireme plan {where} -o json"))
     user(f"bireme install {where}")
     assert chart in user("bireme list")
     status = json.loads(user("bireme status run -o json"))
-    assert (len(status["pods"]), status["differences"]) == (plan["totals"]["pods"], [])
-    if chart == "torch-elastic":
-        user("bireme scale run 3")
-        assert len(json.loads(user("bireme status run -o json"))["pods"]) == plan["totals"]["pods"] + 1
+    assert status["differences"] == []
+    # A plan that is not told the nodes counts no pods of DaemonSets.
+    assert plan["totals"]["pods"] in (len(status["pods"]), 0)
+    user("bireme uninstall run")
+    assert user("helm list --short") == ""
+
+
+@pytest.mark.parametrize(("chart", "scale"), sorted(SCALED.items()))
+def test_bireme_scales_a_job_from_a_registry(user: User, charts: str, chart: str, scale: str) -> None:
+    user(f"bireme install {charts}/{chart} --plain-http --release run {VALUES[chart]} --set workers=2")
+    before = json.loads(user("bireme status run -o json"))["pods"]
+    user(f"bireme scale run 3 {scale}")
+    assert len(json.loads(user("bireme status run -o json"))["pods"]) == len(before) + 1
     user("bireme uninstall run")
 
 
-@pytest.mark.parametrize(
-    ("chart", "values"),
-    [
-        ("torch-elastic", "--set instance.type=p4d.24xlarge --set workers=2"),
-        ("mpi-training", "--set instance.type=p4d.24xlarge --set workers=2"),
-        ("paddle", ""),
-        ("etcd", "--set persistence.enabled=false"),
-        ("efs", "--set volumes.data.type=nfs --set volumes.data.server=fs-1.efs.us-west-2.amazonaws.com"),
-        (
-            "fsx",
-            "--set checkDriver=false,claimName=other,provisioning=static,static.mountName=fsx"
-            ",static.fileSystemId=fs-0123456789abcdef0"
-            ",static.dnsName=fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
-        ),
-        ("dataset", "--set claim.name=fsx-pvc --set claim.path=a --set sources[0].url=s3://bucket/data"),
-        ("efa-device-plugin", "--set region=us-west-2"),
-        ("gpu-metrics", "--set agent=dcgm"),
-        ("mpijob", ""),
-        ("autoscaler", "--set global.imageRegistries.bireme=registry.example.com"),
-    ],
-)
-def test_helm_alone_installs_every_chart_from_a_registry(
-    user: User, charts: str, chart: str, values: str
-) -> None:
-    user(f"helm install alone {charts}/{chart} --plain-http {values}")
+@pytest.mark.parametrize("workload", ["torch-elastic -f imagenet-efa", "mpi-training -f nccl-tests"])
+def test_values_of_types_and_workloads_have_names(user: User, charts: str, workload: str) -> None:
+    where = f"{charts}/{workload} --plain-http --release run -f p4d.24xlarge --set workers=2"
+    user(f"bireme install {where}")
+    assert json.loads(user("bireme status run -o json"))["differences"] == []
+    user("bireme uninstall run")
+
+
+@pytest.mark.parametrize("chart", sorted(VALUES))
+def test_helm_alone_installs_every_chart_from_a_registry(user: User, charts: str, chart: str) -> None:
+    user(f"helm install alone {charts}/{chart} --plain-http {VALUES[chart]}")
     user("helm uninstall alone --wait")
 
 
