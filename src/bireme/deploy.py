@@ -25,7 +25,7 @@ from bireme.shards import Shards, shards
 from bireme.timeline import Timeline
 from bireme.topology import Plan, expand
 from bireme.training import Training, timelines, trainings
-from bireme.turns import Turn, leave, turns, without_waiting
+from bireme.turns import Turn, are_held, leave, turns, without_waiting
 from bireme.workloads import WorkloadKind, kind_of
 
 _POLL_SECONDS = 0.5
@@ -46,6 +46,11 @@ class Outcome:
     shards: tuple[Shards, ...] = ()
     trainings: tuple[Training, ...] = ()
     turns: tuple[Turn, ...] = ()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all that is missing are jobs that wait in their queues."""
+        return are_held(self.differences, self.turns)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``."""
@@ -99,7 +104,8 @@ class Deployer:
     def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
         """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
 
-        ``timeout`` in seconds limits the wait, and the stop of an old run before it. ``replace_run`` stops a
+        A job that a queue holds, not for others to make room at once, is not waited for. ``timeout`` in
+        seconds limits the wait, and the stop of an old run before it. ``replace_run`` stops a
         run whose job Kubernetes cannot change in place, and continues in the next run.
         Raises BiremeError for what the chart or the cluster refuses; nothing is changed then.
         """
@@ -112,7 +118,9 @@ class Deployer:
         )
         if self._follows(self._releases.manifests(wanted.release, wanted.namespace)):
             plan = self.planned(wanted.release, wanted.namespace)
-        found = observe.wait(self._cluster, plan, timeout, self._console)
+        found = observe.wait(
+            self._cluster, plan, timeout, self._console, lambda found: self._is_held(plan, found)
+        )
         waits, differences = self._queues(plan, found.differences)
         return Outcome(plan, found.pods, differences, notes, turns=waits)
 
@@ -203,6 +211,11 @@ class Deployer:
     ) -> tuple[tuple[Turn, ...], tuple[Difference, ...]]:
         found = turns(self._cluster.api, plan.namespace, plan.queued)
         return found, without_waiting(differences, plan.queued, found)
+
+    def _is_held(self, plan: Plan, differences: tuple[Difference, ...]) -> bool:
+        """Whether only queues keep the plan from being reached, and no job is preempted for it meanwhile."""
+        waits, left = self._queues(plan, differences) if plan.queued else ((), ())
+        return are_held(left, waits) and not any("preempt" in each.why.lower() for each in waits)
 
     def _foreseen(self, live: Sequence[Manifest], wanted: RenderRequest) -> Changes:
         return changes(live, self._upgrade(wanted))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -146,11 +146,18 @@ def check(cluster: Cluster, plan: Plan) -> Observation:
     return _LiveRelease(cluster, plan.release, plan.namespace).read().compared(plan)
 
 
-def wait(cluster: Cluster, plan: Plan, timeout: float = 300, console: Console | None = None) -> Observation:
+def wait(
+    cluster: Cluster,
+    plan: Plan,
+    timeout: float = 300,
+    console: Console | None = None,
+    held: Callable[[tuple[Difference, ...]], bool] = lambda differences: False,
+) -> Observation:
     """Watch the pods arrive until all is as planned; the last observation has the differences that remain.
 
     ``timeout`` in seconds. Ends early when only permanent differences are left; on an embedded cluster these
-    include pods that no node has room for, unless Karpenter adds nodes. ``console`` shows the progress.
+    include pods that no node has room for, unless Karpenter adds nodes. Ends early too when what has not
+    changed for ten seconds is ``held`` by something that may take hours. ``console`` shows the progress.
     """
     is_fixed = cluster.provider == "embedded" and cluster.api.find(_NODE_POOLS) is None
     unchanged_seconds = _UNCHANGED_SECONDS if is_fixed else timeout
@@ -160,7 +167,10 @@ def wait(cluster: Cluster, plan: Plan, timeout: float = 300, console: Console | 
     with _Progress(plan, console) as progress:
         progress.show(now.pods)
         while now.differences and time.monotonic() < deadline:
-            if _are_permanent(now.differences) and time.monotonic() - changed > unchanged_seconds:
+            unchanged = time.monotonic() - changed
+            if _are_permanent(now.differences) and unchanged > unchanged_seconds:
+                break
+            if unchanged > _UNCHANGED_SECONDS and held(now.differences):
                 break
             live.follow(_LOOK_SECONDS, until_ready=_expected_pods(plan))
             before, now = now, live.compared(plan)

@@ -65,7 +65,17 @@ def without_waiting(
     waiting = [each for each in found if each.state == "waiting" and late & {*members[each.kind, each.name]}]
     silent = {name for each in waiting for name in members[each.kind, each.name]}
     kept = tuple(each for each in differences if each.category != "missing" or each.workload not in silent)
-    return kept + tuple(Difference("pending", each.name, "", sentence(each)) for each in waiting)
+    return kept + tuple(map(_waits, waiting))
+
+
+def are_held(differences: Iterable[Difference], found: Iterable[Turn]) -> bool:
+    """Whether ``differences`` of `without_waiting` are of nothing but jobs that wait in their queues."""
+    differences = set(differences)
+    return bool(differences) and differences <= {_waits(each) for each in found if each.state == "waiting"}
+
+
+def _waits(turn: Turn) -> Difference:
+    return Difference("pending", turn.name, "", sentence(turn))
 
 
 def sentence(turn: Turn) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -205,6 +206,18 @@ def test_a_job_of_higher_priority_takes_the_place_of_one_that_runs(queues: Queue
     until(lambda: queues.phases("patient") == [], what="the other to stop")
     queues.uninstall("urgent")
     queues.runs("patient", 2)
+
+
+def test_install_does_not_wait_for_a_job_that_its_queue_holds(queues: Queues) -> None:
+    queues.queue("training", nodes=1)
+    queues.install("holder", "training", "workers=1")
+    began = time.monotonic()
+    held = queues.install("held", "training", "workers=1", seconds=900)
+    assert time.monotonic() - began < 900
+    assert held.is_held
+    (why,) = [each.sentence for each in held.differences]
+    assert why.startswith("Job/held-r1 waits in queue training, place 1 of 1: ")
+    assert not queues.install("holder", "training", "workers=1").is_held
 
 
 @pytest.mark.whole

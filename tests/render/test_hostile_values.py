@@ -119,3 +119,30 @@ def test_extra_objects_may_be_text_with_several_documents(renderer: Renderer, re
     found = renderer.render(request_for("torch-elastic", values={"extraObjects": [text]}))
     names = {each.name for each in found.manifests if each.kind == "ConfigMap"}
     assert {"release-a", "release-b"} <= names
+
+
+@pytest.mark.parametrize("character", ["\x01", "\x08", "\x1b", "\x7f", "\x85", "\x9b"])
+@pytest.mark.parametrize("helm", ["helm", "helm3"])
+def test_a_control_character_is_refused(
+    renderer: Renderer, request_for: Request, character: str, helm: str
+) -> None:
+    values = {"podAnnotations": {"note": f"a{character}b"}, "script": f"print('a{character}b')"}
+    sentence = refusal(renderer, request_for, "torch-elastic", values=values, helm=helm)
+    assert sentence.splitlines() == [
+        f"{key}: it has a control character, which YAML would change; leave it out"
+        for key in ("podAnnotations", "script")
+    ]
+
+
+def test_text_that_spells_a_control_character_stays(renderer: Renderer, request_for: Request) -> None:
+    script = "print('\\u001b[1m', '\\\\b', '\\x85')\n\tpass\n"
+    found = renderer.render(request_for("torch-elastic", values={"script": script}))
+    assert script.strip() in [
+        text.strip() for each in found.manifests if each.kind == "ConfigMap" for text in each["data"].values()
+    ]
+
+
+@pytest.mark.parametrize("name", ["a\x85b", "a b", "a=b", "1a", ""])
+def test_the_name_of_a_variable_is_one(renderer: Renderer, request_for: Request, name: str) -> None:
+    values = {"extraEnv": [{"name": name, "value": "x"}]}
+    assert "name" in refusal(renderer, request_for, "torch-elastic", values=values)

@@ -4,11 +4,18 @@ A chart's templates/validate.yaml collects the sentences, and common.rules.fail 
 */}}
 
 {{/*
-Fails with all sentences; does nothing if there are none.
-Arguments: sentences (text, one a line).
+Fails with all sentences, and one for each value with characters that YAML or its readers change; does nothing if
+there are none.
+Arguments: root, sentences (text, one a line).
 */}}
 {{- define "common.rules.fail" -}}
 {{- $lines := list }}
+{{- range $key, $value := (required "common.rules.fail needs root" .root).Values }}
+{{- /* In JSON those below U+0020 are escaped; a pair of backslashes before one is text that spells such an escape. */}}
+{{- if regexMatch `[\x{7f}-\x{9f}]|(^|[^\\])(\\\\)*\\(u00[01]|[bf])` (toJson $value) }}
+{{- $lines = append $lines (printf "%s: it has a control character, which YAML would change; leave it out" $key) }}
+{{- end }}
+{{- end }}
 {{- range splitList "\n" .sentences }}
 {{- with trim . }}{{ $lines = append $lines . }}{{ end }}
 {{- end }}

@@ -60,6 +60,8 @@ def install(
 ) -> None:
     """Install CHART or upgrade its release, watch the pods arrive, and compare them with the plan.
 
+    Exits with 1 when they differ, and with 3, without waiting longer, when a queue holds the job.
+
     \b
     Example: bireme install charts/torch-elastic --release imagenet -f values/workloads/imagenet-efa.yaml
     """
@@ -377,9 +379,12 @@ def nccl(
         raise BiremeError("\n".join(verdict.problems))
 
 
+_HELD = 3
+
+
 def _conclude(app: App, /, outcome: Outcome, output: str) -> None:
     app.show(output, outcome.to_json(), lambda: views.outcome_view(outcome))
-    sys.exit(1 if outcome.differences else 0)
+    sys.exit(_HELD if outcome.is_held else 1 if outcome.differences else 0)
 
 
 @cli.command()
