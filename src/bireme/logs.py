@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bireme.clusters import Cluster
+from bireme.clusters.api import ApiError
 from bireme.errors import BiremeError
 from bireme.observe import LAUNCHER_ROLE, ObservedPod, observe
 from bireme.topology import Plan
@@ -31,7 +32,7 @@ def main_pod(cluster: Cluster, plan: Plan, rank: int | None = None) -> ObservedP
 
 def main_log(cluster: Cluster, plan: Plan) -> str:
     """What the pod of `main_pod` has printed. Raises BiremeError as that does, or when it has not started."""
-    return b"".join(log(cluster, plan.namespace, main_pod(cluster, plan))).decode(errors="replace")
+    return b"".join(log(cluster, plan, main_pod(cluster, plan))).decode(errors="replace")
 
 
 def named_pod(cluster: Cluster, plan: Plan, name: str) -> ObservedPod:
@@ -45,19 +46,29 @@ def named_pod(cluster: Cluster, plan: Plan, name: str) -> ObservedPod:
 
 
 def log(
-    cluster: Cluster, namespace: str, pod: ObservedPod, follow: bool = False, previous: bool = False
+    cluster: Cluster, plan: Plan, pod: ObservedPod, follow: bool = False, previous: bool = False
 ) -> Iterator[bytes]:
     """What the pod's first container has printed, piece by piece; with ``follow`` also what it will print.
 
-    ``previous``: what it printed before its last restart. Raises BiremeError when it has not started.
+    ``previous``: what it printed before its last restart. Raises BiremeError when it has not started, and
+    when its node cannot be reached.
     """
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}"
+    path = f"/api/v1/namespaces/{plan.namespace}/pods/{pod.name}"
     if not pod.scheduled or (pod.phase == "Pending" and not previous):
         raise BiremeError(f"{pod.name} has not started: {pod.reason or 'its containers are being made'}")
     container = cluster.api.get(path)["spec"]["containers"][0]["name"]
     query = {"follow": "true"} if follow else {}
     query |= {"previous": "true"} if previous else {}
-    return cluster.api.stream(f"{path}/log", endless=follow, container=container, **query)
+    try:
+        return cluster.api.stream(f"{path}/log", endless=follow, container=container, **query)
+    except ApiError as error:
+        # The API server passes on what it hears when it calls the kubelet.
+        if error.status < 500:
+            raise
+        raise BiremeError(
+            f"{pod.name} runs on node {pod.node}, whose kubelet the API server cannot reach (a fake node of "
+            f"bireme up has none): bireme status {plan.release} shows what is known of the pod"
+        ) from error
 
 
 def _slots(plan: Plan, rank: int) -> Sequence[str]:

@@ -97,7 +97,7 @@ def test_the_log_is_that_of_the_first_container(cluster: ExistingCluster, plan: 
 
 
 def test_a_log_can_be_followed_and_that_before_a_restart_read(cluster: ExistingCluster, plan: Plan) -> None:
-    read = b"".join(log(cluster, "default", main_pod(cluster, plan), follow=True, previous=True)).decode()
+    read = b"".join(log(cluster, plan, main_pod(cluster, plan), follow=True, previous=True)).decode()
     assert read == "train-r1-0-aaaaa/log {'container': 'worker', 'follow': 'true', 'previous': 'true'}"
 
 
@@ -110,7 +110,26 @@ def test_a_rank_or_a_pod_that_is_not_there_is_named(cluster: ExistingCluster, pl
 
 def test_a_pod_that_has_not_started_is_named(cluster: ExistingCluster, plan: Plan) -> None:
     with pytest.raises(BiremeError, match="train-r1-2-ddddd has not started: its containers are being made"):
-        log(cluster, "default", main_pod(cluster, plan, 16))
+        log(cluster, plan, main_pod(cluster, plan, 16))
+
+
+def test_a_node_that_cannot_be_reached_is_named(
+    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Answers.answer
+
+    def unreachable(self: Answers, body: bytes) -> None:
+        if self.path.partition("?")[0].endswith("/log"):
+            message = 'Get "https://n:10250/containerLogs": dial tcp: lookup n: no such host'
+            whole(self, json.dumps({"message": message}).encode(), 500)
+        else:
+            whole(self, body)
+
+    monkeypatch.setattr(Answers, "answer", unreachable)
+    with pytest.raises(BiremeError) as refused:
+        main_log(cluster, plan)
+    assert str(refused.value).startswith("train-r1-0-aaaaa runs on node n, whose kubelet the API server")
+    assert "bireme status train shows" in str(refused.value)
 
 
 def test_a_connection_that_is_lost_in_the_middle_is_told_in_a_sentence(

@@ -251,7 +251,7 @@ def logs(
     cluster = app.cluster(target)
     planned = app.deployer(cluster).planned(release, namespace)
     pod = named_pod(cluster, planned, name) if name else main_pod(cluster, planned, rank)
-    for piece in pod_log(cluster, namespace, pod, follow, previous):
+    for piece in pod_log(cluster, planned, pod, follow, previous):
         click.echo(piece, nl=False)
 
 
