@@ -99,6 +99,19 @@ def test_nodes_that_take_no_pods_are_not_free() -> None:
     assert sizes(world(there, workers("a", "n0"), [job("a", 1)])) == {}
 
 
+def test_workers_that_stay_together_grow_only_where_the_others_are() -> None:
+    """Traffic over EFA does not leave a zone."""
+    there = nodes(4)
+    for index, each in enumerate(there):
+        each["metadata"]["labels"] = {**TYPE, "topology.kubernetes.io/zone": f"z{index // 2}"}
+    near = job("a", 1)
+    template = near["spec"]["template"]
+    template["metadata"] = {"labels": {"app": "a"}}
+    term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {"app": "a"}}}
+    template["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    assert sizes(world(there, workers("a", "n0"), [near])) == {"a": 2}
+
+
 def test_several_workers_share_a_node() -> None:
     pods = [*workers("a", "n0", gpus=2), pod("service", "n0", gpus=3)]
     assert sizes(world(nodes(2), pods, [job("a", 1, gpus=2)])) == {"a": 6}

@@ -1,7 +1,7 @@
 """What `decide` needs to know, read from a cluster's objects: running jobs, free places, pods that wait.
 
-Objects are as the API server has them. Affinity to other pods is not looked at: a worker that finds no place
-goes again.
+Objects are as the API server has them. Of affinity to other pods only that of workers to each other is looked
+at; a worker that finds no place goes again.
 """
 
 from __future__ import annotations
@@ -94,6 +94,18 @@ class RunningJob:
     def queue(self) -> str:
         """The queue of Kueue that admits it, or nothing."""
         return str((self.live["metadata"].get("labels") or {}).get(QUEUE_LABEL, ""))
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """The labels of nodes that all its workers have to share, such as that of the zone."""
+        template = self.live["spec"]["template"]
+        own = (template.get("metadata") or {}).get("labels") or {}
+        affinity = (self.spec.get("affinity") or {}).get("podAffinity") or {}
+        return tuple(
+            term["topologyKey"]
+            for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
+            if ((term.get("labelSelector") or {}).get("matchLabels") or {}).items() <= own.items()
+        )
 
     def leaving(self, count: int) -> Iterator[Object]:
         """The pods that go when it has ``count`` workers less: those of the highest indices."""
@@ -193,6 +205,10 @@ class _Planner:
         self._jobs = {job.key: job for job in world.jobs}
         self._eligible: dict[str, list[str]] = {}
         self._sets: dict[str, frozenset[str]] = {}
+        self._labels = {
+            node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in world.nodes
+        }
+        self._near = {job.key: self._where(job) for job in world.jobs}
         self._full: set[str] = set()
         self._doomed = {
             node["metadata"]["name"]
@@ -216,11 +232,11 @@ class _Planner:
         pools: dict[str, list[RunningJob]] = defaultdict(list)
         for job in self._world.jobs:
             if job.key not in moved:
-                pools[_shape(job)].append(job)
+                pools[_shape(job) + self._near[job.key]].append(job)
         grown: set[str] = set()
         order = sorted(pools.values(), key=lambda jobs: (-max(job.priority for job in jobs), jobs[0].key))
         for jobs in order:
-            nodes = self._nodes(jobs[0].spec)
+            nodes = self._nodes(jobs[0].spec, jobs[0].key)
             wanted = self._one(jobs, nodes)
             if grown & set(nodes):
                 # The places of a node are given out once; others look again when these pods are there.
@@ -301,14 +317,26 @@ class _Planner:
                 return self._now - when > _STUCK_SECONDS
         return False
 
-    def _nodes(self, spec: Object) -> list[str]:
-        """The nodes that take such pods, those with the fewest accelerators first."""
-        key = _placement(spec)
+    def _where(self, job: RunningJob) -> str:
+        """The label and value that its further workers need on their nodes, as JSON {label: value}."""
+        on = [pod["spec"]["nodeName"] for pod in job.pods if pod["spec"].get("nodeName") in self._labels]
+        found = {key: self._labels[on[0]].get(key) for key in job.together} if on else {}
+        return json.dumps(found, sort_keys=True)
+
+    def _nodes(self, spec: Object, job: str = "") -> list[str]:
+        """The nodes that take such pods, those with the fewest accelerators first.
+
+        ``job``: the key of the job whose they are, for that of its other pods."""
+        near = self._near.get(job, "{}")
+        key = _placement(spec) + near
         if key not in self._eligible:
+            needed = json.loads(near).items()
             self._eligible[key] = [
                 name
                 for name, room in self._rooms.items()
-                if name not in self._doomed and takes(room.node, spec)
+                if name not in self._doomed
+                and needed <= self._labels[name].items()
+                and takes(room.node, spec)
             ]
         return self._eligible[key]
 
@@ -317,10 +345,10 @@ class _Planner:
             self._rooms[pod.nominated].take(pod.demand, only_soon=True)
             return True
         # Places only become fewer: what found none is not looked for again.
-        sort = f"{_placement(pod.spec)} {pod.demand}"
+        sort = f"{_placement(pod.spec)} {self._near.get(pod.job)} {pod.demand}"
         if pod.is_stuck or sort in self._full:
             return False
-        rooms = [self._rooms[name] for name in self._nodes(pod.spec)]
+        rooms = [self._rooms[name] for name in self._nodes(pod.spec, pod.job)]
         for room in rooms:
             if _fits(room.now, pod.demand) and _fits(room.soon, pod.demand):
                 room.take(pod.demand)
@@ -412,7 +440,7 @@ class _Planner:
                 _give_back(free, _demand(pod["spec"]))
         late = []
         for each in pods:
-            eligible = self._among(each.spec)
+            eligible = self._among(each)
             room = next(
                 (free for name, free in rooms.items() if name in eligible and _places(free, each.demand)),
                 None,
@@ -424,15 +452,15 @@ class _Planner:
                     room[resource] -= amount
         return late
 
-    def _among(self, spec: Object) -> frozenset[str]:
-        key = _placement(spec)
+    def _among(self, pod: _Waiting) -> frozenset[str]:
+        key = _placement(pod.spec) + self._near.get(pod.job, "")
         if key not in self._sets:
-            self._sets[key] = frozenset(self._nodes(spec))
+            self._sets[key] = frozenset(self._nodes(pod.spec, pod.job))
         return self._sets[key]
 
     def _is_for(self, pod: _Waiting, nodes: Sequence[str]) -> bool:
         """Whether a pod of others could go to one of ``nodes``."""
-        return not pod.job and not self._among(pod.spec).isdisjoint(nodes)
+        return not pod.job and not self._among(pod).isdisjoint(nodes)
 
     def _low(self, job: RunningJob) -> int:
         return job.policy.bounds(self._now, self._world.measured.get(job.key))[0]
