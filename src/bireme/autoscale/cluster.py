@@ -110,7 +110,7 @@ class RunningJob:
     def leaving(self, count: int) -> Iterator[Object]:
         """The pods that go when it has ``count`` workers less: those of the highest indices."""
         first = int(self.live["spec"]["completions"]) - count
-        return (pod for pod in self.pods if _index(pod) >= first)
+        return (pod for pod in self.pods if index(pod) >= first)
 
 
 @dataclass(frozen=True)
@@ -301,11 +301,11 @@ class _Planner:
         """Pods still to be made: new ones, and those in place of pods that end or lose their node."""
         total = int(job.live["spec"]["completions"])
         kept = {
-            _index(pod)
+            index(pod)
             for pod in job.pods
             if "deletionTimestamp" not in pod["metadata"]
             and pod["spec"].get("nodeName") not in self._doomed
-            and _index(pod) < total
+            and index(pod) < total
         }
         return total - len(kept)
 
@@ -533,7 +533,8 @@ def _priority(pod: Object) -> int:
     return int(pod["spec"].get("priority") or 0)
 
 
-def _index(pod: Object) -> int:
+def index(pod: Object) -> int:
+    """The index that its Job has given a pod; -1 if none has."""
     return int((pod["metadata"].get("labels") or {}).get(JOB_INDEX_LABEL, -1))
 
 

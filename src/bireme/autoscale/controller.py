@@ -16,13 +16,15 @@ from typing import Any
 from bireme.autoscale.cluster import RunningJob, World, plan, running
 from bireme.autoscale.decisions import Resize
 from bireme.autoscale.lease import Lease
-from bireme.autoscale.sources import Workers, is_saving, measured, quotas
+from bireme.autoscale.sources import Workers, measured, quotas, saving
 from bireme.clusters.api import MERGE_PATCH, Api, ApiError
 from bireme.errors import BiremeError
 from bireme.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION
 
 MANAGER = "bireme-autoscaler"
 """The field manager of what the controller writes."""
+# Decisions on older facts are not carried out.
+_STALE_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Controller:
         self._api, self._options, self._ask, self._tell, self._lease = api, options, ask, tell, lease
         self._since = -math.inf
         self._told: set[str] = set()
+        self._saving: frozenset[str] = frozenset()
         self._state = ""
         self.passed = time.monotonic()
 
@@ -82,6 +85,8 @@ class Controller:
         world = self._look()
         decided = self._decide(world, now)
         self._since = now
+        if time.time() - now > _STALE_SECONDS or (self._lease and not self._lease.renew()):
+            return ()
         if self._options.dry_run:
             for each in decided:
                 self._say(world, each)
@@ -104,18 +109,18 @@ class Controller:
     def _decide(self, world: World, now: float) -> tuple[Resize, ...]:
         """What changes, without jobs that save. Only workers of jobs that would change are asked."""
         jobs = {job.key: job for job in world.jobs}
-        asked: dict[str, bool] = {}
+        asked: set[str] = set()
         while True:
             decided = plan(world, now, self._since)
             new = [jobs[each.job] for each in decided if each.job not in asked]
-            for job in new:
-                asked[job.key] = is_saving(self._api, self._ask, job)
-                if asked[job.key]:
-                    self._tell(f"{job.key}: it writes a checkpoint, and is resized after it")
-            if not any(asked[job.key] for job in new):
+            found = saving(self._ask, new)
+            if not found:
+                self._saving = world.saving
                 return decided
-            saving = frozenset(key for key, saves in asked.items() if saves)
-            world = replace(world, saving=saving)
+            for key in sorted(found - self._saving):
+                self._tell(f"{key}: it writes a checkpoint, and is resized after it")
+            asked |= {job.key for job in new}
+            world = replace(world, saving=world.saving | found)
 
     def _apply(self, world: World, resize: Resize) -> bool:
         job = next(job for job in world.jobs if job.key == resize.job)

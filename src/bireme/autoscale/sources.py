@@ -7,10 +7,11 @@ import math
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from bireme.autoscale.cluster import RunningJob
+from bireme.autoscale.cluster import RunningJob, index
 from bireme.clusters.api import Api, ApiError
 from bireme.errors import BiremeError
 from bireme.quantities import pod_requests, quantity
@@ -18,6 +19,8 @@ from bireme.training import metrics_port
 
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 _WORKER_SECONDS = 2.0
+_FIRST = 4
+_PARALLEL = 64
 _QUERY_SECONDS = 10.0
 
 
@@ -53,14 +56,31 @@ def directly(namespace: str, pod: Mapping[str, Any], port: int) -> Mapping[str, 
     return found if isinstance(found, dict) else None
 
 
-def is_saving(api: Api, ask: Workers, job: RunningJob) -> bool:
-    """Whether a worker of ``job`` says that it writes a checkpoint. One that does not answer does not."""
-    port = metrics_port(job.live)
-    if port is None:
-        return False
+def saving(ask: Workers, jobs: Sequence[RunningJob]) -> frozenset[str]:
+    """The keys of the jobs of which a worker says that it writes a checkpoint.
+
+    A worker that does not answer does not say so. Where none of a job's first workers answers, the others
+    are not asked: they cannot be reached either, and each would cost its time-out.
+    """
+    asked = [(job, port, _ready(job)) for job in jobs if (port := metrics_port(job.live))]
+    first = _answers(ask, [(job, port, pod) for job, port, pods in asked for pod in pods[:_FIRST]])
+    reached = {key for key, _ in first}
+    others = [(job, port, pod) for job, port, pods in asked if job.key in reached for pod in pods[_FIRST:]]
+    return frozenset(key for key, answer in [*first, *_answers(ask, others)] if answer.get("saving"))
+
+
+def _answers(
+    ask: Workers, pods: Sequence[tuple[RunningJob, int, Mapping[str, Any]]]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        answers = list(pool.map(lambda each: ask(each[0].namespace, each[2], each[1]), pods))
+    return [(each[0].key, answer) for each, answer in zip(pods, answers, strict=True) if answer is not None]
+
+
+def _ready(job: RunningJob) -> list[Mapping[str, Any]]:
+    """The pods of a job that may answer, that of the lowest index first: it is the one that saves, mostly."""
     ready = [pod for pod in job.pods if _is_ready(pod) and (pod.get("status") or {}).get("podIP")]
-    answers = api.each(lambda pod: ask(job.namespace, pod, port), ready)
-    return any(answer is not None and bool(answer.get("saving")) for answer in answers)
+    return sorted(ready, key=index)
 
 
 def quotas(api: Api, jobs: Iterable[RunningJob]) -> dict[str, int]:
