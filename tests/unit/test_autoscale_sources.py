@@ -1,16 +1,16 @@
-"""Quota of Kueue as plain objects, and Prometheus's answers, from a stand-in that serves what it is given."""
+"""What workers say, quota of Kueue as plain objects, and answers of a stand-in for Prometheus."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
-from bireme.autoscale import query, unused
+from bireme.autoscale import RunningJob, query, running, saving, unused
 from bireme.errors import BiremeError
 
 GPU = "nvidia.com/gpu"
@@ -98,3 +98,48 @@ def test_a_metric_without_prometheus_is_told() -> None:
         query("", "queue_length")
     with pytest.raises(BiremeError, match=r"Prometheus at http://127\.0\.0\.1:1 gives nothing"):
         query("http://127.0.0.1:1", "queue_length")
+
+
+def elastic(size: int) -> RunningJob:
+    """A job whose workers tell their status at port 9464."""
+    trainer = {"name": "trainer", "ports": [{"name": "metrics", "containerPort": 9464}]}
+    live = {
+        "metadata": {
+            "name": "a",
+            "namespace": "team",
+            "uid": "a",
+            "annotations": {"bireme/autoscale": '{"min": 1, "max": 8}'},
+        },
+        "spec": {"completions": size, "template": {"spec": {"containers": [trainer]}}},
+    }
+    pods = [
+        {
+            "metadata": {
+                "ownerReferences": [{"uid": "a"}],
+                "labels": {"batch.kubernetes.io/job-completion-index": str(number)},
+            },
+            "spec": {},
+            "status": {"podIP": f"10.0.0.{number}", "conditions": [{"type": "Ready", "status": "True"}]},
+        }
+        for number in range(size)
+    ]
+    ((job,), _) = running([live], pods)
+    return job
+
+
+def test_one_worker_that_saves_is_enough() -> None:
+    def ask(_: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any]:
+        return {"saving": (pod["status"]["podIP"], port) == ("10.0.0.7", 9464)}
+
+    assert saving(ask, [elastic(8)]) == {"team/a"}
+    assert saving(ask, [elastic(7)]) == set()
+
+
+def test_workers_that_nobody_reaches_cost_few_time_outs() -> None:
+    asked = []
+
+    def ask(_: str, pod: Mapping[str, Any], port: int) -> None:
+        asked.append(pod["status"]["podIP"])
+
+    assert saving(ask, [elastic(100)]) == set()
+    assert len(asked) == 4

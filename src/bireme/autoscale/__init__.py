@@ -8,7 +8,7 @@ from bireme.autoscale.health import serve_health
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.policy import Policy, Schedule
 from bireme.autoscale.simulation import Outcome, Settings, simulate
-from bireme.autoscale.sources import directly, query, through_the_api, unused
+from bireme.autoscale.sources import directly, query, saving, through_the_api, unused
 from bireme.autoscale.trace import PUBLISHED, TracedJob, read, sample
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "rows",
     "running",
     "sample",
+    "saving",
     "serve_health",
     "simulate",
     "svg",
