@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from bireme.autoscale.cluster import RunningJob, index
 from bireme.clusters.api import Api, ApiError
@@ -24,11 +24,8 @@ _PARALLEL = 64
 _QUERY_SECONDS = 10.0
 
 
-class Workers(Protocol):
-    """Asks a worker for its status."""
-
-    def __call__(self, namespace: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any] | None:
-        """The status that the worker in ``pod`` tells at ``port``, None when it does not answer."""
+Workers = Callable[[str, Mapping[str, Any], int], Mapping[str, Any] | None]
+"""Asks a worker for its status: by its namespace, its pod and the port; None when it does not answer."""
 
 
 def through_the_api(api: Api) -> Workers:
