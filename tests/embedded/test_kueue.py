@@ -51,6 +51,16 @@ def group(flavor: str, quotas: Mapping[str, str]) -> dict[str, Any]:
     return {"coveredResources": list(quotas), "flavors": [{"name": flavor, "resources": resources}]}
 
 
+# The charts whose jobs train with one to four workers.
+ELASTIC = pytest.mark.parametrize(
+    ("chart", "limits"),
+    [
+        ("torch-elastic", ("minWorkers=1", "maxWorkers=4")),
+        ("mpi-training", ("elastic.minWorkers=1", "elastic.maxWorkers=4", "args={python3,train.py}")),
+    ],
+)
+
+
 @dataclass(frozen=True)
 class Queues:
     """A cluster with Kueue; what tests make in it is removed by `clear`."""
@@ -221,30 +231,36 @@ def test_install_does_not_wait_for_a_job_that_its_queue_holds(queues: Queues) ->
 
 
 @pytest.mark.whole
-def test_a_job_starts_with_as_many_workers_as_there_is_quota_for(queues: Queues) -> None:
+@ELASTIC
+def test_a_job_starts_with_as_many_workers_as_there_is_quota_for(
+    queues: Queues, chart: str, limits: tuple[str, ...]
+) -> None:
     queues.queue("training", nodes=3)
-    sets = ("workers=4", "minWorkers=2", "kueue.admission=partial")
-    found = queues.install("partial", "training", *sets, seconds=5)
+    sets = ("workers=4", *limits, "kueue.admission=partial")
+    found = queues.install("partial", "training", *sets, chart=chart, seconds=5)
     queues.runs("partial", 3)
     assert [(each.state, each.pods) for each in found.turns] == [("admitted", 3)]
-    assert "waits" in queues.waits("late", "training", *sets)
+    assert "waits" in queues.waits("late", "training", *sets, chart=chart)
 
 
 @pytest.mark.whole
-def test_an_elastic_job_grows_and_shrinks_in_place_within_its_quota(queues: Queues) -> None:
+@ELASTIC
+def test_an_elastic_job_grows_and_shrinks_in_place_within_its_quota(
+    queues: Queues, chart: str, limits: tuple[str, ...]
+) -> None:
     queues.queue("training", nodes=3)
-    sets = ("minWorkers=1", "maxWorkers=4", "kueue.admission=elastic")
-    queues.install("elastic", "training", "workers=1", *sets)
+    sets = (*limits, "kueue.admission=elastic")
+    queues.install("elastic", "training", "workers=1", *sets, chart=chart)
     queues.runs("elastic", 1)
     (first,) = [pod["metadata"]["uid"] for pod in queues.pods("elastic")]
-    queues.install("elastic", "training", "workers=3", *sets)
+    queues.install("elastic", "training", "workers=3", *sets, chart=chart)
     queues.runs("elastic", 3)
     assert first in {pod["metadata"]["uid"] for pod in queues.pods("elastic")}, "it was not restarted"
-    grown = queues.install("elastic", "training", "workers=4", *sets, seconds=5)
+    grown = queues.install("elastic", "training", "workers=4", *sets, chart=chart, seconds=5)
     until(lambda: sorted(queues.phases("elastic")) == ["Pending", "Running", "Running", "Running"])
     assert [(each.state, each.pods) for each in grown.turns] == [("admitted", 3)]
     assert "insufficient unused quota" in grown.turns[0].why
-    queues.install("elastic", "training", "workers=2", *sets)
+    queues.install("elastic", "training", "workers=2", *sets, chart=chart)
     queues.runs("elastic", 2)
     assert first in {pod["metadata"]["uid"] for pod in queues.pods("elastic")}
 
