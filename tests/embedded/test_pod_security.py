@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bireme.clusters import Cluster
 from bireme.helm import Render
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHARTS = sorted({file.parts[-3] for file in ROOT.glob("charts/*/ci/*-values.yaml")})
 STANDARDS = ("restricted", "baseline", "privileged")
 ROW = re.compile(r"^\| ([\w-]+) \| ([\w-]+) \| (baseline|privileged) \| (\S.+) \|$", re.MULTILINE)
+VALUES = re.compile(r"^\| `(.+:.+)` \| (restricted|baseline|privileged) \|$", re.MULTILINE)
 # Fields that need other objects in the cluster, and fields that do not matter for security.
 ELSEWHERE = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName")
 
@@ -105,6 +107,22 @@ def test_all_pods_but_the_listed_exceptions_pass_the_restricted_standard(
 
 def test_every_exception_names_a_chart() -> None:
     table = (ROOT / "docs/pod-security.md").read_text(encoding="utf-8")
-    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| chart")]
+    lines = [line for line in table.splitlines() if re.match(r"\| [^`]", line)]
+    rows = [line for line in lines if not line.startswith("| chart")]
     assert len(rows) == len(listed()), "a row is: | chart | pod | baseline or privileged | why |"
     assert {chart for chart, _ in listed()} <= set(CHARTS)
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle"])
+def test_values_that_reach_the_node_cost_a_jobs_pods_what_the_page_says(
+    chart: str, render: Callable[..., Render], passes: Callable[[list[dict[str, Any]]], list[str]]
+) -> None:
+    rows = VALUES.findall((ROOT / "docs/pod-security.md").read_text(encoding="utf-8"))
+    workers: list[dict[str, Any]] = []
+    for values, _ in rows:
+        rendered = render(chart, values=yaml.safe_load(values))
+        jobs = [each for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
+        found = pods([each.thaw() for each in jobs])
+        workers += [pod for pod in found if pod["spec"]["containers"][0]["name"] == "trainer"]
+    assert len(workers) == len(rows) >= 7
+    assert passes(workers) == [standard for _, standard in rows]
