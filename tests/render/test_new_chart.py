@@ -90,7 +90,7 @@ def test_no_template_of_a_new_chart_writes_what_charts_common_has(project: Path)
     templates = project / "charts" / NAME / "templates"
     own = {"_pod.tpl", "_job.tpl", "validate.yaml", "NOTES.txt"}
     objects = [file for file in templates.rglob("*.yaml") if file.name not in own]
-    assert len(objects) == 10
+    assert len(objects) == 11
     assert [file.name for file in objects if not file.read_text().startswith('{{- include "common.')] == []
     assert [file.name for file in objects if "apiVersion:" in file.read_text()] == []
 
