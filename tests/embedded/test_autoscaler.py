@@ -214,7 +214,11 @@ def test_an_upgrade_keeps_the_number_and_a_rollback_takes_it_back(
     assert pods(job) == before
     scale = ["scale", job.name, "5", "--namespace", job.namespace, "--kubeconfig", str(cluster.kubeconfig)]
     assert "follows the capacity" in str(CliRunner().invoke(cli, scale).exception)
-    roll_back(job, toolbox, cluster, helm)
+    if helm == "helm":
+        assert 'conflicts with "bireme-autoscaler"' in roll_back(job, toolbox, cluster, helm).stderr
+        assert workers(job) == 3
+    done = roll_back(job, toolbox, cluster, helm, *(["--force-conflicts"] if helm == "helm" else []))
+    assert done.returncode == 0, done.stderr
     assert workers(job) == 2
 
 
@@ -225,11 +229,12 @@ def pods(job: InstalledRelease) -> set[str]:
     }
 
 
-def roll_back(job: InstalledRelease, toolbox: Toolbox, cluster: EmbeddedCluster, helm: str) -> None:
+def roll_back(
+    job: InstalledRelease, toolbox: Toolbox, cluster: EmbeddedCluster, helm: str, *more: str
+) -> subprocess.CompletedProcess[str]:
     command = [str(toolbox.path(helm)), "rollback", job.name, "1", "--namespace", job.namespace]
-    command += ["--kubeconfig", str(cluster.kubeconfig)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    command += ["--kubeconfig", str(cluster.kubeconfig), *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.whole
@@ -242,7 +247,7 @@ def test_two_jobs_share_what_comes_free(
     count = nodes(cluster)
     give_back = occupied(count - 2)
     jobs = [elastic(release, f"autoscale.max={count}", workers=1) for _ in range(2)]
-    until(lambda: [running(job) for job in jobs] == [1, 1], what="both jobs to run")
+    until(lambda: [running(job) for job in jobs] == [1, 1], what=controller.log.read_text)
     give_back()
     until(lambda: sum(map(running, jobs)) == count, what=controller.log.read_text)
     assert abs(workers(jobs[0]) - workers(jobs[1])) <= 1
