@@ -482,7 +482,7 @@ class Copier:
             os.fsync(file.fileno())
         found = {"sha256": sha256.digest(), "md5": md5.digest()}
         if expected is None or expected.algorithm not in found:
-            self._check(item, unfinished, [expected] if expected else item.checksums())
+            self._check(item, unfinished, [expected] if expected else item.checksums(), sha256.hexdigest())
         elif found[expected.algorithm] != expected.value:
             raise _wrong_checksum(item, expected, found[expected.algorithm])
         self._finish(item, unfinished, sha256.hexdigest())
@@ -524,10 +524,12 @@ class Copier:
             del self._open_parts[item.path]
             self._finish(item, unfinished, self._check(item, unfinished, item.checksums()))
 
-    def _check(self, item: Item, unfinished: Path, allowed: Iterable[Checksum]) -> str:
+    def _check(
+        self, item: Item, unfinished: Path, allowed: Iterable[Checksum], known_sha256: str = ""
+    ) -> str:
         """The sha256 of a copied file. Raises Corrupt if the source has checksums and none of them fits."""
         sha256 = digest_of("sha256")
-        first, wrong = [sha256], None
+        first, wrong = ([] if known_sha256 else [sha256]), None
         for checksum in allowed:
             found = checksum.new()
             compute(unfinished, [*first, found])
@@ -539,10 +541,11 @@ class Copier:
                 # The next attempt must not take it for its own parts.
                 unfinished.unlink()
                 raise wrong
-            compute(unfinished, first)
+            if first:
+                compute(unfinished, first)
             with self._lock:
                 self._unchecked += not item.sha256
-        return sha256.digest().hex()
+        return known_sha256 or sha256.digest().hex()
 
     def _finish(self, item: Item, unfinished: Path, sha256: str) -> None:
         if unfinished.stat().st_size != item.entry.size:
