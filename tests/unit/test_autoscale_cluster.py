@@ -85,6 +85,22 @@ def nodes(count: int) -> list[dict[str, Any]]:
     return [node(f"n{index}") for index in range(count)]
 
 
+def in_two_zones(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for index, each in enumerate(there):
+        each["metadata"]["labels"] = {**TYPE, "topology.kubernetes.io/zone": f"z{index // 2}"}
+    return there
+
+
+def near(name: str, workers: int) -> dict[str, Any]:
+    """A job whose workers stay in one zone."""
+    found = job(name, workers)
+    template = found["spec"]["template"]
+    template["metadata"] = {"labels": {"app": name}}
+    term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {"app": name}}}
+    template["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return found
+
+
 def test_a_job_grows_into_the_nodes_that_are_free() -> None:
     assert sizes(world(nodes(4), workers("a", "n0", "n1"), [job("a", 2)])) == {"a": 4}
 
@@ -101,15 +117,18 @@ def test_nodes_that_take_no_pods_are_not_free() -> None:
 
 def test_workers_that_stay_together_grow_only_where_the_others_are() -> None:
     """Traffic over EFA does not leave a zone."""
-    there = nodes(4)
-    for index, each in enumerate(there):
-        each["metadata"]["labels"] = {**TYPE, "topology.kubernetes.io/zone": f"z{index // 2}"}
-    near = job("a", 1)
-    template = near["spec"]["template"]
-    template["metadata"] = {"labels": {"app": "a"}}
-    term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {"app": "a"}}}
-    template["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    assert sizes(world(there, workers("a", "n0"), [near])) == {"a": 2}
+    assert sizes(world(in_two_zones(nodes(4)), workers("a", "n0"), [near("a", 1)])) == {"a": 2}
+
+
+def test_a_job_gives_way_to_the_first_worker_of_one_that_is_in_no_zone_yet() -> None:
+    pods = [*workers("a", "n0", "n1"), *workers("b", "")]
+    assert sizes(world(in_two_zones(nodes(2)), pods, [near("a", 2), near("b", 1)])) == {"a": 1}
+
+
+def test_a_job_gives_no_way_to_more_workers_of_such_a_job_than_its_minimum() -> None:
+    pods = [*workers("a", "n0", "n1", "n2"), *workers("b", "", "")]
+    there = in_two_zones([*nodes(2), node("n2")])
+    assert sizes(world(there, pods, [near("a", 3), near("b", 2)])) == {"a": 2, "b": 1}
 
 
 def test_several_workers_share_a_node() -> None:

@@ -409,13 +409,13 @@ class _Planner:
         Of the pods of a job, those beyond its minimum only take from jobs of a lower priority.
         """
         counted: list[_Waiting] = []
+        missing = Counter(each.job for each in waiting if each.job)
         within = {
-            job.key: max(0, self._low(job) - job.workers + sum(each.job == job.key for each in waiting))
-            for job in jobs
+            key: max(0, self._low(self._jobs[key]) - self._jobs[key].workers + count)
+            for key, count in missing.items()
         }
         for each in waiting:
-            own = self._jobs.get(each.job)
-            is_borrowed = own is not None and within.get(each.job, 1) <= 0
+            is_borrowed = within.get(each.job, 1) <= 0
             limit = each.priority - 1 if is_borrowed else each.priority
             givers = [
                 job
@@ -459,8 +459,8 @@ class _Planner:
         return self._sets[key]
 
     def _is_for(self, pod: _Waiting, nodes: Sequence[str]) -> bool:
-        """Whether a pod of others could go to one of ``nodes``."""
-        return not pod.job and not self._among(pod).isdisjoint(nodes)
+        """Whether a pod could go to one of ``nodes``: of others, or of a job that is in no zone yet."""
+        return not self._among(pod).isdisjoint(nodes)
 
     def _low(self, job: RunningJob) -> int:
         return job.policy.bounds(self._now, self._world.measured.get(job.key))[0]
