@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -35,6 +36,11 @@ def test_the_unused_quota_is_counted_in_workers() -> None:
 
 def test_nothing_is_left_while_others_wait_in_the_queue() -> None:
     assert unused(queue(40, waiting=1), SPEC) == 0
+
+
+def test_what_kueue_has_not_counted_yet_is_not_unused() -> None:
+    assert unused(queue(40), SPEC, {GPU: Fraction(16)}) == 3
+    assert unused(queue(40, used=24), SPEC, {GPU: Fraction(16)}) == 2
 
 
 def test_the_scarcest_group_counts() -> None:

@@ -7,8 +7,11 @@ import math
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 from bireme.autoscale.cluster import RunningJob, index
@@ -86,18 +89,32 @@ def quotas(api: Api, jobs: Iterable[RunningJob]) -> dict[str, int]:
     It is the ClusterQueue's own quota that counts, not what it could borrow, and none is left while other
     jobs wait in it: those are Kueue's to decide about.
     """
-    found = {}
-    for job in jobs:
-        if job.queue:
-            local = api.find(f"{_KUEUE}/namespaces/{job.namespace}/localqueues/{job.queue}")
-            name = ((local or {}).get("spec") or {}).get("clusterQueue")
-            queue = api.find(f"{_KUEUE}/clusterqueues/{name}") if name else None
-            found[job.key] = unused(queue, job.spec) if queue else 0
-    return found
+    queues: dict[str, Mapping[str, Any] | None] = {}
+    held: dict[str, dict[str, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+    queued = {job.key: job for job in jobs if job.queue}
+    for job in queued.values():
+        local = api.find(f"{_KUEUE}/namespaces/{job.namespace}/localqueues/{job.queue}")
+        name = ((local or {}).get("spec") or {}).get("clusterQueue")
+        queues[job.key] = api.find(f"{_KUEUE}/clusterqueues/{name}") if name else None
+        for resource, amount in pod_requests(job.spec).items():
+            held[_name(queues[job.key])][resource] += quantity(amount) * (job.workers + job.policy.spares)
+    return {
+        key: unused(queue, queued[key].spec, held[_name(queue)]) if queue else 0
+        for key, queue in queues.items()
+    }
 
 
-def unused(queue: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
-    """How many pods of this spec fit the unused quota of a ClusterQueue, within one flavor of each group."""
+def _name(queue: Mapping[str, Any] | None) -> str:
+    return str(queue["metadata"]["name"]) if queue else ""
+
+
+def unused(
+    queue: Mapping[str, Any], spec: Mapping[str, Any], held: Mapping[str, Fraction] = MappingProxyType({})
+) -> int:
+    """How many pods of this spec fit the unused quota of a ClusterQueue, within one flavor of each group.
+
+    ``held``: what its elastic jobs ask for by resource, because Kueue counts what it admits a little later.
+    """
     status = queue.get("status") or {}
     if status.get("pendingWorkloads"):
         return 0
@@ -106,6 +123,11 @@ def unused(queue: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
         for flavor in status.get("flavorsUsage") or ()
         for each in flavor.get("resources") or ()
     }
+
+    def uncounted(resource: str) -> Fraction:
+        counted = sum(amount for (_, name), amount in used.items() if name == resource)
+        return max(Fraction(), held.get(resource, Fraction()) - counted)
+
     requests = {name: quantity(amount) for name, amount in pod_requests(spec).items()}
     most = []
     for group in queue["spec"].get("resourceGroups") or ():
@@ -115,7 +137,8 @@ def unused(queue: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
             for flavor in group["flavors"]:
                 quota = {each["name"]: quantity(each["nominalQuota"]) for each in flavor["resources"]}
                 left = [
-                    (quota.get(name, 0) - used.get((flavor["name"], name), 0)) / requests[name]
+                    (quota.get(name, 0) - used.get((flavor["name"], name), 0) - uncounted(name))
+                    / requests[name]
                     for name in names
                 ]
                 fit = max(fit, math.floor(min(left)))
