@@ -1,3 +1,3 @@
 """Bireme: plan, install and check distributed training jobs rendered from Helm charts."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -2,7 +2,7 @@
 
 import sys
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Older releases cannot even read the other modules.
 if sys.version_info < (3, 9):  # noqa: UP036
