@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
 from bireme.manifests import Manifest, read_as_kubernetes
 from bireme.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
@@ -246,9 +246,7 @@ def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance])
     """
     unknown = sorted(name for name in nodes if name != CPU_TYPE and name not in instances)
     if unknown:
-        raise BiremeError(
-            f"{unknown[0]} is not in values/instances: known types are {', '.join(sorted(instances))}"
-        )
+        raise BiremeError(f"unknown node type {unknown[0]!r}: {suggestion(unknown[0], instances)}")
     types = {name: _CPU_NODE if name == CPU_TYPE else instances[name] for name in nodes}
     cluster = [_Node(types[name]) for name, count in nodes.items() for _ in range(count)]
     problems: list[str] = []

@@ -192,13 +192,17 @@ def _figure(gigabytes: float | None) -> str:
 
 
 def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
-    """Every pinned tool: its pin, where it was found, and the version it prints."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("tool", "pin", "found", "version", "path"):
-        table.add_column(column, overflow="fold")
+    """Every pinned tool: its pin, where it was found, its version, and its path where there is room."""
+    wide, narrow = Table(box=box.SIMPLE_HEAD, pad_edge=False), Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("tool", "pin", "found", "version"):
+        wide.add_column(column, no_wrap=True)
+        narrow.add_column(column, overflow="fold")
+    wide.add_column("path", no_wrap=True)
     for tool in tools:
-        table.add_row(tool.name, tool.pin, tool.source, tool.version or "", str(tool.path or tool.note or ""))
-    return table
+        row = (tool.name, tool.pin, tool.source, tool.version or "")
+        wide.add_row(*row, str(tool.path or tool.note or ""))
+        narrow.add_row(*row)
+    return _Fitting(wide, Group(narrow, Text("-o wide shows the paths too")))
 
 
 def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
@@ -206,7 +210,10 @@ def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("cluster", "provider", "kubernetes", "nodes", "kubeconfig"):
         table.add_column(column, overflow="fold")
-    for info in clusters:
+    found = list(clusters)
+    if not found:
+        return Text("there is no cluster: start one with: bireme up")
+    for info in found:
         nodes = ", ".join(f"{name}={count}" for name, count in info.nodes.items())
         table.add_row(info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig))
     return table
@@ -217,7 +224,10 @@ def releases_view(releases: Iterable[Revision]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("release", "namespace", "chart", "revision", "status", "updated"):
         table.add_column(column, overflow="fold")
-    for each in releases:
+    found = list(releases)
+    if not found:
+        return Text("there are no releases: bireme install makes one")
+    for each in found:
         when = each.updated.partition(".")[0]
         table.add_row(each.release, each.namespace, each.chart, str(each.number), each.status, when)
     return table

@@ -88,7 +88,7 @@ def test_addons_are_started_for_embedded_clusters_only(own_paths: Paths, tmp_pat
 
 
 def test_an_existing_cluster_needs_a_kubeconfig(tmp_path: Path) -> None:
-    with pytest.raises(BiremeError, match=r"there is no kubeconfig at .*missing: give one with --kubeconfig"):
+    with pytest.raises(BiremeError, match=r"no kubeconfig at .*missing: name one .* or start .*: bireme up"):
         ExistingProvider(tmp_path / "missing").get()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from bireme.cli import cli
 
@@ -31,6 +32,13 @@ def test_the_example_in_a_command_s_help_is_one_it_accepts(name: str) -> None:
         assert called == name
         # Reads the arguments, and does not run the command. Raises click.UsageError for one it does not know.
         command.make_context(name, arguments, parent=click.Context(cli))
+
+
+def test_the_list_of_commands_has_a_whole_sentence_for_each_on_80_columns() -> None:
+    printed = CliRunner().invoke(cli, ["--help"], terminal_width=80).stdout
+    rows = [line.split(maxsplit=1) for line in printed.splitlines() if re.match("  [a-z]", line)]
+    assert sorted(name for name, _ in rows) == sorted(cli.commands)
+    assert [text for _, text in rows if text.endswith("...") or not text.endswith(".")] == []
 
 
 # zsh is tested where it is installed.

@@ -256,7 +256,10 @@ def test_the_command_fails_when_efa_was_asked_for_but_not_used(run: Run) -> None
         ([], "name a release or a log"),
         (["nccl-tests", "--file", "log.txt"], "name a release or a log"),
         (["--file", "no-such-log.txt"], "log no-such-log.txt does not exist"),
-        (["--file", __file__, "--instance", "p4d.25xlarge"], "p4d.25xlarge is not in values/instances"),
+        (
+            ["--file", __file__, "--instance", "p4d.25xlarge"],
+            "unknown type 'p4d.25xlarge': did you mean p4d.24xlarge?",
+        ),
         (["--file", "pyproject.toml"], "pyproject.toml has no result"),
     ],
 )

@@ -19,6 +19,7 @@ from bireme import views
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.observe import observed_pod
+from bireme.tools import ToolStatus
 from bireme.topology import Plan, expand
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +115,18 @@ def test_live_pods_show_name_node_and_reason_on_any_width(width: int) -> None:
         "ImagePullBackOff, [no] access",
     ):
         assert part in flat
+
+
+def test_a_terminal_shows_tools_a_line_each_and_their_paths_where_they_fit(tmp_path: Path) -> None:
+    path = tmp_path / ("a-folder-with-a-long-name-" * 5) / "helm"
+    table = views.tools_view([ToolStatus("helm", "4.3.1", "cache", path, "4.3.1")])
+    assert re.search(r"helm +4\.3\.1 +cache +4\.3\.1 *\n", shown(table, 80))
+    assert str(path) in shown(table, views.UNLIMITED)
+
+
+def test_an_empty_list_says_how_to_fill_it() -> None:
+    assert shown(views.clusters_view([]), 80) == "there is no cluster: start one with: bireme up\n"
+    assert shown(views.releases_view([]), 80) == "there are no releases: bireme install makes one\n"
 
 
 def test_a_plan_names_claims_volumes_and_classes(instances: Mapping[str, Instance]) -> None:

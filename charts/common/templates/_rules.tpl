@@ -34,7 +34,12 @@ Arguments: root, worker (the result of common.worker).
 {{- $instance := include "common.instance" (dict "root" .root) | fromJson }}
 {{- $model := $instance.accelerator.name }}
 {{- if and $worker.type (not $instance.vcpu) }}
-instance.type: {{ $worker.type }} is none of the types that the chart knows; correct it, or set the facts under instance, at least vcpu, allocatableMemoryMiB and accelerator
+{{- $family := list }}
+{{- range $file, $_ := $.root.Subcharts.common.Files.Glob "files/instances/*.yaml" }}
+{{- $known := base $file | trimSuffix ".yaml" }}
+{{- if eq (splitList "." $known | first) (trimPrefix "ml." $worker.type | splitList "." | first) }}{{ $family = append $family $known }}{{ end }}
+{{- end }}
+instance.type: {{ $worker.type }} is none of the types that the chart knows{{ with $family }} (of its family it knows {{ join ", " . }}){{ end }}; correct it, or set the facts under instance, at least vcpu, allocatableMemoryMiB and accelerator
 {{- else }}
 {{- range $key := list "memoryMiB" "vcpu" }}
 {{- $known := index (include "common.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $worker.type)))) | fromJson) $key | default 0 | int64 }}

@@ -1,8 +1,7 @@
-"""Commands about charts and values, which need no cluster."""
+"""Charts and values; no cluster is needed."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from dataclasses import replace
@@ -27,7 +26,7 @@ from bireme.cli.options import (
     target_options,
 )
 from bireme.clusters.nodes import parse_nodes
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.lint import Linter, find_charts
 from bireme.picture import svg
 from bireme.schemas import migrated, refusals, shortened
@@ -38,20 +37,14 @@ from bireme.topology import expand, fit
 @click.argument("name")
 @pass_app
 def values(app: App, /, name: str) -> None:
-    """Print the values of an instance type or of a workload, to keep or to change.
+    """Print the values of an instance type or of a workload.
 
     \b
     Example: bireme values imagenet-efa > mine.yaml
     """
     kept = kept_values(app.paths, "instances") | kept_values(app.paths, "workloads")
     if name not in kept:
-        close = difflib.get_close_matches(name, kept, n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else "`bireme list instances` and `bireme list workloads` name all"
-        )
-        raise BiremeError(f"there are no values called {name}: {hint}")
+        raise BiremeError(f"there are no values called {name}: {suggestion(name, kept)}")
     click.echo(kept[name].read_text("utf-8"), nl=False)
 
 
@@ -59,9 +52,9 @@ def values(app: App, /, name: str) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--check", is_flag=True, help="Change nothing, and exit with 1 where something moved")
 def migrate(files: tuple[Path, ...], check: bool) -> None:
-    """Rename what moved between releases in values files; comments and order stay.
+    """Rename in values files what moved between releases.
 
-    No file is changed when one of them cannot follow.
+    Comments and order stay. No file is changed when one of them cannot follow.
 
     \b
     Example: bireme migrate mine.yaml overlays/*.yaml
@@ -114,7 +107,9 @@ def render(app: App, /, helm3: bool, output: str, **options: Any) -> None:
 @output_option("table", "json", "yaml")
 @pass_app
 def validate(app: App, /, output: str, **options: Any) -> None:
-    """Check values against CHART's schema and rules, and list everything that is wrong.
+    """Check values, and list everything that is wrong with them.
+
+    They are checked against the schema and the rules of CHART.
 
     \b
     Example: bireme validate charts/paddle --set workers=0
@@ -134,8 +129,9 @@ def validate(app: App, /, output: str, **options: Any) -> None:
 @output_option("text", "json", "yaml")
 @pass_app
 def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
-    """Check charts: values.yaml and schema, and the objects that the defaults and ci/*-values.yaml render to.
+    """Check charts: values, schema, and the objects they render to.
 
+    The objects are those of the defaults and of every ci/*-values.yaml.
     CHART is a chart or a folder of charts; without any, all charts of the project are checked. Exits with 1
     when there is something to change.
 
@@ -172,14 +168,16 @@ def plan(
     output: str,
     **options: Any,
 ) -> None:
-    """Show the pods, ranks, resources and nodes that CHART becomes, without touching a cluster.
+    """Show the pods, ranks, resources and nodes of CHART.
 
-    Exits with 1 when the job does not fit --nodes, or when Kubernetes would refuse the upgrade of --against.
+    No cluster is touched. Exits with 1 when the job does not fit --nodes, or when Kubernetes would refuse the
+    upgrade of --against.
 
     \b
     Example: bireme plan charts/torch-elastic -f values/instances/p4d.24xlarge.yaml --nodes p4d.24xlarge=2
     """
     request = request_of(app, **options | ({"release": against} if against else {}))
+    available = parse_nodes(nodes, app.instances) if nodes is not None else None
     with explained(app, request):
         manifests = app.renderer.render(request).manifests
     planned = expand(request.release, request.namespace, manifests, app.instances)
@@ -191,7 +189,7 @@ def plan(
         click.echo(svg(planned), nl=False)
     else:
         app.show(output, planned.to_json(), lambda: views.plan_view(planned, every_pod=output == "wide"))
-    reasons = fit(planned, parse_nodes(nodes, app.instances), app.instances) if nodes is not None else []
+    reasons = fit(planned, available, app.instances) if available else []
     for sentence in reasons:
         app.err.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
     sys.exit(1 if reasons else 0)

@@ -1,4 +1,4 @@
-"""Commands about jobs that follow the capacity."""
+"""Elastic jobs that follow the capacity."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def simulate(
     seed: int,
     output: str,
 ) -> None:
-    """Compare elastic jobs with static ones on a cluster under TRACE, a CSV file, by simulation.
+    """Compare elastic jobs with static ones, by simulation.
 
-    Columns of the file: submit and duration (seconds), workers, and if wanted priority, minimum and maximum
-    (of the workers). The elastic cluster decides as `bireme autoscale` does.
+    TRACE is a CSV file of jobs. Columns of the file: submit and duration (seconds), workers, and if wanted
+    priority, minimum and maximum (of the workers). The elastic cluster decides as `bireme autoscale` does.
 
     \b
     Example: bireme simulate --sample helios --jobs 5000 --nodes 32 -o svg > elasticity.svg
@@ -163,9 +163,10 @@ def autoscale_command(
     port: int | None,
     target: Target,
 ) -> None:
-    """Let jobs with autoscale.enabled grow into free places and give way to what goes first.
+    """Let elastic jobs grow into free places, and give way.
 
-    It runs until it is ended; charts/autoscaler runs it in the cluster, with the account of its pod.
+    It resizes jobs with autoscale.enabled, and takes places back for what goes first. It runs until it is
+    ended; charts/autoscaler runs it in the cluster, with the account of its pod.
 
     \b
     Example: bireme autoscale --dry-run

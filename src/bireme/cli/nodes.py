@@ -1,4 +1,4 @@
-"""Commands that make clusters and nodes, or print what makes them."""
+"""Clusters and nodes, and what makes them."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def clusters(app: App, /, output: str) -> None:
 
 @cli.command()
 @click.option("--get", metavar="NAMES", help="First get these, e.g. helm,kubectl: found, downloaded or built")
-@output_option("table", "json", "yaml", "path")
+@output_option("table", "wide", "json", "yaml", "path")
 @pass_app
 def tools(app: App, /, get: str | None, output: str) -> None:
-    """List every pinned tool: the pin, where it was found, its version.
+    """List the pinned tools: where each was found, its version.
 
     -o path prints the folders of those that --get names, for PATH.
 
@@ -196,10 +196,10 @@ def _as_fleet(app: App, options: Mapping[str, Any], system_nodes: int = 0) -> Fl
 )
 @pass_app
 def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: Any) -> None:
-    """Print a configuration for `eksctl create cluster -f`, and what it costs an hour.
+    """Print a configuration for eksctl, and what it costs an hour.
 
-    Nothing is created. Without cpu=NUMBER in --nodes there are two nodes without accelerators, for etcd and
-    operators.
+    `eksctl create cluster -f` reads it. Nothing is created. Without cpu=NUMBER in --nodes there are two nodes
+    without accelerators, for etcd and operators.
 
     \b
     Example: bireme eksctl --nodes p4d.24xlarge=3 --zones us-west-2b,us-west-2c > cluster.yaml
@@ -215,10 +215,11 @@ def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: A
 @click.option("--role", metavar="NAME", help="IAM role of the nodes (default: KarpenterNodeRole-CLUSTER)")
 @pass_app
 def karpenter(app: App, /, role: str | None, **options: Any) -> None:
-    """Print a NodePool and an EC2NodeClass for each type of nodes, and what they cost an hour at most.
+    """Print Karpenter's objects for such nodes, and their costs.
 
-    Nothing is created. Nodes with huge pages also get a NodeOverlay, for which Karpenter needs its feature
-    gate NodeOverlay.
+    Each type of nodes gets a NodePool and an EC2NodeClass; the costs are those of an hour at most. Nothing is
+    created. Nodes with huge pages also get a NodeOverlay, for which Karpenter needs its feature gate
+    NodeOverlay.
 
     \b
     Example: bireme karpenter --nodes p4d.24xlarge=3 --zones us-west-2b,us-west-2c > nodes.yaml
@@ -234,10 +235,10 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
 @cli.command()
 @pass_app
 def demo(app: App, /) -> None:
-    """Schedule the training of EfficientNet-B7 on three simulated p4d.24xlarge.
+    """Schedule a training on three simulated p4d.24xlarge.
 
-    A real control plane schedules the real job onto fake nodes; the pods are compared with the plan, and
-    everything is removed again.
+    It is that of EfficientNet-B7 on ImageNet. A real control plane schedules the real job onto fake nodes;
+    the pods are compared with the plan, and everything is removed again.
 
     \b
     Example: bireme demo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from rich.console import Console, RenderableType
 from bireme import __version__, views
 from bireme.clusters import Cluster, list_clusters, provider
 from bireme.deploy import Deployer
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.helm import Charts, Renderer, RenderError, RenderRequest, Settings
 from bireme.helm import values as value_files
 from bireme.instances import Instance, load_instances
@@ -226,7 +227,13 @@ def explained(app: App, /, request: RenderRequest) -> Iterator[None]:
 def _values_file(paths: Paths, name: str) -> Path:
     """A values file: as it is called, or one of the collection by its name. What is there wins."""
     kept = kept_values(paths, "instances") | kept_values(paths, "workloads")
-    return Path(name) if Path(name).exists() else kept.get(name, Path(name))
+    if Path(name).exists():
+        return Path(name)
+    if name not in kept and "/" not in name and not name.endswith((".yaml", ".yml")):
+        raise BiremeError(
+            f"-f {name} is neither a file nor an instance type or a workload: {suggestion(name, kept)}"
+        )
+    return kept.get(name, Path(name))
 
 
 def _existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
@@ -239,7 +246,17 @@ def _existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
 
 
 class _Group(click.Group):
-    """Commands whose trouble with a file is a sentence too."""
+    """Commands listed under the titles of their modules; their trouble with a file is a sentence too."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            title = (sys.modules[command.callback.__module__].__doc__ or "").rstrip(".")
+            row = name, command.get_short_help_str(formatter.width)
+            sections.setdefault(title, []).append(row)
+        for title, rows in sorted(sections.items()):
+            with formatter.section(title):
+                formatter.write_dl(sorted(rows), col_spacing=4)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Commands about releases on a cluster."""
+"""Releases on a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bireme.cli.options import (
 from bireme.deploy import Outcome
 from bireme.doctor import Doctor
 from bireme.doctor import release as of_release
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.helm import values as value_files
 from bireme.logs import log as pod_log
 from bireme.logs import main_log, main_pod, named_pod
@@ -58,9 +58,10 @@ def install(
     output: str,
     **options: Any,
 ) -> None:
-    """Install CHART or upgrade its release, watch the pods arrive, and compare them with the plan.
+    """Install CHART or upgrade its release, and watch its pods.
 
-    Exits with 1 when they differ, and with 3, without waiting longer, when a queue holds the job.
+    The pods are compared with the plan. Exits with 1 when they differ, and with 3, without waiting longer,
+    when a queue holds the job.
 
     \b
     Example: bireme install charts/torch-elastic --release imagenet -f values/workloads/imagenet-efa.yaml
@@ -87,9 +88,10 @@ def doctor(
     output: str,
     **options: Any,
 ) -> None:
-    """Tell what keeps CHART from running on a cluster, or, with --release and no CHART, an installed job.
+    """Tell what keeps CHART, or an installed job, from running.
 
-    Each finding is a sentence and the command that helps. Nothing is changed. Exits with 1 when there is one.
+    --release without CHART names the job. Each finding is a sentence and the command that helps. Nothing is
+    changed. Exits with 1 when there is one.
 
     \b
     Example: bireme doctor torch-elastic -f p4d.24xlarge -f imagenet-efa
@@ -136,10 +138,11 @@ def diff(
     output: str,
     **options: Any,
 ) -> None:
-    """Show what an upgrade of RELEASE to CHART changes in each object, as lines that go and lines that come.
+    """Show what an upgrade of RELEASE changes in each object.
 
-    Without CHART it is the one here of the same name; without -f the values of the release stay. Values of
-    Secrets are hidden. Exits with 1 when something changes; `bireme plan --against` tells what that does.
+    It shows the lines that go and those that come. Without CHART, the chart here of the same name is used;
+    without -f the values of the release stay. Values of Secrets are hidden. Exits with 1 when something
+    changes; `bireme plan --against` tells what that does.
 
     \b
     Example: bireme diff imagenet
@@ -200,9 +203,10 @@ def timeline(
     target: Target,
     output: str,
 ) -> None:
-    """Show what happened in the run of RELEASE: its worlds, workers and steps, and why it restarted.
+    """Show what happened in the run of RELEASE, and why.
 
-    A worker that runs is asked; -o svg and -o html draw a picture.
+    These are its worlds, workers and steps, and the reasons of restarts. A worker that runs is asked; -o svg
+    and -o html draw a picture.
 
     \b
     Example: bireme timeline imagenet -o svg > run.svg
@@ -241,7 +245,9 @@ def logs(
     namespace: str,
     target: Target,
 ) -> None:
-    """Print the log of a pod of RELEASE: its launcher's, else that of rank 0.
+    """Print the log of a pod of RELEASE.
+
+    It is the launcher's, else that of rank 0.
 
     \b
     Example: bireme logs imagenet --rank 8 --follow
@@ -308,7 +314,9 @@ def list_(
     target: Target,
     output: str,
 ) -> None:
-    """List the releases on a cluster, or what has a name: charts, instance types, workloads.
+    """List releases, charts, instance types or workloads.
+
+    Releases are those on a cluster; the others come with Bireme.
 
     \b
     Example: bireme list workloads
@@ -351,10 +359,10 @@ def nccl(
     target: Target,
     output: str,
 ) -> None:
-    """Read what nccl-tests printed in RELEASE: does NCCL use EFA, and how fast is it?
+    """Tell whether NCCL used EFA in RELEASE, and how fast it was.
 
-    Exits with 1 when there is no result, when sums are wrong, or when the job asked for EFA and NCCL used
-    something else.
+    It reads what nccl-tests printed. Exits with 1 when there is no result, when sums are wrong, or when the
+    job asked for EFA and NCCL used something else.
 
     \b
     Example: bireme nccl --file nccl.log --instance p4d.24xlarge --efa 4
@@ -362,9 +370,7 @@ def nccl(
     if (release is None) == (log is None):
         raise BiremeError("name a release or a log: bireme nccl RELEASE, or bireme nccl --file LOG")
     if instance and instance not in app.instances:
-        raise BiremeError(
-            f"{instance} is not in values/instances: known types are {', '.join(app.instances)}"
-        )
+        raise BiremeError(f"--instance: unknown type {instance!r}: {suggestion(instance, app.instances)}")
     if log:
         report = parse(value_files.read_text(log, "log"), str(log))
         asked = Asked(instance, nodes or report.hosts or 0, efa) if instance or efa else None

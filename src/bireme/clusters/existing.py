@@ -81,7 +81,10 @@ class ExistingProvider:
         """The cluster of context ``name``, or of the current one. Raises BiremeError without a file."""
         file = self._kubeconfig or _default_kubeconfig(os.environ)
         if not file.is_file():
-            raise BiremeError(f"there is no kubeconfig at {file}: give one with --kubeconfig")
+            raise BiremeError(
+                f"there is no kubeconfig at {file}: name one with --kubeconfig, "
+                "or start a cluster on this machine with: bireme up"
+            )
         return ExistingCluster(file, name or None)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Instance
 from bireme.labels import (
     ARCHITECTURE_LABEL,
@@ -84,9 +83,7 @@ def shape_of(node_type: str, instances: Mapping[str, Instance]) -> NodeShape:
     if node_type == CPU_TYPE:
         return NodeShape(CPU_TYPE, CPU_INSTANCE_TYPE, _CPU_CAPACITY, _CPU_ALLOCATABLE, None)
     if node_type not in instances:
-        raise BiremeError(
-            f"unknown node type {node_type!r}: {_suggestion(node_type, [*instances, CPU_TYPE])}"
-        )
+        raise BiremeError(f"unknown node type {node_type!r}: {suggestion(node_type, [*instances, CPU_TYPE])}")
     instance = instances[node_type]
     allocatable = instance.allocatable(instance.huge_pages_mib)
     capacity = allocatable | {"cpu": str(instance.vcpu), "memory": f"{instance.memory_mib}Mi"}
@@ -142,12 +139,3 @@ def _node_info(kubernetes: str, architecture: str) -> dict[str, str]:
         "osImage": "none: a fake node of bireme",
         "systemUUID": "",
     }
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    choices = sorted(known)
-    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
-    family = [choice for choice in choices if choice.split(".")[0] == name.split(".")[0]][:3]
-    if close or family:
-        return f"did you mean {' or '.join(dict.fromkeys(close + family))}?"
-    return f"known are {', '.join(choices)}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from bireme.clusters.base import Cluster, Provider
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.paths import Paths
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None 
         from bireme.clusters.existing import ExistingProvider
 
         return ExistingProvider()
-    close = difflib.get_close_matches(name, PROVIDERS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PROVIDERS)}"
-    raise BiremeError(f"unknown cluster provider {name!r}: {hint}")
+    raise BiremeError(f"unknown cluster provider {name!r}: {suggestion(name, PROVIDERS)}")
 
 
 def start_addon(name: str, cluster: Cluster, toolbox: Toolbox) -> Program:

@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.paths import Paths
 from bireme.tools import Toolbox
 
@@ -42,11 +42,9 @@ class Charts:
         if path.exists() or "/" in called:
             return path  # whoever reads it says what is wrong with it
         raise BiremeError(
-            f"there is no chart {called}: name a folder, an archive, oci://… or {self._known()}"
+            f"there is no chart {called}: name a folder, an archive, oci://… or a chart of the collection; "
+            f"{suggestion(called, self.names())}"
         )
-
-    def _known(self) -> str:
-        return "one of " + ", ".join(self.names())
 
     def _pull(self, reference: str, plain_http: bool) -> Path:
         with tempfile.TemporaryDirectory() as folder:
