@@ -292,7 +292,7 @@ def package(
     cosign_key: Path | None = None,
     owner: str | None = None,
 ) -> list[Path]:
-    """Everything, in ``folder``, which is made anew; returns the charts' archives."""
+    """Everything, in ``folder``, which is made again; returns the charts' archives."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     folder, time, toolbox = folder.resolve(), epoch(paths.root), Toolbox(paths)

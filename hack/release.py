@@ -97,7 +97,7 @@ def version_of(text: str) -> Version:
     """The three numbers of a semantic version. Raises BiremeError for anything else."""
     found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
     if not found:
-        raise BiremeError(f"{text!r} is no version: it takes three numbers, such as 0.2.0")
+        raise BiremeError(f"{text!r} is not a version: it takes three numbers, such as 0.2.0")
     return int(found[1]), int(found[2]), int(found[3])
 
 
@@ -258,7 +258,7 @@ def cut(paths: Paths, tree: Tree, scratch: Path, date: str) -> str:
             (folder / name).write_bytes((scratch / name).read_bytes())
     tag = f"v{dotted(tree.harness)}"
     _git(paths.root, "add", "CHANGELOG.md", str(RELEASED))
-    body = "hack/released has the charts as they are published; the next changes are held against them."
+    body = "hack/released has the charts as they are published; the next changes are compared with them."
     _git(paths.root, "commit", "--quiet", "-m", f"Release {dotted(tree.harness)}", "-m", body)
     _git(paths.root, "tag", "-a", tag, "-m", f"Bireme {dotted(tree.harness)}")
     return tag

@@ -72,7 +72,7 @@ def steps(registry: str, project: Path, *, mirror: bool = False) -> list[str]:
 
 
 def images_of_others(project: Path, region: str) -> list[str]:
-    """The images that any chart renders with one of its ci values files, but for those of images/."""
+    """The images that any chart renders with one of its ci values files, except those of images/."""
     paths = Paths.discover(start=project)
     requests = []
     for file in sorted(project.glob("charts/*/ci/*-values.yaml")):

@@ -159,7 +159,7 @@ def _refusal(live: Manifest, parts: tuple[str, ...]) -> str:
     if run is not None:
         following = f"(bireme install --replace stops run r{run} and starts run r{run + 1})"
         return f"{why}; needs run={run + 1} {following}"
-    return f"{why}; keep that as it is, or uninstall the release and install it anew"
+    return f"{why}; keep that as it is, or uninstall the release and install it again"
 
 
 def _refused_parts(live: Manifest, wanted: Manifest, kind: WorkloadKind | None) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def _digests(manifest: Manifest) -> Mapping[str, str] | None:
 
 
 def _changed_parts(live: Manifest, wanted: Manifest, kind: WorkloadKind | None) -> tuple[str, ...]:
-    """What differs and can change: metadata, and the top-level fields but for the number of pods."""
+    """What differs and can change: metadata, and the top-level fields except the number of pods."""
     parts = differing(live.metadata, wanted.metadata)
     for field in differing(live, wanted):
         if field == "spec" and kind:

@@ -19,7 +19,7 @@ SHARE_EXPECTED = 0.8
 
 # mpirun --tag-output puts [job,rank]<stdout>: before a line, --timestamp-output the time.
 _TAG = re.compile(r"^\S.*?<std(?:out|err)>:\s?")
-# No number that nccl-tests print is longer than 18 digits; longer ones are no numbers of theirs.
+# No number that nccl-tests print is longer than 18 digits; longer ones are not theirs.
 _SIZES = re.compile(r"^\s*(\d{1,18})\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+(-?\d.*)$")
 _FIGURE = re.compile(r"\d{1,18}(\.\d{1,18})?")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")

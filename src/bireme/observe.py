@@ -186,7 +186,7 @@ def compare(
     """How the observed pods differ from the plan.
 
     Pods are matched by the slot that their kind finds for them, or (Deployments) by what made them. A pod
-    that is being deleted or that a newer one has replaced is no difference. ``workloads`` tell which pods
+    that is being deleted or that a newer one has replaced is not a difference. ``workloads`` tell which pods
     will not come any more, and which are about to be replaced.
     """
     states = {(each.kind, each.name): each for each in workloads}
@@ -359,7 +359,7 @@ class _LiveRelease:
         self._version = ""
 
     def read(self) -> _LiveRelease:
-        """Read everything anew."""
+        """Read everything again."""
         pods = self._api.get(self._pods_path, labelSelector=self._selector)
         self._raw = {pod["metadata"]["name"]: pod for pod in pods["items"]}
         self._version = pods["metadata"]["resourceVersion"]

@@ -26,7 +26,7 @@ _SUFFIXES: Mapping[str, Fraction] = {
     "n": Fraction(1, 10**9),
 }
 
-# A longer exponent would be computed for ever.
+# A longer exponent would be computed forever.
 _NUMBER = re.compile(r"[-+]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][-+]?[0-9]{1,2})?")
 
 

@@ -50,7 +50,7 @@ class World:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What is known of a run until ``now``. The first of ``worlds`` need not be the run's first."""
+    """What is known of a run until ``now``. The first of ``worlds`` may not be the run's first."""
 
     job: str
     now: float
@@ -181,13 +181,13 @@ def _why(record: Mapping[str, Any], before: Sequence[Seat] | None, seats: Sequen
         _told([new.worker for old, new in both if old.node != new.node], "moved to another node"),
         _told(
             [new.worker for old, new in both if old.node == new.node and old.start != new.start],
-            "started anew",
+            "started again",
         ),
     ]
     return "; ".join(filter(None, found)) or _CAUSES.get(record["cause"], "the workers met again")
 
 
-_CAUSES = {"agent": "an agent started anew", "hang": "no step for too long"}
+_CAUSES = {"agent": "an agent started again", "hang": "no step for too long"}
 
 
 def _told(names: Sequence[str], one: str, many: str = "") -> str:

@@ -86,7 +86,7 @@ def test_the_end_of_a_paddle_job_waits_for_trainers_that_are_always_there(render
         (
             "torch-elastic",
             [ON, "workers=2", "minWorkers=2", "workersPerUnit=2", "autoscale.max=5"],
-            "autoscale.max: 5 is no multiple of workersPerUnit, 2",
+            "autoscale.max: 5 is not a multiple of workersPerUnit, 2",
         ),
         ("torch-elastic", [ON, "queueName=training"], "set kueue.admission=elastic"),
         ("paddle", [ON], "only trainers with dispatch dynamic and topology separate"),

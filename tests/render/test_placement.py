@@ -143,7 +143,7 @@ def test_a_gang_is_a_group_of_the_pods_that_start_together(
             r"placement.gang: Kueue \(queueName\)",
         ),
         ("mpi-training", ["orchestrator=MPIJob"], "placement.gang: the groups of MPIJobs"),
-        ("paddle", [], "placement.gang: the jobs of pservers and trainers are no gang"),
+        ("paddle", [], "placement.gang: the jobs of pservers and trainers are not a gang"),
     ],
 )
 def test_a_gang_that_nobody_would_make_is_refused(

@@ -52,11 +52,11 @@ def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, req
     [
         (
             ["instance.type=p9.48xlarge"],
-            "instance.type: p9.48xlarge is none of the types that the chart knows; correct it",
+            "instance.type: p9.48xlarge is not a type that the chart knows; correct it",
         ),
         (
             ["instance.type=p5.84xlarge"],
-            "the types that the chart knows (of its family it knows p5.48xlarge, p5.4xlarge); correct it",
+            "a type that the chart knows (it knows p5.48xlarge, p5.4xlarge); correct it",
         ),
         (
             ["instance.type=p4d.24xlarge", "instance.vcpu=192"],

@@ -66,19 +66,20 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "half a unit of workers",
         {},
         ["workersPerUnit=4", "workers=6", "minWorkers=4"],
-        "workers: 6 is no multiple of workersPerUnit, 4, and workers train in whole units; write 4 or 8",
+        "workers: 6 is not a multiple of workersPerUnit, 4, and workers train in whole units; write 4 or 8",
     ),
     (
         "a minimum of half a unit",
         {},
         ["workersPerUnit=4", "workers=4"],
-        "minWorkers: 1 is no multiple of workersPerUnit, 4, and workers train in whole units; write 4",
+        "minWorkers: 1 is not a multiple of workersPerUnit, 4, and workers train in whole units; write 4",
     ),
     (
         "a maximum of half a unit",
         {},
         ["workersPerUnit=4", "workers=4", "minWorkers=4", "maxWorkers=9"],
-        "maxWorkers: 9 is no multiple of workersPerUnit, 4, and workers train in whole units; write 8 or 12",
+        "maxWorkers: 9 is not a multiple of workersPerUnit, 4, and workers train in whole units; "
+        "write 8 or 12",
     ),
     (
         "units without etcd",
@@ -153,7 +154,7 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "memory that is no quantity",
         P4D,
         ["resources.limits.memory=lots"],
-        "resources.limits.memory: lots is no amount of memory; write e.g. 64Gi",
+        "resources.limits.memory: lots is not an amount of memory; write e.g. 64Gi",
     ),
     (
         "a variable of NCCL that is set to nothing",
@@ -265,7 +266,7 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "TensorBoard without logs",
         {},
         ["tensorboard.enabled=true"],
-        "tensorboard.logDir: (not set) is on none of the claims",
+        "tensorboard.logDir: (not set) is not on one of the claims",
     ),
     (
         "a name that is too long",

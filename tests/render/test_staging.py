@@ -172,7 +172,7 @@ def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[
         (
             "p4d.24xlarge",
             {"verify": {"paths": ["/fsx-data"]}, "claims": [{"claimName": "a", "mountPath": "/fsx"}]},
-            "verify.paths: /fsx-data is on none of the claims",
+            "verify.paths: /fsx-data is not on one of the claims",
         ),
     ],
 )

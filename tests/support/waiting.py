@@ -19,5 +19,7 @@ def until(
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {seconds:g} s in vain for {what if isinstance(what, str) else what()}")
+            pytest.fail(
+                f"gave up waiting for {what if isinstance(what, str) else what()} after {seconds:g} s"
+            )
         time.sleep(every)

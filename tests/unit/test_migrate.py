@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text_is_named(file: Path) -> None:
     file.write_bytes(b"\xff")
-    with pytest.raises(BiremeError, match="is no text in UTF-8"):
+    with pytest.raises(BiremeError, match="is not text in UTF-8"):
         migrate(file)
 
 

@@ -122,7 +122,7 @@ def test_square_brackets_are_text(text: str) -> None:
         (["up", "--claim", "A B"], "--claim: 'A B' cannot be a name"),
         (
             ["eksctl", "--nodes", "p4d.24xlarge=1", "--kubernetes", "x"],
-            "--kubernetes 'x' is no minor version",
+            "--kubernetes 'x' is not a minor version",
         ),
         (["eksctl", "--nodes", "p4d.24xlarge=1", "--zones", ""], "name at least two zones"),
         (["eksctl", "--nodes", "p4d.24xlarge=1", "--admit", "x"], "--admit: 'x' does not appear to be"),
@@ -149,7 +149,7 @@ def test_what_an_option_cannot_be_is_one_sentence(words: list[str], sentence: st
 def test_a_wait_that_never_ends_or_is_none_is_refused(seconds: str) -> None:
     done = CliRunner().invoke(cli, ["install", "torch-elastic", "--timeout", seconds])
     assert done.exit_code == 2
-    assert "is no number of seconds from 0 to 10,000,000" in done.stderr
+    assert "is not a number of seconds from 0 to 10,000,000" in done.stderr
 
 
 @pytest.mark.parametrize(

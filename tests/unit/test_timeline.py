@@ -46,7 +46,7 @@ def test_each_world_tells_why_it_began() -> None:
         "the run began",
         BUG,
         "worker 1 was lost",
-        "workers 1, 2 joined; worker 0 started anew",
+        "workers 1, 2 joined; worker 0 started again",
     ]
 
 

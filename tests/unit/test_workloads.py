@@ -69,9 +69,21 @@ def test_an_object_without_a_spec_can_be_planned(kind: str, instances: Mapping[s
         ),
         ("Job", {"parallelism": 10**12}, "Job/a: parallelism is '1000000000000', it must be"),
         ("StatefulSet", {"replicas": 1.5}, "StatefulSet/a: replicas is '1.5', it must be"),
-        ("Job", {"template": "x"}, "Job/a is no object as Kubernetes has them: bireme lint CHART says where"),
-        ("Job", {"template": {"spec": {"containers": ["x"]}}}, "Job/a is no object as Kubernetes has them"),
-        ("StatefulSet", {"volumeClaimTemplates": [{}]}, "StatefulSet/a is no object as Kubernetes has them"),
+        (
+            "Job",
+            {"template": "x"},
+            "Job/a is not valid in Kubernetes: bireme lint CHART says where",
+        ),
+        (
+            "Job",
+            {"template": {"spec": {"containers": ["x"]}}},
+            "Job/a is not valid in Kubernetes",
+        ),
+        (
+            "StatefulSet",
+            {"volumeClaimTemplates": [{}]},
+            "StatefulSet/a is not valid in Kubernetes",
+        ),
     ],
 )
 def test_an_object_that_kubernetes_would_not_read_is_named(

@@ -104,7 +104,7 @@ autoscale.enabled: Kueue stops a job of queue {{ $v.queueName }} whose number of
 {{- $step := int64 .policy.step }}
 {{- range $name, $count := dict "min" .min "max" .max }}
 {{- if mod (int64 $count) $step }}
-{{ $key }}.{{ $name }}: {{ int64 $count }} is no multiple of workersPerUnit, {{ $step }}, and workers train in whole units; choose a multiple
+{{ $key }}.{{ $name }}: {{ int64 $count }} is not a multiple of workersPerUnit, {{ $step }}, and workers train in whole units; choose a multiple
 {{- end }}
 {{- end }}
 {{- end }}

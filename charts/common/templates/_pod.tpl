@@ -170,7 +170,7 @@ Arguments: root (values extraObjects).
 {{- with trim . }}
 {{- $object := fromYaml . }}
 {{- if not (and (kindIs "string" $object.kind) (kindIs "string" $object.apiVersion) (kindIs "map" $object.metadata)) }}
-{{- fail (printf "extraObjects: item %d is no object of Kubernetes; it needs apiVersion, kind and metadata" $i) }}
+{{- fail (printf "extraObjects: item %d is not an object of Kubernetes; it needs apiVersion, kind and metadata" $i) }}
 {{- end }}
 ---
 {{ . }}

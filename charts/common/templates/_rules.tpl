@@ -39,7 +39,7 @@ Arguments: root, worker (the result of common.worker).
 {{- $known := base $file | trimSuffix ".yaml" }}
 {{- if eq (splitList "." $known | first) (trimPrefix "ml." $worker.type | splitList "." | first) }}{{ $family = append $family $known }}{{ end }}
 {{- end }}
-instance.type: {{ $worker.type }} is none of the types that the chart knows{{ with $family }} (of its family it knows {{ join ", " . }}){{ end }}; correct it, or set the facts under instance, at least vcpu, allocatableMemoryMiB and accelerator
+instance.type: {{ $worker.type }} is not a type that the chart knows{{ with $family }} (it knows {{ join ", " . }}){{ end }}; correct it, or set the facts under instance, at least vcpu, allocatableMemoryMiB and accelerator
 {{- else }}
 {{- range $key := list "memoryMiB" "vcpu" }}
 {{- $known := index (include "common.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $worker.type)))) | fromJson) $key | default 0 | int64 }}
@@ -77,7 +77,7 @@ resources.{{ $side }}.{{ $device }}: {{ $own }} contradicts {{ ternary "efa" "ac
 {{- end }}
 {{- $own := dig "limits" "memory" "" $v.resources }}
 {{- if and $own (lt (int64 $worker.memoryMiB) 1) }}
-resources.limits.memory: {{ $own }} is no amount of memory; write e.g. 64Gi, or leave it out for what the node has
+resources.limits.memory: {{ $own }} is not an amount of memory; write e.g. 64Gi, or leave it out for what the node has
 {{- else if and $worker.type (lt (int64 $worker.memoryMiB) 1) }}
 hugePages: {{ $v.hugePages | default "none" }} and reserve.memoryMiB: {{ int64 $v.reserve.memoryMiB }} leave no memory of the {{ int64 $instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
 {{- end }}
@@ -167,7 +167,7 @@ extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, wh
 {{- range $v.extraEnv }}{{ if not (or .value .valueFrom) }}{{ $empty = append $empty .name }}{{ end }}{{ end }}
 {{- range $name := uniq $empty }}
 {{- if regexMatch "^(NCCL|FI|OFI|EFA|RCCL)_" $name }}
-{{ $key }}: {{ $name }} is set to nothing, which is a value too, and seldom the default; give it one, or leave it out
+{{ $key }}: {{ $name }} is set to nothing, which is a value too, and rarely the default; give it one, or leave it out
 {{- end }}
 {{- end }}
 {{- range $name := concat $names $seen | uniq }}

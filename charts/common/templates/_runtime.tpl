@@ -133,7 +133,7 @@ Arguments: root (values staging, verify).
 
 {{/*
 The ConfigMap and the volume of the containers that stage and verify datasets, where there are such. They have their
-own, because a change of their code is no reason to train anew for a job without them.
+own, because a change of their code is no reason to train again for a job without them.
 Arguments: root (values staging, verify).
 */}}
 {{- define "common.datasetConfigMap" -}}

@@ -88,6 +88,6 @@ Arguments: root.
 {{- if or (eq .mountPath $v.tensorboard.logDir) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $v.tensorboard.logDir) }}{{ $under = true }}{{ end }}
 {{- end }}
 {{- if and $v.tensorboard.enabled (not $under) }}
-tensorboard.logDir: {{ $v.tensorboard.logDir | default "(not set)" }} is on none of the claims; mount a claim there, or set logDir to a folder on one
+tensorboard.logDir: {{ $v.tensorboard.logDir | default "(not set)" }} is not on one of the claims; mount a claim there, or set logDir to a folder on one
 {{- end }}
 {{- end }}

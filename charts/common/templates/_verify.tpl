@@ -24,7 +24,7 @@ Arguments: root.
 {{- if or (eq .mountPath $path) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $path) }}{{ $isThere = true }}{{ end }}
 {{- end }}
 {{- if not $isThere }}
-verify.paths: {{ $path }} is on none of the claims; mount the claim with the dataset, or leave the path out
+verify.paths: {{ $path }} is not on one of the claims; mount the claim with the dataset, or leave the path out
 {{- end }}
 {{- end }}
 {{- end }}

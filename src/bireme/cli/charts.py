@@ -76,7 +76,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BiremeError(f"{file} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+        raise BiremeError(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise BiremeError(f"{file} cannot be read: {error.strerror}") from error
 

@@ -44,7 +44,7 @@ class App:
     """What the commands share, created on first use. Results go to stdout, progress to stderr."""
 
     def __init__(self) -> None:
-        # Names and messages may hold square brackets, which are no markup.
+        # Names and messages may hold square brackets, which are not markup.
         self.out = Console(highlight=False, markup=False)
         self.err = Console(stderr=True, highlight=False, markup=False)
         if not self.out.is_terminal:
@@ -125,7 +125,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float) -
     # No comparison with nan is true.
     if 0 <= value <= _LONGEST_WAIT:
         return value
-    raise click.BadParameter(f"{value} is no number of seconds from 0 to {_LONGEST_WAIT:,}")
+    raise click.BadParameter(f"{value} is not a number of seconds from 0 to {_LONGEST_WAIT:,}")
 
 
 _LONGEST_WAIT = 10_000_000

@@ -55,7 +55,7 @@ class Api:
             try:
                 config.load_incluster_config(client_configuration=options)  # type: ignore[no-untyped-call]
             except (config.ConfigException, OSError) as error:
-                raise BiremeError(f"this is no pod of a cluster: {error}") from error
+                raise BiremeError(f"this is not a pod of a cluster: {error}") from error
         else:
             load(kubeconfig, context, options)
         self._client: Any = ApiClient(options)
@@ -68,7 +68,7 @@ class Api:
     def greet(self) -> None:
         """Wait until the server says anything, a refusal too. Raises ApiError after ten seconds without.
 
-        Helm would wait for ever for a server that takes connections and does not answer.
+        Helm would wait forever for a server that takes connections and does not answer.
         """
         try:
             self._send("GET", "/version", None, {}, None, _CONNECT_SECONDS)

@@ -220,7 +220,7 @@ def _last_line(log: Path) -> str:
 
 
 def _lost_components(folder: Path) -> list[str]:
-    """The components that do not run (any more), for example for want of a port."""
+    """The components that do not run (any more), for example for lack of a port."""
     running = {_component(Path(program).name) for _, program in _processes(folder)}
     return [name for name in _COMPONENTS if name not in running]
 
@@ -251,7 +251,7 @@ def _kwok_config(
         "heartbeatFactor": max(1, nodes // _NODES_AT_FULL_HEARTBEAT),
     }
     patches = [
-        # The data is deleted with the cluster, so it need not survive a crash.
+        # The data is deleted with the cluster, so it does not have to survive a crash.
         _extra_args("etcd", {"unsafe-no-fsync": "true"}),
         # There is one of each. With leader election, one that cannot renew its lease on a busy machine exits.
         _extra_args("kube-controller-manager", {"leader-elect": "false"}),

@@ -156,7 +156,7 @@ class FakeNodes:
     def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
         """Create a PersistentVolumeClaim that many nodes can share; there is no storage behind it.
 
-        It replaces the FSx and EFS claims that workloads name. A claim that exists stays as it is.
+        It replaces the FSx and EFS claims that workloads name. An existing claim stays as it is.
         """
         self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"

@@ -29,5 +29,5 @@ def until(done: Callable[[], bool], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
-            raise BiremeError(f"waited {seconds:.0f} s in vain for {what}")
+            raise BiremeError(f"gave up waiting for {what} after {seconds:.0f} s")
         time.sleep(0.1)

@@ -54,7 +54,7 @@ class Charts:
             archives = list(Path(folder).glob("*.tgz"))
             if done.returncode or len(archives) != 1:
                 reason = " ".join(done.stderr.split()).removeprefix("Error: ")
-                raise BiremeError(f"{reference} cannot be had: {reason}")
+                raise BiremeError(f"{reference} cannot be pulled: {reason}")
             return self._unpack(archives[0])
 
     def _unpack(self, archive: Path) -> Path:

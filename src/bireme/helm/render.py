@@ -52,7 +52,7 @@ class RenderRequest:
     settings: Settings = field(default_factory=Settings)
 
     def flags(self) -> list[str]:
-        """Helm's arguments but for the chart and its values."""
+        """Helm's arguments except the chart and its values."""
         flags = [self.release, "--namespace", self.namespace, *self.settings.flags()]
         if self.kube_version:
             flags += ["--kube-version", self.kube_version]
@@ -164,7 +164,7 @@ class Renderer:
         self._tree(request.chart)
         binary = self._helm(request.helm)[0]
         command = [str(binary), "template", *request.flags(), "--values", "-"]
-        # After "--" a chart path that begins with a dash is no flag.
+        # After "--" a chart path that begins with a dash is not a flag.
         try:
             finished = subprocess.run(
                 [*command, "--", str(request.chart)],
@@ -291,7 +291,7 @@ def _canonical(values: Mapping[str, Any]) -> str:
 def tree_digest(chart: Path) -> str:
     """SHA-256 over the names and contents of all files of ``chart``, links to dependencies followed.
 
-    Raises BiremeError when it is no chart, or when charts/ holds a dependency twice.
+    Raises BiremeError when it is not a chart, or when charts/ holds a dependency twice.
     """
     if not (chart / "Chart.yaml").is_file():
         raise BiremeError(f"{chart} is not a chart: it has no Chart.yaml")

@@ -74,7 +74,7 @@ _MOST_NODES = 1_000_000
 
 
 def refuse_bombs(text: str, where: str) -> None:
-    """Raises BiremeError for what would take for ever or crash who parses it.
+    """Raises BiremeError for what would take forever or crash who parses it.
 
     That is text of more than 1 MiB (Helm keeps values in a Secret, which has no more), deep nesting, and
     anchors that multiply.

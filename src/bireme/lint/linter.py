@@ -87,7 +87,7 @@ class Linter:
         """The findings in ``charts``, chart by chart.
 
         ``progress`` is called with the number of renders done and of all. Raises BiremeError for a folder
-        that is no chart, and for a file that cannot be read.
+        that is not a chart, and for a file that cannot be read.
         """
         found = {chart: file_findings(chart, self._toolbox.paths) for chart in charts}
         cases = [case for chart in charts for case in self._cases(chart)]

@@ -10,7 +10,7 @@ from typing import Any
 from bireme.schemas import BUNDLE, KeyPath, resolved, written
 
 _VALUES = "values.yaml"
-# Keys that Helm itself reads or adds: a schema may list them, values.yaml need not.
+# Keys that Helm itself reads or adds: a schema may list them, values.yaml does not have to.
 _OF_HELM = ("enabled", "global")
 _COMBINING = ("allOf", "anyOf", "oneOf")
 

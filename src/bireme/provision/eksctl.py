@@ -36,7 +36,7 @@ def cluster_config(fleet: Fleet, kubernetes: str, admitted: tuple[str, ...] = ()
     server from outside; without any it answers only inside the VPC. Raises BiremeError when they are none.
     """
     if not re.fullmatch(r"1\.[0-9]{1,3}", kubernetes):
-        raise BiremeError(f"--kubernetes {kubernetes!r} is no minor version: write for example 1.34")
+        raise BiremeError(f"--kubernetes {kubernetes!r} is not a minor version: write for example 1.34")
     for network in admitted:
         try:
             ipaddress.ip_network(network)

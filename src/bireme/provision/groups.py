@@ -97,7 +97,7 @@ class Fleet:
         if not _CLUSTER.fullmatch(self.name):
             raise BiremeError(f"--name {self.name!r}: use lower-case letters, digits and dashes")
         if not _REGION.fullmatch(self.region):
-            raise BiremeError(f"--region {self.region!r} is no region: write for example us-west-2")
+            raise BiremeError(f"--region {self.region!r} is not a region: write for example us-west-2")
         outside = [zone for zone in self.zones if not zone.startswith(self.region) or zone == self.region]
         if outside or len(set(self.zones)) < 2:
             raise BiremeError(

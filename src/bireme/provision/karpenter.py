@@ -101,7 +101,7 @@ def _node_pool(group: Group) -> dict[str, Any]:
 
 def _overlay(group: Group) -> dict[str, Any]:
     # Karpenter cannot know what user data sets aside; without this no node of it has huge pages, and their
-    # pods wait for ever.
+    # pods wait forever.
     return {
         "apiVersion": "karpenter.sh/v1alpha1",
         "kind": "NodeOverlay",

@@ -46,7 +46,7 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     """A values file as today's charts take it, and a sentence for each value that moved.
 
     Only the names and values that moved change; comments and order stay. ``name`` is the file's, for
-    messages. Raises BiremeError for text that is no mapping in YAML, and for a value that cannot follow.
+    messages. Raises BiremeError for text that is not a mapping in YAML, and for a value that cannot follow.
     """
     refuse_bombs(text, name)
     try:
@@ -56,7 +56,7 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     if root is None:
         return text, ()
     if not isinstance(root, yaml.MappingNode):
-        raise BiremeError(f"{name} is no values file: it must be a mapping of keys to values")
+        raise BiremeError(f"{name} is not a values file: it must be a mapping of keys to values")
     edits: list[tuple[int, int, str]] = []
     said = []
     for move in MOVES:

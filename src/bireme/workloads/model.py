@@ -105,7 +105,7 @@ class WorkloadKind(Protocol):
     installation: ClassVar[str] = "kubectl api-resources"
     """The command that gives a cluster the kind, or lists those that it has."""
     suspension: ClassVar[Mapping[str, Any] | None] = None
-    """The patch of ``spec`` that stops the pods and keeps the object; None for kinds that are no jobs."""
+    """The patch of ``spec`` that stops the pods and keeps the object; None for kinds that are not jobs."""
 
     @property
     def plural(self) -> str:
@@ -158,7 +158,7 @@ class WorkloadKind(Protocol):
         return True
 
     def parts(self, manifest: Manifest) -> Mapping[str, Any]:
-        """What can differ between two versions of the object, but for the number of pods, by its name."""
+        """What can differ between two versions of the object, except the number of pods, by its name."""
         return {part_name(key): value for key, value in spec_of(manifest).items() if key != "replicas"}
 
     def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ _MOST_PODS = 100_000
 
 
 def count_in(spec: Mapping[str, Any], key: str, default: int = 1) -> int:
-    """The number at ``key``. Raises BiremeError for one that is no number of pods."""
+    """The number at ``key``. Raises BiremeError for one that is not a number of pods."""
     found = spec.get(key)
     found = default if found is None else found
     if type(found) is not int or not 0 <= found <= _MOST_PODS:

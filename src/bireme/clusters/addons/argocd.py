@@ -1,7 +1,7 @@
 """Argo CD's application controller and repository server, beside the control plane, with a Redis.
 
 Their rights are those of the cluster's kubeconfig, which is also the cluster that they call in-cluster. There
-is no web server: Applications, the default project and repositories are objects in the namespace argocd.
+is not a web server: Applications, the default project and repositories are objects in the namespace argocd.
 """
 
 from __future__ import annotations

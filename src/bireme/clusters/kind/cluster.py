@@ -91,7 +91,7 @@ class KindCluster(FakeNodes):
     def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
         """Create a claim that all nodes share, on a directory of the host; see ``claim_folder``.
 
-        It replaces the FSx and EFS claims that workloads name. A claim that exists stays as it is.
+        It replaces the FSx and EFS claims that workloads name. An existing claim stays as it is.
         """
         self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
         volume = f"{namespace}-{claim}"
