@@ -19,7 +19,8 @@ from bireme.instances import Instance
 from bireme.labels import AUTOSCALE_ANNOTATION
 from bireme.manifests import Manifest
 from bireme.object_diff import ObjectDiff, object_diffs
-from bireme.observe import Difference, ObservedPod
+from bireme.observe import Difference
+from bireme.pods import ObservedPod
 from bireme.release import Releases
 from bireme.shards import Shards, shards
 from bireme.timeline import Timeline

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
 from bireme.errors import BiremeError
-from bireme.observe import LAUNCHER_ROLE, ObservedPod, observe
+from bireme.observe import LAUNCHER_ROLE, observe
+from bireme.pods import ObservedPod
 from bireme.topology import Plan
 
 

@@ -29,8 +29,9 @@ from bireme.helm import Render, Renderer, RenderRequest, Settings
 from bireme.helm import values as value_files
 from bireme.instances import Instance, load_instances
 from bireme.labels import HOOK_ANNOTATION, RELEASE_LABEL
-from bireme.observe import Difference, ObservedPod
+from bireme.observe import Difference
 from bireme.paths import Paths
+from bireme.pods import ObservedPod
 from bireme.release import Releases
 from bireme.session_cluster import (
     SharedCluster,

@@ -8,7 +8,7 @@ from typing import Any
 
 from bireme.clusters.api import Api, ApiError
 from bireme.manifests import Manifest
-from bireme.observe import ObservedPod
+from bireme.pods import ObservedPod
 from bireme.timeline import Timeline
 from bireme.workloads import pod_templates
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bireme.clusters.api import Api, ApiError
-from bireme.observe import Difference, shorten
+from bireme.observe import Difference
+from bireme.pods import shorten
 from bireme.queues import POD_GROUP, Queued
 
 _GROUP = "/apis/kueue.x-k8s.io/v1beta2"

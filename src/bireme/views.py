@@ -18,7 +18,8 @@ from bireme.deploy import Outcome
 from bireme.lint import Finding
 from bireme.nccl import Verdict
 from bireme.object_diff import ObjectDiff
-from bireme.observe import Difference, ObservedPod
+from bireme.observe import Difference
+from bireme.pods import ObservedPod
 from bireme.queues import Queued
 from bireme.release import Revision
 from bireme.shards import Shards

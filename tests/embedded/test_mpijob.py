@@ -15,7 +15,8 @@ from bireme import observe
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.instances import Instance
 from bireme.manifests import Manifest
-from bireme.observe import Difference, ObservedPod
+from bireme.observe import Difference
+from bireme.pods import ObservedPod
 from bireme.tools import Toolbox
 from bireme.topology import Plan, expand
 from tests.support import waiting

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bireme.observe import ObservedPod
+from bireme.pods import ObservedPod
 from bireme.pytest_plugin import InstalledRelease
 from tests.kind.shell import Shell, until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.request
 
 from bireme.manifests import Manifest
-from bireme.observe import ObservedPod, observed_pod
+from bireme.pods import ObservedPod, observed_pod
 from tests.support.api_server import Quiet
 
 

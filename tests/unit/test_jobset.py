@@ -12,7 +12,8 @@ from bireme.changes import changes
 from bireme.instances import Instance
 from bireme.lint import object_problems
 from bireme.manifests import Manifest
-from bireme.observe import ObservedPod, compare, observed_pod
+from bireme.observe import compare
+from bireme.pods import ObservedPod, observed_pod
 from bireme.topology import expand
 from bireme.workloads import KINDS
 

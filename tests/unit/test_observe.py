@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.api import ApiError
-from bireme.observe import (
-    Difference,
-    NodeState,
-    ObservedPod,
-    compare,
-    observe,
-    observed_pod,
-    shorten,
-)
+from bireme.observe import Difference, compare, observe
+from bireme.pods import NodeState, ObservedPod, observed_pod, shorten
 from bireme.topology import Plan, Totals
 from bireme.workloads import ObservedWorkload, PodPlan, WorkloadPlan
 

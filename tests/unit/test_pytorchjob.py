@@ -13,7 +13,8 @@ from bireme.errors import BiremeError
 from bireme.instances import Instance
 from bireme.lint import object_problems
 from bireme.manifests import Manifest
-from bireme.observe import ObservedPod, compare, observed_pod
+from bireme.observe import compare
+from bireme.pods import ObservedPod, observed_pod
 from bireme.topology import expand
 from bireme.workloads import KINDS, WorkloadPlan
 

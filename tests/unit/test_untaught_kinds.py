@@ -14,8 +14,9 @@ from bireme.changes import changes
 from bireme.deploy import Outcome
 from bireme.instances import Instance
 from bireme.manifests import Manifest
-from bireme.observe import ObservedPod, compare, observed_pod
+from bireme.observe import compare
 from bireme.paths import Paths
+from bireme.pods import ObservedPod, observed_pod
 from bireme.topology import expand
 from bireme.views import outcome_view
 from bireme.workloads import kind_of, pod_templates

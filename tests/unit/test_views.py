@@ -18,7 +18,7 @@ from rich.console import Console
 from bireme import views
 from bireme.instances import Instance
 from bireme.manifests import Manifest
-from bireme.observe import observed_pod
+from bireme.pods import observed_pod
 from bireme.tools import ToolStatus
 from bireme.topology import Plan, expand
 
