@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -189,3 +190,64 @@ def test_settings_that_no_process_can_take_are_one_sentence() -> None:
     texts = {f"a{number}": "1" for number in range(20_000)}
     said = refused("plan", "torch-elastic", "--set-json", f"env={json.dumps(texts)}")
     assert said == "the --set options are too long together: write a values file"
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "lint"])
+@pytest.mark.parametrize("depth", [150, 900, 5000])
+def test_what_a_foreign_chart_nests_too_deep_is_one_sentence(
+    tmp_path: Path, command: str, depth: int
+) -> None:
+    chart = tmp_path / "deep"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: deep\nversion: 0.1.0\n")
+    (chart / "templates" / "map.yaml").write_text(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: deep}\n"
+        f'data: {{{{ repeat {depth} "[" }}}}{{{{ repeat {depth} "]" }}}}\n'
+    )
+    said = refused(command, str(chart))
+    assert "deep/templates/map.yaml is nested more than 100 deep" in said
+    assert len(said.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        (
+            "--set-json=args=" + "[" * 20_000,
+            f"--set-json args={'[' * 75}…: it is no JSON that Helm can read; "
+            "write KEY=JSON, in quotes for your shell",
+        ),
+        (
+            "--set-json=workers=1e400",
+            "--set-json workers=1e400: it is no JSON that Helm can read; "
+            "write KEY=JSON, in quotes for your shell",
+        ),
+        ("--set=workers", '--set: key "workers" has no value'),
+        ("--set=a=1,a.b=2", "--set sets a key that has a value, and keys below it: leave one of them out"),
+        ("--set=a[99999999]=1", "--set: index of 99999999 is greater than maximum supported index of 65536"),
+    ],
+    ids=["deep", "huge", "no value", "twice", "index"],
+)
+def test_a_setting_that_helm_cannot_read_is_one_short_sentence(setting: str, sentence: str) -> None:
+    assert refused("plan", "torch-elastic", setting) == sentence
+
+
+def test_nodes_that_are_none_are_refused_before_a_plan_is_printed() -> None:
+    done = CliRunner().invoke(cli, ["plan", "torch-elastic", "--nodes", "p4d.24xlarge=3,"])
+    assert isinstance(done.exception, BiremeError)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "torch-elastic", "-f"],
+        ["migrate"],
+        ["nccl", "--file"],
+        ["timeline", "--file"],
+        ["simulate"],
+    ],
+)
+def test_a_file_without_end_is_refused(words: list[str]) -> None:
+    said = refused(*words, "/dev/zero")
+    assert re.fullmatch(r"[a-z ]+ /dev/zero has more than 256 MiB", said)

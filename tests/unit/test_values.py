@@ -264,9 +264,9 @@ def test_merging_without_settings_changes_nothing(renderer: Renderer, tmp_path: 
 @pytest.mark.parametrize(
     ("refused", "sentence"),
     [
-        (Settings(sets=["workers"]), 'failed parsing --set data: key "workers" has no value'),
-        (Settings(jsons=["a={"]), "failed parsing --set-json data"),
-        (Settings(jsons=['{"a":']), "failed parsing --set-json data"),
+        (Settings(sets=["workers"]), '--set: key "workers" has no value'),
+        (Settings(jsons=["a={"]), "--set-json a={: it is no JSON that Helm can read"),
+        (Settings(jsons=['{"a":']), '--set-json {"a":: it is no JSON that Helm can read'),
         (Settings(files=["a=/nowhere/none"]), "open /nowhere/none: no such file or directory"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.errors import BiremeError
+from bireme.helm import values as value_files
 
 COLUMNS = ("submit", "workers", "duration", "priority", "minimum", "maximum")
 _REQUIRED = COLUMNS[:3]
@@ -73,7 +75,7 @@ def read(path: Path) -> list[TracedJob]:
     Columns: submit and duration (seconds), workers, and if wanted priority, minimum and maximum.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with io.StringIO(value_files.read_text(path, "trace"), newline="") as file:
             table = csv.DictReader(file)
             missing = [name for name in _REQUIRED if name not in (table.fieldnames or ())]
             if missing:
@@ -82,7 +84,7 @@ def read(path: Path) -> list[TracedJob]:
                     f"{', '.join(COLUMNS[3:])}); it lacks {', '.join(missing)}"
                 )
             rows = list(enumerate(table, 2))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise BiremeError(f"{path} cannot be read as CSV: {error}") from error
     mistakes: list[str] = []
     jobs = []

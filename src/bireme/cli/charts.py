@@ -27,6 +27,7 @@ from bireme.cli.options import (
 )
 from bireme.clusters.nodes import parse_nodes
 from bireme.errors import BiremeError, suggestion
+from bireme.helm import values as value_files
 from bireme.lint import Linter, find_charts
 from bireme.picture import svg
 from bireme.schemas import migrated, refusals, shortened
@@ -59,7 +60,7 @@ def migrate(files: tuple[Path, ...], check: bool) -> None:
     \b
     Example: bireme migrate mine.yaml overlays/*.yaml
     """
-    done = [(file, *migrated(_text(file), str(file))) for file in files]
+    done = [(file, *migrated(value_files.read_text(file, "values file"), str(file))) for file in files]
     for file, text, said in done:
         for sentence in said:
             click.echo(sentence)
@@ -70,15 +71,6 @@ def migrate(files: tuple[Path, ...], check: bool) -> None:
         sys.exit(1)
     if not moved:
         click.echo("nothing moved: today's charts take these names")
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BiremeError(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from error
-    except OSError as error:
-        raise BiremeError(f"{file} cannot be read: {error.strerror}") from error
 
 
 @cli.command()

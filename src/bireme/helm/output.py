@@ -41,6 +41,8 @@ _PREFIXES = (
 )
 _SCHEMA_HEADER = "values don't meet the specifications of the schema(s) in the following chart(s):"
 _SCHEMA_LINE = re.compile(r"^- (?:at '(?P<pointer>[^']*)'|(?P<field>\S+)): (?P<why>.*)$")
+_SETTING = re.compile(r"failed parsing (?P<option>--set[a-z-]*) data(?: JSON)?:? (?P<why>.*)", re.DOTALL)
+_SHOWN = 80
 _HINT = "Use --debug flag to render out invalid YAML"
 
 
@@ -53,7 +55,21 @@ def sentences(stderr: str) -> str:
         text = prefix.sub("", text)
     if text.startswith(_SCHEMA_HEADER):
         text = "\n".join(_schema_sentences(text.removeprefix(_SCHEMA_HEADER).splitlines()))
+    setting = _SETTING.fullmatch(text)
+    if setting:
+        text = _setting_sentence(setting["option"], setting["why"])
     return text or "Helm failed without a message"
+
+
+def _setting_sentence(option: str, why: str) -> str:
+    shown = why if len(why) <= _SHOWN else f"{why[:_SHOWN]}…"
+    if option == "--set-json":
+        return (
+            f"--set-json {shown}: it is no JSON that Helm can read; write KEY=JSON, in quotes for your shell"
+        )
+    if "interface conversion" in why:
+        return f"{option} sets a key that has a value, and keys below it: leave one of them out"
+    return f"{option}: {shown}"
 
 
 def _schema_sentences(lines: Sequence[str]) -> Iterator[str]:

@@ -76,6 +76,10 @@ class ChartValues:
         return cls(name, values, schema, tuple(below))
 
 
+# Logs of large jobs are the largest.
+_MOST_BYTES = 256 * 2**20
+
+
 def load(files: Sequence[Path]) -> Values:
     """``files`` merged in order. A null stays: it deletes a chart's default.
 
@@ -98,9 +102,16 @@ def read_file(file: Path, what: str = "values file") -> Values:
 
 
 def read_text(file: Path, what: str) -> str:
-    """A text file; ``what`` is what errors call it. Raises BiremeError when it cannot be read."""
+    """A text file as it is; ``what`` is what errors call it.
+
+    Raises BiremeError when it cannot be read, or is larger than anything that this reads.
+    """
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open("rb") as stream:
+            content = stream.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise BiremeError(f"{what} {file} has more than {_MOST_BYTES // 2**20} MiB")
+        return content.decode("utf-8")
     except FileNotFoundError as error:
         raise BiremeError(f"{what} {file} does not exist: check the path") from error
     except UnicodeDecodeError as error:

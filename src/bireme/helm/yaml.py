@@ -114,6 +114,8 @@ def _plain(node: yaml.Node | None, where: str, inside: frozenset[int]) -> Any:
         return _tagged_scalar(node, where)
     if id(node) in inside:
         raise BiremeError(f"{where} line {node.start_mark.line + 1}: an anchor contains itself")
+    if len(inside) == _DEEPEST:
+        raise BiremeError(f"{where} is nested more than {_DEEPEST} deep")
     inside |= {id(node)}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, where, inside) for item in node.value]
