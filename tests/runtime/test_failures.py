@@ -182,8 +182,17 @@ def test_another_pattern_can_be_given() -> None:
 # --- blame ---
 
 
-def test_who_lost_a_peer_did_not_fail_first() -> None:
-    lost = failure(1, "a", words="RuntimeError: Connection closed by peer [10.0.0.2]:3333", time=1)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RuntimeError: Connection closed by peer [10.0.0.2]:3333",
+        "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        "NCCL communicator was aborted on rank 3.",
+    ],
+)
+def test_who_lost_a_peer_did_not_fail_first(words: str) -> None:
+    lost = failure(1, "a", words=words, time=1)
     cause = failure(1, "b", words="ValueError: no", time=2)
     assert failures.first_of([lost, cause]) == cause
     assert failures.first_of([lost]) == lost

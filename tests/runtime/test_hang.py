@@ -14,6 +14,7 @@ from bireme_runtime.elastic import failures, hang, progress
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 from tests.runtime.workers import Start
+from tests.support import waiting
 
 # Ranks that wait for each other in files; the last one hangs in its second step, on the first start only.
 HANGS = """
@@ -119,6 +120,34 @@ def test_the_images_own_sitecustomize_runs_too(tmp_path: Path) -> None:
     code = code.replace("41", str(hang.STACKS_SIGNAL))
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [True, True]
+
+
+# A process may say who traces it, where the kernel asks for that (Yama): 0x59616D61 is PR_SET_PTRACER.
+WITHOUT_A_HANDLER = """
+import ctypes, threading, time
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
+def load_batch():
+    print("here", flush=True)
+    time.sleep(600)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+load_batch()
+"""
+
+
+def test_where_there_is_py_spy_it_sees_what_has_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-S", "-c", WITHOUT_A_HANDLER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == b"here\n"
+            monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+            waiting.until(lambda: hang.spied_stacks(process.pid), 60)
+            frames = hang.frames_of(hang.spied_stacks(process.pid))
+            assert [frame.partition(" ")[0] for frame in frames] == ["<module>", "load_batch"]
+            monkeypatch.setenv("PATH", "/nowhere")
+            assert hang.spied_stacks(process.pid) == []
+        finally:
+            process.kill()
 
 
 def test_a_process_without_the_handler_is_not_killed_by_the_question() -> None:

@@ -433,19 +433,3 @@ class Response:
     def readline(self) -> bytes:
         first, self._first = self._first, b""
         return first or self._sock.receive()
-
-
-class SimSelect:
-    """The module `select`, as far as the client uses it."""
-
-    POLLIN = 1
-
-    class _Poll:
-        def register(self, sock: Socket, events: int) -> None:
-            self._sock = sock
-
-        def poll(self, timeout: float) -> list[int]:
-            return [1] if self._sock.readable else []
-
-    def poll(self) -> _Poll:
-        return self._Poll()

@@ -17,7 +17,7 @@ from unittest import mock
 from bireme_runtime.elastic import fence, rendezvous, rules
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError
-from tests.runtime.simulation.network import Etcd, Network, SimSelect
+from tests.runtime.simulation.network import Etcd, Network
 from tests.runtime.simulation.scheduler import (
     Machine,
     Process,
@@ -474,7 +474,7 @@ def _installed(job: Job) -> Iterator[None]:
         put(fence, time=time)
         put(fence.Board, at=staticmethod(board_at))
         put(etcd, time=time, threading=threading, secrets=secrets, random=sim.random)
-        put(etcd, connect=job.network.connect, select=SimSelect())
+        put(etcd, connect=job.network.connect, readable=lambda sock: sock.readable)
         yield
 
 

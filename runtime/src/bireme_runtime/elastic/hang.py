@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +24,10 @@ SITE = Path(__file__).with_name("site")
 _TOLD_SECONDS, _TOLD_TIMES = 600.0, 10.0
 _STACK_SECONDS = 3.0
 _PRINT_SECONDS = 0.2
+_SPY_SECONDS = 5.0
+# As faulthandler prints a call, and as py-spy does.
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
+_SPIED = re.compile(r"^\s+(?:[\w.<>]+\.)?(?P<name>[\w<>]+) \((?P<file>[^()]+):(?P<line>\d+)\)$")
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -87,6 +93,23 @@ def slowest(stands: Iterable[Stand]) -> Stand | None:
     return None
 
 
+def spied_stacks(pid: int) -> list[str]:
+    """The stacks of a process as py-spy prints them, where the image has it and it may trace; else nothing.
+
+    It also sees what has no handler for the signal, such as `python -I`.
+    """
+    program = shutil.which("py-spy")
+    if program is None:
+        return []
+    command = [program, "dump", "--pid", str(pid)]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        # The supervisor may reap it first, so its exit code tells nothing.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SPY_SECONDS, check=False)
+        if frames_of(done.stdout.splitlines()):
+            return done.stdout.splitlines()
+    return []
+
+
 def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     """Let a training process print its stacks, and return what it has printed.
 
@@ -105,12 +128,15 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
 
 
 def frames_of(lines: Iterable[str]) -> list[str]:
-    """The main thread's calls, outermost first, by the stacks of faulthandler: the signal interrupted it."""
+    """The main thread's calls, outermost first, by the stacks of faulthandler or py-spy.
+
+    The signal of faulthandler interrupts the main thread.
+    """
     main, frames = False, []
     for line in lines:
-        if "(most recent call first):" in line:
-            main = "Current thread" in line
-        elif main and (found := _FRAME.match(line)):
+        if "(most recent call first):" in line or line.startswith("Thread "):
+            main = "Current thread" in line or line.rstrip().endswith('"MainThread"')
+        elif main and (found := _FRAME.match(line) or _SPIED.match(line)):
             frames.append(f"{found['name']} ({os.path.basename(found['file'])}:{found['line']})")
     return frames[::-1]
 

@@ -83,6 +83,10 @@ class DeviceMissing(BiremeError):
     """An option asks for devices that this machine does not have."""
 
 
+class StoreSilent(BiremeError):
+    """The store of a round does not answer any more, and the round is over."""
+
+
 class KernelsMissing(BiremeError):
     """The build of torch cannot run on the GPUs of this machine."""
 
@@ -116,7 +120,7 @@ def classify(error: Exception) -> tuple[str, int]:
     names = {each.__name__ for each in type(error).__mro__}
     if "ChildFailedError" in names:
         return SCRIPT, _exit_code(error)
-    if "RendezvousError" in names or "DistError" in names:
+    if "RendezvousError" in names or "DistError" in names or isinstance(error, StoreSilent):
         return RENDEZVOUS, 1
     if isinstance(error, (ArgumentError, KernelsMissing, ModuleNotFoundError)):
         return CONFIG, 1
@@ -236,7 +240,11 @@ def _tell_of_processes(reporter: Reporter) -> None:
     api = importlib.import_module("torch.distributed.elastic.agent.server.api")
     agent = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
     local = agent.LocalElasticAgent
-    monitor, start = local._monitor_workers, local._start_workers
+    monitor, start, assign = local._monitor_workers, local._start_workers, local._assign_worker_ranks
+
+    def assign_worker_ranks(self: Any, *arguments: Any) -> Any:
+        handler = self.get_worker_group().spec.rdzv_handler
+        return _unless_broken(handler, lambda: assign(self, *arguments))
 
     def monitor_workers(self: Any, group: Any) -> Any:
         result = monitor(self, group)
@@ -252,9 +260,11 @@ def _tell_of_processes(reporter: Reporter) -> None:
             def over() -> bool:
                 return bool(handler.num_nodes_waiting()) and not handler.only_arrivals
 
-            pairs.check(group.store, group.group_rank, group.group_world_size, over, log_of("agent"))
+            here = (group.store, group.group_rank, group.group_world_size)
+            _unless_broken(handler, lambda: pairs.check(*here, over, log_of("agent")))
         if launchers.starts_nodes(os.environ):
-            launchers.meet(group.store, group.group_rank, group.group_world_size)
+            here = (group.store, group.group_rank, group.group_world_size)
+            _unless_broken(handler, lambda: launchers.meet(*here))
         reporter.starting(_round(), group.group_rank, group.group_world_size)
         ids: Mapping[int, Any] = start(self, group)
         ranks = {int(pid): (group.workers[at].global_rank, at) for at, pid in ids.items()}
@@ -262,6 +272,17 @@ def _tell_of_processes(reporter: Reporter) -> None:
         return ids
 
     local._monitor_workers, local._start_workers = monitor_workers, start_workers
+    local._assign_worker_ranks = assign_worker_ranks
+
+
+def _unless_broken(handler: Any, ask: Callable[[], Any]) -> Any:
+    """What the store of a round answers. Raises StoreSilent when it does not, and the round is broken."""
+    if not hasattr(handler, "broken"):
+        return ask()
+    try:
+        return torch_handler.unless(lambda: handler.broken, ask)
+    except torch_handler.Silent:
+        raise StoreSilent("rank 0 of the round is gone, and its store does not answer") from None
 
 
 def _round() -> int:

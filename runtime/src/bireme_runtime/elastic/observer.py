@@ -297,9 +297,10 @@ class Observer:
         found = []
         below = [each for pid, _, _ in self._processes for each in launchers.ranks_below(pid)]
         for pid, rank, slot in below or self._processes:
-            self._say(f"the stacks of rank {rank} (process {pid}):")
+            spied = hang.spied_stacks(pid)
+            self._say("\n".join([f"the stacks of rank {rank} (process {pid}):", *spied]))
             self._printed = []
-            lines = hang.print_stacks(pid, lambda: list(self._printed or ()))
+            lines = spied or hang.print_stacks(pid, lambda: list(self._printed or ()))
             self._printed = None
             step = steps[slot][0] if slot in steps else None
             found.append(hang.Stand(rank, self._node, step, hang.frames_of(lines)))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from bireme_runtime.process.descriptors import readable
 
 # Why a run of torchrun ended, as the supervisor distinguishes it. MACHINE: it may well run on another one.
 SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
@@ -58,7 +59,7 @@ class Reporter:
         Returns when the agent may go on, which is never when the supervisor ends this worker.
         """
         self._tell("failed", {"round": round, "world": world, "rank": rank, "code": code})
-        if self._answer >= 0 and select.select([self._answer], [], [], _ANSWER_SECONDS)[0]:
+        if self._answer >= 0 and readable(self._answer, _ANSWER_SECONDS):
             while os.read(self._answer, 1) == _STOP:
                 time.sleep(60)
 

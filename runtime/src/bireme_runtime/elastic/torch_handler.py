@@ -14,12 +14,14 @@ import importlib
 import json
 import logging
 import os
+import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from bireme_runtime.elastic import fence, progress, rendezvous, rules, topology
 from bireme_runtime.etcd import client as etcd
@@ -30,11 +32,19 @@ BACKEND = "bireme-etcd"
 _ATTEMPT_SECONDS = 5.0
 # After so many seconds without an answer rank 0 counts as not reached.
 _REACH_SECONDS = 15.0
+# How often is seen, while a store does not answer, whether its round is over.
+_ANSWER_SECONDS = 0.2
 # The same for a connection to it: when probes begin, how often they come and how many are lost.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 _NO_NETWORK = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 log = logging.getLogger("bireme_runtime")
+
+Answer = TypeVar("Answer")
+
+
+class Silent(Exception):
+    """What was asked of a store was of no use any more before it answered."""
 
 
 def torchrun_handler() -> Callable[[Any], Any]:
@@ -170,6 +180,11 @@ def _handler_class() -> Any:
             return self._member.all_finished()
 
         @property
+        def broken(self) -> bool:
+            """Whether the round of this agent has lost a member. launch.py asks while all meet."""
+            return self._world is None or bool(self._member.broken(self._world))
+
+        @property
         def only_arrivals(self) -> bool:
             """Whether nobody has left the round. launch.py asks before it stops the processes."""
             return bool(self._member.only_arrivals)
@@ -263,11 +278,13 @@ def _reach_store(member: rendezvous.Rendezvous, world: rendezvous.World, host: s
             member.unreached(world)
         if member.broken(world):
             return None
+        timeout = timedelta(seconds=_ATTEMPT_SECONDS)
+        connect = functools.partial(tcp_store, host, port, is_master=False, timeout=timeout)
         try:
-            store = tcp_store(host, port, is_master=False, timeout=timedelta(seconds=_ATTEMPT_SECONDS))
+            store = unless(lambda: member.broken(world) or time.monotonic() >= deadline, connect)
             store.set_timeout(timedelta(seconds=member.settings.read_timeout))
             return store
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError, Silent) as error:
             if member.broken(world):
                 return None
             if time.monotonic() >= deadline:
@@ -277,16 +294,25 @@ def _reach_store(member: rendezvous.Rendezvous, world: rendezvous.World, host: s
 
 def _all_are_here(store: Any, member: rendezvous.Rendezvous, world: rendezvous.World) -> bool:
     """Wait until all members have reached the store, so that none blocks there later for a lost one."""
-    try:
+
+    def over() -> bool:
+        return member.broken(world)
+
+    def come() -> None:
         if store.add("bireme/here", 1) == world.size:
             store.set("bireme/all", "1")
-    except (RuntimeError, OSError):
+
+    try:
+        unless(over, come)
+    except (RuntimeError, OSError, Silent):
         return False
     deadline = time.monotonic() + member.settings.join_timeout
-    while not member.broken(world):
+    while not over():
         try:
-            store.wait(["bireme/all"], timedelta(seconds=1))
+            unless(over, lambda: store.wait(["bireme/all"], timedelta(seconds=1)))
             return True
+        except Silent:
+            return False
         except (RuntimeError, OSError) as error:
             if time.monotonic() >= deadline:
                 missing = f"not all {world.size} members of round {world.number} reached its store"
@@ -294,6 +320,32 @@ def _all_are_here(store: Any, member: rendezvous.Rendezvous, world: rendezvous.W
             # Without its server a store fails at once, before the loss of rank 0 is known.
             time.sleep(0.05)
     return False
+
+
+def unless(over: Callable[[], bool], ask: Callable[[], Answer]) -> Answer:
+    """What a store answers. Raises Silent when it has not answered and ``over`` is true.
+
+    torch waits for ever for a store that is silent, because the process on rank 0 is paused, say. So a
+    thread waits, and is left behind.
+    """
+    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=wait, name="bireme-store", daemon=True).start()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            answer: Answer
+            answer, error = answers.get(timeout=_ANSWER_SECONDS)
+            if error is not None:
+                raise error
+            return answer
+        if over():
+            raise Silent("the store does not answer")
 
 
 def tcp_store(host: str, port: int, is_master: bool, timeout: timedelta) -> Any:

@@ -20,7 +20,6 @@ import importlib.util
 import io
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme_runtime.process import children
+from bireme_runtime.process.descriptors import readable
 
 SOCKET_FD, MODULES = "BIREME_WARM_FD", "BIREME_WARM_MODULES"
 TEMPLATE_NAME = "bireme-template"
@@ -88,7 +88,7 @@ class Template:
 
     def answer(self, seconds: float) -> int | None:
         """The id of the process asked for, or None when it is not there in time. Raises Unusable."""
-        if not select.select([self._socket], [], [], seconds)[0]:
+        if not readable(self._socket, seconds):
             return None
         try:
             answer, _ = _receive(self._socket)

@@ -15,7 +15,6 @@ import json
 import os
 import random
 import secrets
-import select
 import socket
 import ssl
 import threading
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.http import BROKEN, Address, connect, parse_address, reason
 from bireme_runtime.process.log import Say
@@ -706,7 +706,7 @@ class _Shared:
             self._idle.remove(mine[-1])
         connection = mine[-1][1]
         # A connection that the server has closed is readable. A request on it would end in Ambiguous.
-        if connection.sock is not None and not _readable(connection.sock):
+        if connection.sock is not None and not readable(connection.sock):
             return connection
         connection.close()
         return None
@@ -768,13 +768,6 @@ class _LoginPace:
     def reset(self) -> None:
         """The login has succeeded."""
         self._failures = 0
-
-
-def _readable(sock: socket.socket) -> bool:
-    # Unlike select, poll takes descriptors above 1023.
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class _Stream:
