@@ -106,17 +106,20 @@ class Run:
         return state
 
     def step_done(self, step: int, state: Callable[[], State], due: bool = False) -> None:
-        """Call after every optimizer step, in all processes; saves if ``due`` or if a process has to end.
+        """Call after every optimizer step, in all processes; saves if ``due`` or if newcomers wait for it.
 
-        In the latter case it does not return: the step is saved, and torchrun starts the processes again.
+        When a process has to end it does not return: the step is saved, and torchrun starts all again.
         """
         self._term.step_done()
-        leaving = self.sum(float(self._term.received))[0] > 0
+        # Older charts mount a runtime that does not ask.
+        leaving, wanted = self.sum(
+            float(self._term.received), float(getattr(progress, "save_wanted", bool)())
+        )
         if leaving:
             with self._term.held():
                 self.save(step, state)
                 self._leave(step)
-        if due:
+        if due or wanted:
             self.save(step, state)
         self._term.step_begins()
 
@@ -137,6 +140,7 @@ class Run:
                 self._prune()
                 self.log("checkpoint", step=step, seconds=round(time.monotonic() - started, 3))
             self.sum(0)  # nobody goes on, or away, before it is written
+        getattr(progress, "checkpoint", bool)()
 
     def finish(self, step: int, state: Callable[[], State], **results: Any) -> None:
         """Save the final checkpoint and mark the run as done, so that a rerun ends at once with status 0."""

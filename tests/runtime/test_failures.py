@@ -96,6 +96,21 @@ def test_failures_between_which_there_is_a_new_step_do_not_add_up(
     assert worker.file("n") == "9"
 
 
+def test_new_steps_bring_back_all_restarts(start: Start, on_etcd: dict[str, str]) -> None:
+    script = COUNT + "print('{\"step\": %d}' % (starts // 2), flush=True)\nsys.exit(starts < 9)"
+    worker = start(script, **{**on_etcd, **LIMIT, "PET_MAX_RESTARTS": "2"})
+    assert worker.end(60) == 0
+    assert worker.file("n") == "9"
+
+
+@pytest.mark.parametrize(("step", "code"), [("print('step 7', flush=True)", 69), ("pass", 75)])
+def test_a_pod_that_ends_after_new_steps_is_not_counted(
+    start: Start, on_etcd: dict[str, str], step: str, code: int
+) -> None:
+    script = f"{step}\ntime.sleep(1)\nos.kill(int(os.environ['AGENT_PID']), 9)\ntime.sleep(60)"
+    assert start(script, **on_etcd, BIREME_AGENT_RESTARTS="1").end(60) == code
+
+
 def test_a_step_can_be_told_by_a_call(start: Start, on_etcd: dict[str, str]) -> None:
     script = (
         COUNT + "from bireme_runtime.elastic import progress\nprogress.step(starts)\nsys.exit(starts < 9)"

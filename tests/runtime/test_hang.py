@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.elastic import failures, hang, progress
+from bireme_runtime.elastic.observer import Limits, Observer
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 from tests.runtime.workers import Start
@@ -74,6 +75,35 @@ def test_without_a_limit_a_long_pause_is_only_told() -> None:
     assert hang.overdue(seen, 200, 1800, now + 1799) == 0
     assert hang.overdue(seen, 200, 1800, now + 1801) == 1801
     assert hang.overdue(seen, 0, 1800, now + 9999) == 0
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_after_a_learnt_time_processes_start_again_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, learnt: bool
+) -> None:
+    monkeypatch.setattr(hang, "_TOLD_SECONDS", 1.0)
+    monkeypatch.setattr(hang, "_TOLD_TIMES", 0.0)
+    seen = progress.Progress()
+    said: list[str] = []
+    limits = Limits(5, 300, hang_learnt=learnt)
+    observer = Observer(failures.Ledger(), seen, "0", "node", limits, said.append)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            observer.starting({"round": 1, "rank": 0, "world": 1})
+            observer.started({"processes": [[process.pid, 0, 0]]})
+            seen.take(b"step 1")
+
+            def told() -> bool:
+                observer.tick()
+                return any("have told where they stand" in sentence for sentence in said)
+
+            waiting.until(told, 60, lambda: "\n".join(said))
+            if learnt:
+                assert process.wait(60) == -9
+            else:
+                assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_a_worker_that_has_seen_no_step_does_not_judge() -> None:

@@ -33,6 +33,32 @@ def test_a_newcomer_waits_for_the_next_checkpoint(start: Start, on_etcd: dict[st
     second.file("world-2", 60)
 
 
+# Saves only when it is asked to.
+SAVES_WHEN_ASKED = """
+from bireme_runtime.elastic import progress
+folder = pathlib.Path(sys.argv[0]).parent
+(folder / ('world-' + os.environ['WORLD_SIZE'])).write_text('x')
+while True:
+    if progress.save_wanted():
+        (folder / ('saved-' + os.environ['WORLD_SIZE'])).write_text('x')
+        progress.checkpoint()
+    time.sleep(0.02)
+"""
+
+
+def test_a_checkpoint_is_asked_for_when_a_newcomer_waits_for_it(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    on_etcd["BIREME_JOIN"] = "checkpoint"
+    first = start(SAVES_WHEN_ASKED, **on_etcd)
+    first.file("world-1")
+    second = start(SAVES_WHEN_ASKED, **on_etcd)
+    first.file("saved-1", 60)
+    second.file("world-2", 60)
+    assert not (second.folder / "saved-1").exists()
+    assert not (first.folder / "saved-2").exists(), "nobody waits any more"
+
+
 def test_newcomers_do_not_wait_for_ever(start: Start, on_etcd: dict[str, str]) -> None:
     on_etcd.update(BIREME_JOIN="checkpoint", BIREME_JOIN_WAIT_SECONDS="1")
     first = start(TRAIN, **on_etcd)

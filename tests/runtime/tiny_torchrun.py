@@ -73,7 +73,8 @@ def run(reporter: report.Reporter) -> int:
         if any(codes):
             round, world, place = numbers(fence.ROUND, "WORLD_SIZE", "GROUP_RANK")
             first = next(rank for rank, code in enumerate(codes) if code)
-            reporter.failed(round, world, place * len(codes) + first, codes[first] or 0)
+            if reporter.failed(round, world, place * len(codes) + first, codes[first] or 0):
+                restarts = int(os.environ.get("PET_MAX_RESTARTS", "0"))
         succeeded = all(code == 0 for code in codes)
         while rendezvous and succeeded and not rendezvous.all_finished():
             # It stays a member until all have finished, or for the next round when one has not.

@@ -85,6 +85,9 @@ Arguments: root, worker (the result of common.worker).
 - {name: BIREME_ON_NAN, value: {{ $v.progress.onNaN | quote }}}
 - {name: BIREME_ON_SLOW, value: {{ $v.progress.onSlow | quote }}}
 - {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.hang.seconds }}"}
+{{- if $v.hang.learnt }}
+- {name: BIREME_HANG_LEARNT, value: "true"}
+{{- end }}
 - {name: BIREME_FIRST_STEP_SECONDS, value: "{{ int64 $v.hang.firstStepSeconds }}"}
 - {name: BIREME_METRICS_PORT, value: "{{ int64 $v.metrics.port }}"}
 - name: BIREME_NODE

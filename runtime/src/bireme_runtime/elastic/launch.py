@@ -250,7 +250,8 @@ def _tell_of_processes(reporter: Reporter) -> None:
         result = monitor(self, group)
         if result.state == api.WorkerState.FAILED and result.failures:
             rank, failure = min(result.failures.items(), key=lambda each: (each[1].timestamp, each[0]))
-            reporter.failed(_round(), group.group_world_size, rank, int(failure.exitcode))
+            if reporter.failed(_round(), group.group_world_size, rank, int(failure.exitcode)):
+                self._remaining_restarts = group.spec.max_restarts
         return result
 
     def start_workers(self: Any, group: Any) -> Any:

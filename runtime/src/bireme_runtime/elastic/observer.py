@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bireme_runtime.elastic import failures, hang, history, launchers, progress
+from bireme_runtime.elastic import failures, hang, history, launchers, progress, report
 from bireme_runtime.elastic.status import Starts
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
@@ -81,6 +81,7 @@ class Limits:
 
     ``quiet_seconds`` of a start count as progress in a script whose steps are unknown. After ``hang_seconds``
     without a step, or ``first_seconds`` without the first one of a start, processes are started again.
+    ``hang_learnt``: also after the learnt time of hang.py, where no other is given.
     For ``exclude_seconds`` no worker starts on a node that has given up alone.
     ``on_nan`` and ``on_slow`` say what happens when the loss is no number, and when steps take twice as long.
     """
@@ -92,6 +93,7 @@ class Limits:
     on_nan: str = "warn"
     on_slow: str = "warn"
     exclude_seconds: float = 0.0
+    hang_learnt: bool = False
 
 
 class Observer:
@@ -111,6 +113,8 @@ class Observer:
         self._history = past
         self._worker, self._node, self._limits = worker, node, limits
         self._printed: list[str] | None = None
+        # The highest steps of the run when this worker started.
+        self._marks: progress.Marks | None = None
         self._told_in = self._asked_in = self._bad_in = 0
         self._hang, self._cause = "", "hang"
         self._slowest: hang.Stand | None = None
@@ -141,6 +145,15 @@ class Observer:
     def enter(self) -> None:
         """This worker starts."""
         self._ask(lambda: self._ledger.enter(self._worker, self._node))
+        if self._marks is None:
+            self._ask(lambda: self._note(self._ledger.marks()))
+
+    def advanced(self) -> bool:
+        """Whether the run has made new steps since this worker started, as far as etcd says."""
+        now: list[progress.Marks] = []
+        self._ask(lambda: now.append(self._ledger.marks()))
+        before = self._marks or {}
+        return bool(now) and self._marks is not None and progress.merged(before, now[0]) != before
 
     def excluded(self) -> str:
         """Why no worker shall start on this node; empty if one may, or if etcd does not answer."""
@@ -167,8 +180,8 @@ class Observer:
         self._processes = [(int(pid), int(rank), int(slot)) for pid, rank, slot in facts["processes"]]
         self.starts.ranks = {slot: rank for _, rank, slot in self._processes}
 
-    def failed(self, facts: Mapping[str, Any]) -> bool:
-        """A process of this worker has failed. Returns whether the agent may go on."""
+    def failed(self, facts: Mapping[str, Any]) -> bytes:
+        """A process of this worker has failed. Returns the answer for the agent, as report.py has them."""
         when = time.time()
         self._processes = []
         self._copier.drain(_DRAIN_SECONDS)
@@ -186,8 +199,9 @@ class Observer:
         self._say(failure.sentence)
         self.starts.because(self._cause if self._hang else "failure")
         self._hang, self._cause, self._slowest = "", "hang", None
-        self._ask(lambda: self._judge(failure))
-        return not self.verdict
+        answer = [report.GO_ON]
+        self._ask(lambda: answer.append(self._judge(failure)))
+        return report.STOP if self.verdict else answer[-1]
 
     def tick(self) -> None:
         """Once a second: look at the steps, and at what the others ask for."""
@@ -265,7 +279,8 @@ class Observer:
             behind = f", after step {slow.step}" if slow.step is not None else ""
             what += f"; all wait for rank {slow.rank} on {slow.node}{at}{behind}"
         self._say(f"{what}; {count} of {world} workers have told where they stand")
-        if self._limits.hang_seconds and self.starts.round == round:
+        restarts = self._limits.hang_seconds or self._limits.hang_learnt
+        if restarts and self.starts.round == round:
             self._hang, self._slowest = what, slow
             children.send([pid for pid, _, _ in self._processes], signal.SIGKILL)
 
@@ -306,11 +321,16 @@ class Observer:
             found.append(hang.Stand(rank, self._node, step, hang.frames_of(lines)))
         return found
 
-    def _judge(self, failure: failures.Failure) -> None:
+    def _note(self, marks: progress.Marks) -> None:
+        self._marks = marks
+
+    def _judge(self, failure: failures.Failure) -> bytes:
+        """Whether to go on after this failure; after new steps the agent has all its restarts again."""
         marks = self._progress.look()
         lasted = time.monotonic() - self._progress.since
         knows = bool(marks or self._ledger.marks())
         self._ledger.advance(marks, lasted >= (_LONG_SECONDS if knows else self._limits.quiet_seconds))
+        fresh = knows and not self._ledger.recent()
         # A process that was killed from outside tells nothing of the script, unless its steps do.
         if knows or not failure.outside:
             self._ledger.add(failure)
@@ -320,6 +340,7 @@ class Observer:
                 self._give_up(verdict, failure.sentence)
             if failure.node != self._node and self._ledger.verdict(failure.node, limit) == "worker":
                 self._ledger.end_node(failure.round, failure.node)
+        return report.REFILL if fresh else report.GO_ON
 
     def _ask(self, action: Any) -> None:
         try:

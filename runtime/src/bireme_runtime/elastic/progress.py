@@ -3,6 +3,7 @@
     from bireme_runtime.elastic import progress
     progress.step(number, loss)  # after each step, the loss may be left out; outside a worker it does nothing
     progress.checkpoint()  # after each checkpoint
+    progress.save_wanted()  # whether newcomers wait for the next one
     with progress.saving(): ...  # while a checkpoint is written: nobody resizes the job meanwhile
 
 A step is new when its number is higher than all before it in the run. Lines of different forms (an epoch, a
@@ -40,6 +41,7 @@ _SLOTS, _SLOT = 120, struct.Struct("@qdd")
 _SAVED = _SLOTS * _SLOT.size
 _PASSED = _SAVED + 8
 _SAVING = _PASSED + 8
+_WANTED = _SAVING + _SLOTS
 
 Marks = dict[str, list[int]]
 
@@ -79,6 +81,16 @@ class Board(Page):
     def save(self) -> None:
         """A checkpoint has been committed."""
         struct.pack_into("@d", self._memory, _SAVED, time.monotonic())
+
+    def want_save(self, since: float, now: float) -> None:
+        """Newcomers wait for a checkpoint, ``since`` then and still now, by time.monotonic."""
+        struct.pack_into("@dd", self._memory, _WANTED, since, now)
+
+    @property
+    def save_wanted(self) -> bool:
+        """Whether newcomers wait for a checkpoint that has not been made since they came."""
+        since, asked = struct.unpack_from("@dd", self._memory, _WANTED)
+        return bool(self.saved < since and time.monotonic() - asked <= _FORGET_SECONDS)
 
     @property
     def passed(self) -> bool:
@@ -120,6 +132,12 @@ def checkpoint() -> None:
     board = _open_board()
     if board is not None:
         board.save()
+
+
+def save_wanted() -> bool:
+    """Whether newcomers wait for the next checkpoint, with `join: checkpoint`. Only rank 0's worker knows."""
+    board = _open_board()
+    return board is not None and board.save_wanted
 
 
 @contextlib.contextmanager
@@ -166,8 +184,10 @@ class Moment:
         if now - self._asked > _FORGET_SECONDS:
             self._since = now
         self._asked = now
-        saved = self._board.saved if self._board else now
-        return saved >= self._since or now - self._since >= self._seconds
+        if self._board is None:
+            return True
+        self._board.want_save(self._since, now)
+        return self._board.saved >= self._since or now - self._since >= self._seconds
 
 
 class Pace:

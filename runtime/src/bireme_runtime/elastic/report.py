@@ -21,7 +21,8 @@ SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
     "success", "script", "rendezvous", "config", "usage", "machine", "agent",
 )  # fmt: skip
 REPORT_FD, ANSWER_FD = "BIREME_REPORT_FD", "BIREME_ANSWER_FD"
-_GO_ON, _STOP = b".", b"!"
+# The answers to `failed`. REFILL: go on, and with as many restarts as at the start.
+GO_ON, STOP, REFILL = b".", b"!", b"+"
 _ANSWER_SECONDS = 15.0
 
 
@@ -53,15 +54,18 @@ class Reporter:
         """The processes have started: their ids, with the rank and the local rank of each."""
         self._tell("started", {"processes": [[pid, *ranks] for pid, ranks in processes.items()]})
 
-    def failed(self, round: int, world: int, rank: int, code: int) -> None:
+    def failed(self, round: int, world: int, rank: int, code: int) -> bool:
         """Of the processes of this agent, ``rank`` failed first, with this code.
 
-        Returns when the agent may go on, which is never when the supervisor ends this worker.
+        Returns when the agent may go on, which is never when the supervisor ends this worker: whether it has
+        all its restarts again, because there were new steps since the failure before.
         """
         self._tell("failed", {"round": round, "world": world, "rank": rank, "code": code})
         if self._answer >= 0 and readable(self._answer, _ANSWER_SECONDS):
-            while os.read(self._answer, 1) == _STOP:
+            while (answer := os.read(self._answer, 1)) == STOP:
                 time.sleep(60)
+            return answer == REFILL
+        return False
 
     def _tell(self, what: str, facts: Mapping[str, Any]) -> None:
         if self._report >= 0:
@@ -71,14 +75,14 @@ class Reporter:
 class Listener:
     """The supervisor's end for one run of torchrun. ``environment`` is for the agent.
 
-    The others are called in a thread with what the agent tells; ``failed`` says whether the agent may go on.
+    The others are called in a thread with what the agent tells; ``failed`` returns the answer to it.
     """
 
     def __init__(
         self,
         starting: Callable[[Mapping[str, Any]], None],
         started: Callable[[Mapping[str, Any]], None],
-        failed: Callable[[Mapping[str, Any]], bool],
+        failed: Callable[[Mapping[str, Any]], bytes],
     ) -> None:
         self._starting, self._started, self._failed = starting, started, failed
         self._reading, report = os.pipe()
@@ -112,7 +116,7 @@ class Listener:
                     elif what == "started":
                         self._started(facts)
                     elif what == "failed":
-                        answer = _GO_ON if self._failed(facts) else _STOP
+                        answer = self._failed(facts)
                         with contextlib.suppress(OSError):
                             os.write(self._answering, answer)
         os.close(self._answering)

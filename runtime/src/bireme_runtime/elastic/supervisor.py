@@ -41,11 +41,11 @@ from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import (
     CONFIG,
-    EXCLUDED,
     FAILED,
     GIVEN_UP,
     NO_PERMISSION,
     TEMPORARY,
+    UNCOUNTED,
     USAGE,
     as_shell,
 )
@@ -109,6 +109,7 @@ class Options:
                     environment.choice(env, "BIREME_ON_NAN", "warn", "restart", "fail"),
                     environment.choice(env, "BIREME_ON_SLOW", "warn", "restart"),
                     environment.seconds(env, "BIREME_EXCLUDE_NODE_SECONDS", 0),
+                    env.get("BIREME_HANG_LEARNT") == "true",
                 ),
                 pattern=env.get("BIREME_PROGRESS_PATTERN", ""),
                 metrics_port=environment.integer(env, "BIREME_METRICS_PORT", 0),
@@ -143,7 +144,7 @@ class ScriptFailed(Stop):
 
     def __init__(self, end: End) -> None:
         sentence = f"the script failed for good, with code {end.code}: {end.reason}"
-        super().__init__(FAILED if end.code in (USAGE, EXCLUDED, GIVEN_UP, CONFIG) else end.code, sentence)
+        super().__init__(FAILED if end.code in (USAGE, UNCOUNTED, GIVEN_UP, CONFIG) else end.code, sentence)
 
 
 class Unkillable(Stop):
@@ -435,7 +436,12 @@ class Supervisor:
         return children.kill_descendants(but=self._template.pid if self._template else 0)
 
     def _code(self, stop: Stop) -> int:
-        """The exit code for this end. The Job fails at once only for what is wrong in all workers."""
+        """The exit code for this end. The Job fails at once only for what is wrong in all workers.
+
+        It does not count a pod that ends after new steps, so that pods are not used up by a long run.
+        """
+        if stop.code == TEMPORARY and not self._observer.verdict and self._observer.advanced():
+            return UNCOUNTED
         if stop.code not in (USAGE, CONFIG) or isinstance(stop, ScriptFailed):
             return stop.code
         if not self._backend.has_begun():
@@ -456,7 +462,7 @@ class Supervisor:
                 return 0
             why = self._while_listening(self._observer.excluded)
             if why:
-                raise Stop(EXCLUDED, f"no worker starts on {self._options.node} for a while: {why}")
+                raise Stop(UNCOUNTED, f"no worker starts on {self._options.node} for a while: {why}")
             self._stable_seconds = 0.0
             end = self._attempt()
             if end.cause == report.SUCCESS:

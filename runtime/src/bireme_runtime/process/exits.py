@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FAILED, USAGE, EXCLUDED, GIVEN_UP, TEMPORARY, NO_PERMISSION, CONFIG = 1, 64, 69, 70, 75, 77, 78
+FAILED, USAGE, UNCOUNTED, GIVEN_UP, TEMPORARY, NO_PERMISSION, CONFIG = 1, 64, 69, 70, 75, 77, 78
 
 
 def as_shell(code: int) -> int:
