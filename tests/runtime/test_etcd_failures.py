@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -99,6 +103,35 @@ def test_where_etcd_is_out_of_space_a_member_says_so_and_what_to_do(
         list(map(client.put, map(str, range(100)), ["x" * 20_000] * 100))
     with pytest.raises(Unreachable, match=sentence):
         start(1, server, join_timeout=1)
+
+
+def test_pauses_between_attempts_differ(prefix: str) -> None:
+    attempts: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = nobody.accept()
+                    attempts.append(time.monotonic())
+                    connection.close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        client = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{nobody.getsockname()[1]}"))
+        identity = rendezvous.Identity("a", 0, "10.0.0.1")
+        member = Rendezvous(client, Settings("run", 1, 1, prefix, join_timeout=120), identity)
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(member.join)
+
+            def short() -> bool:
+                pauses = [after - before for before, after in pairwise(attempts)]
+                # An attempt may be two connections. A pause never ends early, so they are of several lengths.
+                return any(0.05 < pause < 0.15 for pause in pauses) and any(pause > 0.2 for pause in pauses)
+
+            waiting.until(short, 100, lambda: str(attempts))
+            member.leave()
+            with pytest.raises(Unreachable):
+                joining.result()
 
 
 def test_a_watch_on_a_member_without_a_majority_ends(three_etcds: list[EtcdServer], prefix: str) -> None:

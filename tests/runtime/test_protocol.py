@@ -72,6 +72,17 @@ def test_after_a_loss_of_etcds_data_a_lease_passes_and_no_round_number_comes_aga
     assert decision == Propose(replace(world(8, "a", "b", "c"), mod_revision=0))
 
 
+def test_a_look_at_ten_thousand_members_takes_no_square_of_that() -> None:
+    ids = tuple(f"m-{number}.1" for number in range(10_000))
+    members = {id: Member(id, id[:-2], 0, "a", 1) for id in ids}
+    members["z-0.1"] = Member("z-0.1", "z-0", 0, "a", 2)
+    view = View(1, members, Round(1, ids[:-1]))
+    began = time.monotonic()
+    for _ in range(20):
+        assert (view.leavers(), view.arrivals(), view.first()) == (set(), {ids[-1], "z-0.1"}, ids[0])
+    assert time.monotonic() - began < 60, "a pass takes milliseconds, and its square minutes"
+
+
 def test_only_one_member_proposes() -> None:
     here = view(member("a", 1), member("b", 0))
     assert rules.decide(here, "b.1", 1, SETTINGS, 9) == Wait("another member to propose the round")

@@ -41,3 +41,18 @@ def test_a_bad_node_ends_its_own_worker_while_the_other_trains(job: Make) -> Non
     assert "3 failures without a new step, all of them on bad" in run.words("b")
     run.wait_for("a", "step", run.notes("a", "step")[-1]["time"])
     assert run.workers["a"].poll() is None
+
+
+def test_new_steps_bring_back_all_restarts(job: Make) -> None:
+    run = job(**LIMIT, PET_NNODES="1:1", PET_MAX_RESTARTS="1")
+    (run.folder / "train.py").write_text(
+        "import pathlib, sys\n"
+        "n = pathlib.Path('/mnt/n')\n"
+        "starts = len(n.read_text()) + 1 if n.exists() else 1\n"
+        "n.write_text('x' * starts)\n"
+        "print('step', starts, flush=True)\n"
+        "sys.exit(starts < 5)\n"
+    )
+    run.start("a")
+    assert run.end("a", 180) == 0
+    assert len((run.folder / "n").read_text()) == 5
