@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from figures import machine
+from figures import CONSOLE, machine
 from rich.console import Console
 from rich.table import Table
+
+from bireme.progress import step
 
 ROOT = Path(__file__).parents[1]
 CONTENT = b"content"
@@ -114,12 +116,13 @@ def files(folder: Path, entries: int) -> None:
 def measure(name: str, entries: int, program: str, arguments: Sequence[str], env: Mapping[str, str]) -> Step:
     """Run a step to its end."""
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", program + PEAK, *arguments],
-        env={"PYTHONPATH": str(ROOT / "runtime/src"), **env},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
+    with step(CONSOLE, f"{name}, {entries:,} entries"):
+        done = subprocess.run(
+            [sys.executable, "-c", program + PEAK, *arguments],
+            env={"PYTHONPATH": str(ROOT / "runtime/src"), **env},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
     return Step(name, entries, round(time.perf_counter() - started, 1), round(int(done.stdout) / 1024, 1))
 
 

@@ -35,11 +35,12 @@ from typing import Any
 
 import click
 import yaml
-from figures import Spread, machine
+from figures import CONSOLE, Spread, machine
 from rich.console import Console
 from rich.table import Table
 
 from bireme.paths import Paths
+from bireme.progress import step
 from bireme.tools import Toolbox
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +55,6 @@ from bireme_runtime.etcd import client as etcd  # noqa: E402
 from tests.runtime.dispatcher_replicas import Dispatchers, environment  # noqa: E402
 from tests.runtime.etcd_servers import EtcdServer  # noqa: E402
 
-CONSOLE = Console(stderr=True)
 TRAINERS = (1, 10, 100, 1000)
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 HOLD = """
@@ -156,7 +156,7 @@ def throughput(replicas: Dispatchers, seconds: float, rounds: int) -> list[dict[
     """Steps per second and latency in milliseconds by number of trainers."""
     rows = []
     for count in TRAINERS:
-        with CONSOLE.status(f"{count} trainers"):
+        with step(CONSOLE, f"{count} trainers"):
             port = replicas.ports[replicas.leader()]
             results = asyncio.run(_throughput(port, count, seconds, rounds))
         rows.append(
@@ -198,7 +198,7 @@ def hour(toolbox: Toolbox, folder: Path, seconds: float) -> Hour:
         replicas.start()
         _add(replicas, 50_000)
         watcher.start()
-        with CONSOLE.status("An hour"):
+        with step(CONSOLE, "An hour"):
             port = replicas.ports[replicas.leader()]
             # Between rounds the leases are renewed.
             rounds = math.ceil(seconds / 20)
@@ -236,7 +236,7 @@ def waiting(replicas: Dispatchers, trainers: int = 20, steps: int = 20) -> list[
 
     rows = []
     for prefetch in (False, True):
-        with CONSOLE.status(f"{trainers} trainers {'with' if prefetch else 'without'} prefetch"):
+        with step(CONSOLE, f"{trainers} trainers {'with' if prefetch else 'without'} prefetch"):
             dataset = f"waiting-{prefetch}"
             Dispatcher(replicas.addresses, dataset).add(_name(n) for n in range(3 * trainers * steps))
             with ThreadPoolExecutor(trainers) as pool:
@@ -261,7 +261,7 @@ def growth(server: EtcdServer, rounds: int, shards: int, steps: int = 200) -> li
     rows = []
     client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=60)
     for size in (each for each in SIZES if each <= shards):
-        with CONSOLE.status(f"{size} shards"):
+        with step(CONSOLE, f"{size} shards"):
             prefix = f"/bench/{size}/"
             _define(client, prefix, size)
             with _coordinator(server, prefix) as coordinator:
@@ -362,7 +362,7 @@ def recovery(server: EtcdServer, rounds: int) -> Spread:
 def _recovery(replicas: Dispatchers, rounds: int) -> Spread:
     seconds = []
     for number in range(rounds):
-        with CONSOLE.status(f"Death {number + 1} of {rounds}"):
+        with step(CONSOLE, f"Death {number + 1} of {rounds}"):
             dataset = f"death-{number}"
             env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset}
             with Dispatcher(replicas.addresses, dataset) as survivor:
@@ -426,7 +426,7 @@ def main(shards: int, seconds: float, rounds: int, hour_seconds: float | None, o
         replicas = Dispatchers(server.endpoint, "/bench/dispatcher/", leader_seconds=10, trainer_seconds=60)
         try:
             replicas.start()
-            with CONSOLE.status(f"Adding {shards} shards"):
+            with step(CONSOLE, f"Adding {shards} shards"):
                 adding = _timed(lambda: _add(replicas, shards))
             report: dict[str, Any] = {
                 "machine": machine(),

@@ -1,4 +1,4 @@
-"""What the benchmarks share to print their results."""
+"""What the benchmarks share to print their progress and their results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import platform
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from rich.console import Console
+
+# Where the progress goes; results go to stdout.
+CONSOLE = Console(stderr=True)
 
 
 @dataclass(frozen=True)

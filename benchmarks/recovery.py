@@ -32,7 +32,7 @@ from typing import Any
 import click
 import pytest
 import yaml
-from figures import Spread, machine
+from figures import CONSOLE, Spread, machine
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -50,7 +50,6 @@ from tests.kind.recovery import wait_for_world
 from tests.kind.shell import NODE_TYPE, Shell
 from tests.kind.training import ANYWHERE, KIND, Training
 
-CONSOLE = Console(stderr=True)
 NAMESPACE, CLAIM = "default", "checkpoints"
 LIMIT_SECONDS = 300
 """Limit until a job trains for the first time."""

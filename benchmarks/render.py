@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from figures import CONSOLE
 
 from bireme.helm import Renderer, RenderError, RenderRequest, load
 from bireme.paths import Paths
+from bireme.progress import step
 from bireme.tools import Toolbox
 
 AIMS = {"cold": 1.8, "warm from disk": 50.0, "warm from memory": 50.0}
@@ -64,11 +66,12 @@ def harness(renderer: Renderer, requests: Sequence[RenderRequest]) -> Counts:
     return [None if isinstance(result, RenderError) else len(result.manifests) for result in results]
 
 
-def timed(work: Callable[[], Counts], expected: Counts) -> float:
+def timed(what: str, work: Callable[[], Counts], expected: Counts) -> float:
     """The seconds that ``work`` takes; exits when it does not render what is expected."""
-    start = time.perf_counter()
-    counts = work()
-    seconds = time.perf_counter() - start
+    with step(CONSOLE, what):
+        start = time.perf_counter()
+        counts = work()
+        seconds = time.perf_counter() - start
     if counts != expected:
         sys.exit("error: the two sides did not render the same objects")
     return seconds
@@ -78,16 +81,22 @@ def measure(paths: Paths, repeats: int) -> dict[str, list[float]]:
     """Seconds by method and repeat; each repeat starts with an empty cache."""
     toolbox = Toolbox(paths)
     helm, requests = toolbox.path("helm"), cases(paths)
-    expected = usual(helm, requests)
+    with step(CONSOLE, f"{len(requests)} cases, once to compare with"):
+        expected = usual(helm, requests)
     seconds: dict[str, list[float]] = {name: [] for name in ("usual", *AIMS)}
-    for _ in range(repeats):
+    for number in range(repeats):
+        turn = f"repeat {number + 1} of {repeats}"
         with tempfile.TemporaryDirectory() as cache:
             own = replace(paths, cache=Path(cache))
-            seconds["usual"].append(timed(partial(usual, helm, requests), expected))
-            seconds["cold"].append(timed(partial(harness, Renderer(toolbox, own), requests), expected))
-            fresh = partial(harness, Renderer(toolbox, own), requests)
-            seconds["warm from disk"].append(timed(fresh, expected))
-            seconds["warm from memory"].append(timed(fresh, expected))
+            first, later = (partial(harness, Renderer(toolbox, own), requests) for _ in range(2))
+            works = {
+                "usual": partial(usual, helm, requests),
+                "cold": first,
+                "warm from disk": later,
+                "warm from memory": later,
+            }
+            for name, work in works.items():
+                seconds[name].append(timed(f"{turn}: {name}", work, expected))
     return seconds
 
 

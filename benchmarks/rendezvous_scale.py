@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from figures import machine
+from figures import CONSOLE, machine
 
 from bireme.paths import Paths
+from bireme.progress import step
 from bireme.tools import Toolbox
 from bireme_runtime.elastic import rendezvous, rules
 from bireme_runtime.etcd import client as etcd
@@ -293,7 +294,8 @@ def main(
             try:
                 server.wait_until_healthy(120)
                 several = processes or max(4, number // 50)
-                results.append(measure(server, number, several, lease, idle, users))
+                with step(CONSOLE, f"{number} members"):
+                    results.append(measure(server, number, several, lease, idle, users))
             finally:
                 server.stop()
     if output == "json":

@@ -22,16 +22,16 @@ from pathlib import Path
 
 import click
 import yaml
-from figures import Spread, machine
+from figures import CONSOLE, Spread, machine
 from rich.console import Console
 from rich.table import Table
 
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.helm import parse
 from bireme.paths import Paths
+from bireme.progress import step
 from bireme.tools import Toolbox
 
-CONSOLE = Console(stderr=True)
 LIMIT_SECONDS = 900
 TYPE = "p4d.24xlarge"
 
@@ -104,7 +104,7 @@ def _bireme_command() -> list[str]:
 
 
 def _timed(what: str, act: Callable[[], None]) -> float:
-    with CONSOLE.status(what):
+    with step(CONSOLE, what):
         started = time.perf_counter()
         act()
         return time.perf_counter() - started

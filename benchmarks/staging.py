@@ -23,16 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from figures import Spread, machine
+from figures import CONSOLE, Spread, machine
 from rich.console import Console
 from rich.table import Table
+
+from bireme.progress import step
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.runtime.s3_servers import S3Server, environment_of, s3_server  # noqa: E402
 
-CONSOLE = Console(stderr=True)
 PIN = ROOT / "benchmarks/pins/awscli/requirements.lock"
 SMALL, LARGE = 100_000, 128 << 20
 CHUNK = 1 << 20
@@ -66,8 +67,8 @@ def ours(server: S3Server, bucket: str, folder: Path) -> None:
     """What the Job of charts/dataset runs."""
     settings = {"target": str(folder / "data"), "sources": [{"url": f"s3://{bucket}/data"}]}
     env = {"PYTHONPATH": str(ROOT / "runtime/src"), "BIREME_DATASET": json.dumps(settings), **server.env}
-    for step in ("stage", "publish"):
-        _run([sys.executable, "-m", "bireme_runtime.dataset", step], env)
+    for part in ("stage", "publish"):
+        _run([sys.executable, "-m", "bireme_runtime.dataset", part], env)
 
 
 def sync(server: S3Server, bucket: str, folder: Path) -> None:
@@ -101,12 +102,12 @@ def seconds(copy: Copy, server: S3Server, data: Data, place: Path) -> float:
 def measure(server: S3Server, data: Data, repeats: int, place: Path) -> dict[str, Any]:
     """Seconds of both in turn, in alternating order; each ratio is that of two neighbours."""
     taken: dict[Copy, list[float]] = {ours: [], sync: []}
-    with CONSOLE.status(f"{data.name}: upload"):
+    with step(CONSOLE, f"{data.name}: upload"):
         data.upload(server)
     for repeat in range(-1, repeats):
         for copy in (ours, sync) if repeat % 2 else (sync, ours):
-            with CONSOLE.status(
-                f"{data.name}: {copy.__name__}, {max(repeat, 0)} of {repeats} repeats are done"
+            with step(
+                CONSOLE, f"{data.name}: {copy.__name__}, {max(repeat, 0)} of {repeats} repeats are done"
             ):
                 duration = seconds(copy, server, data, place)
             if repeat >= 0:  # the first one warms up

@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 import yaml
-from figures import Spread, machine
+from figures import CONSOLE, Spread, machine
 from rich.console import Console
 from rich.table import Table
 from rivals import RIVALS, Rival
@@ -36,11 +36,11 @@ from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.waiting import until
 from bireme.helm import Renderer, RenderRequest, Settings, values
 from bireme.paths import Paths
+from bireme.progress import step
 from bireme.quantities import ACCELERATORS, pod_requests
 from bireme.release import Releases
 from bireme.tools import Toolbox
 
-CONSOLE = Console(stderr=True)
 LIMIT_SECONDS = 300
 TYPE = "p4d.24xlarge"
 NAMESPACE = "default"
@@ -279,7 +279,7 @@ def main(workers: str, rounds: int, rivals: str, output: str) -> None:
         toolbox = Toolbox(paths, CONSOLE)
         for contender in contenders:
             if contender.rival:
-                with CONSOLE.status(f"Building {contender.name}"):
+                with step(CONSOLE, f"Building {contender.name}"):
                     contender.rival.program(toolbox)
         provider = EmbeddedProvider(paths, toolbox, CONSOLE)
         try:
