@@ -147,5 +147,7 @@ def test_install_that_does_not_fit_names_the_difference_and_exits_1(shell: Shell
         changed = shell("bireme diff torch-elastic --set workers=3")
         assert changed.returncode == 1
         assert {"-  parallelism: 2", "+  parallelism: 3"} <= set(changed.stdout.splitlines())
+        image = "registry.example.com/team/train:1.4"
+        assert image in shell(f"bireme diff torch-elastic --image {image}").stdout
     finally:
         shell("bireme down")

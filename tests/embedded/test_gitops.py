@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import tarfile
-import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import package
 import pytest
 import yaml
 
 from bireme.clusters import start_addon
-from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.deploy import Deployer
 from bireme.helm import Renderer
 from bireme.instances import Instance
 from bireme.paths import Paths
 from bireme.release import Releases
 from bireme.tools import Toolbox
-from tests.support import git_server, registry
+from tests.support import git_server, gitops
 from tests.support.flux import Flux, path_of, until
+from tests.support.gitops import JOBS, Site
 
 pytestmark = [pytest.mark.embedded, pytest.mark.whole]
 ROOT = Path(__file__).parents[2]
@@ -36,35 +33,31 @@ def manifests(document: str) -> dict[str, Any]:
 
 
 MANIFESTS = manifests("gitops.yaml")
-JOBS = "/apis/batch/v1/namespaces/default/jobs"
-WATCHED = (
-    JOBS,
-    "/apis/apps/v1/namespaces/default/statefulsets",
-    "/api/v1/namespaces/default/configmaps",
-    "/api/v1/namespaces/default/secrets",
-    "/api/v1/namespaces/default/services",
-)
 TYPE = "p4d.24xlarge"
-WORKERS = "app.kubernetes.io/instance={},app.kubernetes.io/component!=member"
+JOB_VALUES: dict[str, dict[str, Any]] = {
+    "torch-elastic": {"instance": {"type": TYPE}, "workers": 2, "maxWorkers": 4},
+    "mpi-training": {"instance": {"type": TYPE}, "workers": 2},
+    "paddle": {"workers": 2, "jobClaim": {"existingClaim": "efsvol"}},
+}
+EACH_CHART = pytest.mark.parametrize("chart", sorted(JOB_VALUES))
+# An MPI job takes another number of workers with a new run only.
+ELASTIC_CHARTS = pytest.mark.parametrize("chart", ["paddle", "torch-elastic"])
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Team:
-    """A cluster that Flux looks after, and the charts it installs: in a registry, and as archives."""
+class Team(Site):
+    """A cluster that Flux looks after, and the charts it installs."""
 
-    cluster: EmbeddedCluster
     flux: Flux
     deployer: Deployer
-    charts: str
-    archives: Mapping[str, Path]
 
     def source(self, chart: str) -> Object:
         """The OCIRepository of docs/gitops.yaml for a chart of this machine's registry."""
         item: Object = copy.deepcopy(MANIFESTS["OCIRepository"])
         item["metadata"]["name"] = chart
-        version = self.archives[chart].stem.removeprefix(f"{chart}-")
-        item["spec"] |= {"url": f"{self.charts}/{chart}", "ref": {"tag": version}, "insecure": True}
+        item["spec"] |= {"url": f"{self.charts}/{chart}", "ref": {"tag": self.version(chart)}}
+        item["spec"]["insecure"] = True
         return item
 
     def release(self, name: str, chart: str, values: Mapping[str, Any]) -> Object:
@@ -82,15 +75,6 @@ class Team:
         self.flux.ready(path)
         return path
 
-    def pods(self, release: str) -> dict[str, str]:
-        """The pods of a release that run, without those of etcd: names and identities."""
-        found = self.cluster.api.get("/api/v1/namespaces/default/pods", labelSelector=WORKERS.format(release))
-        return {
-            pod["metadata"]["name"]: pod["metadata"]["uid"]
-            for pod in found["items"]
-            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-        }
-
     def as_planned(self, release: str) -> None:
         """Wait until the cluster has what the release plans."""
 
@@ -99,24 +83,6 @@ class Team:
             return "; ".join(each.sentence for each in found)
 
         until(lambda: not differences(), what=differences)
-
-    def objects(self, release: str) -> dict[str, str]:
-        """What the release consists of, each with a text that any change of it changes."""
-        label = f"app.kubernetes.io/instance={release}"
-        return {
-            f"{path}/{item['metadata']['name']}": _content(item)
-            for path in WATCHED
-            for item in self.cluster.api.get(path, labelSelector=label)["items"]
-        }
-
-
-def _content(item: Object) -> str:
-    """All of an object but what its controllers and the API server keep in it."""
-    kept = {key: each for key, each in item.items() if key not in ("metadata", "status")}
-    about = item["metadata"]
-    return yaml.safe_dump(
-        [kept, about["uid"], about.get("labels"), about.get("annotations"), about.get("generation")]
-    )
 
 
 @pytest.fixture(scope="module")
@@ -127,24 +93,13 @@ def team(
     instances: Mapping[str, Instance],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Team]:
-    packed, helm = tmp_path_factory.mktemp("charts"), str(toolbox.path("helm"))
-    archives = {
-        chart: package.pack_chart(toolbox, bireme_paths.charts / chart, packed, 0)
-        for chart in ("torch-elastic", "mpi-training", "paddle")
-    }
-    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path_factory.mktemp("flux")), toolbox)
-    with registry.serving(toolbox, tmp_path_factory.mktemp("registry") / "data") as name:
-        for archive in archives.values():
-            command = [helm, "push", str(archive), f"oci://{name}/charts", "--plain-http"]
-            subprocess.run(command, check=True, capture_output=True)
-        cluster = provider.up(f"flux-{uuid.uuid4().hex[:6]}", {TYPE: 4, "cpu": 2})
-        try:
-            controller = start_addon("flux", cluster, toolbox)
-            deployer = Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
-            yield Team(cluster, Flux(cluster), deployer, f"oci://{name}/charts", archives)
-            controller.check_alive()
-        finally:
-            provider.down(cluster.name)
+    nodes = {TYPE: 4, "cpu": 2}
+    with gitops.site(bireme_paths, toolbox, tmp_path_factory.mktemp("site"), list(JOB_VALUES), nodes) as site:
+        controller = start_addon("flux", site.cluster, toolbox)
+        releases = Releases(site.cluster, toolbox)
+        deployer = Deployer(site.cluster, releases, renderer, instances)
+        yield Team(site.cluster, site.charts, site.archives, Flux(site.cluster), deployer)
+        controller.check_alive()
 
 
 @pytest.fixture
@@ -169,17 +124,10 @@ def test_a_release_from_a_registry_is_installed_scaled_and_removed(team: Team, f
     assert len(scaled) == 3
     assert first.items() <= scaled.items(), "those that trained go on"
     flux.remove(path)
-    until(lambda: not team.objects(name) and not team.pods(name), what=lambda: str(team.objects(name)))
+    team.is_gone(name)
 
 
-JOB_VALUES: dict[str, dict[str, Any]] = {
-    "torch-elastic": {"instance": {"type": TYPE}, "workers": 2},
-    "mpi-training": {"instance": {"type": TYPE}, "workers": 2},
-    "paddle": {},
-}
-
-
-@pytest.mark.parametrize("chart", sorted(JOB_VALUES))
+@EACH_CHART
 def test_a_second_sync_changes_nothing(team: Team, flux: Flux, chart: str) -> None:
     path = team.install(chart, JOB_VALUES[chart])
     team.as_planned("run")
@@ -202,61 +150,129 @@ def test_what_another_changed_in_a_job_is_changed_back(team: Team, flux: Flux) -
     team.as_planned("run")
 
 
-def test_a_new_run_is_a_commit_that_suspends_and_one_that_raises_run(team: Team, flux: Flux) -> None:
-    path = team.install("torch-elastic", JOB_VALUES["torch-elastic"])
+@ELASTIC_CHARTS
+def test_a_job_from_a_registry_is_scaled_and_removed(team: Team, flux: Flux, chart: str) -> None:
+    path = team.install(chart, JOB_VALUES[chart])
+    team.as_planned("run")
+    first = team.pods("run")
+    flux.change(path, values={"workers": 3})
+    flux.ready(path)
+    team.as_planned("run")
+    scaled = team.pods("run")
+    assert first.items() <= scaled.items(), "those that train go on"
+    assert len(scaled) == len(first) + 1
+    flux.change(path, values={"workers": 2})
+    flux.ready(path)
+    team.as_planned("run")
+    assert team.pods("run") == first
+    flux.remove(path)
+    team.is_gone("run")
+
+
+@EACH_CHART
+def test_a_new_run_is_a_commit_that_suspends_and_one_that_raises_run(
+    team: Team, flux: Flux, chart: str
+) -> None:
+    path = team.install(chart, JOB_VALUES[chart])
     team.as_planned("run")
     first = team.pods("run")
     flux.change(path, values={"env": {"SEED": "1"}})
-    assert "which Kubernetes does not change in place: set run=2" in flux.refused(path)
+    assert "which Kubernetes does not change in place" in flux.refused(path)
     flux.change(path, values={"run": 2})
-    assert "run run-r1 is not stopped, and two runs must not write one checkpoint" in flux.refused(path)
+    assert "is not stopped, and two runs must not write one checkpoint" in flux.refused(path)
     assert team.pods("run") == first, "nothing is stopped that nobody asked to stop"
     flux.change(path, values={"run": None, "env": None, "suspend": True})
     flux.ready(path)
     # The workers may still write their checkpoints: Flux tries again until they are gone.
-    flux.change(path, values={"run": 2, "env": {"SEED": "1"}, "suspend": None})
+    flux.change(path, values={"run": 2, "workers": 3, "env": {"SEED": "1"}, "suspend": None})
     flux.ready(path)
     team.as_planned("run")
-    assert {name.rsplit("-", 2)[0] for name in team.pods("run")} == {"run-r2"}
-    assert team.cluster.api.find(f"{JOBS}/run-r1") is None
+    second = team.pods("run")
+    assert len(second) == len(first) + 1
+    assert all("-r2-" in name for name in second)
+    assert all(name.endswith("-r2") for name in team.jobs("run"))
+    flux.remove(path)
+    team.is_gone("run")
 
 
-def test_commits_install_scale_take_back_and_remove_a_job(team: Team, flux: Flux, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Committed:
+    """A job that a team installs by commits, with the HelmRelease of docs/gitops-git.yaml."""
+
+    team: Team
+    repository: git_server.Repository
+    chart: str
+    name: str
+    source: str
+    jobs: str
+
+    def commit(self, **values: Any) -> None:
+        """Commit the HelmRelease with these values too, and wait until it is applied."""
+        job = manifests("gitops-git.yaml")["HelmRelease"]
+        job["spec"]["chart"]["spec"]["chart"] = f"./charts/{self.chart}"
+        job["spec"]["upgrade"]["strategy"]["retryInterval"] = "3s"
+        job["spec"]["values"] = JOB_VALUES[self.chart] | values
+        self.repository.commit("Train", {f"jobs/{self.name}.yaml": yaml.safe_dump(job)})
+        self._deliver()
+
+    def revert(self) -> None:
+        """Take the last commit back."""
+        self.repository.revert()
+        self._deliver()
+
+    def remove(self) -> None:
+        """Commit the end of the job."""
+        (self.repository.folder / f"jobs/{self.name}.yaml").unlink()
+        self.repository.commit("Done", {})
+        self._sync()
+        self.team.is_gone(self.name)
+
+    def _deliver(self) -> None:
+        """Wait until the cluster has what was committed."""
+        self._sync()
+        self.team.flux.ready(path_of("HelmRelease", "helm.toolkit.fluxcd.io/v2", self.name))
+        self.team.as_planned(self.name)
+
+    def pods(self) -> dict[str, str]:
+        return self.team.pods(self.name)
+
+    def _sync(self) -> None:
+        self.team.flux.sync(self.source)
+        self.team.flux.sync(self.jobs)
+
+
+@pytest.fixture
+def committed(team: Team, flux: Flux, chart: str, tmp_path: Path) -> Iterator[Committed]:
+    """A job without a first commit, in a repository that has its chart unpacked."""
     documents = manifests("gitops-git.yaml")
-    job = documents["HelmRelease"]
-    name = job["metadata"]["name"]
     with git_server.serving(tmp_path / "jobs") as repository:
-        with tarfile.open(team.archives["torch-elastic"]) as archive:
+        with tarfile.open(team.archives[chart]) as archive:
             archive.extractall(repository.folder / "charts", filter="data")
-        repository.commit("Train", {f"jobs/{name}.yaml": yaml.safe_dump(job), "jobs/README.md": "Jobs\n"})
+        repository.commit("Charts", {"jobs/README.md": "Jobs\n"})
         documents["GitRepository"]["spec"]["url"] = repository.url
         source, jobs = (flux.apply(documents[kind]) for kind in ("GitRepository", "Kustomization"))
+        yield Committed(team, repository, chart, documents["HelmRelease"]["metadata"]["name"], source, jobs)
+        flux.clear()
 
-        def deliver() -> None:
-            flux.sync(source)
-            flux.sync(jobs)
 
-        release = path_of("HelmRelease", job["apiVersion"], name)
-        flux.ready(jobs)
-        flux.ready(release)
-        team.as_planned(name)
-        first = team.pods(name)
-        assert len(first) == 2
+@ELASTIC_CHARTS
+def test_commits_install_scale_take_back_and_remove_a_job(committed: Committed) -> None:
+    committed.commit()
+    first = committed.pods()
+    assert first
+    committed.commit(workers=3)
+    assert len(committed.pods()) == len(first) + 1
+    committed.revert()
+    assert committed.pods() == first, "those that trained from the start"
+    committed.remove()
 
-        job["spec"]["values"]["workers"] = 3
-        repository.commit("One worker more", {f"jobs/{name}.yaml": yaml.safe_dump(job)})
-        deliver()
-        flux.ready(release)
-        team.as_planned(name)
-        assert len(team.pods(name)) == 3
 
-        repository.revert()
-        deliver()
-        flux.ready(release)
-        team.as_planned(name)
-        assert team.pods(name) == first, "the two that trained from the start"
-
-        (repository.folder / f"jobs/{name}.yaml").unlink()
-        repository.commit("Done", {})
-        deliver()
-        until(lambda: not team.objects(name) and not team.pods(name), what=lambda: str(team.objects(name)))
+@pytest.mark.parametrize("chart", ["mpi-training"])
+def test_commits_give_an_mpi_job_another_number_of_workers_and_take_it_back(committed: Committed) -> None:
+    committed.commit()
+    assert len(committed.pods()) == 2
+    for run, workers, before in ((2, 3, 2), (3, 2, 3)):
+        committed.commit(run=run - 1, workers=before, suspend=True)
+        committed.commit(run=run, workers=workers)
+        assert len(committed.pods()) == workers
+    committed.remove()

@@ -156,6 +156,31 @@ def target_options(command: F) -> F:
     return cast(F, with_target)
 
 
+_IMAGE = re.compile(
+    r"(?:(?P<registry>[^/@]*[.:][^/@]*|localhost)/)?(?P<repository>[a-z0-9][a-z0-9._/-]*)"
+    r"(?::(?P<tag>[\w][\w.-]*))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def _image_values(context: click.Context, parameter: click.Parameter, image: str | None) -> str | None:
+    """The values of an image as an argument of --set-json: registry, repository, and tag, digest or both."""
+    if image is None:
+        return None
+    found = _IMAGE.fullmatch(image)
+    if not found or not (found["tag"] or found["digest"]):
+        raise click.BadParameter(
+            f"{image!r} is no image with a tag or a digest, as in registry.example.com/team/train:1.4"
+        )
+    official = "" if found["registry"] or "/" in found["repository"] else "library/"
+    parts = {
+        "registry": found["registry"] or "docker.io",
+        "repository": official + found["repository"],
+        # A digest that a values file has would win over the tag.
+        "digest": found["digest"] or "",
+    } | ({"tag": found["tag"]} if found["tag"] else {})
+    return ",".join(f"image.{key}={json.dumps(part)}" for key, part in parts.items())
+
+
 values_options = stacked(
     click.option(
         "-f",
@@ -164,6 +189,9 @@ values_options = stacked(
         multiple=True,
         metavar="FILE",
         help="Values file, or the name of an instance type or a workload (`bireme list`); later ones win",
+    ),
+    click.option(
+        "--image", metavar="IMAGE", callback=_image_values, help="The chart's image, as REGISTRY/NAME:TAG"
     ),
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
     click.option(
@@ -189,6 +217,7 @@ def request_of(
     /,
     chart: str,
     files: tuple[str, ...],
+    image: str | None,
     sets: tuple[str, ...],
     set_strings: tuple[str, ...],
     set_jsons: tuple[str, ...],
@@ -197,7 +226,7 @@ def request_of(
     plain_http: bool,
     namespace: str,
 ) -> RenderRequest:
-    settings = Settings(sets, set_strings, set_jsons, set_files)
+    settings = Settings(sets, set_strings, ((image,) if image else ()) + set_jsons, set_files)
     folder = app.charts.find(chart, plain_http)
     values = value_files.load([_values_file(app.paths, name) for name in files])
     release = release or folder.resolve().name

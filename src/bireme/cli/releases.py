@@ -146,7 +146,7 @@ def diff(
 
     \b
     Example: bireme diff imagenet
-             bireme diff imagenet --set image.tag=0.2.0
+             bireme diff imagenet --image registry.example.com/team/train:1.4
     """
     namespace = options["namespace"]
     cluster = app.cluster(target)
