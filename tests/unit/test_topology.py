@@ -201,6 +201,12 @@ def by_affinity(*terms: list[dict[str, Any]], **requests: Any) -> dict[str, Any]
     return {**pod_spec(None, **requests), "affinity": affinity}
 
 
+def test_a_daemon_set_names_types_that_only_its_values_know(instances: Facts) -> None:
+    named = {"key": TYPE, "operator": "In", "values": [P4D, f"ml.{P4D}", "ml.p5.48xlarge", "q9.48xlarge"]}
+    (plugin,) = planned(instances, workload("DaemonSet", "plugin", by_affinity([named]))).workloads
+    assert plugin.instance_types == ("ml.p5.48xlarge", P4D, "q9.48xlarge")
+
+
 def test_a_job_bound_to_a_type_by_affinity_is_placed_as_by_a_node_selector(instances: Facts) -> None:
     plan = planned(instances, indexed(3, by_affinity([ONLY_P4D], **gpus(8))))
     assert plan.totals.nodes == {P4D: 3}

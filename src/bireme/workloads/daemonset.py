@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bireme.instances import Instance, choose_nodes
+from bireme.instances import HYPERPOD, Instance, choose_nodes
 from bireme.manifests import Manifest
 from bireme.workloads.model import ObservedWorkload, WorkloadKind, WorkloadPlan, differing, role_of, spec_of
 
@@ -19,7 +19,10 @@ class DaemonSet(WorkloadKind):
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         template = spec_of(manifest).get("template") or {}
         choice, role = choose_nodes(template.get("spec") or {}, instances), role_of(manifest, template)
-        types = tuple(each for each in sorted(instances) if choice.admits(each))
+        known = {each for each in instances if choice.admits(each)}
+        # A type of HyperPod has the facts of another one, which stands for both.
+        named = {each for each in choice.types or () if each.removeprefix(HYPERPOD) not in known}
+        types = tuple(sorted(known | named))
         note = f"a {role} pod on each node"
         return WorkloadPlan(manifest.name, self.name, role, 0, 0, 0, (), instance_types=types, note=note)
 

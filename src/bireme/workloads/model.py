@@ -56,10 +56,10 @@ class WorkloadPlan:
     """One object that makes pods, such as a Job, and the pods that it makes.
 
     The pods of a suspended workload are those it has once resumed. Where ``note`` is set, the plan cannot
-    count the pods: ``pods`` is empty, and the note says what there will be. ``instance_types`` are the known
-    types whose nodes get one pod each, None for workloads that are not bound to nodes. A workload
-    ``is_known`` unless nobody has taught its kind. Its pods train in multiples of ``unit``; the last
-    ``spares`` of them wait until others are lost, and have no rank.
+    count the pods: ``pods`` is empty, and the note says what there will be. ``instance_types`` are the types
+    whose nodes get one pod each, known ones and those it names; None for workloads that are not bound to
+    nodes. A workload ``is_known`` unless nobody has taught its kind. Its pods train in multiples of ``unit``;
+    the last ``spares`` of them wait until others are lost, and have no rank.
     """
 
     name: str
