@@ -16,6 +16,7 @@ from unittest import mock
 
 from bireme_runtime.elastic import fence, rendezvous, rules
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd import connections
 from bireme_runtime.process.errors import BiremeError
 from tests.runtime.simulation.network import Etcd, Network
 from tests.runtime.simulation.scheduler import (
@@ -473,8 +474,9 @@ def _installed(job: Job) -> Iterator[None]:
         put(rendezvous, time=time, threading=threading, secrets=secrets, random=sim.random)
         put(fence, time=time)
         put(fence.Board, at=staticmethod(board_at))
-        put(etcd, time=time, threading=threading, secrets=secrets, random=sim.random)
-        put(etcd, connect=job.network.connect, readable=lambda sock: sock.readable)
+        put(etcd, time=time, secrets=secrets, connect=job.network.connect)
+        put(connections, time=time, threading=threading, secrets=secrets, random=sim.random)
+        put(connections, readable=lambda sock: sock.readable)
         yield
 
 
