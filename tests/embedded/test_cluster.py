@@ -169,13 +169,17 @@ def test_the_error_about_a_missing_cluster_names_the_command_that_starts_one(
 def test_a_cluster_with_a_dead_process_names_it_and_the_remedy(
     provider: EmbeddedProvider, state: Path
 ) -> None:
-    provider.up("worn", {})
+    cluster = provider.up("worn", {})
     try:
         (file,) = state.glob("clusters/worn/kwok/clusters/*/pids/kube-scheduler.pid")
         os.kill(int(file.read_text()), signal.SIGKILL)
         until(lambda: not any("worn" in line and "kube-scheduler " in line for line in processes_in(state)))
         with pytest.raises(BiremeError, match=r"lost kube-scheduler .* run bireme down --name worn"):
             provider.get("worn")
+        with pytest.raises(
+            BiremeError, match=r"control plane kube-scheduler has ended; its log ends with: \w"
+        ):
+            cluster.add_nodes("cpu", 1)
     finally:
         assert provider.down("worn") is True
 

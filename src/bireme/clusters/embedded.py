@@ -139,6 +139,9 @@ class EmbeddedProvider:
 class EmbeddedCluster(FakeNodes):
     """A running embedded cluster: every node of it is a fake."""
 
+    def _check(self) -> None:
+        _check_components(cluster_dir(self.paths, self.name))
+
 
 # --- processes -------------------------------------------------------------------------------------------
 
@@ -173,8 +176,7 @@ def _start(
         ]
         environment = _environment(work)
         _run_kwokctl(command, environment, folder)
-    if lost := _lost_components(folder):
-        raise BiremeError(_failure(f"lost {', '.join(lost)}", folder))
+    _check_components(folder)
 
 
 def _environment(work: Path) -> dict[str, str]:
@@ -223,6 +225,14 @@ def _lost_components(folder: Path) -> list[str]:
     """The components that do not run (any more), for example for lack of a port."""
     running = {_component(Path(program).name) for _, program in _processes(folder)}
     return [name for name in _COMPONENTS if name not in running]
+
+
+def _check_components(folder: Path) -> None:
+    """Raise BiremeError when a component has ended, with the end of its log, which may be removed."""
+    if lost := _lost_components(folder):
+        (logs,) = folder.glob("kwok/clusters/*/logs")
+        ends = [f"{name} has ended; its log ends with: {_last_line(logs / f'{name}.log')}" for name in lost]
+        raise BiremeError(f"in the embedded control plane {'; '.join(ends)}")
 
 
 def _component(program: str) -> str:

@@ -179,7 +179,14 @@ class FakeNodes:
         bodies = [node_manifest(shape, index, self.info.kubernetes) for shape, index in wanted]
         self.api.each(lambda body: self.api.create("/api/v1/nodes", body), bodies)
         names = {body["metadata"]["name"] for body in bodies}
-        until(lambda: names <= self._ready_nodes(), _NODES_SECONDS, f"{len(names)} nodes to be Ready")
+        until(lambda: self._are_ready(names), _NODES_SECONDS, f"{len(names)} nodes to be Ready")
+
+    def _are_ready(self, names: set[str]) -> bool:
+        self._check()
+        return names <= self._ready_nodes()
+
+    def _check(self) -> None:
+        """Raise BiremeError when a part of the control plane has ended, without which no node gets Ready."""
 
     def _ready_nodes(self) -> set[str]:
         nodes = self.api.get("/api/v1/nodes", resourceVersion="0")["items"]

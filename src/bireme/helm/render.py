@@ -14,11 +14,9 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -96,8 +94,8 @@ class Renderer:
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
         self._trees: dict[Path, str] = {}
         self._helms: dict[str, tuple[Path, str]] = {}
-        self._home = Path(tempfile.mkdtemp(prefix="bireme-helm-"))
-        weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
+        # Helm writes nothing there for a render, and finds nothing.
+        self._home = paths.cache / "no-home"
 
     def render(self, request: RenderRequest) -> Render:
         """The objects of ``request``. Raises RenderError with the chart's sentence when it refuses them."""
@@ -141,7 +139,7 @@ class Renderer:
         """``request`` with its settings merged into its values by Helm. Raises RenderError if Helm fails."""
         if not request.settings.flags():
             return request
-        with tempfile.TemporaryDirectory(dir=self._home) as folder:
+        with tempfile.TemporaryDirectory() as folder:
             chart = printing_chart(Path(folder) / "values")
             printed = self._printed(replace(request, chart=chart))
         return replace(request, values=printed["values"], settings=Settings())
@@ -153,7 +151,7 @@ class Renderer:
         together. Raises RenderError for values or a chart that Helm cannot read.
         """
         self._tree(request.chart)
-        with tempfile.TemporaryDirectory(dir=self._home) as folder:
+        with tempfile.TemporaryDirectory() as folder:
             printed = self._printed(
                 replace(request, chart=printing_copy(request.chart, Path(folder) / "chart"))
             )
