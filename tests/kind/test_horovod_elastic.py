@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bireme.cli import cli
 from bireme.clusters.kind import KindCluster
 from bireme.logs import main_log, main_pod
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
@@ -18,7 +19,7 @@ from tests.kind.training import Event, outcome
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("image", "runs")]
 
-STEPS = 500
+STEPS = 1000
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,6 @@ class Digits:
 
     job: InstalledRelease
     cluster: KindCluster
-    options: dict[str, Any]
     launcher: str
     worlds_before: int = 0
 
@@ -64,12 +64,21 @@ class Digits:
         return [event["world_size"] for event in self.events("world") if event["rank"] == 0]
 
     def scale(self, workers: int) -> None:
-        """Upgrade to another number of workers, as `bireme scale` does."""
-        self.job.upgrade(**{**self.options, "values": {**self.options["values"], "workers": workers}})
+        """`bireme scale` to another number of workers, which waits for them."""
+        where = ["--namespace", self.job.namespace, "--kubeconfig", str(self.cluster.kubeconfig)]
+        done = CliRunner().invoke(cli, ["scale", self.job.name, str(workers), *where])
+        assert done.exit_code == 0, f"{done.output}{done.exception}"
 
     def pod(self, index: int) -> str:
         """The pod of a worker."""
-        return main_pod(self.cluster, self.job.plan, index).name
+        label = "batch.kubernetes.io/job-completion-index"
+        found = [
+            pod["metadata"]["name"]
+            for pod in self.job.objects("pods")
+            if pod["metadata"]["labels"].get(label) == str(index) and pod["status"]["phase"] == "Running"
+        ]
+        assert len(found) == 1, found
+        return str(found[0])
 
     def assert_complete(self) -> None:
         """Wait until the job is complete: it made each step, has learnt, and its launcher was one pod."""
@@ -94,9 +103,10 @@ def digits(release: ReleaseFactory, cluster: KindCluster, request: pytest.Fixtur
         "accelerators": 0,
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
     }
-    options = {"instance": NODE_TYPE, "files": ["values/kind-mpi.yaml"], "timeout": 240, "values": values}
-    job = release("mpi-training", **options)
-    return Digits(job, cluster, options, main_pod(cluster, job.plan).name)
+    job = release(
+        "mpi-training", instance=NODE_TYPE, files=["values/kind-mpi.yaml"], timeout=240, values=values
+    )
+    return Digits(job, cluster, main_pod(cluster, job.plan).name)
 
 
 def test_a_job_grows_goes_on_when_a_pod_is_deleted_and_shrinks(digits: Digits) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,22 +67,20 @@ def image(build: Callable[..., list[str]]) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Pods:
-    """Two containers with two slots each on their own network; the first one is the launcher."""
+    """Containers with two slots each on their own network; the first one is the launcher."""
 
     job: str
 
-    def start(
-        self, mounts: list[str], image: str, options: list[str], program: list[str], **env: str
-    ) -> None:
-        """Start both, worker first; they find each other by their names."""
+    def start(self, indices: Sequence[int], options: list[str], program: list[str], **env: str) -> None:
+        """Start these, with the image and further options; they find each other by their names."""
         told = {"PYTHONPATH": "/bireme/runtime", "PYTHONDONTWRITEBYTECODE": "1", "WORD": 'it\'s "told" $HOME'}
         told |= {"BIREME_MPI_HOSTS": f"{self.job}-{{}}", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
         variables = [f"--env={name}={value}" for name, value in (told | env).items()]
-        for index in (1, 0):
+        for index in indices:
             own = [f"--name={self.job}-{index}", f"--hostname={self.job}-{index}", f"--network={self.job}"]
-            own += [f"--env=JOB_COMPLETION_INDEX={index}", "--tmpfs=/bireme/mpi:mode=1777", *mounts]
-            entry = ["python3", "-m", "bireme_runtime.mpi.supervisor", "--"]
-            docker("run", "--detach", *own, *variables, *options, image, *entry, *program)
+            own += [f"--env=JOB_COMPLETION_INDEX={index}", "--tmpfs=/bireme/mpi:mode=1777"]
+            entry = ["python3", "-m", "bireme_runtime.mpi.supervisor"]
+            docker("run", "--detach", *own, *variables, *options, *entry, *program)
 
     def output(self) -> str:
         """What the launcher has printed."""
@@ -99,15 +97,26 @@ class Pods:
 
 @pytest.fixture
 def start(image: Callable[[str], str], bireme_paths: Paths, tmp_path: Path) -> Iterator[Callable[..., Pods]]:
-    """``start("mpi-5", USER, ["python3", "/steps.py", "10"])``: two pods with one key, removed at the end."""
+    """``start("mpi-5", USER, ["python3", "/steps.py", "10"])``: two pods with one key, removed at the end.
+
+    ``command``: the program starts its ranks itself. ``indices``: of the pods that start; more can later.
+    """
     pods = Pods(f"mpi-{uuid.uuid4().hex[:6]}")
     docker("network", "create", pods.job)
 
-    def _start(mpi: str, options: list[str], program: list[str], **env: str) -> Pods:
+    def _start(
+        mpi: str,
+        options: list[str],
+        program: list[str],
+        command: bool = False,
+        indices: Sequence[int] = (1, 0),
+        **env: str,
+    ) -> Pods:
         tag = image(mpi)
         key, steps = tmp_path / "id_rsa", tmp_path / "steps.py"
-        key.write_text(docker("run", "--rm", tag, "sh", "-c", MAKE_KEY))
-        key.chmod(0o444)
+        if not key.exists():
+            key.write_text(docker("run", "--rm", tag, "sh", "-c", MAKE_KEY))
+            key.chmod(0o444)
         steps.write_text(STEPS)
         files = {
             bireme_paths.root / "runtime/src": "/bireme/runtime",
@@ -115,11 +124,13 @@ def start(image: Callable[[str], str], bireme_paths: Paths, tmp_path: Path) -> I
             steps: "/steps.py",
         }
         mounts = [f"--volume={source}:{target}:ro" for source, target in files.items()]
-        pods.start(mounts, tag, options, program, BIREME_MPI_IMPLEMENTATION=IMPLEMENTATIONS[mpi], **env)
+        env["BIREME_MPI_IMPLEMENTATION"] = IMPLEMENTATIONS.get(mpi, "OpenMPI")
+        how = ["--as-is", "--"] if command else ["--"]
+        pods.start(indices, [*mounts, *options, tag], [*how, *program], **env)
         return pods
 
     yield _start
-    for index in (0, 1):
+    for index in range(3):
         subprocess.run(["docker", "rm", "--force", f"{pods.job}-{index}"], capture_output=True, check=False)
     docker("network", "rm", pods.job)
 
@@ -189,6 +200,38 @@ def test_what_is_missing_is_said_in_a_sentence(
     pods = start("mpi-5", options, ["true"], **env)
     assert (pods.exit_code(0), pods.exit_code(1)) == (78, 78)
     assert words in pods.output()
+
+
+# Programs that reach the workers themselves and know nothing of key and port: each says a word on each host.
+# DeepSpeed calls pdsh like that. nccom-test, which is in no Debian package, calls ssh with the names that it
+# is given: a stand-in does.
+HOSTS = 'hosts=$(cut -d" " -f1 "$BIREME_HOSTFILE"); '
+SAY = "'echo said $WORD on $(uname -n)'"
+NCCOM_TEST = """
+cat >/tmp/nccom-test <<'END'
+#!/bin/sh
+# Stands in for nccom-test --hosts HOST… : a login on each, all at once, and one that fails fails all.
+shift; pids=""
+for host; do ssh "$host" 'echo said $WORD on $(uname -n)' & pids="$pids $!"; done
+for pid in $pids; do wait "$pid" || exit 1; done
+END
+"""
+SSH_PROGRAMS = {
+    "ssh": f"{HOSTS} for host in $hosts; do ssh $host {SAY} || exit 1; done",
+    "pdsh": f'{HOSTS} exec pdsh -S -f 1024 -w "$(echo $hosts | tr " " ,)" {SAY}',
+    "nccom-test": f"{NCCOM_TEST} {HOSTS} exec sh /tmp/nccom-test --hosts $hosts",
+}
+
+
+@pytest.mark.parametrize("options", [USER, ROOT], ids=["user", "root"])
+@pytest.mark.parametrize("program", SSH_PROGRAMS)
+def test_programs_that_call_ssh_themselves_reach_all_workers(
+    start: Callable[..., Pods], program: str, options: list[str]
+) -> None:
+    pods = start("mpi-5", options, ["sh", "-c", SSH_PROGRAMS[program]], command=True)
+    assert pods.exit_code() == 0, pods.output()
+    for index in (0, 1):
+        assert f'said it\'s "told" $HOME on {pods.job}-{index}' in pods.output()
 
 
 @pytest.mark.parametrize("mpi", EACH_MPI)
