@@ -51,6 +51,7 @@ class PaddleJob:
             "PADDLE_TRAINERS_NUM": "2",
             "BIREME_RUN_ID": "run",
             "BIREME_LOST_SECONDS": "3",
+            "TMPDIR": str(self._folder),
             **more,
         }
         command = [sys.executable, "-m", "bireme_runtime.paddle.supervisor", role, "--"]

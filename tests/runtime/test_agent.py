@@ -410,3 +410,12 @@ def test_for_c10d_the_name_of_worker_0_is_waited_for(start: Start) -> None:
     assert worker.end() == 75
     assert "waiting, 1 s at most, for the name no-such-host.invalid" in worker.words
     assert "does not resolve" in worker.words
+
+
+def test_a_worker_leaves_nothing_in_the_folder_of_temporary_files(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    worker = start("pathlib.Path(os.environ['BIREME_DISPATCHER_NOTES'], 'note').touch(); sys.exit(3)",
+                   TMPDIR=str(folder))  # fmt: skip
+    assert worker.end() == 1
+    assert list(folder.iterdir()) == []

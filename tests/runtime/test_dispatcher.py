@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, Unavailable, give_back
+from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, Unavailable
+from bireme_runtime.dispatcher.client import leave_for
+from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
@@ -271,22 +273,70 @@ def test_a_step_that_holds_the_interpreter_longer_than_the_lease_is_no_failure(
         assert (status["done"], status["redispatched"]) == (1, {})
 
 
-def test_a_supervisor_returns_a_killed_trainers_shard_without_a_failure(
-    shared: Dispatchers, trainer: Callable[..., Dispatcher], tmp_path: Path
+@pytest.fixture
+def notes() -> Iterator[Notes]:
+    """Those of a supervisor."""
+    mine = Notes()
+    yield mine
+    mine.close()
+
+
+TRAIN_AND_RAISE = """
+from bireme_runtime.dispatcher import Dispatcher
+with Dispatcher() as dispatcher:
+    for shard in dispatcher.shards():
+        print(shard.name, flush=True)
+        raise ValueError("a peer was lost, or the shard is bad")
+"""
+
+
+@pytest.mark.parametrize("end", [TRAIN_AND_HANG, TRAIN_AND_RAISE], ids=["killed", "raised"])
+@pytest.mark.parametrize("to_blame", [False, True], ids=["innocent", "to-blame"])
+def test_a_supervisor_decides_whether_the_shard_of_an_ended_trainer_failed(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher], notes: Notes, end: str, to_blame: bool
 ) -> None:
-    note = tmp_path / "note"
     with trainer("survivor") as survivor:
         survivor.add(["a"], failures=1)
-        where = {"BIREME_DISPATCHER": shared.addresses, "BIREME_DISPATCHER_DATASET": survivor.dataset}
-        victim = start_trainer(shared, survivor.dataset, TRAIN_AND_HANG, BIREME_DISPATCHER_NOTE=str(note))
+        victim = start_trainer(shared, survivor.dataset, end, RANK="3", **notes.environment)
         assert victim.stdout is not None
         assert victim.stdout.readline() == "a\n"
-        victim.kill()
-        victim.wait()
-        give_back(note, where)
-        assert not note.exists()
-        assert [shard.name for shard in survivor.shards()] == ["a"]
-        assert of(shared, survivor.dataset)["redispatched"] == {"released": 1}
+        if end == TRAIN_AND_HANG:
+            victim.kill()
+        victim.wait(60)
+        (note,) = notes.read()
+        assert (note.pid, note.rank, note.for_all) == (victim.pid, 3, False)
+        assert of(shared, survivor.dataset)["failedShards"] == []
+        leave_for(note, "the script failed" if to_blame else "")
+        assert [shard.name for shard in survivor.shards()] == ([] if to_blame else ["a"])
+        status = of(shared, survivor.dataset)
+        assert status["failedShards"] == (["a"] if to_blame else [])
+        assert status["redispatched"] == ({} if to_blame else {"released": 1})
+
+
+def test_a_trainer_that_leaves_by_itself_leaves_no_note(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher], notes: Notes
+) -> None:
+    with trainer() as other:
+        other.add(["a", "b"])
+        with Dispatcher(shared.addresses, other.dataset, env=notes.environment) as dispatcher:
+            for shard in dispatcher.shards(for_all=True):
+                (note,) = notes.read()
+                assert note.for_all
+                assert shard.name in "ab"
+        assert notes.read() == []
+        assert of(shared, other.dataset)["done"] == 2
+
+
+def test_a_supervised_trainer_that_goes_on_after_a_failure_reports_it_itself(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher], notes: Notes
+) -> None:
+    with Dispatcher(shared.addresses, trainer().dataset, env=notes.environment) as dispatcher:
+        dispatcher.add(["a", "b"], failures=1)
+        with contextlib.suppress(ValueError):
+            for _ in dispatcher.shards():
+                raise ValueError("this shard is bad")
+        assert [shard.name for shard in dispatcher.shards()] == ["b"]
+        assert of(shared, dispatcher.dataset)["failedShards"] == ["a"]
 
 
 def test_progress_tells_which_shards_of_the_pass_are_done_or_given_up(

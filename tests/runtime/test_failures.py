@@ -215,6 +215,29 @@ def test_who_lost_a_peer_did_not_fail_first(words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("who", "rank", "for_all", "counts"),
+    [
+        ({}, 3, False, True),
+        ({}, 0, False, False),
+        ({}, 0, True, True),
+        ({"code": -9, "outside": True}, 3, False, True),
+        ({"code": -15, "outside": True}, 3, False, False),
+        ({"words": "RuntimeError: Connection closed by peer [10.0.0.2]:3333"}, 3, True, False),
+    ],
+    ids=["its own rank", "another rank", "any rank, for all", "killed", "told to end", "has lost a peer"],
+)
+def test_a_shard_is_to_blame_only_for_those_who_failed_first_while_they_worked_on_it(
+    who: dict[str, object], rank: int, for_all: bool, counts: bool
+) -> None:
+    cause = replace(failure(1, "a", rank=3), **who)  # type: ignore[arg-type]
+    assert failures.blame_of_shard(cause, rank, for_all) == (cause.sentence if counts else "")
+
+
+def test_no_shard_is_to_blame_when_nobody_has_failed() -> None:
+    assert failures.blame_of_shard(None, 0, for_all=True) == ""
+
+
+@pytest.mark.parametrize(
     ("nodes", "failed_on", "mine", "verdict"),
     [
         (["a", "b"], ["a", "b"], "a", ""),

@@ -20,8 +20,8 @@ NODE = launchers.Node(rank=1, nodes=("10.0.0.1", "10.0.0.2"), address="10.0.0.1"
 
 def test_a_command_has_the_nodes_place_and_none_of_a_rank(tmp_path: Path) -> None:
     agent = {
-        "PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "TMPDIR": str(tmp_path), "GROUP_RANK": "1",
-        "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "run",
+        "PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "BIREME_LAUNCHER_FOLDER": str(tmp_path),
+        "GROUP_RANK": "1", "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "run",
         "PET_RDZV_BACKEND": "bireme-etcd", "PET_NPROC_PER_NODE": "8", "BIREME_NODES": "10.0.0.1,10.0.0.2",
         "BIREME_LAUNCHER_PORT": "4321", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1", "TEAM": "vision",
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.mpi.ssh import Ssh, greet, is_broken
+from bireme_runtime.mpi.ssh import Ssh, for_trainers, greet, is_broken
 from bireme_runtime.mpi.world import World
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
@@ -19,6 +20,9 @@ from tests.runtime.etcd_servers import RUNTIME
 
 WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
 VARIABLES = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
+
+
+DATASET = "BIREME_DISPATCHER_DATASET"
 
 
 def run(*argv: str, **env: str) -> tuple[int, str]:
@@ -151,6 +155,18 @@ def test_a_home_of_the_values_reaches_the_ranks(prepared: Path) -> None:
     command = ["sh", str(prepared / "mpi/session")]
     done = subprocess.run(command, env=login, capture_output=True, text=True, check=True)
     assert done.stdout == "/efs/home me\n"
+
+
+def test_an_mpijob_that_is_installed_again_has_another_dataset(tmp_path: Path) -> None:
+    names = []
+    for number, text in enumerate(["one key", "one key", "another key"]):
+        key = tmp_path / f"id_rsa-{number}"
+        key.write_text(text)
+        env = {"BIREME_DISPATCHER": "d:7190", "BIREME_MPI_KEY": str(key), DATASET: "job-r1"}
+        names.append(for_trainers({**env, "BIREME_MPI_ROLE": "worker"})[DATASET])
+        assert DATASET not in for_trainers(env), "an Indexed Job's dataset has the Job's uid"
+    assert names[0] == names[1] != names[2]
+    assert all(re.fullmatch("job-r1-[0-9a-f]{8}", name) for name in names)
 
 
 def test_pdsh_finds_the_workers(tmp_path: Path) -> None:

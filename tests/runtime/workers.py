@@ -22,7 +22,8 @@ class Worker:
         folder.mkdir(exist_ok=True)
         (folder / "train.py").write_text("import os, pathlib, signal, sys, time\n" + script)
         self.errors = folder / "stderr"
-        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "PYTHONUNBUFFERED": "1", **env}
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "PYTHONUNBUFFERED": "1",
+                   "TMPDIR": str(folder), **env}  # fmt: skip
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen([*command, str(folder / "train.py"), "one", "two"],
                                             env=environ, cwd=folder, stderr=errors)  # fmt: skip

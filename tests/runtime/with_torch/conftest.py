@@ -47,7 +47,7 @@ class Job:
         inside = {
             "PATH": "/usr/bin:/bin", "PYTHONPATH": "/srv", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1", "JOB_COMPLETION_INDEX": str(index), "PET_LOCAL_ADDR": "127.0.0.1",
-            **self.env, **env,
+            "TMPDIR": "/mnt", **self.env, **env,
         }  # fmt: skip
         binds = [(RUNTIME, "srv"), (self.folder, "mnt"), ("/proc", "proc"), ("/dev", "dev")]
         for name_there in ("elastic", "launcher", "run.py") if AGENT else ():

@@ -1,9 +1,13 @@
-"""What comes before the script of docs/dispatcher.md for ranks that make each step together."""
+"""What comes before the script of docs/dispatcher.md for ranks that make each step together.
+
+shards.py FOLDER NAME SHARDS: each rank notes what it trains in FOLDER/NAME.jsonl.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -27,8 +31,11 @@ model = DistributedDataParallel(torch.nn.Linear(4, 1))
 
 
 def train(shard: str, rank: int, world: int) -> None:
-    note(event="begun", shard=shard, rank=rank, world=world, pid=os.getpid())
+    who = {"rank": rank, "world": world, "host": socket.gethostname(), "pid": os.getpid()}
+    note(event="begun", shard=shard, **who)
+    if (rank, shard) == (1, os.environ.get("BAD_SHARD")):
+        raise ValueError(f"{shard} cannot be read")
     for _ in range(4):
         model(torch.ones(2, 4)).sum().backward()
         time.sleep(0.05)
-    note(event="trained", shard=shard)
+    note(event="trained", shard=shard, **who)

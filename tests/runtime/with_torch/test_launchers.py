@@ -35,6 +35,7 @@ def test_a_torchrun_by_hand_trains_on_all_nodes(job: Make) -> None:
     assert [run.end(name) for name in "ab"] == [0, 0]
     assert {note["rank"] for name in "ab" for note in run.notes(name, "start")} == {0, 1, 2, 3}
     run.check_steps(10)
+    assert not list(run.folder.glob("bireme-*")), "the folder of temporary files is as before"
 
 
 def test_a_lost_node_lets_the_other_train_on_and_rejoins(job: Make) -> None:

@@ -12,7 +12,6 @@ from bireme_runtime.dispatcher.client import (
     Refused,
     Shard,
     Unavailable,
-    give_back,
 )
 
-__all__ = ["Dispatcher", "DispatcherError", "Progress", "Refused", "Shard", "Unavailable", "give_back"]
+__all__ = ["Dispatcher", "DispatcherError", "Progress", "Refused", "Shard", "Unavailable"]

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from bireme_runtime.dispatcher import notes
 from bireme_runtime.dispatcher.messages import BLOCK, numbers_of
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, SettingError, Unreachable
@@ -105,10 +106,9 @@ class Dispatcher:
     """A trainer's client of the dispatcher. Close it, by `with` for example; the process's end closes it too.
 
     Arguments that are not given come from the environment: BIREME_DISPATCHER (`host:port[,host:port…]`),
-    BIREME_DISPATCHER_DATASET, BIREME_TRAINER and BIREME_WAIT_SECONDS, the longest wait for the service. It
-    writes its id to the file that BIREME_DISPATCHER_NOTE names, so that a supervisor that kills this trainer
-    can `give_back` its shards. Raises ValueError for invalid addresses; the methods raise Unavailable and
-    Refused.
+    BIREME_DISPATCHER_DATASET, BIREME_TRAINER and BIREME_WAIT_SECONDS, the longest wait for the service. Where
+    BIREME_DISPATCHER_NOTES names a folder, a supervisor settles what this trainer leaves unsettled
+    (notes.py). Raises ValueError for invalid addresses; the methods raise Unavailable and Refused.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class Dispatcher:
         )
         self._addresses = parse(addresses or env.get("BIREME_DISPATCHER", ""))
         self._leader = LeaderConnection(self._addresses, seconds)
-        self._note = Path(env["BIREME_DISPATCHER_NOTE"]) if env.get("BIREME_DISPATCHER_NOTE") else None
+        where = ",".join(map(str, self._addresses))
+        self._note = notes.of_this_process(env, where, self.dataset)
         self._trainer = ""
         self._renewal: _Renewal | None = None
         self._current: Shard | None = None
@@ -168,15 +169,21 @@ class Dispatcher:
             self._post("block", {"digest": about["digest"], "block": number, "names": block})
         return bool(self._post("add", wanted)["added"])
 
-    def shards(self, prefetch: bool = False) -> Generator[Shard, None, None]:
+    def shards(self, prefetch: bool = False, for_all: bool = False) -> Generator[Shard, None, None]:
         """Take shards until all passes are over, or `stop` was called.
 
         A shard is acknowledged when the loop asks for the next one. Leaving the loop's body, for example by
-        an exception, reports the shard as failed. With `prefetch`, both the acknowledgement and the request
-        for the next shard are sent while the body runs, and the trainer waits for neither.
+        an exception, reports the shard as failed; where there is a supervisor, that decides it when this
+        process has ended. With `prefetch`, both the acknowledgement and the request for the next shard are
+        sent while the body runs, and the trainer waits for neither. `for_all`: all ranks of the world work on
+        the shard, so a failure of any of them is one of the shard.
         """
         if self._current is not None:
             self._current._fail("the loop over shards was left")
+        if self._note is not None:
+            self._note = replace(self._note, for_all=for_all)
+            if self._trainer:
+                self._note.write()
         try:
             while (shard := self._received() or self._next()) is not None:
                 if prefetch:
@@ -184,10 +191,10 @@ class Dispatcher:
                 try:
                     yield shard
                 except GeneratorExit:
-                    shard._fail("the loop was left in the body")
+                    self._left(shard, "the loop was left in the body")
                     raise
                 except BaseException as error:
-                    shard._fail(repr(error))
+                    self._left(shard, repr(error))
                     raise
                 if not shard._settled:
                     shard._settled, self._current = True, None
@@ -196,6 +203,11 @@ class Dispatcher:
             if self._following is not None:
                 with contextlib.suppress(DispatcherError):
                     self._settle_rest(_LEAVE_SECONDS)
+
+    def _left(self, shard: Shard, reason: str) -> None:
+        """Report a failure, or leave that to the supervisor, which knows who failed first."""
+        if self._note is None:
+            shard._fail(reason)
 
     def once(self, what: str, action: Callable[[], object], wait: bool = True) -> bool:
         """Have one trainer carry out `action`; returns whether this trainer did.
@@ -229,28 +241,31 @@ class Dispatcher:
         self._stopping = True
 
     def close(self) -> None:
-        """Leave the dispatcher. A shard that is not settled has failed.
+        """Leave the dispatcher. A shard that is not settled has failed, or is left to the supervisor.
 
         If the dispatcher cannot be reached, the end of the lease has the same effect.
         """
         if not self._trainer:
             return
         self._collect(_LEAVE_SECONDS)
+        verb = "leave"
         body: dict[str, Any] = {"trainer": self._trainer, "done": self._done}
         if self._current is not None and not self._current._settled:
-            body["failed"] = [
-                [self._current.index, self._current._token, "the trainer ended in the loop's body"]
-            ]
+            if self._note is None:
+                reason = "the trainer ended in the loop's body"
+                body["failed"] = [[self._current.index, self._current._token, reason]]
+            else:
+                verb = "settle"
         self._current = self._following = None
         self._done = []
         if self._renewal is not None:
             self._renewal.stop()
         atexit.unregister(self.close)
         with contextlib.suppress(DispatcherError):
-            self._post("leave", body, _LEAVE_SECONDS)
+            self._post(verb, body, _LEAVE_SECONDS)
         self._trainer = ""
-        if self._note is not None:
-            self._note.unlink(missing_ok=True)
+        if self._note is not None and verb == "leave":
+            self._note.delete()
         self._leader.close()
         if self._second is not None:
             self._second.close()
@@ -373,26 +388,41 @@ class Dispatcher:
             atexit.register(self.close)
         self._trainer = str(answer["trainer"])
         if self._note is not None:
-            self._note.write_text(f"{self.dataset} {self._trainer}")
+            if self._note.trainer:
+                self._note.delete()
+            seconds = float(answer["seconds"])
+            self._note = replace(self._note, trainer=self._trainer, lease_seconds=seconds)
+            self._note.write()
         path = f"/v1/{self.dataset}/heartbeat"
         self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]))
 
 
-def give_back(note: Path, env: Mapping[str, str] = os.environ) -> None:
-    """Leave the dispatcher in place of a killed trainer, whose id is in the file `note`.
+def leave_for(note: notes.Note, lost: str = "") -> None:
+    """Leave the dispatcher in place of a trainer that has ended.
 
-    For supervisors which know that the trainer's shard is not the cause: the shard is returned at once and no
-    failure is counted. If the dispatcher cannot be reached, the lease ends later, and that counts as a
-    failure.
+    Its shard goes to others. `lost` says why that counts a failure of the shard. If the dispatcher cannot be
+    reached, the lease ends later, and that counts one.
     """
-    try:
-        dataset, trainer = note.read_text().split()
-        note.unlink()
-    except FileNotFoundError:
+    body = {"trainer": note.trainer, "lost": lost}
+    leader = LeaderConnection(parse(note.addresses), _LEAVE_SECONDS)
+    with contextlib.suppress(DispatcherError):
+        leader.ask("POST", f"/v1/{note.dataset}/leave", body)
+    leader.close()
+
+
+def leave_for_all(env: Mapping[str, str] = os.environ) -> None:
+    """Leave the dispatcher in place of all trainers of the job's dataset; no failure is counted.
+
+    For a launcher whose ranks have ended because one of their hosts was lost. Without a dispatcher it does
+    nothing.
+    """
+    if not env.get("BIREME_DISPATCHER"):
         return
-    killed = Dispatcher(dataset=dataset, env=env, wait_seconds=_LEAVE_SECONDS)
-    killed._trainer = trainer
-    killed.close()
+    dispatcher = Dispatcher(env=env, wait_seconds=_LEAVE_SECONDS)
+    with contextlib.suppress(DispatcherError):
+        for dataset in dispatcher.status()["datasets"]:
+            for trainer in dataset["trainers"] if dataset["dataset"] == dispatcher.dataset else ():
+                dispatcher._post("leave", {"trainer": trainer["trainer"]})
 
 
 def _warn_if_late(answer: Mapping[str, Any]) -> None:

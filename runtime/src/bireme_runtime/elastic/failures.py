@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -85,6 +86,18 @@ def first_of(failures: Iterable[Failure]) -> Failure | None:
     """The failure of a round that caused the others: the first of those that failed by themselves, if any."""
     found = sorted(failures, key=lambda each: (not each.by_itself, each.time, each.rank))
     return found[0] if found else None
+
+
+def blame_of_shard(cause: Failure | None, rank: int, for_all: bool) -> str:
+    """Why a shard that ``rank`` had when a round ended may have caused that; empty if it has not.
+
+    ``for_all``: all ranks of the world worked on it. ``cause``: who failed first, as far as is known; None
+    when members came, went or were lost.
+    """
+    was_told = cause is not None and cause.code in (-signal.SIGTERM, -signal.SIGINT)
+    if cause is None or was_told or not cause.by_itself:
+        return ""
+    return cause.sentence if for_all or cause.rank == rank else ""
 
 
 def blamed(failures: Iterable[Failure]) -> list[Failure]:
@@ -156,6 +169,10 @@ class Ledger:
     def all(self) -> list[Failure]:
         """The failures that are known, of the last rounds."""
         return list(self._own)
+
+    def of_round(self, number: int) -> list[Failure]:
+        """The failures of one round that workers have told each other."""
+        return []
 
     def ask_for_stacks(self, round: int) -> bool:
         """Ask all workers for their stacks. False when another worker of this round has asked already."""
@@ -239,7 +256,6 @@ class EtcdLedger(Ledger):
         return self._failures(f"{self._root}rounds/")
 
     def of_round(self, number: int) -> list[Failure]:
-        """The failures of one round."""
         return self._failures(self._round(number))
 
     def _failures(self, prefix: str) -> list[Failure]:

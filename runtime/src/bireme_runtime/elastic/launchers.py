@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import CONFIG, USAGE
 
 NAME = "BIREME_LAUNCHER"
+FOLDER = "BIREME_LAUNCHER_FOLDER"
 _NODES, _PORT = "BIREME_NODES", "BIREME_LAUNCHER_PORT"
 _MODULES = {"accelerate": "accelerate.commands.launch", "deepspeed": "deepspeed.launcher.runner"}
 # Variables of a training process, which this one is not: a launcher sets its own.
@@ -165,9 +165,9 @@ class Node:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Become the launcher, with its files in a folder of their own."""
+    """Become the launcher, with its files in the folder that the supervisor made for them."""
     node = Node.from_env(os.environ)
-    files = Path(tempfile.mkdtemp(prefix="bireme-launcher-"))
+    files = Path(environment.required(os.environ, FOLDER))
     own = json.loads(os.environ.get("BIREME_ACCELERATE") or "{}")
     (files / "accelerate.json").write_text(json.dumps(node.accelerate(own)))
     (files / "hostfile").write_text(node.host_file())

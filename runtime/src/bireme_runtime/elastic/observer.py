@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bireme_runtime.dispatcher.client import leave_for
+from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.elastic import failures, hang, history, launchers, progress, report
 from bireme_runtime.elastic.status import Starts
 from bireme_runtime.etcd import client as etcd
@@ -119,6 +121,11 @@ class Observer:
         self._hang, self._cause = "", "hang"
         self._slowest: hang.Stand | None = None
         self._next_publish = 0.0
+        self._notes = Notes()
+        # When trainers with a note were first seen to have ended.
+        self._ended: dict[str, float] = {}
+        # The first failure of this worker's own processes in the round that is over.
+        self._failure: failures.Failure | None = None
         # Process id, rank and local rank of each training process.
         self._processes: list[tuple[int, int, int]] = []
         self._said = Said()
@@ -136,7 +143,7 @@ class Observer:
     @property
     def environment(self) -> dict[str, str]:
         """What the training processes need to tell their steps."""
-        return {progress.BOARD: self._progress.board.path}
+        return {progress.BOARD: self._progress.board.path, **self._notes.environment}
 
     def start(self) -> None:
         """Begin to copy what processes print, in a thread with this one's signal mask."""
@@ -163,6 +170,9 @@ class Observer:
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
+        # All who are in this round have told of their failures in the last one.
+        self._settle_shards()
+        self._failure = None
         self._copier.drain(_DRAIN_SECONDS)
         self.publish(last=True)
         self._processes = []
@@ -199,6 +209,7 @@ class Observer:
         self._say(failure.sentence)
         self.starts.because(self._cause if self._hang else "failure")
         self._hang, self._cause, self._slowest = "", "hang", None
+        self._failure = failure
         answer = [report.GO_ON]
         self._ask(lambda: answer.append(self._judge(failure)))
         return report.STOP if self.verdict else answer[-1]
@@ -212,6 +223,7 @@ class Observer:
             self.publish()
             if self.starts.world > 1:
                 self._ask(self._follow)
+        self._settle_shards(wait=True)
         self._progress.look()
         limits, round = self._limits, self.starts.round
         silent = hang.overdue(self._progress, limits.hang_seconds, limits.first_seconds, now)
@@ -238,6 +250,27 @@ class Observer:
         """All processes have ended: copy what they have printed."""
         self._copier.close(2.0)
         self.publish(last=True)
+        self._settle_shards()
+        self._notes.close()
+
+    def _settle_shards(self, wait: bool = False) -> None:
+        """Leave the dispatcher for trainers that have ended, and say which shards may be to blame.
+
+        ``wait``: until others may have told of their failures, but not until the trainer's lease ends.
+        """
+        now, notes = time.monotonic(), self._notes.read()
+        running = children.alive([note.pid for note in notes]) if notes else []
+        ended = [note for note in notes if note.pid not in running]
+        self._ended = {note.trainer: self._ended.get(note.trainer, now) for note in ended}
+        due = [n for n in ended if not wait or now >= self._ended[n.trainer] + n.lease_seconds / 3]
+        if not due:
+            return
+        found = [self._failure] if self._failure else []
+        self._ask(lambda: found.extend(self._ledger.of_round(self.starts.round)))
+        cause = failures.first_of(found)
+        for note in due:
+            note.delete()
+            leave_for(note, failures.blame_of_shard(cause, note.rank, note.for_all))
 
     def _give_up(self, verdict: failures.Verdict, sentence: str) -> None:
         where = "" if verdict == "run" else f", all of them on {self._node}"

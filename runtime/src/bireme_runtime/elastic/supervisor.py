@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -388,7 +390,10 @@ class Supervisor:
             options.limits, say, past,
         )  # fmt: skip
         self._status = Status(self._observer.starts, seen, ledger, backend.waits, past, backend.spares)
-        self._env = {**env, **self._observer.environment, **hang.environment(env)}
+        self._folder = tempfile.mkdtemp(prefix="bireme-launcher-") if launchers.starts_nodes(env) else ""
+        self._env = {
+            **env, **self._observer.environment, **hang.environment(env), launchers.FOLDER: self._folder,
+        }  # fmt: skip
         self._template: warm.Template | None = None
 
     def run(self) -> int:
@@ -413,6 +418,8 @@ class Supervisor:
         finally:
             children.kill_descendants(1.0)
             self._observer.close()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve_status(self) -> None:
         if self._options.metrics_port:

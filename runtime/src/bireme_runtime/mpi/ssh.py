@@ -6,6 +6,7 @@ So a pod may log in to another if both have the release's key, and each can veri
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pwd
 import shlex
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bireme_runtime.dispatcher.notes import VARIABLE
 from bireme_runtime.process import children, environment
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
@@ -89,12 +91,12 @@ class Ssh:
     @classmethod
     def prepare(cls, env: Mapping[str, str]) -> Ssh:
         """Write the key and the configuration of this pod. Raises Stop when something is missing."""
-        folder = Path(env.get("BIREME_MPI_FOLDER", "/bireme/mpi"))
+        folder = _folder_of(env)
         port = environment.integer(env, "BIREME_MPI_PORT", PORT)
         user = _user()
         server = _program("sshd", "openssh-server")
         client = _program("ssh", "openssh-client")
-        _copy_key(Path(env.get("BIREME_MPI_KEY", "/bireme/ssh/id_rsa")), folder)
+        _copy_key(_key_of(env), folder)
         values = {"folder": folder, "port": port, "user": user, "level": env.get("BIREME_SSHD_LOG", "FATAL")}
         _write(folder / "sshd_config", _SERVER.format(**values))
         _write(folder / "ssh_config", _CLIENT.format(hosts="*", **values))
@@ -226,6 +228,32 @@ def _copy_key(source: Path, folder: Path) -> None:
     public = " ".join(made.stdout.split()[:2])
     _write(folder / "authorized_keys", f"{public}\n")
     _write(folder / "known_hosts", f"bireme {public}\n")
+
+
+def for_trainers(env: Mapping[str, str]) -> dict[str, str]:
+    """What trainers of the dispatcher need: the dataset's name, and that the launcher judges their failures.
+
+    The name has a part that an MPIJob of the same name, installed again, has not: only the key, which the
+    operator makes for each MPIJob, tells its pods apart. Other jobs have the uid of their Job.
+    """
+    if not env.get("BIREME_DISPATCHER"):
+        return {}
+    notes = {VARIABLE: str(_folder_of(env) / "trainers")}
+    name = env.get("BIREME_DISPATCHER_DATASET")
+    if name and env.get("BIREME_MPI_ROLE"):
+        # Without a key `prepare` says what is missing.
+        with contextlib.suppress(OSError):
+            digest = hashlib.sha256(_key_of(env).read_bytes()).hexdigest()
+            return {**notes, "BIREME_DISPATCHER_DATASET": f"{name}-{digest[:8]}"}
+    return notes
+
+
+def _folder_of(env: Mapping[str, str]) -> Path:
+    return Path(env.get("BIREME_MPI_FOLDER", "/bireme/mpi"))
+
+
+def _key_of(env: Mapping[str, str]) -> Path:
+    return Path(env.get("BIREME_MPI_KEY", "/bireme/ssh/id_rsa"))
 
 
 def is_login(pid: int) -> bool:

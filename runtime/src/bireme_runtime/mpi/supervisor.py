@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from bireme_runtime.dispatcher.client import leave_for_all
 from bireme_runtime.mpi.elastic import NO_HOROVODRUN, Discovery, horovodrun
-from bireme_runtime.mpi.ssh import Ssh, is_login
+from bireme_runtime.mpi.ssh import Ssh, for_trainers, is_login
 from bireme_runtime.mpi.workers import Workers
 from bireme_runtime.mpi.world import PROBE, World, interface_of
 from bireme_runtime.process import children, devices, environment
@@ -65,6 +66,7 @@ def _role(env: Mapping[str, str]) -> str:
 def _run(role: str, argv: list[str], env: Mapping[str, str]) -> int:
     if role == "check":
         return _check(env)
+    env = {**env, **for_trainers(env)}
     devices.check_efa(env, say)
     if role == "worker":
         return _work(env)
@@ -164,7 +166,14 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
         code = _watch_all(pid, workers)
     except children.Terminated as end:
         say(f"{end}: the ranks have {_grace(env):.0f} s to save")
-        return _end(pid, _grace(env))
+        code = _end(pid, _grace(env))
+        leave_for_all(env)
+        return code
+    except Stop:
+        # A worker is lost, which is no fault of the shards that the ranks have.
+        children.kill_descendants()
+        leave_for_all(env)
+        raise
     if code:
         say(f"the program ended with exit code {code}")
     return as_shell(code)

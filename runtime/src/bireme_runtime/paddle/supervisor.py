@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.dispatcher import client as dispatcher
+from bireme_runtime.dispatcher.client import leave_for
+from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
 from bireme_runtime.paddle.run import (
     BROKEN,
@@ -228,7 +229,7 @@ class Role(ABC):
         self._command = [*_LAUNCHER, *command]
         self.script = Script(options.output / f"node_{options.node}" / self.log_name)
         self._client = Client(options.coordinator)
-        self.note = Path(tempfile.gettempdir(), f"bireme-trainer-{os.getpid()}")
+        self.notes = Notes()
         self._boot = uuid.uuid4().hex
         self.attempt = 0
         self.state = WAITING
@@ -255,6 +256,15 @@ class Role(ABC):
             if not self._keeps_the_run():
                 self._tell(BROKEN)
             raise
+        finally:
+            self._settle_shards()
+            self.notes.close()
+
+    def _settle_shards(self, lost: str = "") -> None:
+        """Give back the shard of a script that has ended. ``lost``: why that may be the shard's fault."""
+        for note in self.notes.read():
+            note.delete()
+            leave_for(note, lost)
 
     @abstractmethod
     def _leave(self, deadline: float) -> None:
@@ -377,7 +387,7 @@ class Role(ABC):
                 "BIREME_PADDLE_ATTEMPT": str(view.attempt),
                 "BIREME_PADDLE_RESTORE": view.restore,
                 "BIREME_PADDLE_FIRST_PASS": str(view.first_pass),
-                "BIREME_DISPATCHER_NOTE": str(self.note),
+                **self.notes.environment,
             },
         )
 
@@ -518,7 +528,7 @@ class Trainer(Role):
     def _reset(self) -> None:
         super()._reset()
         # Without this, repeated losses of a pserver would count as failures of the first shards.
-        dispatcher.give_back(self.note, self.env)
+        self._settle_shards()
 
     def _ended(self, code: int) -> None:
         if code == 0:
@@ -529,8 +539,7 @@ class Trainer(Role):
             self.state = BROKEN
             return
         self._failures += 1
-        # The shard that the script had may be the cause, so that failure does count.
-        self.note.unlink(missing_ok=True)
+        self._settle_shards(f"the script ended with {code}")
         if code == CONFIG or self._failures > self.options.script_restarts:
             raise Stop(as_shell(code), f"the script ended with {code}")
         say(f"the script ended with {code}: restart {self._failures} of {self.options.script_restarts}")

@@ -364,7 +364,7 @@ class Coordinator:
 
     def _do_leave(self, state: DatasetState, request: Request) -> Reply:
         self._do_settle(state, request)
-        self._remove_trainer(state, request.trainer, "released")
+        self._remove_trainer(state, request.trainer, "lost" if request.lost else "released", request.lost)
         return _ready(Answer(200, {}))
 
     def _do_once(self, state: DatasetState, request: Request) -> Reply:
@@ -667,7 +667,7 @@ class Coordinator:
         if first is not None and not first.is_begun and state.definition is not None:
             first.deadline = self._clock() + state.definition.timeout
 
-    def _remove_trainer(self, state: DatasetState, name: str, reason: str) -> None:
+    def _remove_trainer(self, state: DatasetState, name: str, reason: str, words: str = "") -> None:
         """Forget a trainer; its shards and tasks are to be done by others."""
         trainer = state.trainers.get(name)
         if trainer is None:
@@ -679,7 +679,7 @@ class Coordinator:
             if reason == "released":
                 self._return(state, held)
             else:
-                self._fail(state, held, reason)
+                self._fail(state, held, reason, words)
         for what in [what for what, task in state.tasks.items() if task.trainer == name]:
             self._drop_task(state, what)
         del state.trainers[name]

@@ -111,7 +111,8 @@ class Request:
 
     `have` are the tokens of the shards that the trainer has. If an answer with a shard was lost, its token is
     not among them, and the shard is sent again. With `ahead` the trainer asks for a shard while it works on
-    another one, and does not wait for it. All requests may be repeated.
+    another one, and does not wait for it. `lost` are words of a supervisor whose trainer ended with a shard
+    that may be to blame: that leave counts as the end of its lease. All requests may be repeated.
     """
 
     verb: str
@@ -125,6 +126,7 @@ class Request:
     failed: tuple[Settled, ...] = ()
     released: tuple[Settled, ...] = ()
     ahead: bool = False
+    lost: str = ""
 
     @classmethod
     def from_json(cls, verb: str, dataset: str, body: Mapping[str, Any]) -> Request:
@@ -140,6 +142,7 @@ class Request:
                 have=tuple(int(token) for token in body.get("have", ())),
                 done=_settled(body, "done"), failed=_settled(body, "failed"),
                 released=_settled(body, "released"), ahead=bool(body.get("ahead")),
+                lost=str(body.get("lost", "")),
             )  # fmt: skip
         except (TypeError, ValueError, LookupError) as error:
             if isinstance(error, BadRequest):
