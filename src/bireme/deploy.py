@@ -163,9 +163,7 @@ class Deployer:
 
         Raises BiremeError when there is no such release, or when it was made from another chart or version.
         """
-        revision = self._releases.current(release, namespace)
-        if revision is None:
-            raise BiremeError(f"there is no release {release} in namespace {namespace}")
+        revision = self._releases.existing(release, namespace)
         if revision.version_here(charts) != revision.chart_version:
             raise BiremeError(
                 f"{release} was made from {revision.chart}, which is not among the charts here: "
@@ -184,7 +182,7 @@ class Deployer:
         """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""
         groups = self.planned(release, namespace).queued
         if not self._releases.uninstall(release, namespace, timeout):
-            raise BiremeError(f"there is no release {release} in namespace {namespace}")
+            raise self._releases.missing(release, namespace)
         leave(self._cluster.api, namespace, groups)
         self._until(
             lambda: not self._pods(release, namespace),

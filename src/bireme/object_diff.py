@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from bireme.changes import by_identity
-from bireme.labels import GENERATED_ANNOTATION
+from bireme.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.manifests import Manifest
 
 _HIDDEN = ("data", "stringData")
@@ -31,7 +31,8 @@ class ObjectDiff:
 def object_diffs(current: Iterable[Manifest], desired: Iterable[Manifest]) -> tuple[ObjectDiff, ...]:
     """What upgrading from ``current`` to ``desired`` changes in the text of each object, by its name.
 
-    Values of Secrets are hidden, fields that the cluster generates and hooks are left out.
+    Values of Secrets are hidden. Left out are hooks, fields that the cluster generates, and digests of parts
+    of the same object.
     """
     live, wanted = by_identity(current), by_identity(desired)
     found = []
@@ -54,9 +55,10 @@ def _texts(before: Manifest | None, after: Manifest | None) -> tuple[list[str], 
     if some and some.kind == "Secret":
         _hide(old or {}, new or {})
     generated = some.annotations.get(GENERATED_ANNOTATION) if some else None
-    for content in (old, new):
-        if content and generated:
+    for content in filter(None, (old, new)):
+        if generated:
             content.pop(generated, None)
+        ((content.get("metadata") or {}).get("annotations") or {}).pop(IMMUTABLE_ANNOTATION, None)
     return _lines(old), _lines(new)
 
 

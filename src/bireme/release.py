@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from bireme.clusters import Cluster
-from bireme.errors import BiremeError
+from bireme.errors import BiremeError, suggestion
 from bireme.helm import parse, sentences
 from bireme.manifests import Manifest
 from bireme.tools import Toolbox
@@ -150,6 +150,28 @@ class Releases:
         revisions = self.revisions(release, namespace)
         return max(revisions, key=lambda revision: revision.number, default=None)
 
+    def existing(self, release: str, namespace: str) -> Revision:
+        """The latest revision. Raises NoRelease."""
+        revision = self.current(release, namespace)
+        if revision is None:
+            raise self.missing(release, namespace)
+        return revision
+
+    def missing(self, release: str, namespace: str) -> NoRelease:
+        """That there is no such release, and which one may be meant."""
+        try:
+            there = self.list()
+        except BiremeError:  # whoever may not list all namespaces
+            there = ()
+        homes = [each.namespace for each in there if each.release == release]
+        names = [each.release for each in there if each.namespace == namespace]
+        hint = "bireme list shows the releases"
+        if homes:
+            hint = f"it is in namespace {' and in '.join(homes)}, so add --namespace {homes[0]}"
+        elif names:
+            hint = suggestion(release, names)
+        return NoRelease(f"there is no release {release} in namespace {namespace}: {hint}")
+
     def list(self, namespace: str | None = None) -> tuple[Revision, ...]:
         """The latest revision of every release in a namespace, or in all of them, by name."""
         listed = self._command.list(
@@ -174,7 +196,7 @@ class Releases:
 
     def values(self, release: str, namespace: str) -> dict[str, Any]:
         """The values that the user gave for the latest revision. Raises NoRelease."""
-        return _run(self._command.get_values(release, namespace=namespace), release, namespace)
+        return self._of_existing(self._command.get_values(release, namespace=namespace), release, namespace)
 
     def manifests(self, release: str, namespace: str) -> tuple[Manifest, ...]:
         """The objects of the latest revision as Helm applied them, without hooks."""
@@ -223,8 +245,14 @@ class Releases:
 
     def _get(self, what: str, release: str, namespace: str) -> str:
         command = ["get", what, release, "--namespace", namespace]
-        text: bytes = _run(self._command.run(command), release, namespace)
+        text: bytes = self._of_existing(self._command.run(command), release, namespace)
         return text.decode()
+
+    def _of_existing(self, call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
+        try:
+            return _run(call, release, namespace)
+        except NoRelease as error:
+            raise self.missing(release, namespace) from error
 
 
 def _run(call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
@@ -234,9 +262,7 @@ def _run(call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
     try:
         return asyncio.run(call)
     except ReleaseNotFoundError as error:
-        raise NoRelease(
-            f"there is no release {release} in namespace {namespace}: see helm list --namespace {namespace}"
-        ) from error
+        raise NoRelease(f"there is no release {release} in namespace {namespace}") from error
     except Error as error:
         raise BiremeError(_sentence(error.stderr.decode(errors="replace"), release, namespace)) from error
 

@@ -118,8 +118,19 @@ def totals_line(plan: Plan) -> str:
 
 
 def differences_view(differences: Sequence[Difference]) -> RenderableType:
-    """The differences between plan and cluster, a sentence each."""
-    return Group(*(Text(f"✗ {each.sentence}", style="red") for each in differences))
+    """The differences between plan and cluster: a sentence for each, or for all pods of which it is true."""
+    alike: dict[tuple[str, str], list[Difference]] = {}
+    for each in differences:
+        said = each.sentence.replace(each.pod, "", 1) if each.pod else each.sentence
+        alike.setdefault((each.workload, said), []).append(each)
+    lines = (f"✗ {first.sentence}{_and_others(others)}" for first, *others in alike.values())
+    return Group(*(Text(line, style="red") for line in lines))
+
+
+def _and_others(others: Sequence[Difference]) -> str:
+    if len(others) > 1:
+        return f" (also {len(others)} more pods, up to {others[-1].pod})"
+    return f" (also {others[0].pod})" if others else ""
 
 
 def diff_view(diffs: Sequence[ObjectDiff]) -> RenderableType:

@@ -236,6 +236,13 @@ def test_a_diff_hides_the_values_of_secrets_and_says_which_change() -> None:
     ]
 
 
+def test_a_diff_leaves_out_the_digests_of_parts_that_it_shows() -> None:
+    before = thing("Job", "a", annotations={"bireme/immutable": '{"image":"1"}'}, spec={"image": "old"})
+    after = thing("Job", "a", annotations={"bireme/immutable": '{"image":"2"}'}, spec={"image": "new"})
+    (found,) = object_diffs([before], [after])
+    assert [line.strip() for line in found.lines if line[:1] in "+-"] == ["-  image: old", "+  image: new"]
+
+
 def test_a_diff_leaves_out_what_the_cluster_generates() -> None:
     kept = {"bireme/generated": "data"}
     before = thing("Secret", "login", annotations=kept, data={"password": "c2VjcmV0"})

@@ -51,12 +51,13 @@ class OneHelm:
 def make_helm(tmp_path: Path) -> MakeHelm:
     """Releases through a stand-in for Helm, which records its arguments and prints a given answer."""
 
-    def make(answer: object = None, error: str = "") -> Releases:
+    def make(answer: object = None, error: str = "", listed: object = None) -> Releases:
         helm = tmp_path / "helm of the test"
         helm.write_text(
             textwrap.dedent(f"""\
             #!/bin/sh
             if [ "$1" = version ]; then printf v4.3.1; exit; fi
+            [ "$1" = list ] && [ -s '{tmp_path}/listed' ] && cat '{tmp_path}/listed' && exit
             printf '%s\\n' "$@" > '{tmp_path}/arguments'
             [ "$1" = upgrade ] && cat > '{tmp_path}/values'
             cat '{tmp_path}/answer'
@@ -68,6 +69,7 @@ def make_helm(tmp_path: Path) -> MakeHelm:
         text = answer if isinstance(answer, str) else json.dumps(answer)
         (tmp_path / "answer").write_text(text)
         (tmp_path / "error").write_text(error)
+        (tmp_path / "listed").write_text(json.dumps(listed) if listed is not None else "")
         return Releases(Somewhere(tmp_path / "kubeconfig"), OneHelm(helm))  # type: ignore[arg-type]
 
     return make
@@ -148,8 +150,26 @@ def test_a_missing_release_has_no_revisions_and_can_be_uninstalled(
 
 
 def test_the_notes_of_a_missing_release_are_an_error_with_advice(make_helm: MakeHelm) -> None:
-    with pytest.raises(BiremeError, match="no release web in namespace team: see helm list --namespace team"):
+    with pytest.raises(BiremeError, match="no release web in namespace team: bireme list shows the releases"):
         make_helm(error="Error: release: not found").notes("web", "team")
+
+
+@pytest.mark.parametrize(
+    ("release", "namespace", "advice"),
+    [
+        ("web", "default", "there is no release web in namespace default: it is in namespace team, so add "),
+        ("wbe", "team", "there is no release wbe in namespace team: did you mean web?"),
+    ],
+)
+def test_a_release_that_is_elsewhere_or_misspelt_is_named(
+    make_helm: MakeHelm, release: str, namespace: str, advice: str
+) -> None:
+    listed = {"name": "web", "namespace": "team", "revision": "1", "status": "deployed", "chart": "web-1"}
+    helm = make_helm(error="Error: release: not found", listed=[listed | {"updated": "2026-01-01"}])
+    with pytest.raises(BiremeError, match=advice):
+        helm.notes(release, namespace)
+    with pytest.raises(BiremeError, match=advice):
+        helm.existing(release, namespace)
 
 
 def test_the_current_revision_is_the_highest(make_helm: MakeHelm) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from bireme import views
 from bireme.instances import Instance
 from bireme.manifests import Manifest
+from bireme.observe import Difference
 from bireme.pods import observed_pod
 from bireme.tools import ToolStatus
 from bireme.topology import Plan, expand
@@ -127,6 +128,18 @@ def test_a_terminal_shows_tools_a_line_each_and_their_paths_where_they_fit(tmp_p
 def test_an_empty_list_says_how_to_fill_it() -> None:
     assert shown(views.clusters_view([]), 80) == "there is no cluster: start one with: bireme up\n"
     assert shown(views.releases_view([]), 80) == "there are no releases: bireme install makes one\n"
+
+
+def test_what_is_true_of_many_pods_is_said_once() -> None:
+    said = "{} is Pending: 0/4 nodes are available"
+    pods = [Difference("pending", "run-r1", f"run-r1-{n}", said.format(f"run-r1-{n}")) for n in range(100)]
+    other = Difference("missing", "etcd", "etcd-0", "etcd-0 is missing")
+    lines = shown(views.differences_view([*pods, other]), 200).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        "✗ run-r1-0 is Pending: 0/4 nodes are available (also 99 more pods, up to run-r1-99)",
+        "✗ etcd-0 is missing",
+    ]
+    assert shown(views.differences_view(pods[:2]), 200).strip().endswith("available (also run-r1-1)")
 
 
 def test_a_plan_names_claims_volumes_and_classes(instances: Mapping[str, Instance]) -> None:

@@ -151,9 +151,7 @@ def diff(
     namespace = options["namespace"]
     cluster = app.cluster(target)
     releases = Releases(cluster, app.toolbox)
-    revision = releases.current(release, namespace)
-    if revision is None:
-        raise BiremeError(f"there is no release {release} in namespace {namespace}")
+    revision = releases.existing(release, namespace)
     request = request_of(app, chart=chart or revision.chart_name, release=release, **options)
     if not options["files"]:
         request = replace(request, values=releases.values(release, namespace))
