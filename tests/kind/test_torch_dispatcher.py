@@ -112,7 +112,7 @@ def job(release: ReleaseFactory, runs: Path, shell: Shell) -> Job:
     return Job(installed, folder, shell)
 
 
-def test_each_shard_is_done_once_though_workers_and_the_dispatchers_leader_are_killed(job: Job) -> None:
+def test_each_shard_is_done_once_while_workers_and_the_leader_are_killed(job: Job) -> None:
     job.until_trained(5, world=3)
     job.kill(job.worker_of(2), "trainer")
     job.until_trained(5, world=3)
