@@ -1,14 +1,17 @@
 """How much memory each step of charts/dataset needs for a dataset of many files.
 
 Each step is a process of its own, and its peak is what the kernel counted (VmHWM of /proc). The list is that
-of a server that makes up the keys of a bucket; the other steps work on files of 7 bytes, which are links.
+of a server that makes up the keys of a bucket; the other steps work on files of 7 bytes, which are links. All
+but --copied of them are staged already, by the journal of an earlier attempt, as a disk has not many millions
+of small files.
 
-    python benchmarks/dataset_memory.py [--entries 20000] [--listed 20000] [-o json]
+    python benchmarks/dataset_memory.py [--entries 20000] [--copied 20000] [--listed 20000] [-o json]
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.server
 import json
 import os
@@ -103,14 +106,38 @@ def bucket(entries: int) -> Iterator[str]:
 def files(folder: Path, entries: int) -> None:
     """Make this number of files, a thousand to a folder."""
     for number in range(entries):
-        file = folder / f"n{number // 1000:05d}" / f"n{number:08d}.JPEG"
+        file = f"{folder}/{path(number)}"
         if number % 1000 == 0:
-            file.parent.mkdir(parents=True)
+            os.makedirs(os.path.dirname(file))
         if number % LINKS == 0:
-            file.write_bytes(CONTENT)
+            Path(file).write_bytes(CONTENT)
             first = file
         else:
             os.link(first, file)
+
+
+def path(number: int) -> str:
+    """Where a file is."""
+    return f"n{number // 1000:05d}/n{number:08d}.JPEG"
+
+
+def staged(source: Path, staging: Path, entries: int) -> None:
+    """The files as an attempt that was killed has copied them, with its journal."""
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    (staging / ".bireme").mkdir(parents=True)
+    with (staging / ".bireme/journal-0.jsonl").open("w") as journal:
+        for number in range(entries):
+            file = f"{source}/{path(number)}"
+            if number % 1000 == 0:
+                os.makedirs(os.path.dirname(f"{staging}/{path(number)}"))
+            if number % LINKS == 0:
+                version = str(os.stat(file).st_mtime_ns)
+                Path(f"{staging}/{path(number)}").write_bytes(CONTENT)
+                first = f"{staging}/{path(number)}"
+            else:
+                os.link(first, f"{staging}/{path(number)}")
+            record = {"path": path(number), "version": version, "size": len(CONTENT), "sha256": sha256}
+            journal.write(f"\n{json.dumps(record)}\n")
 
 
 def measure(name: str, entries: int, program: str, arguments: Sequence[str], env: Mapping[str, str]) -> Step:
@@ -126,7 +153,7 @@ def measure(name: str, entries: int, program: str, arguments: Sequence[str], env
     return Step(name, entries, round(time.perf_counter() - started, 1), round(int(done.stdout) / 1024, 1))
 
 
-def steps(place: Path, entries: int, listed: int) -> Iterator[Step]:
+def steps(place: Path, entries: int, copied: int, listed: int) -> Iterator[Step]:
     """All steps, in their order."""
 
     def env(url: str, target: str) -> dict[str, str]:
@@ -137,9 +164,10 @@ def steps(place: Path, entries: int, listed: int) -> Iterator[Step]:
         s3 = {"AWS_ENDPOINT_URL_S3": server, "BIREME_S3_ANONYMOUS": "true"}
         yield measure("list", listed, LIST, [], {**s3, **env("s3://b/data", "listed")})
     files(place / "source", entries)
-    copied = env(f"file://{place}/source", "data")
+    staged(place / "source", place / ".data.staging", max(entries - copied, 0))
+    both = env(f"file://{place}/source", "data")
     for name in ("stage", "publish"):
-        yield measure(name, entries, STEP, [name], copied)
+        yield measure(name, entries, STEP, [name], both)
     folder = str(place / "data")
     yield measure("verify", entries, STEP, ["verify", folder], {})
     yield measure("verify --quick", entries, STEP, ["verify", folder, "--quick"], {})
@@ -147,13 +175,17 @@ def steps(place: Path, entries: int, listed: int) -> Iterator[Step]:
 
 @click.command(help=__doc__)
 @click.option("--entries", default=20_000, show_default=True, help="Files to stage, publish and verify")
+@click.option("--copied", default=20_000, show_default=True, help="How many of them `stage` has to copy")
 @click.option("--listed", default=20_000, show_default=True, help="Objects to list")
 @click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Where to copy to, else $TMPDIR")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def main(entries: int, listed: int, folder: Path | None, output: str) -> None:
+def main(entries: int, copied: int, listed: int, folder: Path | None, output: str) -> None:
     place = Path(tempfile.mkdtemp(dir=folder))
     try:
-        found = list(steps(place, entries, listed))
+        found = []
+        for each in steps(place, entries, copied, listed):
+            found.append(each)
+            CONSOLE.print(f"{each.name}: {each.entries:,} entries, {each.seconds:g} s, {each.peakMiB:g} MiB")
     finally:
         shutil.rmtree(place)
     if output == "json":

@@ -146,6 +146,18 @@ def test_validation_images_of_imagenet_are_sorted_by_class(
     assert found == ["val/n01/a.JPEG", "val/n01/c.JPEG", "val/n02/b.JPEG"]
 
 
+def test_a_dataset_at_the_root_of_a_claim_is_staged_and_verified_there(
+    render: Callable[..., Render],
+) -> None:
+    root = {"claim": {"name": "fsx-pvc", "path": "/"}, "prepare": {"script": "true"}}
+    rendered = render("dataset", values=S3 | root)
+    settings = json.loads(env(rendered)["BIREME_DATASET"])
+    assert (settings["target"], settings["root"]) == ("/claim", True)
+    assert "cd '/claim/.bireme.staging'" in container_of(pod(rendered), "prepare")["args"][0]
+    (check,) = (each for each in rendered.manifests if each.kind == "Pod")
+    assert "/claim" in check["spec"]["containers"][0]["command"]
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

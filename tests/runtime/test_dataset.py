@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.dataset import staging as dataset
+from bireme_runtime.dataset import manifest as dataset
 from bireme_runtime.sources.aws import Credentials, CredentialsProvider, sign
 from bireme_runtime.sources.source import ConnectionPool, S3Source
 from tests.runtime.etcd_servers import RUNTIME

@@ -1,5 +1,12 @@
 {{- define "dataset.target" -}}
-/claim/{{ .Values.claim.path }}
+{{ printf "/claim/%s" .Values.claim.path | trimSuffix "//" }}
+{{- end }}
+
+{{/*
+Where the files are until they are published.
+*/}}
+{{- define "dataset.staging" -}}
+{{- if eq .Values.claim.path "/" }}/claim/.bireme.staging{{ else }}/claim/{{ regexFind "^.*/" .Values.claim.path }}.{{ base .Values.claim.path }}.staging{{ end }}
 {{- end }}
 
 {{/*
@@ -13,6 +20,7 @@ The settings of bireme_runtime.dataset, as JSON. The claim of source N is mounte
 {{- end }}
 {{- $settings := dict "target" (include "dataset.target" .) "sources" $sources "shards" .Values.shards
     "parallel" (int64 .Values.parallel) "partMiB" (int64 .Values.partMiB) "workers" (int64 .Values.workers) }}
+{{- if eq .Values.claim.path "/" }}{{ $_ := set $settings "root" true }}{{ end }}
 {{- if .Values.replace }}{{ $_ := set $settings "replace" true }}{{ end }}
 {{- with .Values.upload }}{{ $_ := set $settings "upload" . }}{{ end }}
 {{- with .Values.prepare.script }}{{ $_ := set $settings "prepare" (sha256sum . | trunc 16) }}{{ end }}
@@ -78,7 +86,7 @@ volumeMounts:
 {{- end }}
 
 {{- define "dataset.script" -}}
-{{- $staging := printf "/claim/%s.%s.staging" (regexFind "^.*/" .Values.claim.path) (base .Values.claim.path) -}}
+{{- $staging := include "dataset.staging" . -}}
 # Nothing is staged where the dataset is there already.
 [ -d {{ $staging | squote }} ] || exit 0
 cd {{ $staging | squote }}

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bireme_runtime.dataset.archives import Damaged
+from bireme_runtime.dataset.manifest import Corrupt
 from bireme_runtime.dataset.staging import (
-    Corrupt,
     Settings,
     Unwritable,
     publish,

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import threading
 import time
 import uuid
@@ -23,8 +24,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bireme_runtime.dataset import archives
+from bireme_runtime.dataset import archives, root
 from bireme_runtime.dataset.lists import Lists, Row, SortedRows, in_order, joined
+from bireme_runtime.dataset.manifest import (
+    MANIFEST,
+    Corrupt,
+    Manifest,
+    manifest_of,
+    read_header,
+    write_manifest,
+)
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import reason
@@ -33,8 +42,11 @@ from bireme_runtime.sources.checksums import Checksum, compute, digest_of
 from bireme_runtime.sources.places import env_of, open_source
 from bireme_runtime.sources.source import (
     ATTEMPTS,
+    HIDDEN,
     Body,
+    Changed,
     Entry,
+    FolderSource,
     Part,
     S3Source,
     Source,
@@ -45,15 +57,11 @@ from bireme_runtime.sources.source import (
     sums,
 )
 
-MANIFEST = "MANIFEST.jsonl"
 _STATE = ".bireme"
+_STAGING = "staging"
 _UNPACKED = "unpacked.json"
 _CHUNK = 1 << 20
 _PROGRESS_SECONDS = 10.0
-
-
-class Corrupt(BiremeError):
-    """Data does not have the size or the checksum that it should have."""
 
 
 class Unwritable(BiremeError):
@@ -82,6 +90,8 @@ class Shards:
 class Settings:
     """What to stage and where. `sources` have the keys url, path, sha256, sums and extract.
 
+    With `is_root`, the target is the root of a claim, which nothing can be renamed to (see root.py).
+
     `prepare` identifies the script that runs between `stage` and `publish`. `upload` is a URL in S3 to which
     the dataset is uploaded as well.
     """
@@ -96,15 +106,30 @@ class Settings:
     upload: str = ""
     workers: int = 1
     index: int = 0
+    is_root: bool = False
+
+    def _hidden(self, name: str) -> Path:
+        if self.is_root:
+            return root.hidden(self.target, name)
+        return self.target.parent / f".{self.target.name}.{name}"
 
     @property
     def staging(self) -> Path:
         """The folder that becomes the target when it is renamed, so it is on the same file system."""
-        return self.target.parent / f".{self.target.name}.staging"
+        return self._hidden(_STAGING)
+
+    @property
+    def old(self) -> Path:
+        """Where the dataset goes that is replaced."""
+        return self._hidden("old")
 
     def lists(self) -> Lists:
         """Where lists go that do not fit into memory."""
-        return Lists(self.target.parent / f".{self.target.name}.lists-{self.index}")
+        return Lists(self._hidden(f"lists-{self.index}"))
+
+    def staged(self, path: str) -> str:
+        """Where a file of the dataset is until it is published."""
+        return f"{self.staging}/{path}"
 
     @property
     def state(self) -> Path:
@@ -127,6 +152,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             replace=bool(values.get("replace")),
             upload=values.get("upload", ""),
             workers=workers,
+            is_root=bool(values.get("root")),
             # Without workers, each pod copies everything, also the pods of a training Indexed Job.
             index=environment.integer(env, "JOB_COMPLETION_INDEX", 0) if workers > 1 else 0,
         )
@@ -226,6 +252,8 @@ def _of_source(source: Source, wanted: Mapping[str, str], lists: Lists) -> Itera
                 yield entry.path, [entry.size, entry.version, entry.key]
 
     entries = lists.sorted(rows())
+    if isinstance(source, FolderSource) and MANIFEST not in files and source.has(f"{HIDDEN}{_STAGING}"):
+        raise Changed(f"{url} has no complete dataset yet")
     has_digests = bool(wanted.get("sums")) or MANIFEST in files
     digests = lists.sorted(_digests(source, files, wanted, lists))
     for path, found, known in joined(entries, digests.last()):
@@ -442,8 +470,7 @@ class Copier:
         record = past.file
         if record is None or (record["version"], record["size"]) != (item.entry.version, item.entry.size):
             return False
-        file = self._settings.staging / item.path
-        return file.is_file() and file.stat().st_size == item.entry.size
+        return _size(self._settings.staged(item.path)) == item.entry.size
 
     @property
     def _parts(self) -> Path:
@@ -461,14 +488,14 @@ class Copier:
         for name in left:
             (self._parts / name).unlink(missing_ok=True)
 
-    def _new(self) -> Path:
+    def _new(self) -> str:
         # No name comes twice: the journal may still have parts of a file that was finished or deleted.
-        return self._parts / f"{self._settings.index}-{uuid.uuid4().hex}"
+        return f"{self._parts}/{self._settings.index}-{uuid.uuid4().hex}"
 
     def _whole(self, item: Item) -> None:
         sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
         unfinished = self._new()
-        with unfinished.open("wb") as file:
+        with open(unfinished, "wb") as file:
 
             def take(chunk: bytes) -> None:
                 sha256.update(chunk)
@@ -489,12 +516,12 @@ class Copier:
 
     def _in_parts(self, item: Item, past: Past) -> Iterator[Callable[[], None]]:
         size, step = item.entry.size, self._settings.part_bytes
-        begun = {self._parts / name: parts for name, parts in past.unfinished(item.entry.version).items()}
-        usable = (file for file in begun if file.is_file() and file.stat().st_size == size)
+        begun = {f"{self._parts}/{name}": of for name, of in past.unfinished(item.entry.version).items()}
+        usable = (file for file in begun if _size(file) == size)
         unfinished = next(usable, None) or self._new()
         done = begun.get(unfinished, set())
         if unfinished not in begun:
-            with unfinished.open("wb") as file:
+            with open(unfinished, "wb") as file:
                 file.truncate(size)
         starts = range(0, size, step)
         missing = [start for start in starts if start not in done]
@@ -504,8 +531,8 @@ class Copier:
         for start in missing or [size]:
             yield lambda start=start: self._part(item, unfinished, start, min(start + step, size))  # type: ignore[misc]
 
-    def _part(self, item: Item, unfinished: Path, start: int, end: int) -> None:
-        with unfinished.open("r+b") as file:
+    def _part(self, item: Item, unfinished: str, start: int, end: int) -> None:
+        with open(unfinished, "r+b") as file:
             file.seek(start)
 
             def take(chunk: bytes) -> None:
@@ -516,7 +543,8 @@ class Copier:
                 _fetch(item.source, item.entry, start, end, take)
             file.flush()
             os.fsync(file.fileno())
-        self._journal.add(path=item.path, version=item.entry.version, part=start, into=unfinished.name)
+        into = os.path.basename(unfinished)
+        self._journal.add(path=item.path, version=item.entry.version, part=start, into=into)
         with self._lock:
             self._open_parts[item.path] -= 1
             is_last = self._open_parts[item.path] == 0
@@ -524,9 +552,7 @@ class Copier:
             del self._open_parts[item.path]
             self._finish(item, unfinished, self._check(item, unfinished, item.checksums()))
 
-    def _check(
-        self, item: Item, unfinished: Path, allowed: Iterable[Checksum], known_sha256: str = ""
-    ) -> str:
+    def _check(self, item: Item, unfinished: str, allowed: Iterable[Checksum], known_sha256: str = "") -> str:
         """The sha256 of a copied file. Raises Corrupt if the source has checksums and none of them fits."""
         sha256 = digest_of("sha256")
         first, wrong = ([] if known_sha256 else [sha256]), None
@@ -539,7 +565,7 @@ class Copier:
         else:
             if wrong is not None:
                 # The next attempt must not take it for its own parts.
-                unfinished.unlink()
+                os.unlink(unfinished)
                 raise wrong
             if first:
                 compute(unfinished, first)
@@ -547,17 +573,16 @@ class Copier:
                 self._unchecked += not item.sha256
         return known_sha256 or sha256.digest().hex()
 
-    def _finish(self, item: Item, unfinished: Path, sha256: str) -> None:
-        if unfinished.stat().st_size != item.entry.size:
-            raise Corrupt(
-                f"{item.path} has {unfinished.stat().st_size} bytes, its source says {item.entry.size}"
-            )
+    def _finish(self, item: Item, unfinished: str, sha256: str) -> None:
+        size = _size(unfinished)
+        if size != item.entry.size:
+            raise Corrupt(f"{item.path} has {size} bytes, its source says {item.entry.size}")
         if item.sha256 and sha256 != item.sha256:
-            unfinished.unlink()
+            os.unlink(unfinished)
             raise Corrupt(f"{item.path} has sha256 {sha256}, it should have {item.sha256}")
-        file = self._settings.staging / item.path
+        file = self._settings.staged(item.path)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            os.makedirs(os.path.dirname(file), exist_ok=True)
             os.replace(unfinished, file)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise SourceError(
@@ -584,18 +609,16 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     Raises SourceError, Unreachable, Changed, CredentialsError or Corrupt.
     """
     with settings.lists() as lists:
+        if settings.is_root:
+            _take_back(settings, say)
         listing = listed(settings, env, lists)
         published = read_header(settings.target)
         if published is not None and published["identity"] == listing.identity:
             say(f"{settings.target} has this dataset already: {published['files']} files, nothing to copy")
+            if settings.index == 0:
+                _clear_away(settings)
             return False
-        if settings.target.exists() and not settings.replace:
-            what = (
-                "another dataset, or another version of it"
-                if published
-                else "files that are not of a dataset"
-            )
-            raise SourceError(f"{settings.target} has {what}: choose another path, or set replace=true")
+        _check_target(settings, published is not None, lists)
         # Index 0 does the work of a worker whose share is of another list, unless that worker starts again.
         old = _share(settings, settings.index)
         if old is not None and old["identity"] != listing.identity:
@@ -607,6 +630,30 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
             _remove_others(settings, listing, lists)
             _unpack(settings, listing, say)
     return True
+
+
+def _take_back(settings: Settings, say: Say) -> None:
+    """At a root, undo a `publish` that was interrupted. Worker 0 does it, and the others wait for it."""
+    if settings.index == 0:
+        root.take_back(settings.target, settings.staging)
+        (settings.staging / MANIFEST).unlink(missing_ok=True)
+    elif (settings.staging / MANIFEST).exists():
+        say("waiting for worker 0, which publishes or begins again")
+        while (settings.staging / MANIFEST).exists():
+            time.sleep(1)
+
+
+def _check_target(settings: Settings, is_dataset: bool, lists: Lists) -> None:
+    target = settings.target
+    if settings.is_root and (other := root.foreign(target, settings.old, lists)):
+        raise SourceError(
+            f"{target} has {other}, which is not of a dataset there: choose a folder of the claim, or move it"
+        )
+    if (is_dataset if settings.is_root else target.exists()) and not settings.replace:
+        what = (
+            "another dataset, or another version of it" if is_dataset else "files that are not of a dataset"
+        )
+        raise SourceError(f"{target} has {what}: choose another path, or set replace=true")
 
 
 def _copy_share(
@@ -640,7 +687,7 @@ def _remove_others(settings: Settings, listing: Listing, lists: Lists) -> None:
     """Delete files that an earlier attempt copied and that the sources no longer have."""
     for path, _, item in joined(_staged(settings, lists), listing.rows):
         if item is None:
-            (settings.staging / path).unlink(missing_ok=True)
+            os.unlink(settings.staged(path))
     (settings.staging / MANIFEST).unlink(missing_ok=True)
 
 
@@ -700,7 +747,7 @@ def _share(settings: Settings, index: int) -> dict[str, Any] | None:
 
 
 def publish(settings: Settings, say: Say) -> bool:
-    """Write the manifest and rename the staged folder to the target. Raises Corrupt.
+    """Write the manifest and rename the staged folder to the target. Raises Corrupt, at a root SourceError.
 
     Returns False where nothing is staged, or index is not 0.
     """
@@ -712,15 +759,22 @@ def publish(settings: Settings, say: Say) -> bool:
         header = _describe(settings, share, say)
     for path in (*(shards.file for shards in settings.shards), *_unpacked(settings)["archives"]):
         (settings.staging / path).unlink(missing_ok=True)
-    old = settings.target.parent / f".{settings.target.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if settings.target.exists():
-        settings.target.rename(old)
-    settings.staging.rename(settings.target)
-    shutil.rmtree(settings.target / _STATE, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    if settings.is_root:
+        root.replace(settings.target, settings.staging, settings.old)
+    else:
+        shutil.rmtree(settings.old, ignore_errors=True)
+        if settings.target.exists():
+            settings.target.rename(settings.old)
+        settings.staging.rename(settings.target)
+    _clear_away(settings)
     say(f"{settings.target} is published: {header['files']} files, {header['bytes']} bytes, see {MANIFEST}")
     return True
+
+
+def _clear_away(settings: Settings) -> None:
+    """Delete what is left beside a published dataset."""
+    for folder in (settings.staging, settings.target / _STATE, settings.old):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -747,18 +801,18 @@ def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[st
             if past is not None and past.file is not None and path not in records:
                 digest = past.file["sha256"]
             else:
-                digest = Part.whole(staging / path).digest("sha256")
-            return _row(staging, path, digest, records)
+                digest = Part.whole(settings.staged(path)).digest("sha256")
+            return _row(settings, path, digest, records)
 
-        return _write_manifest(staging, in_order(pool, row, found), share["identity"], lists)
+        return write_manifest(staging, in_order(pool, row, found), share["identity"], lists)
 
 
 def _check_complete(settings: Settings, share: Mapping[str, Any]) -> None:
-    staging, shards = settings.staging, {name for each in settings.shards for name in each.names}
+    shards = {name for each in settings.shards for name in each.names}
     files = size = 0
-    for path in _files(staging):
+    for path in _files(settings.staging):
         if path not in shards:
-            files, size = files + 1, size + (staging / path).stat().st_size
+            files, size = files + 1, size + os.stat(settings.staged(path)).st_size
     unpacked = _unpacked(settings)
     wanted = share["files"] + unpacked["files"], share["bytes"] + unpacked["bytes"]
     if (files, size) != wanted:
@@ -768,8 +822,8 @@ def _check_complete(settings: Settings, share: Mapping[str, Any]) -> None:
         )
 
 
-def _row(folder: Path, path: str, sha256: str, records: Mapping[str, int]) -> dict[str, Any]:
-    row: dict[str, Any] = {"path": path, "bytes": (folder / path).stat().st_size, "sha256": sha256}
+def _row(settings: Settings, path: str, sha256: str, records: Mapping[str, int]) -> dict[str, Any]:
+    row: dict[str, Any] = {"path": path, "bytes": os.stat(settings.staged(path)).st_size, "sha256": sha256}
     return {**row, "records": records[path]} if path in records else row
 
 
@@ -808,15 +862,15 @@ def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     place, folder = open_source(settings.upload, env), settings.target
     if not isinstance(place, S3Source):
         raise SourceError(f"upload: {settings.upload} is not s3://BUCKET/PREFIX")
-    manifest = _manifest_of(folder)
+    manifest = manifest_of(folder)
     with settings.lists() as lists, ThreadPoolExecutor(settings.parallel) as pool:
         there = lists.sorted((each.path, [each.size, each.version]) for each in place.found())
         rows = lists.sorted((row["path"], [row["bytes"]]) for row in manifest.rows())
 
         def put(path: str, known: Sequence[Any] | None, parallel: int = 1) -> int:
-            file = folder / path
+            file = f"{folder}/{path}"
             # An object with another tag, because of KMS or of other part sizes, is sent again.
-            if known and known[0] == file.stat().st_size and known[1] == place.tag(file):
+            if known and known[0] == _size(file) and known[1] == place.tag(file):
                 return 0
             place.put(path, file, parallel)
             return 1
@@ -834,73 +888,12 @@ def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     return sent > 0
 
 
-# --- the manifest ---
-
-
-def _write_manifest(
-    folder: Path, rows: Iterable[Mapping[str, Any]], identity: str, lists: Lists
-) -> dict[str, Any]:
-    body, digest = lists.file(), hashlib.sha256()
-    files = size = 0
-    with body.open("wb") as out:
-        for row in rows:
-            line = f"{json.dumps(row)}\n".encode()
-            out.write(line)
-            digest.update(line)
-            files, size = files + 1, size + row["bytes"]
-    header = {"files": files, "bytes": size, "sha256": digest.hexdigest(), "identity": identity}
-    unfinished = lists.file()
-    with unfinished.open("wb") as out, body.open("rb") as lines:
-        out.write(f"{json.dumps(header)}\n".encode())
-        shutil.copyfileobj(lines, out)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(unfinished, folder / MANIFEST)
-    return header
-
-
-def read_header(folder: Path) -> dict[str, Any] | None:
-    """The first line of a manifest: files, bytes, sha256 of the other lines. None if there is no manifest."""
-    try:
-        with (folder / MANIFEST).open(encoding="utf-8") as file:
-            header: dict[str, Any] = json.loads(file.readline())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return header
-
-
-class Manifest:
-    """A manifest that is as it was written. Raises Corrupt if it was changed or has another format."""
-
-    def __init__(self, file: Path, name: str) -> None:
-        self._file, digest = file, hashlib.sha256()
-        try:
-            with file.open("rb") as lines:
-                self.header: dict[str, Any] = json.loads(lines.readline())
-                wanted = self.header["sha256"]
-                while chunk := lines.read(_CHUNK):
-                    digest.update(chunk)
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{name} is not a manifest of charts/dataset, which reserves this name") from error
-        if digest.hexdigest() != wanted:
-            raise Corrupt(f"{name} has been changed since it was written")
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """A file each: its path, its bytes and its sha256."""
-        with self._file.open("rb") as lines:
-            yield from map(json.loads, itertools.islice(lines, 1, None))
-
-
-def _manifest_of(folder: Path) -> Manifest:
-    try:
-        return Manifest(folder / MANIFEST, str(folder / MANIFEST))
-    except OSError as error:
-        raise Corrupt(f"{folder} is not a dataset: it has no {MANIFEST}") from error
+# --- verifying ---
 
 
 def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
     """Compare a dataset with its manifest, only sizes if `is_quick`; returns a sentence. Raises Corrupt."""
-    manifest = _manifest_of(folder)
+    manifest = manifest_of(folder)
     some: list[str] = []
     wrong = 0
     with ThreadPoolExecutor(parallel) as pool:
@@ -917,11 +910,12 @@ def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
 
 
 def _wrong(folder: Path, row: Mapping[str, Any], is_quick: bool) -> str:
-    file = folder / row["path"]
-    if not file.is_file():
+    file = f"{folder}/{row['path']}"
+    size = _size(file)
+    if size is None:
         return f"{row['path']} is missing"
-    if file.stat().st_size != row["bytes"]:
-        return f"{row['path']} has {file.stat().st_size} bytes instead of {row['bytes']}"
+    if size != row["bytes"]:
+        return f"{row['path']} has {size} bytes instead of {row['bytes']}"
     if not is_quick and Part.whole(file).digest("sha256") != row["sha256"]:
         return f"{row['path']} has another sha256 than in {MANIFEST}"
     return ""
@@ -933,6 +927,15 @@ def _wrong(folder: Path, row: Mapping[str, Any], is_quick: bool) -> str:
 def _files(folder: Path) -> Iterator[str]:
     """Paths of all files of a dataset, except the manifest and the folder with the journals."""
     return (path for path in files_below(folder) if path != MANIFEST and not path.startswith(f"{_STATE}/"))
+
+
+def _size(file: str) -> int | None:
+    """The size of a file; None if there is none."""
+    try:
+        found = os.stat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _write(file: Path, text: str) -> None:

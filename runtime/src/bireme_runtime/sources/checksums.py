@@ -88,9 +88,9 @@ class Checksum:
         return _InParts(self.algorithm, self.parts) if self.parts else digest_of(self.algorithm)
 
 
-def compute(file: Path, digests: Sequence[Digest]) -> None:
+def compute(file: str | Path, digests: Sequence[Digest]) -> None:
     """Feed a file to all digests. Raises OSError."""
-    with file.open("rb") as content:
+    with open(file, "rb") as content:
         while chunk := content.read(_CHUNK):
             for each in digests:
                 each.update(chunk)

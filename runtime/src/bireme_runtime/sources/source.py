@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate, parsedate_to_datetime
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
@@ -43,6 +43,8 @@ ATTEMPTS = 8
 _MOST_PARTS = 10_000
 _PART_BYTES = 64 << 20
 _ENCRYPTION = "x-amz-server-side-encryption"
+# With this begins the name of what a dataset at the root of a claim hides there.
+HIDDEN = ".bireme."
 _WITH_CHECKSUM = MappingProxyType({"x-amz-checksum-mode": "ENABLED"})
 
 
@@ -93,27 +95,44 @@ class Source(Protocol):
 
 def safe_path(path: str) -> str:
     """The path, unless a folder on a claim cannot have it. Raises SourceError."""
-    parts = PurePosixPath(path).parts
-    what = f"the source has an object named {path[:300]!r}, which"
+    # Without pathlib, here and wherever something is done for each file: it keeps each name for ever in
+    # Python 3.12, and takes most of the time of a list.
+    parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or path.startswith("/") or ".." in parts or parts[0].startswith(".bireme"):
-        raise SourceError(f"{what} is not a path below a folder")
+        raise SourceError(f"{_named(path)} is not a path below a folder")
     if not path.isprintable() and any(each < " " or "\ud800" <= each <= "\udfff" for each in path):
-        raise SourceError(f"{what} has characters that are no text: rename it")
+        raise SourceError(f"{_named(path)} has characters that are no text: rename it")
     # Limits of Linux, less what the names of the folders above may need.
     if max(len(part.encode()) for part in parts) > 255 or len(path.encode()) > 3500:
-        raise SourceError(f"{what} is longer than a file system allows: rename it")
-    return str(PurePosixPath(path))
+        raise SourceError(f"{_named(path)} is longer than a file system allows: rename it")
+    return "/".join(parts)
 
 
-def files_below(folder: Path, below: str = "") -> Iterator[str]:
-    """The paths of all files in a folder and those below it, in no order. Links to folders are left out."""
-    with os.scandir(folder / below) as found:
+def _named(path: str) -> str:
+    return f"the source has an object named {path[:300]!r}, which"
+
+
+def files_below(
+    folder: Path, below: str = "", is_wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[str]:
+    """The paths of all files in a folder and those below it, in no order. Links to folders are left out.
+
+    What is not wanted is left out too, with all below it.
+    """
+    with os.scandir(f"{folder}/{below}") as found:
         for each in found:
             path = below + each.name
+            if not is_wanted(path):
+                continue
             if each.is_dir(follow_symlinks=False):
-                yield from files_below(folder, f"{path}/")
+                yield from files_below(folder, f"{path}/", is_wanted)
             elif not each.is_dir():
                 yield path
+
+
+def may_be_data(path: str) -> bool:
+    """Whether it is neither what a dataset at a claim's root hides there nor what ext4 has in each root."""
+    return path != "lost+found" and not path.startswith(HIDDEN)
 
 
 class FolderSource:
@@ -122,18 +141,18 @@ class FolderSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def has(self, name: str) -> bool:
+        """Whether the folder has this file or folder now."""
+        return (self._folder / name).exists()
+
     def entries(self) -> Iterator[Entry]:
         if self._folder.is_file():
-            yield self._entry(self._folder, self._folder.name)
+            yield _entry(str(self._folder), self._folder.name)
             return
         if not self._folder.is_dir():
             raise SourceError(f"{self._folder} does not exist: check the path of the source")
-        for path in files_below(self._folder):
-            yield self._entry(self._folder / path, path)
-
-    def _entry(self, file: Path, path: str) -> Entry:
-        stat = file.stat()
-        return Entry(safe_path(path), stat.st_size, str(stat.st_mtime_ns), str(file))
+        for path in files_below(self._folder, is_wanted=may_be_data):
+            yield _entry(f"{self._folder}/{path}", path)
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
@@ -146,6 +165,11 @@ class FolderSource:
 
     def checksums(self, entry: Entry) -> Iterator[Checksum]:
         return iter(())
+
+
+def _entry(file: str, path: str) -> Entry:
+    found = os.stat(file)
+    return Entry(safe_path(path), found.st_size, str(found.st_mtime_ns), file)
 
 
 class ConnectionPool:
@@ -247,18 +271,18 @@ def pause(attempt: int) -> None:
 class Part:
     """`size` bytes of a file from `start` on."""
 
-    file: Path
+    file: str | Path
     start: int
     size: int
 
     @classmethod
-    def whole(cls, file: Path) -> Part:
+    def whole(cls, file: str | Path) -> Part:
         """All of a file."""
-        return cls(file, 0, file.stat().st_size)
+        return cls(file, 0, os.stat(file).st_size)
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes, in chunks. Raises OSError."""
-        with self.file.open("rb") as content:
+        with open(self.file, "rb") as content:
             content.seek(self.start)
             left = self.size
             while left and (chunk := content.read(min(_CHUNK, left))):
@@ -415,7 +439,7 @@ class S3Source:
                 continue
             yield Entry(safe_path(path), size, tag, key)
 
-    def put(self, path: str, file: Path, parallel: int = 4) -> None:
+    def put(self, path: str, file: str | Path, parallel: int = 4) -> None:
         """Upload a file below the prefix, a large one in parts. Raises as `entries` does."""
         key = "/".join(filter(None, (self.prefix.rstrip("/"), path)))
         parts = self._parts(file)
@@ -441,7 +465,7 @@ class S3Source:
                 self.delete(key, {"uploadId": upload})
             raise
 
-    def tag(self, file: Path) -> str:
+    def tag(self, file: str | Path) -> str:
         """The `version` that an object made by `put` from this file has, unless KMS encrypts it."""
         digests = [part.digest("md5") for part in self._parts(file)]
         if len(digests) == 1:
@@ -449,8 +473,8 @@ class S3Source:
         whole = hashlib.md5(b"".join(map(bytes.fromhex, digests)), usedforsecurity=False)
         return f"{whole.hexdigest()}-{len(digests)}"
 
-    def _parts(self, file: Path) -> list[Part]:
-        size = file.stat().st_size
+    def _parts(self, file: str | Path) -> list[Part]:
+        size = os.stat(file).st_size
         step = max(self.part_bytes, math.ceil(size / _MOST_PARTS))
         return [Part(file, start, min(step, size - start)) for start in range(0, size or 1, step)]
 

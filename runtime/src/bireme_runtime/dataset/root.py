@@ -1,0 +1,75 @@
+"""A dataset at the root of a claim: it cannot appear by one rename, so its manifest, which comes last, is the
+sign.
+
+Files are staged in a hidden folder of the root and moved out of it one name at a time. The staged manifest
+says which names those are, so after a kill it is known what belongs where: a name that the folder lacks has
+been moved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from bireme_runtime.dataset.lists import Lists, joined
+from bireme_runtime.dataset.manifest import MANIFEST, manifest_of
+from bireme_runtime.sources.source import HIDDEN, SourceError, may_be_data
+
+
+def hidden(root: Path, name: str) -> Path:
+    """A folder of the root that is no part of the dataset."""
+    return root / f"{HIDDEN}{name}"
+
+
+def foreign(root: Path, old: Path, lists: Lists) -> str:
+    """A name at the root that no dataset there has, "" if there is none.
+
+    The dataset's names are in the manifest, which an interrupted `replace` has moved to `old`.
+    """
+    with os.scandir(root) as found:
+        there = lists.sorted((each.name, []) for each in found if may_be_data(each.name))
+    own = lists.sorted((name, []) for folder in (root, old) for name in _names(folder))
+    for name, is_there, is_own in joined(there, own.last()):
+        if is_there is not None and is_own is None and name != MANIFEST:
+            return name
+    return ""
+
+
+def replace(root: Path, staging: Path, old: Path) -> None:
+    """Move the staged dataset to the root, its manifest last, and the one that is there to `old`.
+
+    Raises SourceError if something else has come there in the meantime.
+    """
+    take_back(root, staging)
+    if (root / MANIFEST).exists():
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir()
+        os.rename(root / MANIFEST, old / MANIFEST)
+    for name in _names(old):
+        if os.path.lexists(root / name):
+            os.rename(root / name, old / name)
+    for name in _names(staging):
+        if os.path.lexists(root / name):
+            raise SourceError(f"{root / name} has come there while the dataset was copied: move it away")
+        os.rename(staging / name, root / name)
+    # All names are on the disk before the manifest says so.
+    os.sync()
+    os.rename(staging / MANIFEST, root / MANIFEST)
+
+
+def take_back(root: Path, staging: Path) -> None:
+    """Move to the staging folder what an interrupted `replace` has moved out of it."""
+    for name in _names(staging):
+        if not os.path.lexists(staging / name) and os.path.lexists(root / name):
+            os.rename(root / name, staging / name)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """What a dataset has directly in its folder, by the manifest; nothing where there is none."""
+    if (folder / MANIFEST).exists():
+        # Paths are sorted, so those of one folder follow each other.
+        for name, _ in itertools.groupby(row["path"].partition("/")[0] for row in manifest_of(folder).rows()):
+            yield name
