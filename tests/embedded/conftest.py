@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from bireme.clusters import controllers
-from bireme.clusters.embedded import EmbeddedCluster
+from bireme.clusters import controllers, start_addon
+from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.waiting import until
+from bireme.deploy import Deployer
+from bireme.helm import Renderer
+from bireme.instances import Instance
+from bireme.paths import Paths
 from bireme.pytest_plugin import InstalledRelease
+from bireme.release import Releases
 from bireme.tools import Toolbox
+from tests.embedded.addons import WithAddon
 
 pytestmark = pytest.mark.embedded
 
@@ -21,6 +30,31 @@ def fsx_claim(request: pytest.FixtureRequest) -> None:
     if "release" in request.fixturenames:
         cluster: EmbeddedCluster = request.getfixturevalue("cluster")
         cluster.add_claim("fsx-pvc", request.getfixturevalue("test_namespace"))
+
+
+@pytest.fixture(scope="module")
+def with_addon(
+    bireme_paths: Paths,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> WithAddon:
+    """Starts a cluster of its own with an add-on: ``with with_addon("kueue", {"cpu": 1}) as …``."""
+
+    @contextmanager
+    def running(addon: str, nodes: Mapping[str, int]) -> Iterator[tuple[EmbeddedCluster, Deployer]]:
+        paths = replace(bireme_paths, state=tmp_path_factory.mktemp(addon))
+        provider = EmbeddedProvider(paths, toolbox)
+        cluster = provider.up(f"{addon}-{uuid.uuid4().hex[:6]}", nodes)
+        try:
+            controller = start_addon(addon, cluster, toolbox)
+            yield cluster, Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
+            controller.check_alive()
+        finally:
+            provider.down(cluster.name)
+
+    return running
 
 
 @pytest.fixture(scope="session")

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
 
-from bireme.clusters import start_addon
-from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.clusters.embedded import EmbeddedCluster
 from bireme.deploy import Deployer, Outcome
-from bireme.helm import Renderer
-from bireme.instances import Instance
-from bireme.paths import Paths
 from bireme.pytest_plugin import Request
-from bireme.release import Releases
-from bireme.tools import Toolbox
+from tests.embedded.addons import WithAddon
 from tests.support import waiting
 
 PODS, NODES = "/api/v1/namespaces/default/pods", "/api/v1/nodes"
@@ -75,23 +69,9 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(
-    bireme_paths: Paths,
-    toolbox: Toolbox,
-    renderer: Renderer,
-    instances: Mapping[str, Instance],
-    request_for: Request,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Site]:
-    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path_factory.mktemp("karpenter")), toolbox)
-    cluster = provider.up(f"karpenter-{uuid.uuid4().hex[:6]}", {"cpu": 1})
-    try:
-        karpenter = start_addon("karpenter", cluster, toolbox)
-        deployer = Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
+def site(with_addon: WithAddon, request_for: Request) -> Iterator[Site]:
+    with with_addon("karpenter", {"cpu": 1}) as (cluster, deployer):
         yield Site(cluster, deployer, request_for, set())
-        karpenter.check_alive()
-    finally:
-        provider.down(cluster.name)
 
 
 @pytest.fixture

@@ -5,24 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bireme.clusters import controllers, start_addon
-from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.clusters import controllers
+from bireme.clusters.embedded import EmbeddedCluster
 from bireme.deploy import Deployer, Outcome
-from bireme.helm import Renderer
-from bireme.instances import Instance
-from bireme.paths import Paths
 from bireme.pytest_plugin import Request
-from bireme.release import Releases
 from bireme.tools import Toolbox
+from tests.embedded.addons import WithAddon
 from tests.support import waiting
 
 VERSION = "kueue.x-k8s.io/v1beta2"
@@ -135,24 +131,10 @@ class Queues:
 
 
 @pytest.fixture(scope="module")
-def kueue(
-    bireme_paths: Paths,
-    toolbox: Toolbox,
-    renderer: Renderer,
-    instances: Mapping[str, Instance],
-    request_for: Request,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Queues]:
+def kueue(with_addon: WithAddon, request_for: Request) -> Iterator[Queues]:
     """A cluster of its own with Kueue, and a flavor for p4d.24xlarge."""
-    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path_factory.mktemp("kueue")), toolbox)
-    cluster = provider.up(f"kueue-{uuid.uuid4().hex[:6]}", {TYPE: NODES, "cpu": 1})
-    try:
-        manager = start_addon("kueue", cluster, toolbox)
-        deployer = Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
+    with with_addon("kueue", {TYPE: NODES, "cpu": 1}) as (cluster, deployer):
         yield Queues(cluster, deployer, request_for, [], [])
-        manager.check_alive()
-    finally:
-        provider.down(cluster.name)
 
 
 @pytest.fixture
