@@ -53,6 +53,8 @@ _PODS = 110
 
 # Families with accelerators and Arm processors.
 _GRAVITON = frozenset(("g5g", "p6e-gb200"))
+# Families whose instances have a part of a GPU, which Karpenter does not count.
+_GPU_PARTS = frozenset(("g6f", "gr6f"))
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,11 @@ class Instance:
         return "arm64" if self.type.removeprefix(HYPERPOD).partition(".")[0] in _GRAVITON else "amd64"
 
     @property
+    def has_part_of_gpu(self) -> bool:
+        """Whether its GPU is a part of one: the device plugin counts it, Karpenter does not."""
+        return self.type.partition(".")[0] in _GPU_PARTS
+
+    @property
     def labels(self) -> Mapping[str, str]:
         """The labels that its nodes have because of their type, from EKS and from Karpenter or HyperPod."""
         if self.type.startswith(HYPERPOD):
@@ -106,7 +113,7 @@ class Instance:
             INSTANCE_MEMORY_LABEL: str(self.memory_mib),
         }
         if self.accelerator.resource == ACCELERATORS[0]:
-            labels[INSTANCE_GPUS_LABEL] = str(self.accelerator.count)
+            labels[INSTANCE_GPUS_LABEL] = "0" if self.has_part_of_gpu else str(self.accelerator.count)
             labels[INSTANCE_GPU_MAKER_LABEL] = "nvidia"
         return labels
 

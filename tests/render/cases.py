@@ -18,7 +18,8 @@ SIZES_ALIKE = {
     "g4dn": {"g4dn.2xlarge", "g4dn.4xlarge", "g4dn.16xlarge"},
     "g5g": {"g5g.xlarge", "g5g.2xlarge", "g5g.4xlarge", "g5g.8xlarge", "g5g.metal"},
     "g6e": {"g6e.2xlarge", "g6e.4xlarge", "g6e.8xlarge", "g6e.16xlarge"},
-    "gr6": {"gr6.8xlarge"},
+    "g6f": {"g6f.xlarge", "g6f.2xlarge", "g6f.4xlarge"},
+    "gr6": {"gr6.8xlarge", "gr6f.4xlarge"},
     "g7": {"g7.2xlarge", "g7.4xlarge", "g7.8xlarge", "g7.12xlarge", "g7.24xlarge"},
     "g7e": {"g7e.2xlarge", "g7e.4xlarge", "g7e.8xlarge", "g7e.12xlarge", "g7e.24xlarge"},
 }

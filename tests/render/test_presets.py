@@ -88,7 +88,9 @@ def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, req
     [
         ("trn1.2xlarge", 2),
         ("trn1.32xlarge", 32),
+        ("trn2.3xlarge", 4),
         ("trn2.48xlarge", 64),
+        ("g6f.xlarge", 1),
         ("p4d.24xlarge", 8),
         ("g7e.48xlarge", 8),
     ],

@@ -114,7 +114,8 @@ def test_a_node_pool_makes_the_same_nodes_as_eksctl(instances: Mapping[str, Inst
     assert template["spec"]["taints"] == group["taints"]
     script = node_class["spec"].get("userData", "")
     assert script.removeprefix("#!/bin/bash\n") == "".join(group.get("preBootstrapCommands", []))
-    assert bool(overlays) == bool(script)
+    added = {key for each in overlays for key in each["spec"]["capacity"]}
+    assert ("hugepages-2Mi" in added) == bool(script)
     resource = instances[name].accelerator.resource
     assert pool["spec"]["limits"] == {resource: 3 * instances[name].accelerator.count}
 
@@ -178,6 +179,22 @@ def test_nothing_is_public_unless_a_network_is_admitted(instances: Mapping[str, 
     opened = cluster_config(fleet({"p4d.24xlarge": 1}, instances), "1.34", ("192.0.2.0/24",))["vpc"]
     assert opened["clusterEndpoints"]["publicAccess"] is True
     assert opened["publicAccessCIDRs"] == ["192.0.2.0/24"]
+
+
+def test_karpenter_is_told_of_the_part_of_a_gpu_that_it_does_not_count(
+    instances: Mapping[str, Instance],
+) -> None:
+    overlays = {
+        name: [
+            each["spec"]["capacity"]
+            for each in karpenter_objects(fleet({name: 1}, instances), "nodes")
+            if each["kind"] == "NodeOverlay"
+        ]
+        for name in ("g6f.xlarge", "gr6f.4xlarge", "g6.xlarge")
+    }
+    part = [{"nvidia.com/gpu": "1"}]
+    assert overlays == {"g6f.xlarge": part, "gr6f.4xlarge": part, "g6.xlarge": []}
+    assert instances["g6f.xlarge"].labels["karpenter.k8s.aws/instance-gpu-count"] == "0"
 
 
 @pytest.mark.parametrize("name", [CPU_TYPE, *TYPES])

@@ -218,8 +218,8 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
     """Print Karpenter's objects for such nodes, and their costs.
 
     Each type of nodes gets a NodePool and an EC2NodeClass; the costs are those of an hour at most. Nothing is
-    created. Nodes with huge pages also get a NodeOverlay, for which Karpenter needs its feature gate
-    NodeOverlay.
+    created. Nodes with huge pages, and those with a part of a GPU, also get a NodeOverlay, for which
+    Karpenter needs its feature gate NodeOverlay.
 
     \b
     Example: bireme karpenter --nodes p4d.24xlarge=3 --zones us-west-2b,us-west-2c > nodes.yaml

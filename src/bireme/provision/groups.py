@@ -45,7 +45,7 @@ class Group:
 
     ``name`` is that of ``--nodes`` without dots; ``zone`` is the one zone they are in, or None; ``taint`` is
     the resource whose ``=present:NoSchedule`` keeps other pods away, or None; ``accelerators`` is how many of
-    it a node has.
+    it a node has, and ``has_part_of_gpu`` whether Karpenter counts none of them.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Group:
     labels: Mapping[str, str]
     taint: str | None = None
     accelerators: int = 0
+    has_part_of_gpu: bool = False
     efa: int = 0
     huge_pages_mib: int = 0
     has_nvme: bool = False
@@ -137,6 +138,7 @@ class Fleet:
             labels=labels,
             taint=instance.accelerator.resource,
             accelerators=instance.accelerator.count,
+            has_part_of_gpu=instance.has_part_of_gpu,
             efa=instance.efa,
             huge_pages_mib=instance.huge_pages_mib,
             has_nvme=bool(instance.nvme_gb),

@@ -21,8 +21,12 @@ def karpenter_objects(fleet: Fleet, role: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for group in fleet.groups:
         found += [_node_class(group, fleet, role), _node_pool(group)]
+        # Karpenter cannot know what user data sets aside, and counts no part of a GPU: without these no node
+        # has them, and their pods wait forever.
         if group.huge_pages_mib:
-            found.append(_overlay(group))
+            found.append(_overlay(group, "huge-pages", {HUGE_PAGES: f"{group.huge_pages_mib}Mi"}))
+        if group.has_part_of_gpu and group.taint:
+            found.append(_overlay(group, "gpus", {group.taint: str(group.accelerators)}))
     return found
 
 
@@ -99,16 +103,14 @@ def _node_pool(group: Group) -> dict[str, Any]:
     }
 
 
-def _overlay(group: Group) -> dict[str, Any]:
-    # Karpenter cannot know what user data sets aside; without this no node of it has huge pages, and their
-    # pods wait forever.
+def _overlay(group: Group, of: str, capacity: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "karpenter.sh/v1alpha1",
         "kind": "NodeOverlay",
-        "metadata": {"name": f"{group.name}-huge-pages"},
+        "metadata": {"name": f"{group.name}-{of}"},
         "spec": {
             "requirements": [_one_of("karpenter.sh/nodepool", group.name)],
-            "capacity": {HUGE_PAGES: f"{group.huge_pages_mib}Mi"},
+            "capacity": capacity,
         },
     }
 
