@@ -52,9 +52,21 @@ def format_quantity(name: str, amount: Fraction) -> str:
     return f"{whole // 2**20}Mi" if is_bytes and whole and whole % 2**20 == 0 else str(whole)
 
 
+_MOST_DEVICES = 1024
+
+
 def accelerators(resources: Mapping[str, str]) -> int:
-    """The number of accelerators, of any kind, among ``resources``."""
-    return sum(int(quantity(resources.get(name, "0"))) for name in ACCELERATORS)
+    """The number of accelerators, of any kind, among ``resources``.
+
+    Raises BiremeError for more than any node will ever have, for which a picture would need all memory.
+    """
+    found = {name: int(quantity(resources.get(name, "0"))) for name in ACCELERATORS}
+    for name, count in found.items():
+        if count > _MOST_DEVICES:
+            raise BiremeError(
+                f"a pod asks for {count:,.0f} of {name}: no node has more than {_MOST_DEVICES:,}"
+            )
+    return sum(found.values())
 
 
 def pod_requests(pod_spec: Mapping[str, Any]) -> dict[str, str]:

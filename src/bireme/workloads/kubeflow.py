@@ -41,7 +41,7 @@ class KubeflowJob(WorkloadKind):
         return bool((spec_of(manifest).get("runPolicy") or {}).get("suspend"))
 
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
-        return tuple(role.get("template") or {} for role in self.roles(manifest).values())
+        return tuple((role or {}).get("template") or {} for role in self.roles(manifest).values())
 
     def owner(self, pod: Mapping[str, Any]) -> str | None:
         """The job that controls the pod, or that the pod's label names where a Job in between does."""

@@ -245,14 +245,14 @@ def elastic_bounds(pod_spec: Mapping[str, Any]) -> tuple[int, int] | None:
     try:
         return int(low), int(high or low)
     except ValueError as error:
-        raise BiremeError(f"PET_NNODES is {bounds!r}, it must be MIN:MAX, as in 1:128") from error
+        raise BiremeError(f"PET_NNODES is {bounds[:40]!r}, it must be MIN:MAX, as in 1:128") from error
 
 
 def count_of(pod_spec: Mapping[str, Any], variable: str, default: int) -> int:
     """The number in an environment variable. Raises BiremeError when it is none."""
     text = _env(pod_spec, variable) or str(default)
     if not text.isdigit():
-        raise BiremeError(f"{variable} is {text!r}, it must be a whole number")
+        raise BiremeError(f"{variable} is {text[:40]!r}, it must be a whole number")
     return int(text)
 
 

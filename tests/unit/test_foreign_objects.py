@@ -1,0 +1,148 @@
+"""Objects of other people's charts with a wrong value anywhere: planned, or refused with a sentence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from bireme.errors import BiremeError
+from bireme.instances import Instance
+from bireme.manifests import Manifest
+from bireme.picture import svg
+from bireme.topology import expand, fit
+from bireme.views import plan_view
+
+WRONG: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1.5, 1e300, 10**18, "x", "", "9" * 5000),
+    *([], {}, [[]], [{}], [None], {"a": None}),
+)
+POD: dict[str, Any] = {
+    "nodeSelector": {"node.kubernetes.io/instance-type": "p4d.24xlarge"},
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {
+                        "matchExpressions": [
+                            {"key": "bireme/node-type", "operator": "In", "values": ["p4d.24xlarge"]}
+                        ]
+                    }
+                ]
+            }
+        }
+    },
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "overhead": {"cpu": "1"},
+    "initContainers": [{"name": "first", "restartPolicy": "Always", "resources": {"limits": {"cpu": "1"}}}],
+    "containers": [
+        {
+            "name": "main",
+            "command": ["torchrun"],
+            "args": ["train.py"],
+            "env": [
+                {"name": "PET_NNODES", "value": "2:4"},
+                {"name": "PET_NPROC_PER_NODE", "value": "gpu"},
+                {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            ],
+            "resources": {
+                "limits": {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"},
+                "requests": {"memory": "1Gi", "cpu": "500m"},
+            },
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }
+    ],
+    "volumes": [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+    ],
+}
+TEMPLATE = {"metadata": {"labels": {"app": "a"}, "annotations": {"note": "a"}}, "spec": POD}
+REPLICAS = {"replicas": 2, "restartPolicy": "Never", "template": TEMPLATE}
+STORAGE = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+CLAIM = {"metadata": {"name": "data"}, "spec": STORAGE}
+SPECS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("batch/v1", "Job"): {
+        "completions": 2,
+        "parallelism": 2,
+        "completionMode": "Indexed",
+        "suspend": False,
+        "template": TEMPLATE,
+    },
+    ("batch/v1", "CronJob"): {"schedule": "@daily", "jobTemplate": {"spec": {"template": TEMPLATE}}},
+    ("apps/v1", "StatefulSet"): {
+        "replicas": 2,
+        "serviceName": "a",
+        "template": TEMPLATE,
+        "volumeClaimTemplates": [CLAIM],
+    },
+    ("apps/v1", "Deployment"): {"replicas": 2, "template": TEMPLATE},
+    ("apps/v1", "DaemonSet"): {"template": TEMPLATE},
+    ("v1", "Pod"): POD,
+    ("v1", "PersistentVolumeClaim"): STORAGE,
+    ("kubeflow.org/v2beta1", "MPIJob"): {
+        "slotsPerWorker": 8,
+        "runPolicy": {"suspend": False},
+        "mpiReplicaSpecs": {"Launcher": REPLICAS, "Worker": REPLICAS},
+    },
+    ("kubeflow.org/v1", "PyTorchJob"): {
+        "nprocPerNode": "8",
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 4},
+        "pytorchReplicaSpecs": {"Master": REPLICAS, "Worker": REPLICAS},
+    },
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): {
+        "replicatedJobs": [{"name": "workers", "replicas": 2, "template": {"spec": {"template": TEMPLATE}}}]
+    },
+}
+
+
+def places(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every key and item of ``value``."""
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in below:
+        yield (*at, key)
+        yield from places(each, (*at, key))
+
+
+def wrong_at(manifest: dict[str, Any], path: tuple[str | int, ...], value: Any) -> Manifest:
+    changed: Any = copy.deepcopy(manifest)
+    inside = changed
+    for part in path[:-1]:
+        inside = inside[part]
+    inside[path[-1]] = value
+    return Manifest(changed)
+
+
+def refusal(manifest: Manifest, instances: Mapping[str, Instance]) -> str | None:
+    """What is said of it, None when it is planned."""
+    try:
+        plan = expand("run", "default", [manifest], instances)
+        plan_view(plan)
+        svg(plan)
+        fit(plan, {"p4d.24xlarge": 2}, instances)
+    except BiremeError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(("version", "kind"), SPECS)
+def test_a_wrong_value_anywhere_is_planned_or_refused_with_a_sentence(
+    instances: Mapping[str, Instance], version: str, kind: str
+) -> None:
+    manifest = {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": "a", "labels": {"app": "a"}, "annotations": {"note": "a"}},
+        "spec": SPECS[version, kind],
+    }
+    said = {
+        (path, str(value)): refusal(wrong_at(manifest, path, value), instances)
+        for path in places(manifest)
+        for value in WRONG
+    }
+    sentences = {where: sentence for where, sentence in said.items() if sentence is not None}
+    assert sentences
+    bad = [where for where, text in sentences.items() if not text or len(text) > 400 or "\n" in text]
+    assert bad == []
