@@ -1,29 +1,32 @@
 """Every key of every schema, with texts and types that could leave their field: python -m tests.render.fuzz.
 
 What the schema refuses must be refused with a sentence. What it accepts is rendered by Helm: the value is in
-its field and nowhere else, or a rule refuses it with a sentence.
+its field and nowhere else, or a rule refuses it with a sentence. For that each render is held against those
+of two harmless values: where these two differ is the field, and all else must be the same.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jsonschema
 
-from bireme.helm import ChartValues, Render, Renderer, RenderError, RenderRequest
+from bireme.helm import ChartValues, Render, RenderError, RenderRequest
 from bireme.helm import values as value_files
+from bireme.manifests import Manifest
 from bireme.paths import Paths
 from bireme.schemas import resolved
 from bireme.schemas.problems import explain
 from bireme.tools import Toolbox
+from tests.render.one_process import OneProcess
 
 MARK = "zq9"
 TEXTS: Sequence[Any] = (
@@ -34,6 +37,7 @@ TEXTS: Sequence[Any] = (
     "*zq9",
     "zq9:",
     "- zq9",
+    "zq9\n---\nkind: Evil",
     "{zq9: b",
     "[zq9",
     "zq9\nkey: evil",
@@ -77,6 +81,10 @@ LOOKALIKES: Sequence[Any] = (
     "=",
     ".5",
     "0",
+    "off",
+    "1:30",
+    "0o17",
+    ".inf",
 )
 TYPES: Sequence[Any] = (
     None,
@@ -94,6 +102,16 @@ TYPES: Sequence[Any] = (
     {"a": None},
     {"a": []},
 )
+# Two of each kind that a key may take; the first that its schema accepts are what others are held against.
+HARMLESS: Sequence[tuple[Any, Any]] = (
+    ("zq9h", "zq9k"),
+    ("/zq9h", "/zq9k"),
+    ("zq9.h/zq9h", "zq9.h/zq9k"),
+    ("11", "12"),
+    (11, 12),
+)
+# These switch something off, or say that something is not there.
+ABSENT: Sequence[Any] = ("", "-", 0, -1)
 # Text of these is a template or YAML on purpose.
 FREE = {"extraObjects"}
 STRINGS = {
@@ -136,26 +154,47 @@ BROKEN = (
     "must be initialised",
 )
 
+# So many renders are in memory at a time, and so many keys have a value in one render.
+BATCH, TOGETHER = 200, 8
+
 Path_ = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One value at one key of a chart, on top of values with which it renders."""
+    """One value at one key of a chart, or at several keys, on top of values with which it renders."""
 
     chart: str
-    path: Path_
+    paths: tuple[Path_, ...]
     value: Any
 
     def __str__(self) -> str:
-        return f"{self.chart} {'.'.join(map(str, self.path))}={json.dumps(self.value)}"
+        keys = ",".join(".".join(map(str, path)) for path in self.paths)
+        return f"{self.chart} {keys}={json.dumps(self.value)}"
+
+    def with_value(self, value: Any) -> Trial:
+        """Another value at the same keys."""
+        return Trial(self.chart, self.paths, value)
+
+    def parts(self, size: int) -> list[Trial]:
+        """The same value at ``size`` keys at a time."""
+        starts = range(0, len(self.paths), size)
+        return [Trial(self.chart, self.paths[start : start + size], self.value) for start in starts]
+
+
+class Renders(Protocol):
+    """What renders: a process of Helm each, or one for all."""
+
+    def render_many(self, requests: Sequence[RenderRequest], /) -> list[Render | RenderError]:
+        """Every request rendered, in order; refusals are returned."""
 
 
 class Fuzzer:
     """The trials of all charts, and what becomes of them."""
 
-    def __init__(self, paths: Paths, renderer: Renderer) -> None:
-        self._renderer = renderer
+    def __init__(self, paths: Paths, renders: Renders) -> None:
+        self._renders = renders
+        self._refused: dict[str, bool] = {}
         self._charts = {
             file.parent.name: file.parent for file in sorted(paths.charts.glob("*/values.schema.json"))
         }
@@ -177,7 +216,7 @@ class Fuzzer:
         """Every key of every schema with every text and type."""
         values = [*TEXTS, *LOOKALIKES, *TYPES]
         return [
-            Trial(chart, path, value)
+            Trial(chart, (path,), value)
             for chart, schema in self._schemas.items()
             for path in sorted(set(_paths(schema, schema, self._merged(chart), ())), key=str)
             for value in values
@@ -189,9 +228,10 @@ class Fuzzer:
 
     def refused_by_schema(self, trial: Trial) -> bool:
         """Whether the schema refuses it. Raises AssertionError if it has no sentence for that."""
-        key = str(trial.path[0])
+        (path,) = trial.paths
+        key = str(path[0])
         values = _without_nulls(
-            _with(self._merged(trial.chart), trial.path, trial.value), self._defaults[trial.chart]
+            _with(self._merged(trial.chart), path, trial.value), self._defaults[trial.chart]
         )
         errors = list(self._validators[trial.chart, key].iter_errors(values))
         chart = ChartValues(trial.chart, values, self._schemas[trial.chart], ())
@@ -200,15 +240,115 @@ class Fuzzer:
         assert bool(sentences) == bool(errors), f"{trial}: refused without a sentence"
         return bool(errors)
 
+    @property
+    def charts(self) -> Sequence[str]:
+        """The names of all charts."""
+        return list(self._charts)
+
+    def all_faults(self, chart: str) -> Iterator[str]:
+        """What is wrong with the outcome of any trial of ``chart``; standard error has the progress.
+
+        A value is tried at several keys in one render, and at each alone where that is refused or wrong.
+        """
+        accepted = [
+            each for each in self.trials() if each.chart == chart and not self.refused_by_schema(each)
+        ]
+        waiting, done = self._together(accepted), 0
+        while waiting:
+            batch, waiting = waiting[:BATCH], waiting[BATCH:]
+            for trial, found in self._judged(batch):
+                if found and len(trial.paths) > 1:
+                    waiting = [*trial.parts(1), *waiting]
+                else:
+                    done += len(trial.paths)
+                    yield from (f"{trial}: {fault}" for fault in found)
+            print(f"{chart}: {done} of {len(accepted)} rendered", file=sys.stderr, flush=True)
+
     def faults(self, trials: Sequence[Trial]) -> Iterator[str]:
         """What is wrong with the outcomes of trials that the schema accepts."""
+        for trial, found in self._judged(trials):
+            yield from (f"{trial}: {fault}" for fault in found)
+
+    def _together(self, trials: Sequence[Trial]) -> list[Trial]:
+        """``trials`` with those of one value joined, where their keys take a harmless value together."""
+        values: dict[Path_, list[Any]] = {}
+        alone = []
+        for trial in trials:
+            if isinstance(trial.value, str) and self._harmless(trial):
+                values.setdefault(trial.paths[0], []).append(trial.value)
+            else:
+                alone.append(trial)
+        alike: dict[str, list[Path_]] = {}
+        chart = trials[0].chart
+        for path, taken in values.items():
+            harmless = self._harmless(Trial(chart, (path,), taken[0]))[0].value
+            alike.setdefault(json.dumps([taken, harmless]), []).append(path)
+        joined = []
+        for key, paths in alike.items():
+            waiting = Trial(chart, tuple(paths), json.loads(key)[1]).parts(TOGETHER)
+            while waiting:
+                outcomes = self._outcomes(waiting)
+                whole = [each for each in waiting if isinstance(outcomes[str(each)], Render)]
+                joined += [each.with_value(value) for each in whole for value in values[paths[0]]]
+                broken = [each for each in waiting if each not in whole]
+                alone += [
+                    each.with_value(value)
+                    for each in broken
+                    if len(each.paths) == 1
+                    for value in values[paths[0]]
+                ]
+                waiting = [
+                    half
+                    for each in broken
+                    if len(each.paths) > 1
+                    for half in each.parts(len(each.paths) // 2)
+                ]
+        return [*joined, *alone]
+
+    def _judged(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, list[str]]]:
+        pairs = {str(trial): self._harmless(trial) for trial in trials}
+        outcomes = self._outcomes([*trials, *(each for pair in pairs.values() for each in pair)])
+        leaves = _Leaves()
+        for trial in trials:
+            outcome = outcomes[str(trial)]
+            found = list(_faults(trial, outcome, leaves))
+            if pairs[str(trial)] and isinstance(outcome, Render):
+                one, other = pairs[str(trial)]
+                twins = outcomes[str(one)], outcomes[str(other)]
+                found += _misplaced(trial, outcome, (one, other), twins, leaves)
+            yield trial, found
+
+    def _outcomes(self, trials: Sequence[Trial]) -> dict[str, Render | RenderError]:
+        asked = {str(each): each for each in trials}
         requests = [
-            RenderRequest(self._charts[each.chart], _with(self._base[each.chart], each.path, each.value))
-            for each in trials
+            RenderRequest(
+                self._charts[each.chart],
+                reduce(
+                    lambda values, path: _with(values, path, each.value), each.paths, self._base[each.chart]
+                ),
+            )
+            for each in asked.values()
         ]
-        for trial, outcome in zip(trials, self._renderer.render_many(requests), strict=True):
-            for fault in _faults(trial, outcome):
-                yield f"{trial}: {fault}"
+        return dict(zip(asked, self._renders.render_many(requests), strict=True))
+
+    def _harmless(self, trial: Trial) -> tuple[Trial, ...]:
+        """Two harmless values at the same keys, if these take such."""
+        if not isinstance(trial.value, str | int | float) or isinstance(trial.value, bool):
+            return ()
+        if trial.value in ABSENT:
+            return ()
+        for pair in HARMLESS:
+            if isinstance(pair[0], str) == isinstance(trial.value, str) and not any(
+                self._refuses(trial.with_value(value)) for value in pair
+            ):
+                return trial.with_value(pair[0]), trial.with_value(pair[1])
+        return ()
+
+    def _refuses(self, harmless: Trial) -> bool:
+        for part in harmless.parts(1):
+            if str(part) not in self._refused:
+                self._refused[str(part)] = self.refused_by_schema(part)
+        return any(self._refused[str(part)] for part in harmless.parts(1))
 
 
 def _fullest(chart: Path) -> Path:
@@ -277,23 +417,24 @@ def _without_nulls(values: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
     return kept
 
 
-def _faults(trial: Trial, outcome: Render | RenderError) -> Iterator[str]:
+def _faults(trial: Trial, outcome: Render | RenderError, leaves: _Leaves) -> Iterator[str]:
     if isinstance(outcome, RenderError):
         said = str(outcome)
-        if not said.strip() or (any(words in said for words in BROKEN) and not outcome.by_rules):
+        lines = said.splitlines()
+        meant = "values don't meet" in outcome.raw or "execution error" in outcome.raw
+        broken = any(words in said for words in BROKEN) and not outcome.by_rules
+        if not lines or broken or not meant:
             yield f"refused by an accident: {said[:300]}"
-        elif "values don't meet" in outcome.raw:
-            pass
-        elif not outcome.by_rules and "execution error" not in outcome.raw:
-            yield f"refused by an accident: {said[:300]}"
+        elif len(trial.paths) > 1 and not all(
+            any(line.startswith(str(path[0])) for line in lines) for path in trial.paths
+        ):
+            yield "refused, but not at every key"
         return
     for manifest in outcome.manifests:
-        content = manifest.thaw()
-        if not isinstance(content.get("metadata"), dict):
+        if not manifest.metadata:
             yield f"{manifest.kind} has no metadata"
-        for path, leaf in _leaves(content, ()):
-            key = path[-1]
-            if key in STRINGS and not isinstance(leaf, str):
+        for path, leaf in leaves.of(manifest).items():
+            if path[-1:] and path[-1] in STRINGS and not isinstance(leaf, str):
                 yield f"{manifest.kind} {'.'.join(map(str, path))} is {leaf!r}"
             for text in [leaf, *(part for part in path if isinstance(part, str))]:
                 if (
@@ -305,46 +446,107 @@ def _faults(trial: Trial, outcome: Render | RenderError) -> Iterator[str]:
                     yield f"{manifest.kind} {'.'.join(map(str, path))} has a part of it: {text[:200]!r}"
 
 
+def _misplaced(
+    trial: Trial,
+    render: Render,
+    harmless: tuple[Trial, Trial],
+    outcomes: tuple[Render | RenderError, Render | RenderError],
+    leaves: _Leaves,
+) -> Iterator[str]:
+    """Where ``render`` differs from those of two harmless values though they agree, or lacks the value."""
+    first, second = outcomes
+    if isinstance(first, RenderError) or isinstance(second, RenderError):
+        return
+    texts = [_text(each.value) for each in (trial, *harmless)]
+    if len({len(each.manifests) for each in (render, first, second)}) > 1:
+        yield f"{len(render.manifests)} objects, not {len(first.manifests)}"
+        return
+    for found, model, twin in zip(render.manifests, first.manifests, second.manifests, strict=True):
+        if found is model and model is twin:
+            continue
+        places, expected, varied = (
+            {_named(path, text): leaf for path, leaf in leaves.of(each).items()}
+            for each, text in zip((found, model, twin), texts, strict=True)
+        )
+        for path in sorted(places.keys() ^ expected.keys(), key=str):
+            had = "has no" if path in expected else "has a"
+            yield f"{found.kind} {had} {'.'.join(map(str, path))}"
+        for path in places.keys() & expected.keys():
+            leaf, wanted = places[path], expected[path]
+            where = f"{found.kind} {'.'.join(map(str, path))}"
+            if wanted == varied.get(path, wanted):
+                if leaf != wanted or type(leaf) is not type(wanted):
+                    yield f"{where} is {leaf!r:.100}, not {wanted!r:.100}"
+            elif isinstance(leaf, str) != isinstance(wanted, str):
+                yield f"{where} is {leaf!r:.100}, not of the type of {wanted!r:.100}"
+            # A digest of the value may have the same letters, but not in the same place.
+            elif _text(wanted).replace(texts[1], texts[2]) == _text(varied[path]) and not any(
+                _plain(_text(wanted)).replace(texts[1], form) == _plain(_text(leaf))
+                for form in _forms(texts[0])
+            ):
+                yield f"{where} is {leaf!r:.100}, with {texts[1]} it is {wanted!r:.100}"
+
+
 _GO_ESCAPES = {"\\u003c": "<", "\\u003e": ">", "\\u0026": "&", "\\u2028": "\u2028"}
 
 
 def _whole(value: str, text: str) -> bool:
-    """Whether ``text`` has all of ``value``: as it is, as JSON of Go, or without space at its ends."""
+    """Whether ``text`` has all of ``value``."""
+    return any(form in _plain(text) for form in _forms(value))
+
+
+def _forms(value: str) -> Sequence[str]:
+    """``value`` as it is, as JSON of Go, or without space at its ends."""
+    return (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], value.strip())
+
+
+def _plain(text: str) -> str:
     for escape, character in _GO_ESCAPES.items():
         text = text.replace(escape, character)
-    return any(
-        form in text
-        for form in (
-            value,
-            json.dumps(value)[1:-1],
-            json.dumps(value, ensure_ascii=False)[1:-1],
-            value.strip(),
-        )
+    return text
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _named(path: Path_, text: str) -> Path_:
+    """``path`` with a mark where a key is ``text``, or has it and no other reason to."""
+    return tuple(
+        part.replace(text, "<value>") if isinstance(part, str) and (MARK in text or part == text) else part
+        for part in path
     )
 
 
+class _Leaves:
+    """Texts, numbers, and maps and lists that have nothing, by their path; each Manifest is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[Path_, Any]] = {}
+
+    def of(self, manifest: Manifest) -> dict[Path_, Any]:
+        if id(manifest) not in self._known:
+            self._known[id(manifest)] = dict(_leaves(manifest, ()))
+        return self._known[id(manifest)]
+
+
 def _leaves(value: Any, at: Path_) -> Iterator[tuple[Path_, Any]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, Mapping) and value:
         for key, below in value.items():
             yield from _leaves(below, (*at, key))
-    elif isinstance(value, list) and value:
+    elif isinstance(value, tuple) and value:
         for number, below in enumerate(value):
             yield from _leaves(below, (*at, number))
-    elif not isinstance(value, dict | list):
+    else:
         yield at, value
 
 
 def main(charts: Sequence[str]) -> None:
     paths = Paths.discover()
-    fuzzer = Fuzzer(paths, Renderer(Toolbox(paths), paths))
-    trials = [each for each in fuzzer.trials() if not charts or each.chart in charts]
-    random.Random(0).shuffle(trials)
-    accepted = [each for each in trials if not fuzzer.refused_by_schema(each)]
-    print(f"{len(trials)} trials, {len(accepted)} accepted by the schemas", flush=True)
-    for start in range(0, len(accepted), 100):
-        for fault in fuzzer.faults(accepted[start : start + 100]):
+    fuzzer = Fuzzer(paths, OneProcess(Toolbox(paths).path("helm-render")))
+    for chart in charts or fuzzer.charts:
+        for fault in fuzzer.all_faults(chart):
             print(fault, flush=True)
-        print(f"{min(start + 100, len(accepted))} of {len(accepted)} rendered", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

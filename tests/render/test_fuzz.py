@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import sys
+import json
+from pathlib import Path
 
 import pytest
 
-from bireme.helm import Renderer
+from bireme.helm import Render, Renderer, RenderRequest
+from bireme.helm.values import read_file
 from bireme.paths import Paths
+from bireme.tools import Toolbox
 from tests.render.fuzz import Fuzzer, Trial
+from tests.render.one_process import OneProcess
 
 SEED = 20261123
 JUDGED, RENDERED = 6000, 40
+CHARTS = sorted(
+    file.parent.name for file in Paths.discover(start=Path(__file__)).charts.glob("*/values.schema.json")
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +45,65 @@ def test_a_value_is_in_its_field_or_refused_with_a_sentence(fuzzer: Fuzzer, acce
     assert list(fuzzer.faults(accepted[:RENDERED])) == []
 
 
+@pytest.mark.parametrize(
+    ("printed", "value", "fault"),
+    [
+        ("{{ .Values.a }}", "010", "ConfigMap data.a is 8, not of the type of 'zq9h'"),
+        ("{{ .Values.a }}", "zq9 #", "ConfigMap data.a has a part of it: 'zq9'"),
+        ("{{ .Values.a }}", "&zq9", "ConfigMap data.a is None, not of the type of 'zq9h'"),
+        ("{{ .Values.a }}", "zq9\nkey: evil", "ConfigMap has a key"),
+        ("{{ .Values.a }}", "zq9\n---\nkind: Evil", "2 objects, not 1"),
+        ("{{ .Values.a }}", "[zq9", "refused by an accident: YAML parse error"),
+        ("{{ .Values.a | lower | quote }}", "zq9'\"", None),
+        ("{{ .Values.a | trunc 4 | quote }}", "[bold]zq9[/]", "ConfigMap data.a is '[bol'"),
+    ],
+)
+def test_a_value_that_leaves_its_field_is_found(
+    tmp_path: Path, renderer: Renderer, printed: str, value: str, fault: str | None
+) -> None:
+    chart = tmp_path / "charts" / "leaky"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "ci").mkdir()
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: leaky\nversion: 0.1.0\n")
+    (chart / "values.yaml").write_text("a: b\n")
+    (chart / "ci" / "full-values.yaml").write_text("a: c\n")
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    (chart / "values.schema.json").write_text(json.dumps(schema))
+    (chart / "templates" / "map.yaml").write_text(
+        f"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: leaky\ndata:\n  a: {printed}\n"
+    )
+    found = list(
+        Fuzzer(Paths(tmp_path, tmp_path, tmp_path), renderer).faults([Trial("leaky", (("a",),), value)])
+    )
+    if fault is None:
+        assert found == []
+    else:
+        assert any(fault in each for each in found), found
+
+
 @pytest.mark.whole
-def test_every_key_takes_or_refuses_every_value(fuzzer: Fuzzer) -> None:
-    """Takes an hour on two cores; standard error, with -s, has the progress."""
-    accepted = [trial for trial in fuzzer.trials() if not fuzzer.refused_by_schema(trial)]
-    faults: list[str] = []
-    for start in range(0, len(accepted), 200):
-        faults += fuzzer.faults(accepted[start : start + 200])
-        print(f"{start} of {len(accepted)}: {len(faults)} faults", file=sys.stderr, flush=True)
-    assert faults == []
+def test_one_process_renders_what_helm_renders(
+    bireme_paths: Paths, toolbox: Toolbox, renderer: Renderer
+) -> None:
+    requests = [
+        RenderRequest(file.parents[1], read_file(file))
+        for file in sorted(bireme_paths.charts.glob("*/ci/*-values.yaml"))
+    ]
+    rendered = zip(
+        requests,
+        OneProcess(toolbox.path("helm-render")).render_many(requests),
+        renderer.render_many(requests),
+        strict=True,
+    )
+    for request, here, there in rendered:
+        assert isinstance(here, Render)
+        assert isinstance(there, Render)
+        assert sorted(here.manifests, key=repr) == sorted(there.manifests, key=repr), request.chart
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("chart", CHARTS)
+def test_every_key_takes_or_refuses_every_value(bireme_paths: Paths, toolbox: Toolbox, chart: str) -> None:
+    """Takes half an hour on two cores; standard error, with -s, has the progress."""
+    fuzzer = Fuzzer(bireme_paths, OneProcess(toolbox.path("helm-render")))
+    assert list(fuzzer.all_faults(chart)) == []
