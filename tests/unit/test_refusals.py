@@ -108,6 +108,22 @@ def test_impossible_names_and_numbers_are_refused(words: list[str], sentence: st
     assert sentence in refused("plan", "torch-elastic", *words)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "run", "--namespace", "$(id)"],
+        ["list", "--namespace", ""],
+        ["logs", "../a"],
+        ["scale", "a/b", "3"],
+        ["uninstall", ""],
+        ["autoscale", "--lease-namespace", "../a"],
+    ],
+)
+def test_impossible_names_are_refused_before_a_cluster_is_asked(words: list[str]) -> None:
+    said = refused(*words, "--kubeconfig", "/nowhere/there/is/none")
+    assert "cannot be a name: it takes lower-case letters" in said
+
+
 def test_tools_without_names_are_refused() -> None:
     assert "--get names no tool" in refused("tools", "--get", "")
 

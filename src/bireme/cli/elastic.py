@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from bireme import autoscale, views
-from bireme.cli.options import App, Target, cli, output_option, pass_app, target_options
+from bireme.cli.options import App, Target, a_namespace, cli, output_option, pass_app, target_options
 from bireme.clusters.api import Api
 from bireme.errors import BiremeError
 from bireme.progress import step
@@ -123,7 +123,13 @@ def simulate(
 
 
 @cli.command(name="autoscale")
-@click.option("-n", "--namespace", default="", help="Namespace of the jobs to resize (default: all)")
+@click.option(
+    "-n",
+    "--namespace",
+    default="",
+    callback=a_namespace,
+    help="Namespace of the jobs to resize (default: all)",
+)
 @click.option("--once", is_flag=True, help="Look and resize once, then end")
 @click.option("--dry-run", is_flag=True, help="Say what would change, once; change nothing")
 @click.option(
@@ -137,6 +143,7 @@ def simulate(
 @click.option(
     "--lease-namespace",
     default="default",
+    callback=a_namespace,
     show_default=True,
     help=f"Namespace of the Lease {_LEASE}, whose holder alone resizes jobs",
 )

@@ -116,8 +116,45 @@ def output_option(*formats: str) -> Callable[[F], F]:
     )
 
 
+def refuse_name(option: str, name: str, longest: int, inner: str = "-") -> None:
+    """Raises BiremeError for a name that Kubernetes or Helm would not take.
+
+    ``inner`` is what it may have beside letters and digits, but not at its ends.
+    """
+    if not re.fullmatch(rf"[a-z0-9]([a-z0-9{inner}]*[a-z0-9])?", name) or len(name) > longest:
+        dots = " and dots" if "." in inner else ""
+        raise BiremeError(
+            f"{option}: {name!r} cannot be a name: it takes lower-case letters, digits and "
+            f"inner dashes{dots}, at most {longest}"
+        )
+
+
+def a_namespace(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A click callback: refuses what cannot be the name of a namespace."""
+    if value is not None and value != parameter.default:
+        refuse_name(parameter.opts[-1], value, 63)
+    return value
+
+
+def _a_release(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    # Helm takes dots too, and others may have installed it.
+    if value is not None:
+        refuse_name("RELEASE", value, 53, inner=".-")
+    return value
+
+
+def release_argument(required: bool = True) -> Callable[[F], F]:
+    """The name of a release that is there."""
+    return click.argument("release", required=required, callback=_a_release)
+
+
 namespace_option = click.option(
-    "-n", "--namespace", default="default", show_default=True, help="Namespace of the release"
+    "-n",
+    "--namespace",
+    default="default",
+    show_default=True,
+    callback=a_namespace,
+    help="Namespace of the release",
 )
 
 
@@ -231,17 +268,7 @@ def request_of(
     values = value_files.load([_values_file(app.paths, name) for name in files])
     release = release or folder.resolve().name
     refuse_name("--release", release, 53)
-    refuse_name("--namespace", namespace, 63)
     return RenderRequest(folder, values, release, namespace, settings=settings)
-
-
-def refuse_name(option: str, name: str, longest: int) -> None:
-    """Raises BiremeError for a name that Kubernetes or Helm would not take."""
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
-        raise BiremeError(
-            f"{option}: {name!r} cannot be a name: it takes lower-case letters, digits and inner dashes, "
-            f"at most {longest}"
-        )
 
 
 @contextmanager

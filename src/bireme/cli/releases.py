@@ -14,6 +14,7 @@ from bireme.admission import Finding
 from bireme.cli.options import (
     App,
     Target,
+    a_namespace,
     chart_and_values,
     cli,
     explained,
@@ -21,6 +22,7 @@ from bireme.cli.options import (
     namespace_option,
     output_option,
     pass_app,
+    release_argument,
     release_option,
     request_of,
     target_options,
@@ -123,7 +125,7 @@ def doctor(
 
 
 @cli.command()
-@click.argument("release")
+@release_argument()
 @click.argument("chart", required=False)
 @values_options
 @target_options
@@ -162,7 +164,7 @@ def diff(
 
 
 @cli.command()
-@click.argument("release")
+@release_argument()
 @namespace_option
 @target_options
 @output_option("table", "wide", "json", "yaml")
@@ -184,7 +186,7 @@ def status(
 
 
 @cli.command()
-@click.argument("release", required=False)
+@release_argument(required=False)
 @click.option(
     "--file", type=click.Path(path_type=Path), help="What -o json has printed, instead of a release"
 )
@@ -222,7 +224,7 @@ def timeline(
 
 
 @cli.command()
-@click.argument("release")
+@release_argument()
 @click.option(
     "--rank", type=click.IntRange(min=0), help="World rank whose pod prints (default: launcher or 0)"
 )
@@ -260,7 +262,7 @@ def logs(
 
 
 @cli.command()
-@click.argument("release")
+@release_argument()
 @click.argument("workers", type=click.IntRange(min=0))
 @click.option(
     "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
@@ -300,7 +302,9 @@ def scale(
     type=click.Choice(["releases", "charts", "instances", "workloads"]),
     default="releases",
 )
-@click.option("-n", "--namespace", help="Only releases of this namespace (default: all)")
+@click.option(
+    "-n", "--namespace", callback=a_namespace, help="Only releases of this namespace (default: all)"
+)
 @target_options
 @output_option("table", "json", "yaml")
 @pass_app
@@ -328,7 +332,7 @@ def list_(
 
 
 @cli.command()
-@click.argument("release", required=False)
+@release_argument(required=False)
 @click.option("--file", "log", type=click.Path(path_type=Path), help="A log on disk instead of a release")
 @click.option("--instance", metavar="TYPE", help="With --file: the type of its nodes, e.g. p4d.24xlarge")
 @click.option(
@@ -392,7 +396,7 @@ def _conclude(app: App, /, outcome: Outcome, output: str) -> None:
 
 
 @cli.command()
-@click.argument("release")
+@release_argument()
 @namespace_option
 @target_options
 @timeout_option
