@@ -23,8 +23,8 @@ class ObservedPod:
 
     ``workload`` and ``kind`` name what made it; ``slot`` is the planned pod that it stands for (job index or
     ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready,
-    ``lack`` what it does without, ``exit_code`` that of its first failed container, ``created`` the API
-    server's timestamp.
+    ``lack`` what it does without, ``exit_code`` that of its first failed container and ``last_words`` what
+    that left as its termination message, ``created`` the API server's timestamp.
     """
 
     name: str
@@ -45,6 +45,7 @@ class ObservedPod:
     exit_code: int | None
     created: str
     lack: str = ""
+    last_words: str = ""
 
     @property
     def is_live(self) -> bool:
@@ -66,6 +67,7 @@ class ObservedPod:
             "reason": self.reason,
             "lack": self.lack,
             "exitCode": self.exit_code,
+            "lastWords": self.last_words,
         }
 
 
@@ -92,6 +94,7 @@ def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> Observed
         exit_code=_exit_code(status),
         created=meta.get("creationTimestamp", ""),
         lack=_lack(status),
+        last_words=_last_words(status),
     )
 
 
@@ -119,6 +122,11 @@ def _exit_code(status: Mapping[str, Any]) -> int | None:
     return next((code for code in codes if code), codes[0] if codes else None)
 
 
+def _last_words(status: Mapping[str, Any]) -> str:
+    ended = (each.get("state", {}).get("terminated") for each in _statuses(status))
+    return next((each.get("message") or "" for each in ended if each and each["exitCode"]), "").strip()
+
+
 def _lack(status: Mapping[str, Any]) -> str:
     """What the init container that looks for devices said, if the pod runs nevertheless."""
     for each in status.get("initContainerStatuses") or []:
@@ -139,7 +147,9 @@ def _reason(status: Mapping[str, Any]) -> str:
         if waiting:
             return _phrase(f"container {each['name']} waits", waiting) + _restarts(each)
         if terminated and terminated["exitCode"]:
-            return _phrase(f"container {each['name']} ended", terminated)
+            # The lines before the last one, such as a traceback, are in its last words.
+            last = (terminated.get("message") or "").strip().rpartition("\n")[2]
+            return _phrase(f"container {each['name']} ended", {**terminated, "message": last})
     not_ready = [each["name"] for each in status.get("containerStatuses") or [] if not each.get("ready")]
     return f"container {not_ready[0]} runs and its readiness probe fails" if not_ready else ""
 

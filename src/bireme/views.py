@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import indent
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -310,7 +311,23 @@ def outcome_view(outcome: Outcome) -> RenderableType:
     trainings = (training_view(each, units.get(each.job, 1)) for each in outcome.trainings)
     turns = (Text(sentence(each)) for each in outcome.turns if each.state != "waiting")
     runs = (*turns, *trainings, *map(shards_view, outcome.shards))
-    return Group(pods_view(outcome.pods), *runs, *notes, *remarks, *_lacks(outcome.pods), verdict)
+    return Group(
+        pods_view(outcome.pods),
+        *runs,
+        *notes,
+        *remarks,
+        *_lacks(outcome.pods),
+        *_last_words(outcome.pods),
+        verdict,
+    )
+
+
+def _last_words(pods: Sequence[ObservedPod]) -> Iterable[Text]:
+    """The lines that a failed pod left, such as a traceback; of the first one that left some."""
+    said = [pod for pod in pods if "\n" in pod.last_words]
+    for pod in said[:1]:
+        yield Text(f"{pod.name} said last:", style="bold")
+        yield Text(indent(pod.last_words, "  "))
 
 
 def _lacks(pods: Sequence[ObservedPod]) -> Iterable[Text]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -150,12 +149,5 @@ def test_a_deterministic_bug_ends_the_job_within_minutes_with_its_traceback(
     training = train(workers=3, steps=100_000, values={**fault, "failuresWithoutProgress": 3})
     until(lambda: outcome(training.job) == "Failed", 600, "the job to fail")
     print(f"the job failed after {time.monotonic() - began:.0f} s")
-    pods = json.loads(
-        training.shell.kubectl("get", "pods", "-n", training.job.namespace, "-o", "json")
-    )["items"]  # fmt: skip
-    last_words = [
-        status["state"].get("terminated", {}).get("message", "")
-        for pod in pods
-        for status in pod["status"].get("containerStatuses", [])
-    ]
+    last_words = [pod.last_words for pod in training.job.pods()]
     assert any("ValueError: the shape is wrong" in words for words in last_words), last_words

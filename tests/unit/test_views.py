@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from bireme import views
+from bireme.deploy import Outcome
 from bireme.instances import Instance
 from bireme.manifests import Manifest
 from bireme.observe import Difference
@@ -116,6 +117,31 @@ def test_live_pods_show_name_node_and_reason_on_any_width(width: int) -> None:
         "ImagePullBackOff, [no] access",
     ):
         assert part in flat
+
+
+def test_the_traceback_of_a_failed_worker_is_shown_with_its_lines() -> None:
+    calls = "".join(f'  File "/opt/model/layer_{each}.py", line {each}, in forward\n' for each in range(9))
+    error = "ValueError: the shape is wrong"
+    message = f"Traceback (most recent call last):\n{calls}{error}\nrank 0 on node-a failed in round 3\n"
+    ended = {"exitCode": 70, "reason": "Error", "message": message}
+    pods = [
+        observed_pod(
+            {
+                "metadata": {"name": f"{NAME}-{index}"},
+                "spec": {"containers": [{"name": "trainer"}]},
+                "status": {
+                    "phase": "Failed",
+                    "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
+                },
+            }
+        )
+        for index in (0, 1)
+    ]
+    printed = shown(views.outcome_view(Outcome(expand("a", "default", [], {}), tuple(pods), ())), 200)
+    assert printed.count("Traceback") == 1
+    assert f"{NAME}-0 said last:\n  Traceback (most recent call last):\n" in printed
+    assert f"\n  {error}\n" in re.sub(r" +\n", "\n", printed)
+    assert pods[0].reason == "container trainer ended: Error, rank 0 on node-a failed in round 3"
 
 
 def test_a_terminal_shows_tools_a_line_each_and_their_paths_where_they_fit(tmp_path: Path) -> None:
