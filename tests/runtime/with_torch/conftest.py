@@ -72,7 +72,7 @@ class Job:
         return [note for note in notes if note["event"] == event and note["time"] > since]
 
     def wait_for(
-        self, name: str, event: str, since: float = 0, seconds: float = 60, **facts: Any
+        self, name: str, event: str, since: float = 0, seconds: float = 180, **facts: Any
     ) -> dict[str, Any]:
         """The first note of an event with these facts after a time."""
         deadline = time.monotonic() + seconds
@@ -85,14 +85,14 @@ class Job:
         details = "\n".join(f"--- {key}\n{value}" for key, value in words.items())
         raise AssertionError(f"{name} had no {event} with {facts}:\n{details}")
 
-    def wait_for_file(self, name: str, seconds: float = 60) -> None:
+    def wait_for_file(self, name: str, seconds: float = 180) -> None:
         """Wait until a training process has made this file."""
         deadline = time.monotonic() + seconds
         while not (self.folder / name).exists():
             assert time.monotonic() < deadline, f"no file {name}"
             time.sleep(0.05)
 
-    def end(self, name: str, seconds: float = 90) -> int:
+    def end(self, name: str, seconds: float = 240) -> int:
         """The exit code of a worker."""
         return self.workers[name].wait(seconds)
 
