@@ -18,10 +18,12 @@ from typing import Any
 
 import click
 import generate
+from rich.console import Console
 
 from bireme import schemas
 from bireme.errors import BiremeError
 from bireme.paths import Paths
+from bireme.progress import step
 from bireme.tools import Toolbox
 
 SKELETON = Path(__file__).with_name("chart")
@@ -40,9 +42,10 @@ def main(name: str) -> None:
     for file in make_chart(paths, name):
         click.echo(file.relative_to(paths.root))
     toolbox = Toolbox(paths)
-    schemas.write(paths)
-    (paths.charts / name / "README.md").write_text(generate.chart_readme(paths, toolbox, name))
-    subprocess.run([sys.executable, "-m", "tests.render.golden"], cwd=paths.root, check=True)
+    with step(Console(stderr=True), "Writing its schema, README and golden files"):
+        schemas.write(paths)
+        (paths.charts / name / "README.md").write_text(generate.chart_readme(paths, toolbox, name))
+        subprocess.run([sys.executable, "-m", "tests.render.golden"], cwd=paths.root, check=True)
     click.echo(
         f"charts/{name} is made. Next: its description in Chart.yaml, its environment in _pod.tpl, values,"
         f"\nits row in {DOCUMENT}; then make schemas docs golden, and make test"
