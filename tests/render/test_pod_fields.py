@@ -131,6 +131,78 @@ def test_the_launcher_of_an_mpijob_has_a_place_and_variables_of_its_own(
     assert "ports" not in launcher
 
 
+def test_the_launcher_of_an_mpijob_differs_from_its_workers_where_it_says_so(
+    renderer: Renderer, request_for: Request
+) -> None:
+    node_name = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    order: dict[str, Any] = {"name": "order", "emptyDir": {}}
+    values = {
+        "orchestrator": "MPIJob",
+        "image": {"repository": "team/train", "digest": f"sha256:{'0' * 64}"},
+        "hostNetwork": True,
+        "securityContext": {"privileged": True, "allowPrivilegeEscalation": True},
+        "podLabels": {"role": "worker", "team": "vision"},
+        "podAnnotations": {"example.com/a": "1"},
+        "extraEnv": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+        "initContainers": [{"name": "drivers", "command": ["true"]}],
+        "extraVolumes": [{"name": "gdr", "hostPath": {"path": "/dev/gdrdrv", "type": "CharDevice"}}],
+        "extraVolumeMounts": [{"name": "gdr", "mountPath": "/dev/gdrdrv"}],
+        "launcher": {
+            "image": {"repository": "team/launch", "tag": "2"},
+            "hostNetwork": False,
+            "securityContext": {"privileged": False, "allowPrivilegeEscalation": False},
+            "podLabels": {"role": "launcher"},
+            "podAnnotations": {"example.com/b": "2"},
+            "extraEnv": [node_name],
+            "initContainers": [{"name": "order", "command": ["sort-nodes"]}],
+            "extraVolumes": [order],
+            "extraVolumeMounts": [{"name": "order", "mountPath": "/node-ordering"}],
+        },
+    }
+    job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
+    templates = {role: spec["template"] for role, spec in job["spec"]["mpiReplicaSpecs"].items()}
+    pods = {role: template["spec"] for role, template in templates.items()}
+    launcher, worker = (container_of(pods[role], "trainer") for role in ("Launcher", "Worker"))
+    assert launcher["image"].endswith("team/launch:2")
+    assert worker["image"].endswith(f"team/train@sha256:{'0' * 64}")
+    assert [pods[role].get("hostNetwork") for role in ("Launcher", "Worker")] == [None, True]
+    assert [each["securityContext"]["privileged"] for each in (launcher, worker)] == [False, True]
+    labels = {role: template["metadata"]["labels"] for role, template in templates.items()}
+    assert {role: (each["role"], each["team"]) for role, each in labels.items()} == {
+        "Launcher": ("launcher", "vision"),
+        "Worker": ("worker", "vision"),
+    }
+    notes = templates["Launcher"]["metadata"]["annotations"]
+    assert (notes["example.com/a"], notes["example.com/b"]) == ("1", "2")
+    assert [each["name"] for each in launcher["env"] if "valueFrom" in each] == ["TOKEN", "NODE"]
+    assert [each["name"] for each in worker["env"] if "valueFrom" in each] == ["TOKEN"]
+    assert [each["name"] for each in pods["Launcher"]["initContainers"]] == ["order"]
+    assert "drivers" in [each["name"] for each in pods["Worker"]["initContainers"]]
+    mounts = {role: container_of(pod, "trainer")["volumeMounts"] for role, pod in pods.items()}
+    assert {"name": "order", "mountPath": "/node-ordering"} in mounts["Launcher"]
+    assert "/dev/gdrdrv" not in [each["mountPath"] for each in mounts["Launcher"]]
+    assert "/dev/gdrdrv" in [each["mountPath"] for each in mounts["Worker"]]
+    assert order in pods["Launcher"]["volumes"]
+    assert order not in pods["Worker"]["volumes"]
+
+
+@pytest.mark.parametrize("chart", JOBS)
+def test_nodes_of_another_cloud_are_selected_by_their_type_and_give_infiniband(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    volume = {"name": "ib", "hostPath": {"path": "/dev/infiniband"}}
+    values: dict[str, Any] = {
+        "nodeSelector": {"node.kubernetes.io/instance-type": "BM.GPU.H100.8"},
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [{"name": "ib", "mountPath": "/dev/infiniband"}],
+    }
+    if chart != "paddle":
+        values["accelerators"] = 8
+    pod = job_of(chart, rendered(renderer, request_for, chart, values))["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == values["nodeSelector"]
+    assert volume in pod["volumes"]
+
+
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
 def test_a_gang_waits_in_a_queue_of_volcano(renderer: Renderer, request_for: Request, chart: str) -> None:
     values: dict[str, Any] = {"workers": 2, "placement": {"gang": "volcano", "queue": "research"}}
@@ -287,6 +359,14 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
         ),
         ({"resourceClaimTemplates": {"gpu": {"requests": []}}}, "resourceClaimTemplates"),
         ({"placement": {"queue": "research"}}, "placement.queue: it is a queue of Volcano's gangs"),
+        (
+            {"securityContext": {"privileged": True}},
+            "securityContext: Kubernetes refuses privileged beside allowPrivilegeEscalation=false",
+        ),
+        (
+            {"nodeSelector": {"node.kubernetes.io/instance-type": "p5.48xlarge"}},
+            "nodeSelector: node.kubernetes.io/instance-type p5.48xlarge contradicts instance.type (not set)",
+        ),
         ({"image": {"repository": ""}}, "image.repository: this job comes without an image"),
         ({"image": {"tag": "", "digest": ""}}, "needs a tag or a digest"),
     ],
@@ -323,6 +403,34 @@ def test_names_of_the_chart_and_misspelled_fields_are_refused(
             "mpi-training",
             {"orchestrator": "MPIJob", "launcher": {"env": {"BIREME_X": "1"}}},
             "launcher.env: BIREME_X is the chart's own",
+        ),
+        (
+            "mpi-training",
+            {"launcher": {"initContainers": [{"name": "a"}]}},
+            "launcher.initContainers: only an MPIJob has a launcher of its own",
+        ),
+        (
+            "mpi-training",
+            {"orchestrator": "MPIJob", "launcher": {"initContainers": [{"name": "trainer"}]}},
+            "launcher.initContainers: there is a container trainer already",
+        ),
+        (
+            "mpi-training",
+            {"orchestrator": "MPIJob", "launcher": {"podLabels": {"bireme/a": "1"}}},
+            "launcher.podLabels: bireme/a is the chart's own",
+        ),
+        (
+            "mpi-training",
+            {
+                "orchestrator": "MPIJob",
+                "launcher": {"extraVolumeMounts": [{"name": "a", "mountPath": "/etc/mpi"}]},
+            },
+            "launcher.extraVolumeMounts: /etc/mpi is mounted already",
+        ),
+        (
+            "mpi-training",
+            {"orchestrator": "MPIJob", "launcher": {"securityContext": {"privileged": True}}},
+            "launcher.securityContext: Kubernetes refuses privileged beside",
         ),
     ],
 )

@@ -257,7 +257,7 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
     ),
     (
         "the host's EFA devices",
-        {"values": {"extraVolumes": [{"name": "ib", "hostPath": {"path": "/dev/infiniband"}}]}},
+        {**P4D, "values": {"extraVolumes": [{"name": "ib", "hostPath": {"path": "/dev/infiniband"}}]}},
         [],
         "extraVolumes: ib mounts /dev/infiniband from the host",
     ),

@@ -98,7 +98,9 @@ shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory 
 resources.limits.memory: {{ $own }} is too little for {{ $count }} accelerators, whose processes take 2 GiB each before any data; set at least {{ div $leastMiB 1024 }}Gi, or leave it out for what the node has
 {{- end }}
 {{- $selected := index $v.nodeSelector "node.kubernetes.io/instance-type" | default $worker.type }}
-{{- if ne $selected $worker.type }}
+{{- /* A type that no values file is of, such as another cloud's, can only be selected. */}}
+{{- $known := include "common.instance" (dict "root" (dict "Subcharts" .root.Subcharts "Values" (dict "instance" (dict "type" $selected)))) | fromJson }}
+{{- if and (ne $selected $worker.type) (or $worker.type $known.vcpu) }}
 nodeSelector: node.kubernetes.io/instance-type {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with instance.type={{ $selected }}
 {{- end }}
 {{- end }}
@@ -183,8 +185,8 @@ extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, wh
 {{- end }}
 
 {{/*
-No path is mounted twice, and EFA devices are not mounted from the host.
-Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken (paths that the chart mounts).
+No path is mounted twice, and EFA devices are not mounted from the host. InfiniBand's, on nodes without EFA, may be.
+Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken (paths that the chart mounts), worker.
 */}}
 {{- define "common.rules.mounts" -}}
 {{- $v := (required "common.rules.mounts needs root" .root).Values }}
@@ -198,7 +200,7 @@ Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken
 {{- end }}
 {{- range $v.extraVolumes }}
 {{- $host := dig "hostPath" "path" "" . }}
-{{- if hasPrefix "/dev/infiniband" $host }}
+{{- if and (hasPrefix "/dev/infiniband" $host) (or (gt (int64 $.worker.maxEfa) 0) (gt (int64 $.worker.efa) 0)) }}
 extraVolumes: {{ .name }} mounts {{ $host }} from the host; the EFA device plugin gives a pod its own devices, so set efa and remove the volume
 {{- end }}
 {{- end }}
@@ -239,16 +241,24 @@ command: it replaces the entry point, so script would not be run; set one of the
 {{- end }}
 
 {{/*
+"true" for a label or annotation that the charts set themselves.
+Arguments: name.
+*/}}
+{{- define "common.isReservedName" -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by|part-of)|helm\\.sh/chart|kueue\\.x-k8s\\.io/(queue-name|priority-class|elastic-job|job-min-parallelism)|bireme/.*)$" .name }}true{{ end }}
+{{- end }}
+
+{{/*
 Labels, annotations, containers and ports of the values do not take the names of the chart's own, and
 workers can look up each other's names.
-Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, ports, hostNetwork,
-dnsPolicy, dnsConfig), ports (the chart's own, a list; optional).
+Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, ports, securityContext,
+hostNetwork, dnsPolicy, dnsConfig), ports (the chart's own, a list; optional).
 */}}
 {{- define "common.rules.pod" -}}
 {{- $v := (required "common.rules.pod needs root" .root).Values }}
 {{- range $key := list "podLabels" "jobLabels" "podAnnotations" "jobAnnotations" }}
 {{- range $name := keys (index $v $key) | sortAlpha }}
-{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by|part-of)|helm\\.sh/chart|kueue\\.x-k8s\\.io/(queue-name|priority-class|elastic-job|job-min-parallelism)|bireme/.*)$" $name }}
+{{- if include "common.isReservedName" (dict "name" $name) }}
 {{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queueName{{ else if hasSuffix "priority-class" $name }} and set kueue.priorityClass{{ end }}
 {{- end }}
 {{- end }}
@@ -273,6 +283,10 @@ ports: {{ int64 .containerPort }} is taken by the port {{ .name | default "befor
 {{- end }}
 {{- end }}
 {{- $ports = append $ports $given }}
+{{- end }}
+{{- $security := $v.securityContext }}
+{{- if and $security.privileged (kindIs "bool" $security.allowPrivilegeEscalation) (not $security.allowPrivilegeEscalation) }}
+securityContext: Kubernetes refuses privileged beside allowPrivilegeEscalation=false, the chart's default; set securityContext.allowPrivilegeEscalation=true too
 {{- end }}
 {{- if and (eq $v.dnsPolicy "None") (not $v.dnsConfig.nameservers) }}
 dnsConfig.nameservers: dnsPolicy None leaves the pods without a name server; name that of the cluster, in which workers look up each other

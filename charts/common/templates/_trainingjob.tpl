@@ -137,7 +137,7 @@ scales (see common.rules.kueue).
 {{ include "common.rules.kueue" (dict "root" $root "least" .least "scales" .scales) }}
 {{ include "common.rules.program" (dict "root" $root "worker" .worker) }}
 {{ include "common.rules.env" (dict "root" $root "reserved" .reserved) }}
-{{ include "common.rules.mounts" (dict "root" $root "taken" (concat (list "/dev/shm" "/bireme/runtime" "/bireme/script") .taken)) }}
+{{ include "common.rules.mounts" (dict "root" $root "worker" .worker "taken" (concat (list "/dev/shm" "/bireme/runtime" "/bireme/script") .taken)) }}
 {{ include "common.rules.devices" (dict "root" $root) }}
 {{ include "common.rules.pod" (dict "root" $root "ports" .ports) }}
 {{ include "common.rules.staging" (dict "root" $root "worker" .worker) }}

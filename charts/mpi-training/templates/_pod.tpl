@@ -27,16 +27,22 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
 {{/*
 The values for a role. In an MPIJob the launcher verifies datasets, because its failure fails the job, whereas workers
 are restarted without end. The workers stage data, because they read it, and have the further containers, devices and
-ports.
+ports. What `launcher` names is the launcher's own: maps over those of the job, the rest in their place.
 Arguments: root, role.
 */}}
 {{- define "mpi-training.values" -}}
 {{- $v := deepCopy .root.Values }}
 {{- if eq .role "launcher" }}
 {{- $_ := set $v.staging "claimName" "" }}
-{{- range $key := list "initContainers" "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v $key list }}{{ end }}
+{{- range $key := list "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v $key list }}{{ end }}
 {{- $_ := set $v "resourceClaimTemplates" dict }}
-{{- $_ := set $v "env" (mergeOverwrite (deepCopy $v.env) $v.launcher.env) }}
+{{- $_ := set $v "extraEnv" (concat $v.extraEnv $v.launcher.extraEnv | default list) }}
+{{- $_ := set $v "initContainers" $v.launcher.initContainers }}
+{{- with $v.launcher.image.repository }}{{ $_ := set $v.image "digest" "" }}{{ end }}
+{{- range $key := list "env" "image" "podLabels" "podAnnotations" "securityContext" }}{{ $_ := set $v $key (mergeOverwrite (index $v $key) (index $v.launcher $key)) }}{{ end }}
+{{- range $key := list "extraVolumes" "extraVolumeMounts" "hostNetwork" }}
+{{- if not (kindIs "invalid" (index $v.launcher $key)) }}{{ $_ := set $v $key (index $v.launcher $key) }}{{ end }}
+{{- end }}
 {{- end }}
 {{- if eq .role "worker" }}{{ $_ := set $v.verify "paths" list }}{{ end }}
 {{- toJson $v }}
