@@ -49,12 +49,12 @@ def replace(root: Path, staging: Path, old: Path) -> None:
         old.mkdir()
         os.rename(root / MANIFEST, old / MANIFEST)
     for name in _names(old):
-        if os.path.lexists(root / name):
-            os.rename(root / name, old / name)
+        if os.path.lexists(f"{root}/{name}"):
+            os.rename(f"{root}/{name}", f"{old}/{name}")
     for name in _names(staging):
-        if os.path.lexists(root / name):
-            raise SourceError(f"{root / name} has come there while the dataset was copied: move it away")
-        os.rename(staging / name, root / name)
+        if os.path.lexists(f"{root}/{name}"):
+            raise SourceError(f"{root}/{name} has come there while the dataset was copied: move it away")
+        os.rename(f"{staging}/{name}", f"{root}/{name}")
     # All names are on the disk before the manifest says so.
     os.sync()
     os.rename(staging / MANIFEST, root / MANIFEST)
@@ -63,8 +63,8 @@ def replace(root: Path, staging: Path, old: Path) -> None:
 def take_back(root: Path, staging: Path) -> None:
     """Move to the staging folder what an interrupted `replace` has moved out of it."""
     for name in _names(staging):
-        if not os.path.lexists(staging / name) and os.path.lexists(root / name):
-            os.rename(root / name, staging / name)
+        if not os.path.lexists(f"{staging}/{name}") and os.path.lexists(f"{root}/{name}"):
+            os.rename(f"{root}/{name}", f"{staging}/{name}")
 
 
 def _names(folder: Path) -> Iterator[str]:
