@@ -71,7 +71,7 @@ def plan_view(plan: Plan, every_pod: bool = False) -> RenderableType:
 
 def _queued(job: Queued) -> str:
     priority = f" with priority {job.priority_class}" if job.priority_class else ""
-    takes = f"{job.pods} pods, {_resources(job.resources)}"
+    takes = f"{_count(job.pods, 'pod', 'pods')}, {_resources(job.resources)}"
     return f"{job.kind}/{job.name} waits for queue {job.queue}{priority} and takes of its quota: {takes}"
 
 
@@ -110,12 +110,22 @@ def _storage_view(storage: Iterable[Storage]) -> RenderableType:
 def totals_line(plan: Plan) -> str:
     """Pods, accelerators, EFA interfaces and nodes of a plan in one line; without pods, its storage."""
     if plan.storage and not plan.workloads:
-        kinds = ((CLAIM, "claims"), (VOLUME, "volumes"), (CLASS, "storage classes"))
-        counted = ((sum(each.kind == kind for each in plan.storage), name) for kind, name in kinds)
-        return ", ".join(f"{count} {name}" for count, name in counted)
-    nodes = ", ".join(f"{count} × {name}" for name, count in sorted(plan.totals.nodes.items())) or "any"
+        kinds = (
+            (CLAIM, "claim", "claims"),
+            (VOLUME, "volume", "volumes"),
+            (CLASS, "storage class", "storage classes"),
+        )
+        counts = Counter(each.kind for each in plan.storage)
+        return ", ".join(_count(counts[kind], one, many) for kind, one, many in kinds if counts[kind])
     totals = plan.totals
-    return f"{totals.pods} pods, {totals.accelerators} accelerators, {totals.efa} EFA, nodes: {nodes}"
+    nodes = ", ".join(f"{count} × {name}" for name, count in sorted(totals.nodes.items())) or "any"
+    pods = _count(totals.pods, "pod", "pods")
+    accelerators = _count(totals.accelerators, "accelerator", "accelerators")
+    return f"{pods}, {accelerators}, {totals.efa} EFA, nodes: {nodes}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def differences_view(differences: Sequence[Difference]) -> RenderableType:
@@ -267,7 +277,7 @@ def _headline(workload: WorkloadPlan) -> str:
 
 
 def _spares(workload: WorkloadPlan) -> str:
-    return f"{workload.spares} {'spare' if workload.spares == 1 else 'spares'}"
+    return _count(workload.spares, "spare", "spares")
 
 
 def _some(pods: Sequence[PodPlan]) -> Sequence[PodPlan | None]:

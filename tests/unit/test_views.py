@@ -94,6 +94,11 @@ def test_a_plan_shows_every_column_on_any_width(plan: Plan, width: int) -> None:
         assert part in flat
 
 
+def test_one_of_a_kind_is_counted_in_the_singular(instances: Mapping[str, Instance]) -> None:
+    plan = expand("a", "training", [job(1)], instances)
+    assert views.totals_line(plan) == "1 pod, 8 accelerators, 4 EFA, nodes: 1 × p4d.24xlarge"
+
+
 def test_a_wide_plan_has_every_pod(plan: Plan) -> None:
     text = shown(views.plan_view(plan, every_pod=True), views.UNLIMITED)
     assert all(f"  {NAME}-{index} " in text for index in range(20))
@@ -174,7 +179,7 @@ def test_a_plan_names_claims_volumes_and_classes(instances: Mapping[str, Instanc
     assert "StorageClass/fsx-sc" in text
     assert "fsx.csi.aws.com" in text
     assert "1200Gi" in text
-    assert text.splitlines()[-1] == "1 claims, 0 volumes, 1 storage classes"
+    assert text.splitlines()[-1] == "1 claim, 1 storage class"
     assert found.to_json()["storage"][1] == {
         "kind": "PersistentVolumeClaim",
         "name": "fsx-pvc",
