@@ -7,13 +7,11 @@ of two harmless values: where these two differ is the field, and all else must b
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -211,6 +209,12 @@ class Fuzzer:
             name: value_files.read_file(folder / "values.yaml") for name, folder in self._charts.items()
         }
         self._base = {name: value_files.read_file(_fullest(folder)) for name, folder in self._charts.items()}
+        self._merged = {
+            name: _without_nulls(
+                value_files.merge(self._defaults[name], self._base[name]), self._defaults[name]
+            )
+            for name in self._charts
+        }
 
     def trials(self) -> list[Trial]:
         """Every key of every schema with every text and type."""
@@ -218,21 +222,18 @@ class Fuzzer:
         return [
             Trial(chart, (path,), value)
             for chart, schema in self._schemas.items()
-            for path in sorted(set(_paths(schema, schema, self._merged(chart), ())), key=str)
+            for path in sorted(set(_paths(schema, schema, self._merged[chart], ())), key=str)
             for value in values
             if path[0] not in FREE
         ]
-
-    def _merged(self, chart: str) -> dict[str, Any]:
-        return value_files.merge(self._defaults[chart], self._base[chart])
 
     def refused_by_schema(self, trial: Trial) -> bool:
         """Whether the schema refuses it. Raises AssertionError if it has no sentence for that."""
         (path,) = trial.paths
         key = str(path[0])
-        values = _without_nulls(
-            _with(self._merged(trial.chart), path, trial.value), self._defaults[trial.chart]
-        )
+        merged = self._merged[trial.chart]
+        tried = _without_nulls(_with({key: merged.get(key)}, path, trial.value), self._defaults[trial.chart])
+        values = {each: merged[each] for each in merged if each != key} | tried
         errors = list(self._validators[trial.chart, key].iter_errors(values))
         chart = ChartValues(trial.chart, values, self._schemas[trial.chart], ())
         sentences = [str(problem) for error in errors for problem in explain(error, chart)]
@@ -384,27 +385,16 @@ def _paths(root: Any, schema: Any, values: Any, at: Path_) -> Iterator[Path_]:
         )
 
 
-def _with(values: Mapping[str, Any], path: Path_, value: Any) -> dict[str, Any]:
-    """``values`` with ``value`` at ``path``. Lists and maps on the way that are not there are made."""
-    result = copy.deepcopy(dict(values))
-    place: Any = result
-    for part, following in pairwise(path):
-        made: Any = [] if isinstance(following, int) else {}
-        if isinstance(place, list):
-            if not place:
-                place.append(made)
-            elif not isinstance(place[0], type(made)):
-                place[0] = made
-            place = place[0]
-        else:
-            if not isinstance(place.get(part), type(made)):
-                place[part] = made
-            place = place[part]
-    if isinstance(place, list):
-        place[:1] = [value]
-    else:
-        place[path[-1]] = value
-    return result
+def _with(values: Any, path: Path_, value: Any) -> Any:
+    """``values`` with ``value`` at ``path``, in a copy of what is on the way. What is not there is made."""
+    if not path:
+        return value
+    part, rest = path[0], path[1:]
+    if isinstance(part, int):
+        items = values if isinstance(values, list) else []
+        return [_with(items[0] if items else None, rest, value), *items[1:]]
+    known = values if isinstance(values, dict) else {}
+    return {**known, part: _with(known.get(part), rest, value)}
 
 
 def _without_nulls(values: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
@@ -458,6 +448,9 @@ def _misplaced(
     if isinstance(first, RenderError) or isinstance(second, RenderError):
         return
     texts = [_text(each.value) for each in (trial, *harmless)]
+    forms = list(_forms(texts[0]))
+    if not isinstance(trial.value, str):
+        forms.append(f"{trial.value:g}")  # as Go writes a large number
     if len({len(each.manifests) for each in (render, first, second)}) > 1:
         yield f"{len(render.manifests)} objects, not {len(first.manifests)}"
         return
@@ -481,8 +474,7 @@ def _misplaced(
                 yield f"{where} is {leaf!r:.100}, not of the type of {wanted!r:.100}"
             # A digest of the value may have the same letters, but not in the same place.
             elif _text(wanted).replace(texts[1], texts[2]) == _text(varied[path]) and not any(
-                _plain(_text(wanted)).replace(texts[1], form) == _plain(_text(leaf))
-                for form in _forms(texts[0])
+                _plain(_text(wanted)).replace(texts[1], form) == _plain(_text(leaf)) for form in forms
             ):
                 yield f"{where} is {leaf!r:.100}, with {texts[1]} it is {wanted!r:.100}"
 
