@@ -38,6 +38,9 @@ def test_the_list_of_commands_has_a_whole_sentence_for_each_on_80_columns() -> N
     printed = CliRunner().invoke(cli, ["--help"], terminal_width=80).stdout
     rows = [line.split(maxsplit=1) for line in printed.splitlines() if re.match("  [a-z]", line)]
     assert sorted(name for name, _ in rows) == sorted(cli.commands)
+    assert (
+        printed.index("Charts and values") < printed.index("  plan ") < printed.index("Releases on a cluster")
+    )
     assert [text for _, text in rows if text.endswith("...") or not text.endswith(".")] == []
 
 

@@ -124,6 +124,12 @@ def test_impossible_names_are_refused_before_a_cluster_is_asked(words: list[str]
     assert "cannot be a name: it takes lower-case letters" in said
 
 
+def test_nodes_that_cannot_be_are_refused_before_the_plan_is_printed() -> None:
+    done = CliRunner().invoke(cli, ["plan", "torch-elastic", "--nodes", "p4d.24xlarg=3"])
+    assert "did you mean p4d.24xlarge?" in str(done.exception)
+    assert done.stdout == ""
+
+
 def test_tools_without_names_are_refused() -> None:
     assert "--get names no tool" in refused("tools", "--get", "")
 
