@@ -24,6 +24,7 @@ _TRACEBACK = b"Traceback (most recent call last):"
 _BEFORE = re.compile(rb"^(\[[^\]]{1,40}\]:? ?)?")
 _RECENT_SECONDS = 15.0
 _DRAIN_SECONDS = 1.0
+_KILL_SECONDS = 10.0
 _WORDS = 1000
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _PUBLISH_SECONDS = 5.0
@@ -315,7 +316,7 @@ class Observer:
         restarts = self._limits.hang_seconds or self._limits.hang_learnt
         if restarts and self.starts.round == round:
             self._hang, self._slowest = what, slow
-            children.send([pid for pid, _, _ in self._processes], signal.SIGKILL)
+            self._kill()
 
     def _look_for_events(self) -> None:
         """A loss that is no number, or steps that take twice as long: do what the limits say."""
@@ -337,7 +338,19 @@ class Observer:
             self.sentence, self.verdict = f"{what}, which ends the run", "run"
         elif policy == "restart":
             self._hang, self._cause = what, cause
-            children.send([pid for pid, _, _ in self._processes], signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kill the processes of this worker, for which all start again; without that, it ends alone."""
+        pids = [pid for pid, _, _ in self._processes]
+        children.send(pids, signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_SECONDS
+        while left := children.alive(pids):
+            if time.monotonic() >= deadline:
+                # The agent sees no failure while it lives, and the others would wait for it.
+                self.sentence, self.verdict = f"process {left[0]} does not end on SIGKILL", "worker"
+                return
+            time.sleep(0.1)
 
     def _stands(self) -> list[hang.Stand]:
         """Where the processes of this worker stand. Their stacks are printed to the log, one by one."""
