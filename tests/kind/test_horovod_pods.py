@@ -16,13 +16,16 @@ __all__ = ["image", "start"]
 pytestmark = pytest.mark.whole
 
 STEPS = 60
-# The third worker's first process never comes to the world for which the others wait.
+# The first ranks may start slowly, and the third worker's first process never come to the world.
 ELASTIC = f"""
 import os, pathlib, time
-shared = pathlib.Path("/shared")
-if os.uname().nodename.endswith("-2") and not (shared / "newcomer").exists():
+shared, is_third = pathlib.Path("/shared"), os.uname().nodename.endswith("-2")
+if os.environ.get("THIRD_IS_STUCK") and is_third and not (shared / "newcomer").exists():
     (shared / "newcomer").touch()
     time.sleep(600)
+if not is_third:
+    (shared / "starts").touch()
+    time.sleep(float(os.environ.get("SLOW_SECONDS", "0")))
 import horovod.torch as hvd
 import torch
 hvd.init()
@@ -31,7 +34,7 @@ state = hvd.elastic.TorchState(step=int(saved.read_text()) if saved.exists() els
 @hvd.elastic.run
 def train(state):
     print("world of", hvd.size(), "from step", state.step, flush=True)
-    while state.step < {STEPS}:
+    while state.step < {STEPS} or hvd.size() < int(os.environ.get("LEAST", "0")):
         assert int(hvd.allreduce(torch.ones(1), op=hvd.Sum)) == hvd.size()
         state.step += 1
         if hvd.rank() == 0:
@@ -57,17 +60,36 @@ def test_horovodrun_as_the_command_starts_all_ranks(start: Callable[..., Pods]) 
     assert found == {(str(rank), f"{pods.job}-{rank // 2}") for rank in range(4)}
 
 
-def test_a_worker_that_is_killed_while_a_new_world_forms_costs_a_new_start_at_most(
-    start: Callable[..., Pods], tmp_path: Path
+ONE_RANK_EACH = {"BIREME_MPI_WORKERS": "3", "BIREME_MPI_SLOTS": "1", "BIREME_MPI_LEAST": "2"}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that all pods have at /shared, with the program."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "elastic.py").write_text(ELASTIC)
+    return folder
+
+
+def test_a_worker_that_comes_while_the_first_ranks_start_is_taken_in(
+    start: Callable[..., Pods], shared: Path
 ) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    (shared / "elastic.py").write_text(ELASTIC)
-    options = [*USER, f"--volume={shared}:/shared"]
-    env = {"BIREME_MPI_WORKERS": "3", "BIREME_MPI_SLOTS": "1", "BIREME_MPI_LEAST": "2"}
-    env["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "10"
-    program = ["python3", "/shared/elastic.py"]
+    options, program = [*USER, f"--volume={shared}:/shared"], ["python3", "/shared/elastic.py"]
+    env = {**ONE_RANK_EACH, "SLOW_SECONDS": "30", "LEAST": "3"}
+    pods = start("mpi", options, program, **env)
+    until((shared / "starts").exists, 120, "the first ranks to start")
+    start("mpi", options, program, indices=(2,), **env)
+    assert pods.exit_code() == 0, pods.output()
+    assert "world of 3" in pods.output()
+
+
+def test_a_worker_that_is_killed_while_a_new_world_forms_costs_a_new_start_at_most(
+    start: Callable[..., Pods], shared: Path
+) -> None:
+    options, program = [*USER, f"--volume={shared}:/shared"], ["python3", "/shared/elastic.py"]
+    env = {**ONE_RANK_EACH, "HOROVOD_GLOO_TIMEOUT_SECONDS": "10", "THIRD_IS_STUCK": "1"}
     pods = start("mpi", options, program, **env)
     pods.until_printed("world of 2 from step 0")
     start("mpi", options, program, indices=(2,), **env)

@@ -113,6 +113,22 @@ def test_discovery_lists_the_workers_that_answer_also_one_that_comes_back(sshd: 
     until(lists(*HOSTS), 60, "the lost worker to come back, and a new one")
 
 
+def test_a_worker_that_horovodrun_has_forgotten_is_listed_again(sshd: Sshd, tmp_path: Path) -> None:
+    sshd.start("127.0.0.1", "127.0.0.3")
+    discovery = Discovery(Workers(HOSTS, sshd.port), 2, tmp_path / "workers", idle_seconds=0.5)
+
+    def lists(*hosts: str) -> Callable[[], bool]:
+        def refreshed() -> bool:
+            discovery.refresh("ssh 127.0.0.1 a rank")
+            return discovery.file.read_text().split() == [f"{host}:2" for host in hosts]
+
+        return refreshed
+
+    until(lists("127.0.0.1", "127.0.0.3"), 60, "both workers")
+    until(lists("127.0.0.1"), 60, "the worker without a rank to be left out")
+    until(lists("127.0.0.1", "127.0.0.3"), 60, "both workers again")
+
+
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """``pod(sshd=SCRIPT, horovodrun=SCRIPT, BIREME_…=…)`` starts the entry point of an elastic job's pod."""

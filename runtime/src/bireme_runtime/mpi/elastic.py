@@ -7,11 +7,12 @@ at once that a worker is lost.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bireme_runtime.mpi.ssh import Ssh
@@ -23,6 +24,8 @@ from bireme_runtime.process.exits import CONFIG
 NO_HOROVODRUN = "the image has no horovodrun on its PATH: install Horovod in it, built with Gloo"
 # Looking for a worker that is not there asks the cluster's DNS several times.
 _SEARCH_SECONDS = 3.0
+# horovodrun looks at the list every second.
+_UNLISTED_SECONDS = 5.0
 # For these seconds, twice as long each time, horovodrun leaves out a host whose ranks failed. Otherwise that
 # would be for good, and a new pod has the host name of the one that it replaces.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = "2", "60"
@@ -37,20 +40,46 @@ class Discovery:
     workers: Workers
     slots: int
     file: Path
+    idle_seconds: float = 60.0
     _searched: float = 0.0
+    _listed: list[str] = field(default_factory=list)
+    _idle_since: dict[str, float] = field(default_factory=dict)
 
-    def refresh(self) -> tuple[list[str], list[str]]:
-        """List those workers that answer; returns those that went, and those that came."""
+    def refresh(self, commands: str | None = None) -> tuple[list[str], list[str]]:
+        """List those workers that answer; returns those that went, and those that came.
+
+        ``commands``: the command lines of horovodrun's processes, of which each remote rank has an ssh.
+        """
         went = self.workers.drop_lost()
         came: list[str] = []
         if time.monotonic() >= self._searched + _SEARCH_SECONDS:
             came = self.workers.greet_missing()
             self._searched = time.monotonic()
-        if went or came or not self.file.exists():
+        forgotten = self._forgotten(commands) if commands is not None else set()
+        listed = [host for host in self.workers.present if host not in forgotten]
+        if listed != self._listed or not self.file.exists():
+            self._listed = listed
             partial = self.file.with_suffix(".new")
-            partial.write_text("".join(f"{host}:{self.slots}\n" for host in self.workers.present))
+            partial.write_text("".join(f"{host}:{self.slots}\n" for host in listed))
             partial.replace(self.file)
         return went, came
+
+    def _forgotten(self, commands: str) -> set[str]:
+        """Workers without ranks for so long, to be left out for a moment: horovodrun has forgotten them.
+
+        It tells ranks of a new host once, and those that are still starting do not hear it.
+        """
+        now, found = time.monotonic(), set()
+        for host in self.workers.present:
+            if host in commands or host.partition(".")[0] == os.uname().nodename:
+                self._idle_since.pop(host, None)
+                continue
+            idle = now - self._idle_since.setdefault(host, now)
+            if idle >= self.idle_seconds + _UNLISTED_SECONDS:
+                self._idle_since[host] = now
+            elif idle >= self.idle_seconds:
+                found.add(host)
+        return found
 
 
 def horovodrun(

@@ -198,7 +198,8 @@ def _run_elastic(
     try:
         while pid not in ended:
             children.wait(1.0, ended)
-            went, came = discovery.refresh()
+            running = [children.command(each) for each in children.descendants(pid)]
+            went, came = discovery.refresh(b"\n".join(running).decode(errors="replace"))
             for hosts, verb in ((went, "went away"), (came, "answers")):
                 if hosts:
                     say(f"{_names(hosts)} {verb}: {len(workers.present)} workers")

@@ -115,6 +115,14 @@ def environment(pid: int) -> bytes:
         return b""
 
 
+def command(pid: int) -> bytes:
+    """The command line of a process, its words ended by zero bytes; empty when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def kill_descendants(seconds: float = 5.0, but: int = 0) -> list[int]:
     """Send SIGKILL to all descendants of this process and reap them. Returns those that do not end in time.
 
