@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,13 +81,27 @@ def make_image(recipe: dict[str, Any]) -> str:
     if "dockerfile" in recipe:
         dockerfile = PATHS.root / recipe["dockerfile"]
         context = PATHS.root / recipe["context"] if "context" in recipe else dockerfile.parent
-        arguments = [word for name, part in parts.items() for word in ("--build-arg", f"{name}={part}")]
-        with step(CONSOLE, f"{tag}: docker build"):
-            _docker("build", "--tag", tag, *arguments, "--file", str(dockerfile), str(context))
+        with tempfile.TemporaryDirectory() as wheels:
+            if "python" in recipe:
+                _make_wheels(recipe["python"], wheels)
+                context, parts["PIP_NO_INDEX"] = Path(wheels), "1"
+            arguments = [word for name, part in parts.items() for word in ("--build-arg", f"{name}={part}")]
+            with step(CONSOLE, f"{tag}: docker build"):
+                _docker("build", "--tag", tag, *arguments, "--file", str(dockerfile), str(context))
     else:
         (only,) = parts.values()
         _docker("tag", only, tag)
     return tag
+
+
+def _make_wheels(python: str, folder: str) -> None:
+    """Write wheels of bireme and of all that it needs."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    with step(CONSOLE, "wheels of bireme"):
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, str(PATHS.root)], check=True)
+        own = [str(file) for file in Path(folder).glob("*.whl")]
+        options = ["--only-binary=:all:", "--python-version", python, "--dest", folder]
+        subprocess.run([*pip, "download", *options, *own], check=True)
 
 
 def _import_rootfs(rootfs: Rootfs) -> str:

@@ -98,7 +98,8 @@ def _build(registry: str, project: Path) -> list[str]:
         dockerfile, repository = str(file.relative_to(project)), f"{_OURS}/{file.parent.name}"
         tag = f"{registry}/{repository}:{version}"
         build = ["docker", "build", "--platform", "linux/amd64", "--tag", tag]
-        if "from=wheels" in file.read_text():
+        context = "images"
+        if "COPY *.whl" in file.read_text():
             wheel = [
                 sys.executable,
                 "-m",
@@ -111,8 +112,8 @@ def _build(registry: str, project: Path) -> list[str]:
                 ".",
             ]
             commands.append(_in(project, shlex.join(wheel)))
-            build += ["--build-context", f"wheels={_WHEELS}"]
-        build += ["--file", dockerfile, "images"]
+            context = _WHEELS
+        build += ["--file", dockerfile, context]
         commands += [_in(project, shlex.join(build)), *_make_repository(registry, repository)]
         commands.append(shlex.join(["docker", "push", tag]))
     return commands

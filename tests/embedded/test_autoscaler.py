@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,13 +19,18 @@ from bireme.clusters.programs import Program
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from bireme_runtime.elastic import failures, progress, status
+from tests.embedded.elastic_jobs import (
+    BIREME,
+    REGISTRY,
+    elastic,
+    nodes,
+    options,
+    running,
+    service,
+    until,
+    workers,
+)
 from tests.runtime.etcd_servers import free_port
-from tests.support import waiting
-
-BIREME = Path(sys.executable).with_name("bireme")
-TYPE = "p4d.24xlarge"
-REGISTRY = "global.imageRegistries.bireme=registry.example.com"
-until = partial(waiting.until, seconds=90)
 
 
 @pytest.fixture(scope="module")
@@ -75,63 +78,26 @@ def urgent(cluster: EmbeddedCluster) -> Iterator[str]:
     cluster.api.delete(f"{path}/urgent")
 
 
-def service(name: str, **spec: Any) -> dict[str, Any]:
-    """A pod that takes a whole node."""
-    resources = {"limits": {"nvidia.com/gpu": "8"}}
-    return {
-        "metadata": {"name": name},
-        "spec": {
-            "containers": [{"name": "server", "image": "server", "resources": resources}],
-            "nodeSelector": {"node.kubernetes.io/instance-type": TYPE},
-            "tolerations": [{"operator": "Exists"}],
-            "terminationGracePeriodSeconds": 0,
-            **spec,
-        },
-    }
+class AnsweringWorker:
+    """The real answers of a worker, at a port of this machine: nobody answers at those of fake pods."""
 
+    def __init__(self) -> None:
+        self.port, self.seen, self._starts = free_port(), progress.Progress(), status.Starts()
+        status.serve(status.Status(self._starts, self.seen, failures.Ledger(), lambda: ""), self.port)
 
-def elastic(release: ReleaseFactory, *sets: str, workers: int = 2, **more: Any) -> InstalledRelease:
-    """A job that takes whole nodes and may grow at once."""
-    return release("torch-elastic", **options(*sets, workers=workers), **more)
+    def is_in(self, job: InstalledRelease, cluster: EmbeddedCluster) -> None:
+        """It answers for the workers that the job has now."""
+        for pod in job.objects("pods"):
+            path = f"/api/v1/namespaces/{job.namespace}/pods/{pod['metadata']['name']}/status"
+            cluster.api.patch(path, {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}})
 
-
-def options(*sets: str, workers: int = 2) -> dict[str, Any]:
-    given = [
-        f"workers={workers}",
-        "rendezvous.backend=c10d",
-        "etcd.enabled=false",
-        "autoscale.enabled=true",
-        "autoscale.cooldown=0",
-        "autoscale.every=1",
-        *sets,
-    ]
-    return {"instance": TYPE, "sets": given, "expect_differences": True, "timeout": 3}
-
-
-def workers(job: InstalledRelease) -> int:
-    """How many workers the Job shall have."""
-    (live,) = job.objects("jobs")
-    count: int = live["spec"]["parallelism"]
-    assert live["spec"]["completions"] == count
-    return count
-
-
-def running(job: InstalledRelease) -> int:
-    return sum(pod.role == "worker" and pod.ready and pod.is_live for pod in job.pods())
-
-
-def nodes(cluster: EmbeddedCluster) -> int:
-    return cluster.nodes[TYPE]
-
-
-@contextlib.contextmanager
-def saving_worker() -> Iterator[tuple[int, progress.Board]]:
-    """What a worker answers, at a port of this machine, and the page on which it is told that it saves."""
-    seen = progress.Progress()
-    told = status.Status(status.Starts(), seen, failures.Ledger(), lambda: "")
-    port = free_port()
-    status.serve(told, port)
-    yield port, seen.board
+    def trains(self, world: int, rate: float) -> None:
+        """Its script prints this throughput in a world of that size."""
+        if world != self._starts.world:
+            self._starts.began({"round": self._starts.round + 1, "rank": 0, "world": world})
+            self.seen.start(world=world)
+        for step in range(5):
+            self.seen.take(f"step {step}, samples_per_second: {rate}".encode())
 
 
 def test_a_job_grows_from_2_to_4_when_nodes_come_free(
@@ -178,20 +144,17 @@ def test_a_job_is_not_resized_while_it_writes_a_checkpoint(
     occupied: Callable[..., Callable[[], None]],
 ) -> None:
     give_back = occupied(nodes(cluster) - 2)
-    with saving_worker() as (port, board):
-        board.mark_saving(0, True)
-        job = elastic(release, "autoscale.max=3", f"metrics.port={port}")
-        until(lambda: running(job) == 2, what="both workers to run")
-        for pod in job.objects("pods"):
-            # Fake pods have addresses at which nobody answers.
-            path = f"/api/v1/namespaces/{job.namespace}/pods/{pod['metadata']['name']}/status"
-            cluster.api.patch(path, {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}})
-        give_back()
-        sentence = f"{job.namespace}/{job.name}-r1: it writes a checkpoint"
-        until(lambda: sentence in controller.log.read_text(), what=controller.log.read_text)
-        assert workers(job) == 2
-        board.mark_saving(0, False)
-        until(lambda: workers(job) == 3, what=controller.log.read_text)
+    worker = AnsweringWorker()
+    worker.seen.board.mark_saving(0, True)
+    job = elastic(release, "autoscale.max=3", f"metrics.port={worker.port}")
+    until(lambda: running(job) == 2, what="both workers to run")
+    worker.is_in(job, cluster)
+    give_back()
+    sentence = f"{job.namespace}/{job.name}-r1: it writes a checkpoint"
+    until(lambda: sentence in controller.log.read_text(), what=controller.log.read_text)
+    assert workers(job) == 2
+    worker.seen.board.mark_saving(0, False)
+    until(lambda: workers(job) == 3, what=controller.log.read_text)
 
 
 @pytest.mark.whole
@@ -251,6 +214,41 @@ def test_two_jobs_share_what_comes_free(
     give_back()
     until(lambda: sum(map(running, jobs)) == count, what=controller.log.read_text)
     assert abs(workers(jobs[0]) - workers(jobs[1])) <= 1
+
+
+@pytest.mark.whole
+def test_what_comes_free_goes_where_training_says_that_it_is_worth_most(
+    cluster: EmbeddedCluster,
+    controller: Program,
+    release: ReleaseFactory,
+    occupied: Callable[..., Callable[[], None]],
+) -> None:
+    """One job is faster in proportion to its workers, the other hardly at all; both say so."""
+    count = nodes(cluster)
+    give_back = occupied(count - 2)
+    exponents, telling = (1.0, 0.05), (AnsweringWorker(), AnsweringWorker())
+    jobs = [
+        elastic(release, f"autoscale.max={count}", f"metrics.port={each.port}", workers=1) for each in telling
+    ]
+    until(lambda: [running(job) for job in jobs] == [1, 1], what=controller.log.read_text)
+    for job, worker in zip(jobs, telling, strict=True):
+        worker.is_in(job, cluster)
+
+    def trained() -> list[int]:
+        """Let both train with the workers that they have."""
+        sizes = [workers(job) for job in jobs]
+        for size, worker, exponent in zip(sizes, telling, exponents, strict=True):
+            worker.trains(size, 100 * size**exponent)
+        return sizes
+
+    def known(job: InstalledRelease) -> str:
+        (live,) = job.objects("jobs")
+        return str(live["metadata"]["annotations"].get("bireme/throughput", ""))
+
+    until(lambda: trained() and all(map(known, jobs)), what=controller.log.read_text)
+    assert [known(job) for job in jobs] == ['{"1": 100.0}'] * 2
+    give_back()
+    until(lambda: trained() == [count - 1, 1], what=controller.log.read_text)
 
 
 @pytest.mark.whole

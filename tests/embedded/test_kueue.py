@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -306,29 +307,51 @@ def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Ite
         yield
 
 
+@contextlib.contextmanager
+def autoscaler(queues: Queues, log: Path) -> Iterator[Callable[[], str]]:
+    """`bireme autoscale` works while the block runs; yields what reads its log."""
+    command = [str(Path(sys.executable).with_name("bireme")), "autoscale", "--every=1"]
+    command.append(f"--kubeconfig={queues.cluster.kubeconfig}")
+    with log.open("w") as output, subprocess.Popen(command, stderr=output) as controller:
+        try:
+            yield log.read_text
+        finally:
+            controller.terminate()
+
+
+AUTOSCALE = ("autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0", "autoscale.every=1")
+
+
 @pytest.mark.whole
 def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues, tmp_path: Path) -> None:
     queues.queue("training", nodes=3)
-    sets = ["workers=1", "kueue.admission=elastic", "rendezvous.backend=c10d", "etcd.enabled=false"]
-    sets += ["autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0", "autoscale.every=1"]
-    queues.install("follower", "training", *sets)
+    sets = ("workers=1", "kueue.admission=elastic", "rendezvous.backend=c10d", "etcd.enabled=false")
+    queues.install("follower", "training", *sets, *AUTOSCALE)
     queues.runs("follower", 1)
     job = "/apis/batch/v1/namespaces/default/jobs/follower-r1"
     version = queues.cluster.api.get(job)["metadata"]["resourceVersion"]
-    command = [str(Path(sys.executable).with_name("bireme")), "autoscale", "--every=1"]
-    log = tmp_path / "log"
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
-            [*command, f"--kubeconfig={queues.cluster.kubeconfig}"], stderr=output
-        ) as controller,
-    ):
-        try:
-            until(lambda: queues.phases("follower") == ["Running"] * 3, what=log.read_text)
-            # Another job waits: its turn comes before more growth, and nobody takes the quota from under it.
-            queues.waits("patient", "training", "workers=2")
-            with queues.cluster.api.watch(job.rpartition("/")[0], 10, resourceVersion=version) as events:
-                counts = {each["object"]["spec"]["parallelism"] for each in events}
-            assert max(counts) == 3, log.read_text()
-        finally:
-            controller.terminate()
+    with autoscaler(queues, tmp_path / "log") as log:
+        until(lambda: queues.phases("follower") == ["Running"] * 3, what=log)
+        # Another job waits: its turn comes before more growth, and nobody takes the quota from under it.
+        queues.waits("patient", "training", "workers=2")
+        with queues.cluster.api.watch(job.rpartition("/")[0], 10, resourceVersion=version) as events:
+            counts = {each["object"]["spec"]["parallelism"] for each in events}
+        assert max(counts) == 3, log()
+
+
+@pytest.mark.whole
+def test_the_autoscaler_grows_the_trainers_of_paddle_within_the_quota(queues: Queues, tmp_path: Path) -> None:
+    queues.cluster.add_claim("efsvol")
+    queues.queue("training", nodes=2)
+    sets = ("useGpu=true", "workers=1", "dispatch=dynamic", "etcd.enabled=true", "kueue.admission=elastic")
+    where = "jobClaim.existingClaim=efsvol"
+    queues.install("follower", "training", *sets, where, "autoscale.min=1", *AUTOSCALE, chart="paddle")
+
+    def trainers() -> list[dict[str, Any]]:
+        component = "app.kubernetes.io/component"
+        return [pod for pod in queues.pods("follower") if pod["metadata"]["labels"][component] == "trainer"]
+
+    first = {pod["metadata"]["uid"] for pod in trainers()}
+    with autoscaler(queues, tmp_path / "log") as log:
+        until(lambda: [pod["status"].get("phase") for pod in trainers()] == ["Running"] * 2, what=log)
+    assert first <= {pod["metadata"]["uid"] for pod in trainers()}, "it was not restarted"

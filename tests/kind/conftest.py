@@ -20,6 +20,7 @@ from bireme.paths import Paths
 from bireme.progress import step
 from bireme.pytest_plugin import InstalledRelease, ReleaseFactory, ShowProgress
 from bireme.tools import Toolbox
+from tests.kind.paddle import FOLDER, ON_KIND, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until
 from tests.kind.training import CHECKPOINT_EVERY, KIND, Training
 
@@ -188,3 +189,38 @@ def train(
             return followed.enter_context(Training(job, shell, installed, "digits.py").followed())
 
         yield _train
+
+
+@pytest.fixture
+def install_paddle(release: ReleaseFactory, load: Callable[..., None], shell: Shell) -> Jobs:
+    """``install_paddle("w2v", output, workload=…)``: a release whose output is in that folder."""
+    load("paddle", "python", "etcd")
+
+    def _install(name: str, output: Path, **more: Any) -> PaddleJob:
+        on_kind = {**more, "files": [ON_KIND], "timeout": 240}
+        return PaddleJob(release("paddle", name=name, **on_kind), output, shell, on_kind)
+
+    return _install
+
+
+@pytest.fixture
+def paddle(install_paddle: Jobs, cluster: KindCluster, test_namespace: str) -> Jobs:
+    """``paddle("--passes=3", mode="sync")``: the digits on 2 pservers and 3 trainers, with further values."""
+    cluster.add_claim("jobs", test_namespace)
+
+    def _paddle(*arguments: str, shards: int = 3, **values: Any) -> PaddleJob:
+        name = f"digits-{uuid.uuid4().hex[:4]}"
+        data = f"{FOLDER}/{name}/data"
+        prepare = ["/opt/bireme/digits.py", "--prepare", data]
+        own = {
+            "workers": 3,
+            "pservers": {"count": 2},
+            "jobClaim": {"existingClaim": "jobs"},
+            "dataPrep": {"enabled": True, "splitCount": shards, "args": prepare},
+            "args": ["/opt/bireme/digits.py", f"--data={data}", *arguments],
+            **values,
+        }
+        output = cluster.claim_folder("jobs", test_namespace) / name / "output"
+        return install_paddle(name, output, values=own)
+
+    return _paddle

@@ -2,195 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
-import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bireme.clusters.api import ApiError
 from bireme.clusters.kind import KindCluster
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.kind.shell import Shell
+from tests.kind.paddle import DYNAMIC, Jobs, PaddleJob
 
-KIND = "values/kind-paddle.yaml"
-FOLDER = "/home/jobpath"
 # Tolerance of the test loss: gradients arrive at the pservers late and in any order.
 TOLERANCE = 0.2
 # The loss of digits.py before any training: a guess among ten classes.
 CHANCE = 2.3
 LEASE = 12
-Event = dict[str, Any]
-
-
-class PaddleJob:
-    """One release of the chart, and the folder of its output on the claim."""
-
-    def __init__(
-        self, release: InstalledRelease, output: Path, shell: Shell, installed: Mapping[str, Any]
-    ) -> None:
-        self.release = release
-        self.output = output
-        self.shell = shell
-        self._installed = installed
-
-    def events(self, name: str, trainer: int | None = None) -> list[Event]:
-        """The events of that name in the logs of all trainers or of one, in order for each trainer."""
-        logs = sorted(self.output.glob(f"node_{'*' if trainer is None else trainer}/train.log"))
-        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
-        found = [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("}")]
-        return [event for event in found if event["event"] == name]
-
-    def output_of_all(self) -> str:
-        logs = sorted(self.output.glob("node_*/*.log"))
-        return "\n".join(f"{each}:\n{each.read_text(errors='replace')[-1500:]}" for each in logs)
-
-    def until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for ``done``; fail the test with the end of the job's logs."""
-        deadline = time.monotonic() + seconds
-        while not done():
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.output_of_all()}"
-            time.sleep(0.2)
-
-    def outcomes(self) -> dict[str, str]:
-        """The final condition of each Job of the release, by name."""
-        return {
-            job["metadata"]["name"]: each["type"]
-            for job in self.release.objects("jobs")
-            for each in job["status"].get("conditions", [])
-            if each["type"] in ("Complete", "Failed") and each["status"] == "True"
-        }
-
-    def until_ended(self, seconds: float = 420) -> None:
-        """Wait until all Jobs are Complete, those of the pservers too."""
-        jobs = set(self.release.names("jobs"))
-        self.until(lambda: set(self.outcomes()) == jobs, seconds, f"the end of {jobs}")
-        assert set(self.outcomes().values()) == {"Complete"}, self.output_of_all()
-
-    def pod(self, role: str, index: int) -> str:
-        """The name of the running pod of a trainer or pserver."""
-        labels = {
-            "app.kubernetes.io/component": role,
-            "batch.kubernetes.io/job-completion-index": str(index),
-        }
-        (found,) = [
-            pod["metadata"]["name"]
-            for pod in self.release.objects("pods")
-            if labels.items() <= pod["metadata"]["labels"].items() and pod["status"]["phase"] == "Running"
-        ]
-        return str(found)
-
-    def kill(self, pod: str, container: str, when: Callable[[], bool] = lambda: True) -> float:
-        """SIGKILL all processes of a container as soon as ``when`` is true; returns the Unix time."""
-        node, process = self.shell.first_process(self.release.namespace, pod, container)
-        self.until(when, 180, "the moment to kill")
-        self.shell.cluster.on_node(node, "kill", "-9", process)
-        return time.time()
-
-    def is_in_the_middle(self, trainer: int) -> bool:
-        """Whether a trainer has begun a shard and has steps of it left."""
-        steps = [(each["pass"], each["shard"]) for each in self.events("step", trainer)]
-        return bool(steps) and 3 <= steps.count(steps[-1]) <= 8
-
-    def scale(self, trainers: int) -> None:
-        """Upgrade to another number of trainers; returns when so many are there."""
-        self._installed = {**self._installed, "values": {**self._installed["values"], "workers": trainers}}
-        self.release.upgrade(**self._installed)
-
-    def restored(self, since: float) -> set[int]:
-        """The trainers that have started from a saved state."""
-        return {each["trainer"] for each in self.events("start") if each["restored"] and each["time"] > since}
-
-    @property
-    def attempt(self) -> int:
-        """How many times the run has started."""
-        return int(json.loads((self.output / "run.json").read_text())["attempt"])
-
-    @property
-    def passes(self) -> list[str]:
-        """The folders of the passes that are done, by name."""
-        return sorted(each.parent.name for each in self.output.glob("pass-*/done"))
-
-    # The dispatcher ----------------------------------------
-
-    def dispatcher(self) -> dict[str, Any]:
-        """The dispatcher's status: its leader and the job's shards; empty while it does not answer."""
-        api, name = self.release.cluster.api, f"{self.release.name}-dispatcher"
-        try:
-            status = api.proxied(self.release.namespace, name, 7190, "v1/status", 5)
-        except ApiError:
-            return {}
-        # Each attempt has a dataset of its own, whose name ends with the attempt's number.
-        by_attempt = sorted(status["datasets"], key=lambda each: int(each["dataset"].rpartition("-")[2]))
-        return {"leader": status["leader"], **(by_attempt[-1] if by_attempt else {})}
-
-    def leader(self) -> str:
-        """The pod whose dispatcher is the leader; empty while there is none."""
-        address = self.dispatcher().get("leader", "").rpartition(":")[0]
-        pods = self.release.objects("pods")
-        return next((pod["metadata"]["name"] for pod in pods if pod["status"].get("podIP") == address), "")
-
-    def ended_passes(self) -> list[tuple[int, int]]:
-        """The number of done and failed shards of each pass that has ended, from etcd."""
-        prefix = f"/bireme/dispatcher/{self.release.namespace}/{self.release.name}/d/"
-        span = {"key": prefix, "range_end": prefix[:-1] + "0"}
-        body = {key: base64.b64encode(text.encode()).decode() for key, text in span.items()}
-        etcd = f"{self.release.name}-etcd-0"
-        kvs = self.shell.ask_etcd(self.release.namespace, etcd, "kv/range", body).get("kvs", [])
-        found = {
-            base64.b64decode(each["key"]).decode(): base64.b64decode(each.get("value", "")) for each in kvs
-        }
-        ended = [json.loads(found[key]) for key in sorted(found) if "/passes/" in key]
-        return [(each["done"], each["failed"]) for each in ended]
-
-    def until_progress(self, shards: int, seconds: float = 120) -> None:
-        """Wait until trainers have done this many more shards."""
-        wanted = len(self.events("shard")) + shards
-        self.until(lambda: len(self.events("shard")) >= wanted, seconds, f"{shards} more shards")
-
-
-Jobs = Callable[..., PaddleJob]
-
-
-@pytest.fixture
-def install(release: ReleaseFactory, load: Callable[..., None], shell: Shell) -> Jobs:
-    """``install("w2v", output, workload="paddle-word2vec")``: a release whose output is in that folder."""
-    load("paddle", "python", "etcd")
-
-    def _install(name: str, output: Path, **more: Any) -> PaddleJob:
-        on_kind = {**more, "files": [KIND], "timeout": 240}
-        return PaddleJob(release("paddle", name=name, **on_kind), output, shell, on_kind)
-
-    return _install
-
-
-@pytest.fixture
-def paddle(install: Jobs, cluster: KindCluster, test_namespace: str) -> Jobs:
-    """``paddle("--passes=3", mode="sync")``: the digits on 2 pservers and 3 trainers, with further values."""
-    cluster.add_claim("jobs", test_namespace)
-
-    def _paddle(*arguments: str, shards: int = 3, **values: Any) -> PaddleJob:
-        name = f"digits-{uuid.uuid4().hex[:4]}"
-        data = f"{FOLDER}/{name}/data"
-        prepare = ["/opt/bireme/digits.py", "--prepare", data]
-        own = {
-            "workers": 3,
-            "pservers": {"count": 2},
-            "jobClaim": {"existingClaim": "jobs"},
-            "dataPrep": {"enabled": True, "splitCount": shards, "args": prepare},
-            "args": ["/opt/bireme/digits.py", f"--data={data}", *arguments],
-            **values,
-        }
-        output = cluster.claim_folder("jobs", test_namespace) / name / "output"
-        return install(name, output, values=own)
-
-    return _paddle
 
 
 @pytest.fixture(scope="session")
@@ -232,9 +59,6 @@ def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end
     servers = {f"node_{index}/server.log" for index in range(2)}
     assert logs == {f"node_{index}/train.log" for index in range(3)} | servers
     assert_saved(job, 20, "digits.py", servers=2)
-
-
-DYNAMIC = {"dispatch": "dynamic", "etcd": {"enabled": True, "persistence": {"whenDeleted": "Delete"}}}
 
 
 def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(paddle: Jobs) -> None:
@@ -347,11 +171,11 @@ def test_training_survives_lost_leader_etcd_and_pserver_a_poisoned_shard_and_sca
 
 @pytest.mark.whole
 def test_the_tutorials_job_restarts_from_its_save_when_a_pserver_dies(
-    install: Jobs, cluster: KindCluster, test_namespace: str, loss_of_one_process: Callable[..., float]
+    install_paddle: Jobs, cluster: KindCluster, test_namespace: str, loss_of_one_process: Callable[..., float]
 ) -> None:
     cluster.add_claim("efsvol", test_namespace)
     folder = cluster.claim_folder("efsvol", test_namespace) / "paddle-cluster-job"
-    job = install("tutorial", folder / "output", workload="paddle-tutorial")
+    job = install_paddle("tutorial", folder / "output", workload="paddle-tutorial")
     job.until(lambda: "pass-00001" in job.passes, 180, "two passes to be saved")
     lost = job.kill(job.pod("trainer", 1), "pserver")
     job.until(lambda: job.attempt == 2, 25, "the loss to be noticed and a new attempt to begin")
@@ -372,9 +196,9 @@ def test_the_tutorials_job_restarts_from_its_save_when_a_pserver_dies(
 
 @pytest.mark.whole
 def test_word_vectors_learn_as_much_as_in_one_process(
-    install: Jobs, cluster: KindCluster, test_namespace: str, loss_of_one_process: Callable[..., float]
+    install_paddle: Jobs, cluster: KindCluster, test_namespace: str, loss_of_one_process: Callable[..., float]
 ) -> None:
-    job = install("w2v", Path(), workload="paddle-word2vec")
+    job = install_paddle("w2v", Path(), workload="paddle-word2vec")
     claim = f"/api/v1/namespaces/{test_namespace}/persistentvolumeclaims/w2v-job"
     job.output = cluster.shared / cluster.api.get(claim)["spec"]["volumeName"] / "word2vec/output"
     job.until_ended()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 import time
 import urllib.request
@@ -20,6 +21,7 @@ from bireme_runtime.elastic import progress
 from tests.runtime.etcd_servers import free_port
 from tests.runtime.told import Proxy, elastic_job, ready_pod
 from tests.runtime.workers import Start, Worker
+from tests.support import waiting
 
 FAILS_TWICE = """
 n = pathlib.Path('n')
@@ -80,6 +82,22 @@ def test_status_and_metrics_tell_who_failed_first_and_what_was_lost(
     assert all(line.startswith(("# HELP bireme_", "# TYPE bireme_", "bireme_")) for line in lines)
 
 
+def test_a_worker_tells_the_throughput_that_its_script_prints(start: Start, on_etcd: dict[str, str]) -> None:
+    port = free_port()
+    script = "for step in range(9): print(f'step {step}, samples_per_second: {640 + step}', flush=True)"
+    worker = start(f"{script}\npathlib.Path('trains').write_text('x'); time.sleep(90)", **on_etcd,
+                   BIREME_METRICS_PORT=str(port))  # fmt: skip
+    worker.file("trains")
+
+    def told() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/status") as answer:
+            return float(json.load(answer)["samplesPerSecond"])
+
+    waiting.until(lambda: told() == 644, 60, worker.errors.read_text)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        assert "bireme_samples_per_second 644.0" in answer.read().decode().splitlines()
+
+
 def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, str], api: Api) -> None:
     first = start("pathlib.Path('trains').write_text('x'); time.sleep(90)", **on_etcd, BIREME_LOCK="ns/job")
     first.file("trains")
@@ -133,6 +151,17 @@ def test_lost_steps_and_seconds_end_with_the_next_new_step() -> None:
         now += 1
         seen.take(b"step %d" % number)
     assert (seen.lost_steps, seen.lost_seconds, seen.step) == (1, 13, 5)
+
+
+def test_the_throughput_is_what_the_script_has_printed_since_its_start() -> None:
+    seen = progress.Progress()
+    for rate in (3, 100, 101.5, 99):
+        seen.take(b'{"event": "step", "step": 1, "samples_per_second": %s}' % str(rate).encode())
+    assert seen.samples_per_second == 0, "the first steps are slow, so a few are waited for"
+    seen.take(b"step 9, samples_per_second=1.0e2")
+    assert seen.samples_per_second == 100
+    seen.start()
+    assert seen.samples_per_second == 0
 
 
 def test_goodput_falls_with_what_restarts_cost_and_while_no_step_is_new() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -135,3 +136,30 @@ def test_bounds_and_places_hold_whatever_the_jobs(seed: int) -> None:
     for name, pool in pools.items():
         assert taken[name] <= max(pool.free - sum(pool.wanted.values()), 0)
     assert decide(list(reversed(jobs)), pools, NOW) or not resized
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_jobs_come_to_rest_when_nothing_else_changes(seed: int) -> None:
+    chance = random.Random(seed)
+    jobs = {
+        name: ElasticJob(
+            name,
+            "p5",
+            2,
+            1,
+            chance.randrange(2, 20),
+            step=chance.randrange(1, 3),
+            weight=chance.choice([0.5, 1, 4]),
+            priority=chance.randrange(2),
+            cooldown=0,
+            throughput={n: n ** chance.random() for n in range(1, chance.randrange(1, 6))},
+        )
+        for name in ("a", "b", "c", "d")
+    }
+    free, looks = chance.randrange(20), 0
+    while resized := decide(list(jobs.values()), {"p5": Pool("p5", free)}, NOW):
+        for each in resized:
+            free += jobs[each.job].workers - each.workers
+            jobs[each.job] = replace(jobs[each.job], workers=each.workers)
+        looks += 1
+        assert looks < 100, "a worker goes to and fro"

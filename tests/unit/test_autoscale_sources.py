@@ -6,13 +6,16 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bireme.autoscale import RunningJob, query, running, saving, unused
+from bireme.autoscale import RunningJob, query, quotas, running, saving, throughput, unused
+from bireme.clusters.api import Api
 from bireme.errors import BiremeError
+from tests.support import api_server
 
 GPU = "nvidia.com/gpu"
 SPEC = {"containers": [{"name": "trainer", "resources": {"limits": {GPU: "8"}, "requests": {"cpu": "4"}}}]}
@@ -106,14 +109,15 @@ def test_a_metric_without_prometheus_is_told() -> None:
         query("http://127.0.0.1:1", "queue_length")
 
 
-def elastic(size: int) -> RunningJob:
+def elastic(size: int, name: str = "a", queue: str = "") -> RunningJob:
     """A job whose workers tell their status at port 9464."""
     trainer = {"name": "trainer", "ports": [{"name": "metrics", "containerPort": 9464}]}
     live = {
         "metadata": {
-            "name": "a",
+            "name": name,
             "namespace": "team",
             "uid": "a",
+            "labels": {"kueue.x-k8s.io/queue-name": queue},
             "annotations": {"bireme/autoscale": '{"min": 1, "max": 8}'},
         },
         "spec": {"completions": size, "template": {"spec": {"containers": [trainer]}}},
@@ -149,3 +153,33 @@ def test_workers_that_nobody_reaches_cost_few_time_outs() -> None:
 
     assert saving(ask, [elastic(100)]) == set()
     assert len(asked) == 4
+
+
+def test_the_throughput_is_that_of_the_worker_that_prints_it() -> None:
+    def ask(_: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any]:
+        return {"world": 8, "samplesPerSecond": 640.0 if pod["status"]["podIP"] == "10.0.0.2" else 0.0}
+
+    assert throughput(ask, [elastic(8)]) == {"team/a": (8, 640.0)}
+
+
+def test_jobs_that_tell_no_throughput_have_none() -> None:
+    """Workers of an older runtime do not know the word."""
+    assert throughput(lambda *_: {"world": 8}, [elastic(8)]) == {}
+
+
+def test_a_queue_is_asked_for_once_however_many_jobs_are_in_it(tmp_path: Path) -> None:
+    asked = []
+
+    class Handler(api_server.Quiet):
+        def do_GET(self) -> None:
+            asked.append(self.path.rpartition("/")[2])
+            found = {"spec": {"clusterQueue": "all"}} if "localqueues" in self.path else queue(40)
+            self.answer(json.dumps({"metadata": {"name": "all"}, **found}).encode())
+
+    with api_server.serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler), tmp_path) as kubeconfig:
+        left = quotas(Api(kubeconfig), [elastic(2, name, team) for name, team in QUEUED])
+    assert left.keys() == {f"team/{name}" for name, _ in QUEUED}
+    assert sorted(asked) == ["all", "speech", "vision"]
+
+
+QUEUED = [("a", "vision"), ("b", "vision"), ("c", "speech")]

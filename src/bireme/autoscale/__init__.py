@@ -8,7 +8,7 @@ from bireme.autoscale.health import serve_health
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.policy import Policy, Schedule
 from bireme.autoscale.simulation import Outcome, Settings, simulate
-from bireme.autoscale.sources import directly, query, saving, through_the_api, unused
+from bireme.autoscale.sources import directly, query, quotas, saving, through_the_api, throughput, unused
 from bireme.autoscale.trace import PUBLISHED, TracedJob, read, sample
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "directly",
     "plan",
     "query",
+    "quotas",
     "read",
     "rows",
     "running",
@@ -41,5 +42,6 @@ __all__ = [
     "simulate",
     "svg",
     "through_the_api",
+    "throughput",
     "unused",
 ]

@@ -25,6 +25,7 @@ from bireme.labels import (
     JOB_INDEX_LABEL,
     QUEUE_LABEL,
     RESIZED_ANNOTATION,
+    THROUGHPUT_ANNOTATION,
 )
 from bireme.quantities import ACCELERATORS, pod_requests, quantity
 from bireme.scheduling import takes
@@ -89,6 +90,15 @@ class RunningJob:
             return datetime.fromisoformat(text).timestamp() if text else -math.inf
         except ValueError:
             return -math.inf
+
+    @property
+    def throughput(self) -> dict[int, float]:
+        """What its training has told, by the number of workers; nothing if it tells none."""
+        text = (self.live["metadata"].get("annotations") or {}).get(THROUGHPUT_ANNOTATION)
+        try:
+            return {int(size): float(rate) for size, rate in json.loads(text or "{}").items()}
+        except (ValueError, TypeError, AttributeError):
+            return {}
 
     @property
     def queue(self) -> str:
@@ -487,6 +497,7 @@ class _Planner:
             max(policy.cooldown, policy.every),
             policy.reserve,
             job.key in self._world.saving,
+            job.throughput,
         )
 
 

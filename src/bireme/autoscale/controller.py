@@ -5,10 +5,11 @@ What it has to remember is on the Jobs, so that another controller can go on in 
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -16,15 +17,17 @@ from typing import Any
 from bireme.autoscale.cluster import RunningJob, World, plan, running
 from bireme.autoscale.decisions import Resize
 from bireme.autoscale.lease import Lease
-from bireme.autoscale.sources import Workers, measured, quotas, saving
+from bireme.autoscale.sources import Workers, measured, quotas, saving, throughput
 from bireme.clusters.api import MERGE_PATCH, Api, ApiError
 from bireme.errors import BiremeError
-from bireme.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION
+from bireme.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION, THROUGHPUT_ANNOTATION
 
 MANAGER = "bireme-autoscaler"
 """The field manager of what the controller writes."""
 # Decisions on older facts are not carried out.
 _STALE_SECONDS = 60
+# Of throughput: how often workers are asked, and by which share it has to differ to be written down.
+_ASK_SECONDS, _NEWS = 15, 0.1
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Controller:
         lease: Lease | None = None,
     ) -> None:
         self._api, self._options, self._ask, self._tell, self._lease = api, options, ask, tell, lease
-        self._since = -math.inf
+        self._since = self._asked = -math.inf
         self._told: set[str] = set()
         self._saving: frozenset[str] = frozenset()
         self._state = ""
@@ -102,9 +105,26 @@ class Controller:
         found, sentences = running(jobs, pods)
         for sentence in sentences:
             self._tell_once(sentence)
+        found = self._with_throughput(found)
         nodes = self._api.get("/api/v1/nodes")["items"]
         values = measured(found, self._options.prometheus, self._tell_once)
         return World(nodes, pods, found, quotas(self._api, found), values)
+
+    def _with_throughput(self, jobs: tuple[RunningJob, ...]) -> tuple[RunningJob, ...]:
+        """The jobs, with what their training tells now written on them for later."""
+        if self._options.dry_run or time.monotonic() - self._asked < _ASK_SECONDS:
+            return jobs
+        self._asked = time.monotonic()
+        told = throughput(self._ask, jobs)
+        return tuple(self._remember(job, *told[job.key]) if job.key in told else job for job in jobs)
+
+    def _remember(self, job: RunningJob, workers: int, rate: float) -> RunningJob:
+        known = job.throughput
+        if abs(rate - known.get(workers, 0.0)) <= _NEWS * known.get(workers, 0.0):
+            return job
+        text = json.dumps({str(size): each for size, each in sorted({**known, workers: rate}.items())})
+        live = self._patch(job, {"metadata": {"annotations": {THROUGHPUT_ANNOTATION: text}}})
+        return replace(job, live=live) if live else job
 
     def _decide(self, world: World, now: float) -> tuple[Resize, ...]:
         """What changes, without jobs that save. Only workers of jobs that would change are asked."""
@@ -136,19 +156,23 @@ class Controller:
             },
             "spec": {"parallelism": count, "completions": count},
         }
-        path = f"/apis/batch/v1/namespaces/{job.namespace}/jobs/{job.name}"
-        try:
-            self._api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
-        except ApiError as error:
-            if error.status in (404, 409):
-                return False
-            if error.status in (403, 422):
-                self._tell_once(f"{job.key}: {error}")
-                return False
-            raise
+        if self._patch(job, change) is None:
+            return False
         self._say(world, resize)
         self._record(job, resize)
         return True
+
+    def _patch(self, job: RunningJob, change: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The changed Job; None when it has gone, has changed meanwhile, or the server refuses it."""
+        path = f"/apis/batch/v1/namespaces/{job.namespace}/jobs/{job.name}"
+        try:
+            return self._api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
+        except ApiError as error:
+            if error.status in (403, 422):
+                self._tell_once(f"{job.key}: {error}")
+            elif error.status not in (404, 409):
+                raise
+            return None
 
     def _say(self, world: World, resize: Resize) -> None:
         job = next(job for job in world.jobs if job.key == resize.job)

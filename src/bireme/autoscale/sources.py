@@ -69,6 +69,21 @@ def saving(ask: Workers, jobs: Sequence[RunningJob]) -> frozenset[str]:
     return frozenset(key for key, answer in [*first, *_answers(ask, others)] if answer.get("saving"))
 
 
+def throughput(ask: Workers, jobs: Sequence[RunningJob]) -> dict[str, tuple[int, float]]:
+    """The number of workers and the samples a second that the training of each job tells, if it does.
+
+    The worker of rank 0 prints them, one of the first mostly: no others are asked.
+    """
+    asked = [
+        (job, port, pod) for job in jobs if (port := metrics_port(job.live)) for pod in _ready(job)[:_FIRST]
+    ]
+    return {
+        key: (int(answer["world"]), float(answer["samplesPerSecond"]))
+        for key, answer in _answers(ask, asked)
+        if answer.get("world") and answer.get("samplesPerSecond")
+    }
+
+
 def _answers(
     ask: Workers, pods: Sequence[tuple[RunningJob, int, Mapping[str, Any]]]
 ) -> list[tuple[str, Mapping[str, Any]]]:
@@ -90,12 +105,19 @@ def quotas(api: Api, jobs: Iterable[RunningJob]) -> dict[str, int]:
     jobs wait in it: those are Kueue's to decide about.
     """
     queues: dict[str, Mapping[str, Any] | None] = {}
+    local: dict[tuple[str, str], str] = {}
+    cluster: dict[str, Mapping[str, Any] | None] = {}
     held: dict[str, dict[str, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
     queued = {job.key: job for job in jobs if job.queue}
     for job in queued.values():
-        local = api.find(f"{_KUEUE}/namespaces/{job.namespace}/localqueues/{job.queue}")
-        name = ((local or {}).get("spec") or {}).get("clusterQueue")
-        queues[job.key] = api.find(f"{_KUEUE}/clusterqueues/{name}") if name else None
+        own = job.namespace, job.queue
+        if own not in local:
+            found = api.find(f"{_KUEUE}/namespaces/{job.namespace}/localqueues/{job.queue}")
+            local[own] = ((found or {}).get("spec") or {}).get("clusterQueue") or ""
+        name = local[own]
+        if name not in cluster:
+            cluster[name] = api.find(f"{_KUEUE}/clusterqueues/{name}") if name else None
+        queues[job.key] = cluster[name]
         for resource, amount in pod_requests(job.spec).items():
             held[_name(queues[job.key])][resource] += quantity(amount) * (job.workers + job.policy.spares)
     return {

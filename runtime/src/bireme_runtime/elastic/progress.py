@@ -6,6 +6,8 @@
     progress.save_wanted()  # whether newcomers wait for the next one
     with progress.saving(): ...  # while a checkpoint is written: nobody resizes the job meanwhile
 
+The throughput of all workers together is what scripts print as `samples_per_second: NUMBER`, as JSON or not.
+
 A step is new when its number is higher than all before it in the run. Lines of different forms (an epoch, a
 step, a step of an epoch) are compared only with their own form.
 """
@@ -33,10 +35,13 @@ DEFAULT_PATTERN = (
 )
 # The loss, in a pattern without a group of that name.
 _LOSS = re.compile(rb"(?i)(?<![a-z])loss\W{1,4}(?P<loss>nan\b|inf(?:inity)?\b|\d)")
+_SAMPLES = re.compile(rb"samples_per_second\W{1,4}(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _NO_NUMBER = re.compile(rb"(?i)\W?(?:nan|inf)")
 _LONGEST_BYTES = 2000
 # Newcomers that were not asked about for so long have gone.
 _FORGET_SECONDS = 10.0
+# The first ones of a start are slow.
+_FEWEST_SAMPLES = 5
 _SLOTS, _SLOT = 120, struct.Struct("@qdd")
 _SAVED = _SLOTS * _SLOT.size
 _PASSED = _SAVED + 8
@@ -270,6 +275,8 @@ class Progress:
         self._rises: deque[tuple[float, int]] = deque(maxlen=50)
         self._rose = self._began = 0.0
         self._again: Marks | None = None
+        # The throughput that this start has printed.
+        self._samples: deque[float] = deque(maxlen=20)
 
     def start(self, known: Mapping[str, list[int]] | None = None, world: int = 1) -> None:
         """The processes start anew. ``known``: the highest steps of the run until now, by all workers."""
@@ -277,6 +284,7 @@ class Progress:
         self.board.clear()
         self.since, self.last, self.first = self._clock(), 0.0, None
         self._rises.clear()
+        self._samples.clear()
         self._bad = 0
         self.pace.start(world)
         self._lost_before = (self.lost_steps, self.lost_seconds)
@@ -297,6 +305,8 @@ class Progress:
             numbers = [int(text) for _, text in texts if text.isdigit()]
             if numbers:
                 self._seen("".join(map(str, groups)), numbers, self._clock())
+        if b"samples_per_second" in line and (told := _SAMPLES.search(line)):
+            self._samples.append(float(told[1]))
 
     def look(self) -> Marks:
         """The highest steps until now, also those that scripts have told by a call."""
@@ -337,6 +347,11 @@ class Progress:
             return 0.0
         (began, first), (ended, last) = self._rises[0], self._rises[-1]
         return max(0.0, (last - first) / (ended - began))
+
+    @property
+    def samples_per_second(self) -> float:
+        """The median of the throughputs that this start has printed last; 0 before the fifth."""
+        return _median(list(self._samples)) if len(self._samples) >= _FEWEST_SAMPLES else 0.0
 
     def _seen(self, form: str, numbers: list[int], now: float) -> None:
         if self.last:

@@ -102,6 +102,9 @@ class Status:
         if seen.step is not None:
             metric("step", "gauge", "Highest step of the run that this worker has seen", ("", seen.step))
             metric("steps_per_second", "gauge", "New steps a second", ("", seen.rate))
+        if seen.samples_per_second:
+            told = "Throughput of all workers, as the script prints it"
+            metric("samples_per_second", "gauge", told, ("", seen.samples_per_second))
         if seen.last:
             age = max(0.0, time.monotonic() - seen.last)
             metric("step_age_seconds", "gauge", "Seconds since a step was seen", ("", age))
@@ -135,6 +138,7 @@ class Status:
             "rank": starts.rank,
             "step": seen.step,
             "stepsPerSecond": round(seen.rate, 4),
+            "samplesPerSecond": seen.samples_per_second,
             "restarts": dict(starts.restarts),
             "lostSteps": seen.lost_steps,
             "lostSeconds": round(seen.lost_seconds, 1),

@@ -1,0 +1,66 @@
+"""Jobs that follow the capacity, and the program of charts/autoscaler, for tests on the embedded cluster."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.support import waiting
+
+BIREME = Path(sys.executable).with_name("bireme")
+TYPE = "p4d.24xlarge"
+REGISTRY = "global.imageRegistries.bireme=registry.example.com"
+until = partial(waiting.until, seconds=90)
+
+
+def elastic(release: ReleaseFactory, *sets: str, workers: int = 2, **more: Any) -> InstalledRelease:
+    """A job that takes whole nodes and may grow at once."""
+    return release("torch-elastic", **options(*sets, workers=workers), **more)
+
+
+def options(*sets: str, workers: int = 2) -> dict[str, Any]:
+    given = [
+        f"workers={workers}",
+        "rendezvous.backend=c10d",
+        "etcd.enabled=false",
+        "autoscale.enabled=true",
+        "autoscale.cooldown=0",
+        "autoscale.every=1",
+        *sets,
+    ]
+    return {"instance": TYPE, "sets": given, "expect_differences": True, "timeout": 3}
+
+
+def workers(job: InstalledRelease) -> int:
+    """How many workers the Job shall have."""
+    (live,) = job.objects("jobs")
+    count: int = live["spec"]["parallelism"]
+    assert live["spec"]["completions"] == count
+    return count
+
+
+def running(job: InstalledRelease) -> int:
+    return sum(pod.role == "worker" and pod.ready and pod.is_live for pod in job.pods())
+
+
+def nodes(cluster: EmbeddedCluster) -> int:
+    return cluster.nodes[TYPE]
+
+
+def service(name: str, **spec: Any) -> dict[str, Any]:
+    """A pod that takes a whole node."""
+    resources = {"limits": {"nvidia.com/gpu": "8"}}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "containers": [{"name": "server", "image": "server", "resources": resources}],
+            "nodeSelector": {"node.kubernetes.io/instance-type": TYPE},
+            "tolerations": [{"operator": "Exists"}],
+            "terminationGracePeriodSeconds": 0,
+            **spec,
+        },
+    }
