@@ -279,6 +279,26 @@ def test_a_foreign_manifest_is_reported(tmp_path: Path, text: str) -> None:
     assert "is not a manifest of charts/dataset, which reserves this name" in output
 
 
+def test_a_folder_with_a_foreign_manifest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    (tmp_path / "out/data").mkdir(parents=True)
+    (tmp_path / "out/data" / dataset.MANIFEST).write_text("some words")
+    code, output = run("stage", settings(tmp_path / "out/data", {"url": f"file://{tmp_path}/a"}))
+    assert code == 78
+    assert "has files that are not of a dataset" in output
+
+
+def test_what_a_kill_after_the_rename_has_left_is_deleted_by_the_next_attempt(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    env = settings(tmp_path / "out/data", {"url": f"file://{tmp_path}/a"})
+    stage_and_publish(env)
+    for left in ("out/.data.old/n1", "out/data/.bireme/parts"):
+        (tmp_path / left).mkdir(parents=True)
+    assert "nothing to copy" in stage_and_publish(env)
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["data"]
+    assert sorted(each.name for each in (tmp_path / "out/data").iterdir()) == [dataset.MANIFEST, "a"]
+
+
 def test_more_shards_than_lines_are_refused(tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_bytes(b"one\ntwo\n")
     env = settings(
