@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bireme_runtime.elastic import failures, progress
+from bireme_runtime.elastic.observer import Said
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 from tests.runtime.workers import MAIN, Start
@@ -231,6 +233,23 @@ def test_a_shard_is_to_blame_only_for_those_who_failed_first_while_they_worked_o
 ) -> None:
     cause = replace(failure(1, "a", rank=3), **who)  # type: ignore[arg-type]
     assert failures.blame_of_shard(cause, rank, for_all) == (cause.sentence if counts else "")
+
+
+def test_a_process_that_takes_long_to_end_has_still_lost_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    said = Said()
+    for line in (
+        "Traceback (most recent call last):",
+        "  somewhere",
+        "RuntimeError: Connection closed by peer",
+    ):
+        said.take(line.encode())
+    now += 60
+    said.take(b"E1125 api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 5) of binary: python3")
+    assert not failure(1, "a", words=said.words()).by_itself
+    said.take(b"step 7")
+    assert said.words().endswith("step 7"), "an old traceback explains no other end"
 
 
 def test_no_shard_is_to_blame_when_nobody_has_failed() -> None:

@@ -23,6 +23,8 @@ _TRACEBACK = b"Traceback (most recent call last):"
 # torch and others put the rank in front of each line.
 _BEFORE = re.compile(rb"^(\[[^\]]{1,40}\]:? ?)?")
 _RECENT_SECONDS = 15.0
+# torch says this of a process that ended by an exception, which may take long on a busy machine.
+_EXITED = re.compile(r"failed \(exitcode: [1-9]")
 _DRAIN_SECONDS = 1.0
 _KILL_SECONDS = 10.0
 _WORDS = 1000
@@ -70,7 +72,10 @@ class Said:
         """The end of the first traceback of the last seconds, which caused the others; or the last lines."""
         since = time.monotonic() - _RECENT_SECONDS
         recent = [lines for when, lines in self._found if when >= since]
-        lines = recent[0] if recent else [line for when, line in self._last if when >= since]
+        last = [line for when, line in self._last if when >= since]
+        if not recent and self._found and last and _EXITED.search(last[-1]):
+            recent = [self._found[-1][1]]
+        lines = recent[0] if recent else last
         return "\n".join(lines[-20:])[-_WORDS:]
 
 
