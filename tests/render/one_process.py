@@ -48,10 +48,10 @@ def _outcomes(requests: Sequence[RenderRequest], pipe: IO[bytes]) -> Iterator[Re
     known: dict[int, Manifest] = {}
     for request, line in zip(requests, pipe, strict=True):
         answer = json.loads(line)
-        if "error" in answer:
-            yield RenderError(sentences(answer["error"]), answer["error"])
-            continue
         for each in answer["objects"]:
             if "content" in each:
                 known[each["number"]] = Manifest(each["content"], each["source"])
+        if "error" in answer:
+            yield RenderError(sentences(answer["error"]), answer["error"])
+            continue
         yield Render(request, tuple(known[each["number"]] for each in answer["objects"]))

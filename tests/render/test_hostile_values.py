@@ -104,6 +104,21 @@ def test_a_null_does_not_take_a_default_away(
     assert key.rpartition(".")[2] in refusal(renderer, request_for, chart, sets=[f"{key}=null"])
 
 
+@pytest.mark.parametrize("file", ["010", "true", "zq9 #", "&zq9", "[zq9"])
+@pytest.mark.parametrize("place", [{"claimName": "backups"}, {"url": "s3://bucket/backups"}])
+def test_a_snapshot_keeps_its_name(
+    renderer: Renderer, request_for: Request, place: dict[str, str], file: str
+) -> None:
+    restore = {"enabled": True, "file": file, **place}
+    found = renderer.render(request_for("etcd", values={"restore": restore}))
+    (members,) = [each.thaw() for each in found.manifests if each.kind == "StatefulSet"]
+    commands = {
+        each["name"]: each["command"] for each in members["spec"]["template"]["spec"]["initContainers"]
+    }
+    assert commands["fetch"][-1] == file
+    assert f"/snapshots/{file}" in commands["restore"]
+
+
 @pytest.mark.parametrize("item", [{}, {"kind": "ConfigMap"}, "just words", "a: b", "[1, 2]"])
 @pytest.mark.parametrize("chart", ["torch-elastic", "etcd"])
 def test_an_extra_object_that_is_none_is_refused(

@@ -174,7 +174,7 @@ well above those of the snapshot, so that watches from before the restore fail i
 - etcdutl
 - snapshot
 - restore
-- /snapshots/{{ .Values.restore.file }}
+- {{ printf "/snapshots/%s" .Values.restore.file | quote }}
 - --data-dir=/bireme/restored/data
 - --name={{ $name }}
 - --initial-cluster={{ $name }}={{ $url }}

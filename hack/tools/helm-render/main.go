@@ -32,7 +32,8 @@ type request struct {
 	Namespace string
 }
 
-// object has its content only when it is printed for the first time; later its number stands for it.
+// object has its content only when it is printed for the first time; later its number stands for it. An answer with an
+// error has those that were read before it.
 type object struct {
 	Number  int             `json:"number"`
 	Source  string          `json:"source,omitempty"`
@@ -99,7 +100,7 @@ func (kept *renderer) objects(source, text string) ([]object, error) {
 		}
 		content, err := yaml.YAMLToJSON([]byte(this.text))
 		if err != nil {
-			return nil, fmt.Errorf("YAML parse error on %s: %w", source, err)
+			return found, fmt.Errorf("YAML parse error on %s: %w", source, err)
 		}
 		if string(content) != "null" {
 			kept.numbers[this] = len(kept.numbers)
@@ -120,10 +121,10 @@ func (kept *renderer) answer(asked request) (answer, error) {
 			continue
 		}
 		found, err := kept.objects(source, texts[source])
+		made.Objects = append(made.Objects, found...)
 		if err != nil {
 			return made, err
 		}
-		made.Objects = append(made.Objects, found...)
 	}
 	return made, nil
 }
@@ -142,7 +143,7 @@ func main() {
 		}
 		made, err := kept.answer(next)
 		if err != nil {
-			made = answer{Objects: []object{}, Error: "Error: " + err.Error()}
+			made.Error = "Error: " + err.Error()
 		}
 		if answers.Encode(made) != nil {
 			os.Exit(1)
