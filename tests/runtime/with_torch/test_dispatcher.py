@@ -24,7 +24,8 @@ IMPORT = "from bireme_runtime.dispatcher import Dispatcher"
 
 @pytest.fixture
 def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
-    mine = Dispatchers(shared_etcd.endpoint, f"{prefix}dispatcher/", trainer_seconds=4).start()
+    # A supervisor on a busy machine sees late that a trainer has ended; its lease must not end before.
+    mine = Dispatchers(shared_etcd.endpoint, f"{prefix}dispatcher/", trainer_seconds=30).start()
     yield mine
     mine.stop()
 
