@@ -54,6 +54,8 @@ class GoBuilder:
         ):
             task = progress.add_task(f"building {tool.label}: resolving modules", total=None)
             flags = ["-mod=readonly", "-buildvcs=false", "-trimpath", "-ldflags", tool.ldflags]
+            if tool.tags:
+                flags += ["-tags", tool.tags]
 
             def downloading(line: str) -> None:
                 if line.startswith("go: downloading "):

@@ -37,6 +37,8 @@ class Tool:
     module: str
     package: str
     ldflags: str
+    tags: str
+    """Go build tags, separated by commas; empty for most."""
     version_arguments: tuple[str, ...]
     executables: tuple[str, ...]
     release: Release | None
@@ -59,7 +61,8 @@ class Tool:
         digest = hashlib.sha256()
         own = (file.read_bytes() for file in sorted(self.folder.glob("*.go")))
         pinned = (self._read("go.mod"), self._read("go.sum"))
-        for part in (*pinned, self.package.encode(), self.ldflags.encode(), *own):
+        tags = [self.tags.encode()] if self.tags else []
+        for part in (*pinned, self.package.encode(), self.ldflags.encode(), *tags, *own):
             digest.update(hashlib.sha256(part).digest())
         operating_system, arch = this_platform()
         return f"{self.name}-{self.version}-{operating_system}-{arch}-{digest.hexdigest()[:12]}"
@@ -143,6 +146,7 @@ def _tool(
         module=module["module"],
         package=own["package"],
         ldflags=" ".join(["-s -w", *stamps]),
+        tags=module.get("tags", ""),
         version_arguments=tuple(own.get("version", ())),
         executables=tuple(own.get("on-path", [name])),
         release=Release(release["url"], release["checksums"], release.get("member")) if release else None,

@@ -1,0 +1,116 @@
+"""A job that follows a metric: the real controller asks a real Prometheus, which scrapes a real exporter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
+
+import pytest
+import yaml
+
+from bireme.clusters import controllers, programs
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.clusters.programs import Program
+from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.tools import Toolbox
+from tests.embedded.elastic_jobs import BIREME, REGISTRY, elastic, until, workers
+from tests.runtime.etcd_servers import free_port
+from tests.support import api_server
+
+pytestmark = pytest.mark.whole
+
+
+@dataclass
+class Backlog:
+    """An exporter of one metric, the length of a queue."""
+
+    length: int = 0
+    port: int = 0
+
+
+@pytest.fixture(scope="module")
+def backlog() -> Iterator[Backlog]:
+    found = Backlog()
+
+    class Handler(api_server.Quiet):
+        def do_GET(self) -> None:
+            text = f"# TYPE queue_length gauge\nqueue_length {found.length}\n"
+            self.answer(text.encode(), Content_Type="text/plain; version=0.0.4")
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.port = server.server_port
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A Prometheus that scrapes each second."""
+
+    program: Program
+    url: str
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    toolbox: Toolbox, backlog: Backlog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    jobs = [{"job_name": "queue", "static_configs": [{"targets": [f"127.0.0.1:{backlog.port}"]}]}]
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    arguments = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
+    arguments += [f"--web.listen-address=127.0.0.1:{port}"]
+    program, url = (
+        programs.start(folder, toolbox.path("prometheus"), arguments, {}),
+        f"http://127.0.0.1:{port}",
+    )
+    try:
+        program.wait_ready(f"{url}/-/ready", 120)
+        yield Prometheus(program, url)
+    finally:
+        program.stop()
+
+
+@pytest.fixture(scope="module")
+def controller(
+    cluster: EmbeddedCluster,
+    new_release: Callable[[], InstalledRelease],
+    test_namespace: str,
+    prometheus: Prometheus,
+) -> Iterator[Program]:
+    """charts/autoscaler, which knows where Prometheus is; its controller runs as a process."""
+    release = new_release()
+    sets = [
+        f"watchNamespace={test_namespace}",
+        "everySeconds=1",
+        REGISTRY,
+        f"prometheus.url={prometheus.url}",
+    ]
+    release.install("autoscaler", "autoscaler", test_namespace, sets=sets)
+    with controllers.running(cluster, "autoscaler", test_namespace, BIREME) as program:
+        yield program
+    release.uninstall()
+
+
+def test_a_job_has_the_workers_that_a_query_asks_for_and_keeps_them_without_one(
+    controller: Program, release: ReleaseFactory, backlog: Backlog, prometheus: Prometheus
+) -> None:
+    backlog.length = 20
+    metric = {"query": "max_over_time(queue_length[3s])", "perWorker": 10}
+    job = elastic(release, "autoscale.max=4", values={"autoscale": {"metric": metric}})
+    assert workers(job) == 2
+    backlog.length = 35
+    until(lambda: workers(job) == 4, what=controller.log.read_text)
+    backlog.length = 5
+    until(lambda: workers(job) == 1, what=controller.log.read_text)
+    backlog.length = 25
+    until(lambda: workers(job) == 3, what=controller.log.read_text)
+    prometheus.program.stop()
+    sentence = f"{job.namespace}/{job.name}-r1: Prometheus at {prometheus.url} gives nothing"
+    until(lambda: sentence in controller.log.read_text(), what=controller.log.read_text)
+    assert workers(job) == 3
