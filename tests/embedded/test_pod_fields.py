@@ -1,0 +1,177 @@
+"""Jobs with everything that values can say about a pod: the API server takes it, and the pods have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bireme.clusters.embedded import EmbeddedCluster
+from bireme.pytest_plugin import ReleaseFactory
+
+IMAGE = {"repository": "team/train", "tag": "1"}
+TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}}
+IN_PODS: dict[str, Any] = {
+    "hostNetwork": True,
+    "hostIPC": True,
+    "hostPID": True,
+    "dnsPolicy": "None",
+    "dnsConfig": {"nameservers": ["10.100.0.10"], "options": [{"name": "ndots", "value": "2"}]},
+    "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["licences.example.com"]}],
+    "priorityClassName": "system-node-critical",
+    "terminationGracePeriodSeconds": 30,
+    "affinity": {
+        "nodeAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "weight": 1,
+                    "preference": {"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]},
+                }
+            ]
+        }
+    },
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 9,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"team": "vision"}},
+        }
+    ],
+}
+IN_TRAINER: dict[str, Any] = {
+    "workingDir": "/workspace",
+    "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}},
+    "envFrom": [{"prefix": "DB_", "configMapRef": {"name": "db", "optional": True}}],
+    "ports": [{"name": "debug", "containerPort": 15678, "hostPort": 15678, "protocol": "TCP"}],
+}
+VALUES: dict[str, Any] = {
+    **IN_PODS,
+    **IN_TRAINER,
+    "workers": 1,
+    "image": IMAGE,
+    "setup": "pip install -r requirements.txt",
+    "extraEnv": [TOKEN],
+    "tolerations": [{"key": "team", "operator": "Exists"}],
+    "podLabels": {"team": "vision"},
+    "podAnnotations": {"example.com/ticket": "17"},
+    "jobLabels": {"team": "vision"},
+    "jobAnnotations": {"example.com/ticket": "17"},
+    "podSecurityContext": {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0},
+    "securityContext": {
+        "privileged": True,
+        "allowPrivilegeEscalation": True,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK", "SETUID", "SETGID", "SYS_CHROOT"]},
+    },
+    "extraVolumes": [
+        {"name": "nvme", "hostPath": {"path": "/mnt/k8s-disks", "type": "DirectoryOrCreate"}},
+        {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+    ],
+    "extraVolumeMounts": [
+        {"name": "nvme", "mountPath": "/local", "mountPropagation": "HostToContainer"},
+        {"name": "token", "mountPath": "/var/run/token", "readOnly": True},
+    ],
+    "initContainers": [{"name": "prepare", "command": ["true"]}],
+    "sidecars": [{"name": "proxy", "image": "docker.io/library/nginx:1.29"}],
+}
+
+
+def has(wanted: Any, found: Any) -> bool:
+    """Whether ``found`` has all that ``wanted`` has; the API server adds defaults."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(has(each, found.get(key)) for key, each in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and all(any(has(each, one) for one in found) for each in wanted)
+    return bool(wanted == found)
+
+
+def trainer_of(pod: dict[str, Any]) -> Any:
+    (trainer,) = [each for each in pod["spec"]["containers"] if each["name"] == "trainer"]
+    return trainer
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+def test_the_pods_of_a_job_have_all_that_the_values_say(release: ReleaseFactory, chart: str) -> None:
+    installed = release(chart, instance="p4d.24xlarge", values=VALUES)
+    (pod,) = [
+        each
+        for each in installed.objects("pods")
+        if each["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
+    ]
+    for key, value in IN_PODS.items():
+        assert has(value, pod["spec"][key]), key
+    trainer = trainer_of(pod)
+    for key, value in IN_TRAINER.items():
+        assert has(value, trainer[key]), key
+    assert has([TOKEN], trainer["env"])
+    assert has(VALUES["securityContext"], trainer["securityContext"])
+    assert has(VALUES["extraVolumeMounts"], trainer["volumeMounts"])
+    assert has(VALUES["extraVolumes"], pod["spec"]["volumes"])
+    assert has(VALUES["tolerations"], pod["spec"]["tolerations"])
+    assert has({"labels": VALUES["podLabels"], "annotations": VALUES["podAnnotations"]}, pod["metadata"])
+    names = {each["name"]: each.get("restartPolicy") for each in pod["spec"]["initContainers"]}
+    assert has({"proxy": "Always"}, names)
+    assert "prepare" in names
+    (job,) = installed.objects("jobs")
+    assert has({"labels": VALUES["jobLabels"], "annotations": VALUES["jobAnnotations"]}, job["metadata"])
+
+
+@pytest.mark.usefixtures("mpi_operator")
+def test_the_launcher_of_an_mpijob_has_its_own(release: ReleaseFactory, cluster: EmbeddedCluster) -> None:
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {
+                        "matchExpressions": [
+                            {
+                                "key": "node.kubernetes.io/instance-type",
+                                "operator": "NotIn",
+                                "values": ["p4d.24xlarge"],
+                            }
+                        ]
+                    }
+                ]
+            }
+        }
+    }
+    node = {"name": "NODE", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}}
+    values: dict[str, Any] = {
+        "orchestrator": "MPIJob",
+        "workers": 2,
+        "image": IMAGE,
+        "env": {"LEVEL": "info"},
+        "launcher": {
+            "image": {"tag": "launch"},
+            "tolerations": [{"key": "pool", "operator": "Exists"}],
+            "affinity": affinity,
+            "env": {"LEVEL": "debug"},
+            "extraEnv": [node],
+            "podLabels": {"role": "launcher"},
+            "initContainers": [{"name": "order", "command": ["sort-nodes"]}],
+            "extraVolumes": [{"name": "order", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "order", "mountPath": "/node-ordering"}],
+        },
+    }
+    installed = release("mpi-training", instance="p4d.24xlarge", values=values)
+    pods: dict[str, list[dict[str, Any]]] = {}
+    for pod in installed.objects("pods"):
+        pods.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/component"], []).append(pod)
+    assert len(pods["worker"]) == 2
+    (launcher,) = pods["launcher"]
+    nodes = {each["metadata"]["name"]: each for each in cluster.api.get("/api/v1/nodes")["items"]}
+    types = [
+        nodes[pod["spec"]["nodeName"]]["metadata"]["labels"]["node.kubernetes.io/instance-type"]
+        for pod in (launcher, *pods["worker"])
+    ]
+    assert types[1:] == ["p4d.24xlarge"] * 2
+    assert types[0] != "p4d.24xlarge", "its affinity keeps it off the accelerators"
+    assert trainer_of(launcher)["image"].endswith("team/train:launch")
+    assert has([{"name": "LEVEL", "value": "debug"}, node], trainer_of(launcher)["env"])
+    assert has([{"mountPath": "/node-ordering"}], trainer_of(launcher)["volumeMounts"])
+    assert [each["name"] for each in launcher["spec"]["initContainers"]] == ["order"]
+    assert launcher["metadata"]["labels"]["role"] == "launcher"
+    assert has(values["launcher"]["tolerations"], launcher["spec"]["tolerations"])
+    for worker in pods["worker"]:
+        assert has([{"name": "LEVEL", "value": "info"}], trainer_of(worker)["env"])
+        assert "role" not in worker["metadata"]["labels"]
