@@ -38,6 +38,8 @@ class Job:
         self.arguments = [str(steps), str(pause)]
         # The command by which a worker enters its network, where it has one.
         self.networks: dict[str, list[str]] = {}
+        # A folder with further Python packages, which workers find at /opt.
+        self.packages: Path | None = None
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.rounds: list[tuple[float, int]] = []
         (folder / "train.py").write_bytes(Path(__file__).with_name("train.py").read_bytes())
@@ -50,6 +52,8 @@ class Job:
             "TMPDIR": "/mnt", **self.env, **env,
         }  # fmt: skip
         binds = [(RUNTIME, "srv"), (self.folder, "mnt"), ("/proc", "proc"), ("/dev", "dev")]
+        if self.packages:
+            binds.append((self.packages, "opt"))
         for name_there in ("elastic", "launcher", "run.py") if AGENT else ():
             part = f"torch/distributed/{name_there}"
             binds.append((f"{AGENT}/{part}", f"usr/lib/python3/dist-packages/{part}"))
