@@ -161,3 +161,11 @@ def test_text_that_spells_a_control_character_stays(renderer: Renderer, request_
 def test_the_name_of_a_variable_is_one(renderer: Renderer, request_for: Request, name: str) -> None:
     values = {"extraEnv": [{"name": name, "value": "x"}]}
     assert "name" in refusal(renderer, request_for, "torch-elastic", values=values)
+
+
+@pytest.mark.parametrize("key", ["portsNum", "portsNumForSparse"])
+def test_more_ports_than_a_pserver_can_have_are_refused_at_once(
+    renderer: Renderer, request_for: Request, key: str
+) -> None:
+    sentence = refusal(renderer, request_for, "paddle", values={"pservers": {key: 10**18}})
+    assert key in sentence
