@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bireme.clusters.api import ApiError
 from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import reserved
 from bireme.clusters.state import cluster_dir, find, write_info
-from bireme.clusters.waiting import no_interrupts
+from bireme.clusters.waiting import no_interrupts, until
 from bireme.errors import BiremeError
 from bireme.instances import CPU_TYPE, load_instances
 from bireme.paths import Paths
@@ -138,6 +139,33 @@ class EmbeddedProvider:
 @dataclass(frozen=True)
 class EmbeddedCluster(FakeNodes):
     """A running embedded cluster: every node of it is a fake."""
+
+    @contextlib.contextmanager
+    def without_api_server(self) -> Iterator[None]:
+        """Kill the API server; at the end of the block it starts again, and answers."""
+        folder = cluster_dir(self.paths, self.name)
+        (pid,) = [pid for pid, program in _processes(folder) if Path(program).name == "kube-apiserver"]
+        listed = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
+        )
+        os.kill(pid, signal.SIGKILL)
+        yield
+        (log,) = folder.glob("kwok/clusters/*/logs/kube-apiserver.log")
+        with log.open("ab") as output:
+            subprocess.Popen(
+                listed.stdout.split(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        until(self._is_ready, _UP_SECONDS, f"the API server to be ready again; its log is {log}")
+
+    def _is_ready(self) -> bool:
+        try:
+            return b"".join(self.api.stream("/readyz")) == b"ok"
+        except ApiError:
+            return False
 
     def _check(self) -> None:
         _check_components(cluster_dir(self.paths, self.name))

@@ -1,0 +1,85 @@
+"""The API server goes away and comes back while the real controller of charts/autoscaler works."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.clusters import controllers
+from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.deploy import Deployer
+from bireme.helm import Renderer
+from bireme.instances import Instance
+from bireme.paths import Paths
+from bireme.pytest_plugin import Request
+from bireme.release import Releases
+from bireme.tools import Toolbox
+from tests.embedded.elastic_jobs import BIREME, REGISTRY, TYPE, options, service, until
+
+
+@pytest.fixture
+def own_cluster(bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    """A cluster that no other test uses, with three nodes for workers."""
+    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path / "state"), toolbox)
+    cluster = provider.up(f"outage-{uuid.uuid4().hex[:6]}", {TYPE: 3, "cpu": 1})
+    yield cluster
+    provider.down(cluster.name)
+
+
+@pytest.mark.whole
+def test_the_controller_goes_on_when_the_api_server_comes_back(
+    own_cluster: EmbeddedCluster,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+    request_for: Request,
+) -> None:
+    """The API server is killed when a job may grow, and when one has to give way; nobody else notices."""
+    cluster, namespace = own_cluster, "/api/v1/namespaces/default"
+    deployer = Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
+
+    def install(chart: str, name: str, **given: Any) -> None:
+        deployer.install(request_for(chart, release=name, namespace="default", **given), 60)
+
+    def counts() -> list[int]:
+        jobs = cluster.api.get("/apis/batch/v1/namespaces/default/jobs")["items"]
+        return [job["spec"]["parallelism"] for job in jobs]
+
+    def trains() -> set[str]:
+        selector = "app.kubernetes.io/component=worker"
+        pods = cluster.api.get(f"{namespace}/pods", labelSelector=selector)["items"]
+        return {pod["metadata"]["uid"] for pod in pods if pod["status"].get("phase") == "Running"}
+
+    install("autoscaler", "autoscaler", sets=["everySeconds=1", REGISTRY])
+    with controllers.running(cluster, "autoscaler", "default", BIREME) as program:
+        log = program.log.read_text
+
+        def outage() -> None:
+            said = len(log())
+            with cluster.without_api_server():
+                until(lambda: " trying again: " in log()[said:], what=log)
+            until(lambda: log().endswith(" leading\n") or " → " in log()[said:], what=log)
+
+        for name in ("first", "second"):
+            install("torch-elastic", name, instance=TYPE, sets=options("autoscale.max=1", workers=1)["sets"])
+        until(lambda: len(trains()) == 2, what=log)
+        before = trains()
+        bounds = {"bireme/autoscale": '{"min": 1, "max": 3, "every": 1, "cooldown": 0}'}
+        job = "/apis/batch/v1/namespaces/default/jobs/second-r1"
+        cluster.api.patch(job, {"metadata": {"annotations": bounds}})
+        outage()
+        until(lambda: counts() == [1, 2] and len(trains()) == 3, what=log)
+
+        urgent = {"metadata": {"name": "urgent"}, "value": 1000, "preemptionPolicy": "Never"}
+        cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+        cluster.api.create(f"{namespace}/pods", service("service", priorityClassName="urgent"))
+        outage()
+        pod = f"{namespace}/pods/service"
+        until(lambda: cluster.api.get(pod)["status"]["phase"] == "Running", what=log)
+        assert counts() == [1, 1]
+        assert trains() == before, "those that trained all the time go on"
