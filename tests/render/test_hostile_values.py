@@ -169,3 +169,11 @@ def test_more_ports_than_a_pserver_can_have_are_refused_at_once(
 ) -> None:
     sentence = refusal(renderer, request_for, "paddle", values={"pservers": {key: 10**18}})
     assert key in sentence
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+def test_a_dataset_without_any_claim_is_refused_with_a_sentence(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    sentence = refusal(renderer, request_for, chart, values={"verify": {"paths": ["/data"]}, "claims": []})
+    assert "verify.paths: /data is not on one of the claims" in sentence

@@ -5,7 +5,7 @@ Arguments: root (values verify, claims, image, python, securityContext).
 {{- define "common.verify.container" -}}
 {{- $root := required "common.verify.container needs root" .root }}
 {{- $v := $root.Values }}
-{{- if $v.verify.paths -}}
+{{- if and $v.verify.paths $v.claims -}}
 {{- include "common.datasetContainer" (dict "root" $root "name" "verify"
     "arguments" (concat (list "verify") $v.verify.paths (ternary (list) (list "--quick") $v.verify.sha256))
     "mounts" (include "common.claimMounts" (dict "root" $root "readOnly" true) | fromYamlArray)) }}
