@@ -111,7 +111,7 @@ def fault(run: CliRunner, line: Line) -> str | None:
     if isinstance(done.exception, BiremeError):
         said = str(done.exception)
         return (
-            None if 0 < len(said.splitlines()) <= 11 and len(said) < 6000 else f"{line}: says {said!r:.300}"
+            None if 0 < len(said.splitlines()) <= 11 and len(said) < 20_000 else f"{line}: says {said!r:.300}"
         )
     if done.exit_code in (0, 2) or (done.exit_code == 1 and isinstance(done.exception, SystemExit)):
         return None if done.output.strip() else f"{line}: says nothing"
