@@ -114,6 +114,14 @@ def test_a_bundle_has_all_the_definitions_that_it_uses_and_no_others(project: Pa
     assert not valid(DEFAULTS | {"image": {"tag": ""}})
 
 
+def test_integers_have_a_bound_of_their_own_or_that_of_kubernetes(project: Paths) -> None:
+    largest = {"type": ["integer", "null"], "maximum": 2**32}
+    change(project, lambda source: source["properties"].update(labels=largest))
+    schema = bundle(project)
+    assert schema["$defs"]["many"]["maximum"] == 2**31 - 1
+    assert schema["properties"]["labels"]["maximum"] == 2**32
+
+
 @pytest.mark.parametrize("key", ["workers", "shm", "image", "labels"])
 def test_a_key_with_a_default_cannot_be_taken_away(project: Paths, key: str) -> None:
     valid = jsonschema.Draft202012Validator(bundle(project)).is_valid

@@ -26,6 +26,8 @@ KeyPath = tuple[str, ...]
 BUNDLE = "values.schema.json"
 _COMMON = "common.schema.json"
 DEFS = "#/$defs/"
+# Kubernetes' numbers have 32 bits. Without a bound, Helm makes another number of a larger one, such as 1e300.
+_LARGEST = 2**31 - 1
 
 
 # --- bundling ---
@@ -164,8 +166,7 @@ class _Bundler:
     def _may_be_null(self, schema: Schema) -> bool:
         if "$ref" in schema:
             schema = self._definition(_target(schema["$ref"]))
-        kinds = [schema.get("type"), *(each.get("type") for each in schema.get("oneOf", ()))]
-        return any(kind == "null" or (isinstance(kind, list) and "null" in kind) for kind in kinds)
+        return any("null" in _kinds(each) for each in (schema, *schema.get("oneOf", ())))
 
     def _default(self, path: KeyPath) -> Mapping[str, Any]:
         """The mapping at ``path`` of values.yaml, {} if there is none."""
@@ -175,15 +176,23 @@ class _Bundler:
         return found if isinstance(found, dict) else {}
 
     def _local(self, schema: Any) -> Any:
-        """``schema`` with every reference pointing into the bundle."""
+        """``schema`` with every reference pointing into the bundle, and every integer bounded."""
         if isinstance(schema, list):
             return [self._local(item) for item in schema]
         if not isinstance(schema, dict):
             return schema
-        return {
+        bound = {"maximum": _LARGEST} if "integer" in _kinds(schema) and "maximum" not in schema else {}
+        local = {
             key: f"{DEFS}{_target(value)}" if key == "$ref" and isinstance(value, str) else self._local(value)
             for key, value in schema.items()
         }
+        return local | bound
+
+
+def _kinds(schema: Schema) -> list[str]:
+    """The types that ``schema`` names itself."""
+    named = schema.get("type")
+    return [named] if isinstance(named, str) else named if isinstance(named, list) else []
 
 
 def _target(reference: str) -> str:
