@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -56,9 +59,13 @@ class Team(Site):
 
     def apply(self, chart: str, **source: Any) -> Application:
         """The Application of the document, for a chart of the registry or another source."""
+        return self.create(chart, JOB_VALUES[chart], **source)
+
+    def create(self, chart: str, values: Object, **source: Any) -> Application:
+        """The same with other values."""
         item: Object = copy.deepcopy(MANIFESTS["Application"])
         item["spec"]["source"] = {
-            "helm": {"valuesObject": JOB_VALUES[chart]},
+            "helm": {"valuesObject": values},
             **(source or self._from_registry(chart)),
         }
         self.cluster.api.create(APPLICATIONS, item)
@@ -117,6 +124,11 @@ class Application:
 
         until(said, what=lambda: f"{NAME} to be refused: {self._status()}")
         return said()
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether Argo CD finds in the cluster what the source says."""
+        return bool(self._status()["sync"]["status"] == "Synced")
 
     def remove(self) -> None:
         """Delete it with all that it has made."""
@@ -219,3 +231,35 @@ def test_a_chart_in_git_is_installed_and_removed(team: Team, chart: str, tmp_pat
         job.synced()
         assert team.pods(NAME)
         job.remove()
+
+
+def test_a_sync_leaves_the_number_of_workers_to_the_autoscaler(team: Team, tmp_path: Path) -> None:
+    """With what docs/adr/0011 tells to set in the Application."""
+    record = (ROOT / "docs/adr/0011-who-owns-the-number-of-workers.md").read_text()
+    (block,) = re.findall(r"```yaml\n(\s*# Argo CD.*?)```", record, re.DOTALL)
+    spec = yaml.safe_load(block)["spec"]
+    spec["syncPolicy"]["syncOptions"] += MANIFESTS["Application"]["spec"]["syncPolicy"]["syncOptions"]
+    autoscale = {"enabled": True, "max": 4, "cooldown": 0, "every": 1}
+    job = team.create("torch-elastic", {**DOCUMENTED, "autoscale": autoscale})
+    team.cluster.api.patch(job.path, {"spec": spec})
+    job.synced()
+    path, command = f"{gitops.JOBS}/{NAME}-r1", [str(Path(sys.executable).with_name("bireme")), "autoscale"]
+    command += ["--every=1", f"--kubeconfig={team.cluster.kubeconfig}"]
+    log = tmp_path / "log"
+    with log.open("w") as output, subprocess.Popen(command, stderr=output) as controller:
+        try:
+            until(lambda: len(team.pods(NAME)) == 4, what=log.read_text)
+        finally:
+            # Whoever takes the number back now is found out.
+            controller.terminate()
+    grown = team.pods(NAME)
+    job.refresh()
+    until(lambda: job.is_synced, what=lambda: "the number to be no difference")
+    job.change(jobLabels={"team": "vision"})
+    until(
+        lambda: team.cluster.api.get(path)["metadata"]["labels"].get("team") == "vision" and job.is_synced,
+        what=lambda: "the change to be synced",
+    )
+    assert team.cluster.api.get(path)["spec"]["parallelism"] == 4
+    assert team.pods(NAME) == grown
+    job.remove()
