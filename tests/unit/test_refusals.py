@@ -244,11 +244,15 @@ def test_what_a_foreign_chart_nests_too_deep_is_one_sentence(
             "--set-json workers=1e400: it is no JSON that Helm can read; "
             "write KEY=JSON, in quotes for your shell",
         ),
+        (
+            "--set-json=\udcff",
+            r"--set-json \xff: it is no JSON that Helm can read; write KEY=JSON, in quotes for your shell",
+        ),
         ("--set=workers", '--set: key "workers" has no value'),
         ("--set=a=1,a.b=2", "--set sets a key that has a value, and keys below it: leave one of them out"),
         ("--set=a[99999999]=1", "--set: index of 99999999 is greater than maximum supported index of 65536"),
     ],
-    ids=["deep", "huge", "no value", "twice", "index"],
+    ids=["deep", "huge", "bytes", "no value", "twice", "index"],
 )
 def test_a_setting_that_helm_cannot_read_is_one_short_sentence(setting: str, sentence: str) -> None:
     assert refused("plan", "torch-elastic", setting) == sentence

@@ -169,6 +169,8 @@ class Renderer:
                 input=_canonical(request.values),
                 capture_output=True,
                 text=True,
+                # Helm repeats a setting that is no UTF-8.
+                errors="backslashreplace",
                 env=self._environment(),
                 check=False,
             )
