@@ -48,6 +48,7 @@ ETCD = (
     # Its passwords are random, so that no guess needs to be slow.
     "--bcrypt-cost=4",
 )
+LOGIN_MS = 3
 USER = etcd.Credentials("trainer", secrets.token_hex(16))
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -136,7 +137,7 @@ def run_members(
     def make(slot: int) -> rendezvous.Rendezvous:
         # A member without CPU must not give up on answers that came long ago.
         timeout = max(settings.heartbeat_timeout, lease / 6)
-        client = etcd.Client(etcd.parse_endpoints(endpoint), credentials, timeout)
+        client = etcd.Client(etcd.parse_endpoints(endpoint), credentials, timeout, login_ms=LOGIN_MS)
         client.expect(total)
         identity = rendezvous.Identity(rendezvous.new_base(f"bench-r1-{slot}"), slot, "10.123.45.67")
         return rendezvous.Rendezvous(client, settings, identity)

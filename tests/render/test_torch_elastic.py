@@ -268,6 +268,14 @@ def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Cal
     assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == secret.name
 
 
+def test_agents_know_what_a_login_costs_where_the_chart_made_the_password(
+    render: Callable[..., Render],
+) -> None:
+    assert environment(render("torch-elastic"))["BIREME_ETCD_LOGIN_MS"] == "3"
+    of_others = render("torch-elastic", sets=["etcd.auth.existingSecret=etcd-users"])
+    assert "BIREME_ETCD_LOGIN_MS" not in environment(of_others)
+
+
 def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -> None:
     sets = ["etcd.auth.existingSecret=etcd-users"]
     env = {item["name"]: item for item in trainer(render("torch-elastic", sets=sets))["env"]}

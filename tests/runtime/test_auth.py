@@ -156,6 +156,14 @@ def succeeds(ask: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.parametrize(("env", "seconds"), [({}, 30.0), ({"BIREME_ETCD_LOGIN_MS": "3"}, 3.0)])
+def test_first_logins_are_spread_over_what_they_cost_etcd(env: dict[str, str], seconds: float) -> None:
+    client = etcd.client_from("etcd:2379", env)
+    assert client.login_window == 0
+    client.expect(1000)
+    assert client.login_window == seconds
+
+
 def test_a_client_logs_in_again_where_etcd_has_lost_its_data(
     server: EtcdServer, secret: dict[str, str], new_etcd: NewEtcd
 ) -> None:

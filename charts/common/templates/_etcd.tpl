@@ -1,6 +1,7 @@
 {{/*
-How clients connect to etcd, as JSON {endpoint (host:port[,host:port...]), user, secret, certificate}; {} if there is no
-etcd. With endpoints it repeats its arguments, without them it describes the release's own etcd.
+How clients connect to etcd, as JSON {endpoint (host:port[,host:port...]), user, secret, certificate, loginMs}; {} if there is no
+etcd. loginMs is what a login costs etcd, in milliseconds, where the chart has made the password. With endpoints it repeats its
+arguments, without them it describes the release's own etcd.
 Arguments: root (of a chart that depends on the etcd chart), endpoints (list, may be empty), user (Secret with username
 and password, optional), secret and certificate (as for common.etcdTls, optional).
 */}}
@@ -11,6 +12,7 @@ and password, optional), secret and certificate (as for common.etcdTls, optional
 {{- else if $root.Subcharts.etcd }}
 {{- $client := include "etcd.clientTls" $root.Subcharts.etcd | fromJson }}
 {{- $_ := set $client "endpoint" (include "etcd.endpoints" $root.Subcharts.etcd | fromJsonArray | join ",") }}
+{{- if include "etcd.makesPassword" $root.Subcharts.etcd }}{{ $_ := set $client "loginMs" 3 }}{{ end }}
 {{- set $client "user" (include "etcd.userSecret" $root.Subcharts.etcd) | toJson }}
 {{- else }}{}
 {{- end }}
@@ -18,7 +20,7 @@ and password, optional), secret and certificate (as for common.etcdTls, optional
 
 {{/*
 The variables with which a client identifies itself to etcd.
-Arguments: user, secret, certificate (see common.etcdClient).
+Arguments: user, secret, certificate, loginMs (see common.etcdClient).
 */}}
 {{- define "common.etcdClient.env" -}}
 {{- include "common.etcdTls.env" . }}
@@ -29,6 +31,9 @@ Arguments: user, secret, certificate (see common.etcdClient).
 - name: BIREME_ETCD_PASSWORD
   valueFrom:
     secretKeyRef: {name: {{ . | quote }}, key: password}
+{{- end }}
+{{- with .loginMs }}
+- {name: BIREME_ETCD_LOGIN_MS, value: "{{ . }}"}
 {{- end }}
 {{- end }}
 

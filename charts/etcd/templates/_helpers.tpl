@@ -18,7 +18,7 @@ it joins. Health has a port of its own, so that probes need no client certificat
     "logger" "zap" }}
 {{- if .Values.v2API }}{{ $_ := set $config "enable-v2" true }}{{ end }}
 {{- /* Nobody guesses 32 random characters; with etcd's default each worker's login takes a twentieth of a second of CPU. */}}
-{{- if and .Values.auth.enabled (not .Values.auth.existingSecret) }}{{ $_ := set $config "bcrypt-cost" 4 }}{{ end }}
+{{- if include "etcd.makesPassword" . }}{{ $_ := set $config "bcrypt-cost" 4 }}{{ end }}
 {{- with $tls.server }}
 {{- $_ := set $config "client-transport-security" (include "etcd.transportSecurity" (dict "folder" "/bireme/tls/server" "clientCertAuth" (not (empty $tls.client))) | fromJson) }}
 {{- end }}
@@ -139,6 +139,14 @@ volumes:
   {{- with .volumes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+
+{{/*
+Not empty where the chart makes the users' passwords.
+Arguments: the root of this chart (for a parent chart, .Subcharts.etcd).
+*/}}
+{{- define "etcd.makesPassword" -}}
+{{- if and .Values.auth.enabled (not .Values.auth.existingSecret) }}true{{ end }}
 {{- end }}
 
 {{/*

@@ -63,6 +63,7 @@ from bireme_runtime.etcd.messages import (
     snapshot_of,
     wants_login,
 )
+from bireme_runtime.process import environment
 from bireme_runtime.process.http import BROKEN, connect, reason
 from bireme_runtime.process.log import Say
 
@@ -104,6 +105,10 @@ __all__ = [
 
 # A file in which the clients of one pod share their login.
 LOGIN_FILE = "BIREME_ETCD_LOGIN"
+# Milliseconds between first logins of clients that start together: etcd computes 50 for each, or fewer where
+# the chart knows it.
+_LOGIN_MS = 30
+LOGIN_MS = "BIREME_ETCD_LOGIN_MS"
 _LOGIN_TIMEOUT = 30.0
 
 
@@ -120,6 +125,7 @@ class Client:
         credentials: Credentials | None = None,
         timeout: float = 5.0,
         login_file: str = "",
+        login_ms: int = _LOGIN_MS,
     ) -> None:
         credentials = credentials or Credentials()
         if not endpoints:
@@ -130,6 +136,7 @@ class Client:
         self._context = tls_context(credentials) if any(e.scheme == "https" for e in endpoints) else None
         self._shared = Shared(self.endpoints)
         self._login_file = login_file
+        self._login_ms = login_ms
 
     def with_timeout(self, seconds: float) -> Client:
         """This client with another timeout, in seconds. Both share connections, login and endpoint."""
@@ -139,7 +146,12 @@ class Client:
 
     def expect(self, clients: int) -> None:
         """So many clients start together with this one: spread the first logins."""
-        self._shared.login_pace.clients = clients
+        self._shared.login_pace.first_window = self._login_ms / 1000 * clients if clients > 1 else 0.0
+
+    @property
+    def login_window(self) -> float:
+        """Seconds over which the first logins are spread."""
+        return self._shared.login_pace.first_window
 
     # Keys ----------------------------------------
 
@@ -547,7 +559,8 @@ def client_from(
     files = {name: str(conf.get(name) or getattr(known, name)) for name in ("cacert", "cert", "key")}
     credentials = replace(known, **files)
     scheme = str(conf.get("protocol") or ("https" if credentials.cacert else "http"))
-    return Client(parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""))
+    login_ms = environment.integer(env, LOGIN_MS, _LOGIN_MS, least=0)
+    return Client(parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""), login_ms)
 
 
 def wait_until_up(client: Client, seconds: float, say: Say) -> Status:

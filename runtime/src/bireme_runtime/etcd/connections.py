@@ -18,8 +18,6 @@ from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.http import Address, parse_address
 
 DEFAULT_PORT = 2379
-# Seconds between first logins of clients that start together: etcd computes a twentieth of a second for each.
-_LOGIN_SECONDS = 0.03
 # Without an answer for so long, a login is thought to be one of an etcd that lost its data.
 _DOUBT_SECONDS = 10.0
 # Seconds for which an endpoint whose name has no address is not asked.
@@ -177,11 +175,11 @@ class Shared:
 class _LoginPace:
     """When to log in: spread over 5 s, and over twice as long after each failure, up to 80 s.
 
-    The first login is at once, or spread over the time that etcd needs for all `clients`.
+    The first login is at once, or spread over `first_window`, the seconds that etcd needs for all clients.
     """
 
     def __init__(self) -> None:
-        self.clients = 0
+        self.first_window = 0.0
         self._failures = 0
         self._due = 0.0
 
@@ -190,7 +188,7 @@ class _LoginPace:
         if not self._due:
             window = 5.0 * 2 ** min(self._failures, 4)
             if at_once and not self._failures:
-                window = _LOGIN_SECONDS * self.clients if self.clients > 1 else 0.0
+                window = self.first_window
             self._due = time.monotonic() + random.uniform(0, window)
         remaining = self._due - time.monotonic()
         time.sleep(max(0.0, min(remaining, seconds)))
