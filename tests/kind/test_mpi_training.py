@@ -172,7 +172,7 @@ def test_ranks_on_all_workers_add_up(
     files = [*([AS_ROOT] if user == "root" else []), KIND]
     values = {"tolerations": [{"operator": "Exists"}]}
     job = run(orchestrator, sets, mpi, files=files, values=values)
-    assert end(job, orchestrator, 120)[0] in WELL, log_of(shell, job)
+    assert end(job, orchestrator, 300)[0] in WELL, log_of(shell, job)
     found = sorted(re.findall(r"rank (\d) of 4 on (\S+): all-reduce agrees", log_of(shell, job)))
     assert found == [(str(rank), host(job, orchestrator, rank // 2)) for rank in range(4)]
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live] and job.differences() == ())

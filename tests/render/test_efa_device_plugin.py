@@ -44,7 +44,8 @@ def test_it_runs_on_nodes_of_types_with_efa(
     plan: Callable[..., Plan], instances: Mapping[str, Instance]
 ) -> None:
     (plugin,) = plan(CHART, sets=OREGON).workloads
-    assert set(plugin.instance_types or ()) == {each.type for each in instances.values() if each.efa}
+    known = set(plugin.instance_types or ()) & set(instances)
+    assert known == {each.type for each in instances.values() if each.efa}
     assert {"p4d.24xlarge", "trn1.32xlarge"} < set(plugin.instance_types or ())
     assert not {"p3.8xlarge", "g5.xlarge"} & set(plugin.instance_types or ())
 
@@ -53,10 +54,9 @@ def test_the_plan_names_the_nodes_on_which_it_runs(plan: Callable[..., Plan]) ->
     console = Console(width=400)
     with console.capture() as captured:
         console.print(plan_view(plan(CHART, sets=OREGON, release="efa")))
-    assert (
-        "DaemonSet/efa: a plugin pod on each node of g4dn.12xlarge, g4dn.16xlarge, g4dn.8xlarge,"
-        in captured.get()
-    )
+    said = " ".join(captured.get().split())
+    assert "DaemonSet/efa: a plugin pod on each node of c5n.18xlarge, c5n.9xlarge," in said
+    assert " g4dn.12xlarge, g4dn.16xlarge, g4dn.8xlarge," in said
 
 
 def test_types_and_auto_mode_are_expressions_of_one_term(render: Callable[..., Render]) -> None:

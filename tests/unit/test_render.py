@@ -294,10 +294,7 @@ def test_a_renderer_leaves_nothing_but_its_cache(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    renderer = Renderer(toolbox, own_paths)
-    renderer.render(RenderRequest(chart))
-    assert list(temporary.iterdir())
-    del renderer
+    Renderer(toolbox, own_paths).render(RenderRequest(chart))
     assert not list(temporary.iterdir())
 
 
