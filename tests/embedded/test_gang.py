@@ -125,6 +125,11 @@ CHARTS = {
 }
 
 
+def two(chart: str) -> list[str]:
+    """The values of the chart for a job of two workers."""
+    return [each.replace("=3", "=2") for each in CHARTS[chart]]
+
+
 @pytest.mark.parametrize("chart", CHARTS)
 def test_of_two_jobs_that_do_not_fit_together_one_starts_whole_one_waits(
     gang: tuple[str, Cluster], install: Callable[..., None], chart: str
@@ -134,12 +139,35 @@ def test_of_two_jobs_that_do_not_fit_together_one_starts_whole_one_waits(
     until(lambda: on_nodes(cluster, "first") == 3)
     install("second", chart, way, *CHARTS[chart])
     # A later job that fits shows that the scheduler has looked at the second.
-    install("third", chart, way, *(each.replace("=3", "=2") for each in CHARTS[chart]))
+    install("third", chart, way, *two(chart))
     until(lambda: on_nodes(cluster, "third") == 2)
     assert len(workers(cluster, "second")) == 3
     assert on_nodes(cluster, "second") == 0
     cluster.api.delete(f"{JOBS}/first-r1", propagationPolicy="Background")
     until(lambda: on_nodes(cluster, "second") == 3)
+
+
+@pytest.mark.parametrize("gang", ["volcano"], indirect=True)
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_gang_of_volcano_has_no_more_than_its_queue(
+    gang: tuple[str, Cluster], install: Callable[..., None], chart: str
+) -> None:
+    way, cluster = gang
+    queues = "/apis/scheduling.volcano.sh/v1beta1/queues"
+    name = f"research-{chart}"
+    capability = {"weight": 1, "reclaimable": True, "capability": {"nvidia.com/gpu": "16"}}
+    queue = {"apiVersion": GROUPS["volcano"], "kind": "Queue", "metadata": {"name": name}}
+    cluster.api.create(queues, queue | {"spec": capability})
+    cluster.api.patch(f"{queues}/{name}/status", {"status": {"state": "Open", "allocated": {}}})
+    install("beyond", chart, way, *CHARTS[chart], f"placement.queue={name}")
+    install("within", chart, way, *two(chart), f"placement.queue={name}")
+    until(lambda: on_nodes(cluster, "within") == 2)
+    assert len(workers(cluster, "beyond")) == 3
+    assert on_nodes(cluster, "beyond") == 0, "five nodes have room, the queue has not"
+    # The default queue may use half of the cluster's memory, which is two and a half nodes.
+    install("elsewhere", chart, way, *two(chart))
+    until(lambda: on_nodes(cluster, "elsewhere") == 2)
+    assert on_nodes(cluster, "beyond") == 0
 
 
 def test_without_a_gang_a_job_starts_in_part(gang: tuple[str, Cluster], install: Callable[..., None]) -> None:
