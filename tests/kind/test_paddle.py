@@ -61,9 +61,9 @@ def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end
     assert_saved(job, 20, "digits.py", servers=2)
 
 
-def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(paddle: Jobs) -> None:
-    passes, shards = 3, 12
-    job = paddle(
+def by_shards(paddle: Jobs, passes: int, shards: int) -> PaddleJob:
+    """A dynamic job with steps that take long enough to lose a trainer in the middle of a shard."""
+    return paddle(
         f"--passes={passes}",
         "--batch-size=8",
         "--step-seconds=0.25",
@@ -71,6 +71,11 @@ def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(
         lostSeconds=30,
         **DYNAMIC,
     )
+
+
+def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(paddle: Jobs) -> None:
+    passes, shards = 3, 12
+    job = by_shards(paddle, passes, shards)
     job.until(lambda: len(job.events("step", 1)) > 0, 180, "trainer 1 to train")
     killed = job.kill(job.pod("trainer", 1), "trainer", when=lambda: job.is_in_the_middle(1))
     lost = job.events("step", 1)[-1]
@@ -97,14 +102,7 @@ def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(
 @pytest.mark.whole
 def test_trainer_0_that_is_deleted_amid_the_last_pass_leaves_a_model_of_all_shards(paddle: Jobs) -> None:
     passes, shards = 2, 12
-    job = paddle(
-        f"--passes={passes}",
-        "--batch-size=8",
-        "--step-seconds=0.25",
-        shards=shards,
-        lostSeconds=30,
-        **DYNAMIC,
-    )
+    job = by_shards(paddle, passes, shards)
 
     def in_the_last_pass() -> bool:
         return job.is_in_the_middle(0) and job.events("step", 0)[-1]["pass"] == passes - 1

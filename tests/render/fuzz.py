@@ -468,7 +468,7 @@ def _misplaced(
             leaf, wanted = places[path], expected[path]
             where = f"{found.kind} {'.'.join(map(str, path))}"
             if wanted == varied.get(path, wanted):
-                # A number may be reckoned with, so that a large one shows where small ones do not.
+                # A template may compute with a number, and so change other fields.
                 changed = leaf != wanted or type(leaf) is not type(wanted)
                 if changed and isinstance(trial.value, str):
                     yield f"{where} is {leaf!r:.100}, not {wanted!r:.100}"
