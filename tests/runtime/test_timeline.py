@@ -16,11 +16,13 @@ from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.told import elastic_job, ready_pod
 from tests.runtime.workers import Start
 
-# Rank 0 prints steps, from its checkpoint on; the file `fail` makes the process of that worker fail once.
+# Rank 0 prints steps, from its checkpoint on; the file `fail` makes the process of that worker fail once. A
+# restart takes half a second, so that it costs time even if the checkpoint has the last step.
 STEPS = """
 folder, place = pathlib.Path(sys.argv[0]).parent, os.environ['GROUP_RANK']
 save = folder.parent / 'checkpoint'
 step = int(save.read_text()) if save.exists() else 0
+time.sleep(0.5 if step else 0)
 while not (folder.parent / 'end').exists():
     step += 1
     if place == '0':
