@@ -134,9 +134,9 @@ def main(
         click.echo(line)
     lost = [item for item in found.claims if item.loses]
     if yes and lost and not delete_data:
+        names = ", ".join(item.path.rpartition("/")[2] for item in lost)
         raise BiremeError(
-            f"nothing was deleted, because data of {len(lost)} claims would be lost: "
-            "copy it, or add --delete-data"
+            f"nothing was deleted, because this would lose the data of {names}: copy it, or add --delete-data"
         )
     if yes:
         empty(cluster.api, releases, found)

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from awscrt import checksums
 
 from bireme_runtime.sources.checksums import Checksum, compute
 from bireme_runtime.sources.source import S3Source
+from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
 from tests.runtime.s3_servers import s3_server
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
@@ -34,6 +36,14 @@ def sha1(data: bytes) -> bytes:
 
 def crc32(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "big")
+
+
+def crc32c(data: bytes) -> bytes:
+    return checksums.crc32c(data).to_bytes(4, "big")
+
+
+def crc64nvme(data: bytes) -> bytes:
+    return checksums.crc64nvme(data).to_bytes(8, "big")
 
 
 @pytest.fixture
@@ -90,7 +100,16 @@ def change(server: FaultyServer, key: str) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "digest"),
-    [(equal, None), (odd, None), (one, None), (equal, sha256), (odd, sha256), (equal, sha1), (equal, crc32)],
+    [
+        (equal, None),
+        (odd, None),
+        (one, None),
+        (equal, sha256),
+        (odd, sha256),
+        (equal, sha1),
+        (equal, crc32),
+        (equal, crc32c),
+    ],
 )
 def test_objects_uploaded_in_parts_are_compared(
     server: FaultyServer,
@@ -111,7 +130,7 @@ def test_objects_uploaded_in_parts_are_compared(
         assert not (tmp_path / key[5:] / "data").exists()
 
 
-@pytest.mark.parametrize("digest", [sha256, sha1, crc32])
+@pytest.mark.parametrize("digest", [sha256, sha1, crc32, crc32c, crc64nvme])
 def test_objects_with_a_checksum_of_the_whole_are_compared(
     server: FaultyServer, tmp_path: Path, digest: Callable[[bytes], bytes]
 ) -> None:
@@ -140,11 +159,15 @@ def test_a_large_object_that_was_sent_at_once_has_its_md5_compared(
     stage_and_publish(env_of(server, tmp_path))
 
 
-def test_without_a_checksum_that_python_has_the_size_counts(server: FaultyServer, tmp_path: Path) -> None:
+def test_without_a_checksum_that_the_image_computes_the_size_counts(
+    server: FaultyServer, tmp_path: Path
+) -> None:
     upload(server, equal, None)
     for key in CONTENT:
         server.kept[key] = {**KMS, "x-amz-checksum-crc64nvme": "AAAAAAAAAAA="}
-    log = stage_and_publish(env_of(server, tmp_path))
+    # As in an image without awscrt.
+    (tmp_path / "awscrt.py").touch()
+    log = stage_and_publish({**env_of(server, tmp_path), "PYTHONPATH": f"{tmp_path}:{RUNTIME}"})
     assert "of 2 files the source has no checksum that can be computed here: their sizes are compared" in log
 
 

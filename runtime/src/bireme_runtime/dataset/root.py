@@ -1,5 +1,4 @@
-"""A dataset at the root of a claim: it cannot appear by one rename, so its manifest, which comes last, is the
-sign.
+"""A dataset at the root of a claim. No rename makes it appear: its manifest, which comes last, is the sign.
 
 Files are staged in a hidden folder of the root and moved out of it one name at a time. The staged manifest
 says which names those are, so after a kill it is known what belongs where: a name that the folder lacks has

@@ -7,15 +7,13 @@ Of an object that was uploaded in parts, S3 keeps a checksum of the whole, or on
 from __future__ import annotations
 
 import hashlib
+import importlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# CRC32C and CRC64NVME are not among these: Python has them in no module of its own, and a loop over bytes
-# would be slower than the network.
-ALGORITHMS = ("sha256", "md5", "sha1", "crc32")
 _CHUNK = 1 << 20
 
 
@@ -29,15 +27,37 @@ class Digest(Protocol):
         """The digest of all bytes until now."""
 
 
-class _Crc32:
-    def __init__(self) -> None:
-        self._value = 0
+Step = Callable[[bytes, int], int]
+
+
+class _Crc:
+    """``step`` takes the next bytes and the sum of those before."""
+
+    def __init__(self, step: Step, size: int) -> None:
+        self._step, self._size, self._value = step, size, 0
 
     def update(self, data: bytes | memoryview, /) -> None:
-        self._value = zlib.crc32(data, self._value)
+        self._value = self._step(bytes(data), self._value)
 
     def digest(self) -> bytes:
-        return self._value.to_bytes(4, "big")
+        return self._value.to_bytes(self._size, "big")
+
+
+def _sums() -> Mapping[str, tuple[Step, int]]:
+    """The cyclic sums that can be computed here, best first, each with its size in bytes.
+
+    Python has CRC-32 alone, and a loop over bytes would be slower than the network: the package awscrt has
+    the two others of S3, CRC64NVME being what S3 itself adds to uploads without a checksum.
+    """
+    try:
+        crt = importlib.import_module("awscrt.checksums")
+    except ImportError:
+        return {"crc32": (zlib.crc32, 4)}
+    return {"crc64nvme": (crt.crc64nvme, 8), "crc32c": (crt.crc32c, 4), "crc32": (zlib.crc32, 4)}
+
+
+_SUMS = _sums()
+ALGORITHMS = ("sha256", "md5", "sha1", *_SUMS)
 
 
 class _InParts:
@@ -65,7 +85,7 @@ class _InParts:
 
 def digest_of(algorithm: str) -> Digest:
     """A new digest by one of ALGORITHMS."""
-    return _Crc32() if algorithm == "crc32" else hashlib.new(algorithm, usedforsecurity=False)
+    return _Crc(*_SUMS[algorithm]) if algorithm in _SUMS else hashlib.new(algorithm, usedforsecurity=False)
 
 
 @dataclass(frozen=True)
