@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.dispatcher import Dispatcher
-from bireme_runtime.paddle.run import Client, Report, Rules, Run, last_save, serve, write_whole
+from bireme_runtime.paddle.run import (
+    Client,
+    Report,
+    Rules,
+    Run,
+    Unreadable,
+    last_save,
+    serve,
+    write_whole,
+)
+from bireme_runtime.process.errors import Unreachable
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.paddle_pods import SECONDS, SOURCE, PaddleJob
@@ -232,19 +242,48 @@ def test_trainers_that_scaling_removed_are_not_waited_for(run: Run) -> None:
     assert run.reach(1, 0, (0, 1), seconds=0) == []
 
 
-def test_a_save_without_its_mark_is_ignored(tmp_path: Path) -> None:
-    write_whole(tmp_path / "last-save", "pass-00001\n")
-    (tmp_path / "pass-00001").mkdir()
+@pytest.mark.parametrize("mark", [None, "", "null", "{}"], ids=["none", "empty", "null", "no passes"])
+def test_a_last_save_that_cannot_be_read_is_not_the_same_as_none(tmp_path: Path, mark: str | None) -> None:
     assert last_save(tmp_path) is None
+    write_whole(tmp_path / "last-save", "pass-00001\n")
+    if mark is not None:
+        write_whole(tmp_path / "pass-00001/done", mark)
+    with pytest.raises(Unreadable, match="pass-00001, cannot be read .*write the name of another save into"):
+        last_save(tmp_path)
     write_whole(tmp_path / "pass-00001/done", json.dumps({"passes": 2}))
     found = last_save(tmp_path)
     assert found is not None
     assert found.passes == 2
 
 
-def test_without_pserver_0_a_request_fails_as_unreachable() -> None:
-    from bireme_runtime.process.errors import Unreachable
+def test_an_attempt_begins_only_when_the_claim_has_its_number(run: Run, tmp_path: Path) -> None:
+    attempt, port = run.attempt, free_port()
+    server = serve(run, port)
+    client = Client(f"127.0.0.1:{port}")
+    client.report(report("server", 1, run, "serving"))
+    again = replace(report("server", 1, run, "waiting"), boot="another", attempt=0)
+    # As a full claim does, this keeps the file from being written.
+    obstacle = tmp_path / ".run.json.partial"
+    obstacle.mkdir()
+    for _ in range(2):
+        with pytest.raises(Unreachable, match=r"Is a directory: .*run\.json"):
+            client.report(again)
+        assert (run.attempt, run.restarts) == (attempt, 0)
+    obstacle.rmdir()
+    assert client.report(again).attempt == attempt + 1
+    assert json.loads((tmp_path / "run.json").read_text())["attempt"] == attempt + 1
+    server.shutdown()
 
+
+def test_a_pserver_that_gave_up_an_attempt_has_lost_its_parameters(run: Run) -> None:
+    attempt = run.attempt
+    run.report(report("server", 1, run, "serving"))
+    view = run.report(replace(report("server", 1, run, "waiting"), attempt=0))
+    assert view.attempt == attempt + 1
+    assert view.reason == "pserver 1 has left: restart 1 of 3"
+
+
+def test_without_pserver_0_a_request_fails_as_unreachable() -> None:
     with pytest.raises(Unreachable, match=r"127\.0"):
         Client(f"127.0.0.1:{free_port()}").size(0)
 

@@ -258,6 +258,38 @@ def test_a_full_disk_leaves_the_old_save_and_the_error_names_the_folder(job: Tra
     job.ends_well()
 
 
+def test_a_last_save_that_cannot_be_read_holds_the_job_up_until_it_can(job: TrainingJob) -> None:
+    job.start_all()
+    job.until(lambda: job.saved()[0] == 1, "the save of the first pass")
+    mark = job.output / "pass-00000" / "done"
+    known = mark.read_text()
+    mark.write_text("")
+    job.lose("server", 1, signal.SIGKILL)
+    job.start("server", 1)
+    job.until(lambda: "pass-00000, cannot be read" in job.log("trainer", 1), "trainer 1 to say why it waits")
+    mark.write_text(known)
+    job.ends_well(in_hand=1)
+    saves = (job.folder / "saves").read_text()
+    assert saves.count("pass-00000") == 1, "the first pass is not trained again"
+
+
+def test_a_run_whose_state_cannot_be_read_begins_nothing(job: TrainingJob) -> None:
+    job.start_all()
+    job.until(lambda: job.saved()[0] == 1, "the save of the first pass")
+    job.until_trained(SHARDS + 3)
+    job.lose("server", 0, signal.SIGKILL)
+    (job.output / "run.json").write_text("")
+    job.start("server", 0)
+    assert job.pods.pop(("server", 0)).wait(SECONDS) == 75
+    assert f"{job.output}/run.json cannot be read" in job.log("server", 0)
+    job.stop()
+    (job.output / "run.json").unlink()
+    job.run = 2
+    job.start_all()
+    job.ends_well(in_hand=1)
+    assert (job.folder / "saves").read_text().count("pass-00000") == 1
+
+
 def test_a_restarted_trainer_0_of_a_static_job_waits_before_its_final_save(job: TrainingJob) -> None:
     job.hold("shard-1")
     job.start_all(BIREME_DISPATCHER="")

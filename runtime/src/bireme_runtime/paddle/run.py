@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme_runtime.process import environment, http
-from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.process.errors import BiremeError, Unreachable
 
 SERVER, TRAINER, WORKER = "server", "trainer", "collective"
 RUNNING, DONE, FAILED = "running", "done", "failed"
@@ -86,16 +86,28 @@ class Save:
     shards: str = ""
 
 
+class Unreadable(BiremeError):
+    """What the claim has of the run cannot be read. To begin anew would lose what is trained."""
+
+
 def last_save(output: Path) -> Save | None:
-    """The save to which ``output/last-save`` points, if it is complete."""
+    """The save to which ``output/last-save`` points; None if there was none yet. Raises Unreadable."""
+    pointer = output / "last-save"
     try:
-        folder = output / (output / "last-save").read_text().strip()
+        name = pointer.read_text().strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{pointer} cannot be read: {error}") from error
+    folder = output / name
+    try:
         done = json.loads((folder / "done").read_text())
         trained = tuple((int(first), int(end)) for first, end in done.get("trained", ()))
         steps, shards = int(done.get("steps", 0)), str(done.get("shards", ""))
         return Save(str(folder), int(done["passes"]), steps, trained, shards)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        advice = f"write the name of another save into {pointer}, or delete it to begin anew"
+        raise Unreadable(f"the last save, {folder}, cannot be read ({error}): {advice}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -179,30 +191,41 @@ class Run:
 
     def _begin(self) -> None:
         self.trainers = self.rules.trainers
-        kept: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            kept = json.loads((self.output / "run.json").read_text())
-        self.attempt = int(kept.get("attempt", 0))
+        run, self.attempt, restarts = self._kept()
         if (self.output / "done").exists():
             self.outcome = DONE
             return
-        if kept.get("run") == self.run_id:
-            self.restarts = int(kept["restarts"])
+        if run == self.run_id:
+            self.restarts = restarts
             self._restart(self._restarted(0))
         else:
-            self._start()
+            self._start(0)
+
+    def _kept(self) -> tuple[str, int, int]:
+        """The run on the claim, with its attempt and its restarts. Raises Unreadable."""
+        file = self.output / "run.json"
+        try:
+            kept = json.loads(file.read_text())
+            return str(kept["run"]), int(kept["attempt"]), int(kept["restarts"])
+        except FileNotFoundError:
+            return "", 0, 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            # An attempt of the same number would take over what the dispatcher knows of the former.
+            advice = "delete it, and start another run (the value `run`)"
+            raise Unreadable(f"{file} cannot be read ({error}): {advice}") from error
 
     def report(self, report: Report) -> View:
         """Record a report; returns the response."""
         with self._changed:
             key = (report.role, report.index)
             before = self._seen.get(key)
-            self._seen[key] = _Seen(report, time.monotonic())
             # The number of workers is fixed, because they all have to start again with another one.
             if report.revision > self._revision and self.rules.servers:
                 self._revision, self.trainers = report.revision, report.trainers
             if report.role == self.rules.core[0] and self.outcome == RUNNING:
                 self._check_core(report, before.report if before else None)
+            # Not before: what fails is to be tried again with the next report.
+            self._seen[key] = _Seen(report, time.monotonic())
             self._update()
             return self._view()
 
@@ -282,6 +305,9 @@ class Run:
         ours = before is not None and before.attempt == self.attempt and before.state not in (WAITING, BROKEN)
         if ours and before is not None and before.boot != report.boot:
             self._restart(self._restarted(report.index))
+        elif ours and report.attempt != self.attempt:
+            # It had no answer for too long, and its process is gone.
+            self._restart(f"{self.rules.name(report.index)} has left")
         elif report.attempt == self.attempt and report.state == BROKEN:
             self._restart(f"the process of {self.rules.name(report.index)} ended")
 
@@ -332,18 +358,18 @@ class Run:
             self.reason = f"{reason}, and all {self.rules.max_restarts} restarts are used up"
             self._changed.notify_all()
             return
-        self.restarts += 1
+        self._start(self.restarts + 1)
         self.reason = f"{reason}: restart {self.restarts} of {self.rules.max_restarts}"
-        self._start()
 
-    def _start(self) -> None:
-        self.attempt += 1
-        self.save = last_save(self.output)
+    def _start(self, restarts: int) -> None:
+        save, attempt = last_save(self.output), self.attempt + 1
+        kept = {"run": self.run_id, "attempt": attempt, "restarts": restarts}
+        write_whole(self.output / "run.json", json.dumps(kept))
+        # Now that the claim has it: no two attempts have the same number.
+        self.attempt, self.restarts, self.save = attempt, restarts, save
         self.initialised = False
         self._progress.clear()
         self._sizes.clear()
-        kept = {"run": self.run_id, "attempt": self.attempt, "restarts": self.restarts}
-        write_whole(self.output / "run.json", json.dumps(kept))
         self._changed.notify_all()
 
     def _first_pass(self) -> int:
@@ -381,7 +407,11 @@ def serve(run: Run, port: int) -> ThreadingHTTPServer:
     """Serve the other supervisors and the scripts, in threads."""
 
     def answer(path: str, body: bytes) -> tuple[int, bytes]:
-        return 200, json.dumps(_answer(run, path, json.loads(body))).encode()
+        try:
+            return 200, json.dumps(_answer(run, path, json.loads(body))).encode()
+        except (OSError, Unreadable) as error:
+            # The claim is full, for example. The run is as it was, and all ask again.
+            return 503, json.dumps(str(error)).encode()
 
     return http.serve(answer, "", port)
 
@@ -473,7 +503,10 @@ class Client:
             try:
                 timeout = self._seconds + float(body.get("seconds", 0))
                 reply = self._connection.ask("POST", path, json.dumps(body).encode(), timeout=timeout)
-                return json.loads(reply.body)
+                answer = json.loads(reply.body)
+                if reply.status == 200:
+                    return answer
+                raise Unreachable(str(answer))
             except (Unreachable, ValueError) as error:
                 self._connection.close()
                 if time.monotonic() > deadline:

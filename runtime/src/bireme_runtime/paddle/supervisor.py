@@ -234,6 +234,7 @@ class Role(ABC):
         self.attempt = 0
         self.state = WAITING
         self._answered = self._since = time.monotonic()
+        self._trouble = ""
 
     def run(self) -> int:
         """Until the run is over; returns the exit code."""
@@ -289,11 +290,12 @@ class Role(ABC):
             return view
         silent = now - self._answered
         if silent > self.options.rules.lost_seconds and self.attempt:
-            say(f"lost {self.options.rules.name(0)}; waiting for a new attempt")
+            say(f"lost {self.options.rules.name(0)}; waiting for a new attempt: {self._trouble}")
             self._reset()
         if silent > self.options.wait_seconds:
             name, address = self.options.rules.name(0), self.options.coordinator
-            raise Stop(TEMPORARY, f"{name} at {address} did not answer in {silent:.0f} s")
+            what = f"{name} at {address} did not answer in {silent:.0f} s"
+            raise Stop(TEMPORARY, f"{what}: {self._trouble}")
         return None
 
     def _tell(self, state: str) -> View | None:
@@ -306,7 +308,8 @@ class Role(ABC):
         )  # fmt: skip
         try:
             return self._client.report(report)
-        except Unreachable:
+        except Unreachable as error:
+            self._trouble = str(error)
             return None
 
     def _quiet(self) -> float:
@@ -401,8 +404,11 @@ class Core(Role):
         if self.options.index == 0:
             options = self.options
             self._run = Run(options.rules, options.output, options.run_id)
-            options.output.mkdir(parents=True, exist_ok=True)
-            self._run.begin()
+            try:
+                options.output.mkdir(parents=True, exist_ok=True)
+                self._run.begin()
+            except (OSError, runs.Unreadable) as error:
+                raise Stop(TEMPORARY, f"the run cannot begin: {error}") from None
             port = int(options.coordinator.rpartition(":")[2])
             server = runs.serve(self._run, port)
             # The pod's own host name may take half a minute to resolve.
