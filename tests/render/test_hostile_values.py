@@ -149,6 +149,14 @@ def test_a_control_character_is_refused(
     ]
 
 
+def test_a_control_character_in_a_script_that_prepares_a_dataset_is_refused(
+    renderer: Renderer, request_for: Request
+) -> None:
+    values = {"sources": [{"url": "s3://b/data"}], "claim": {"name": "fsx-pvc", "path": "data"}}
+    sentence = refusal(renderer, request_for, "dataset", values={**values, "prepare": {"script": "ls \x1b"}})
+    assert sentence == "prepare: it has a control character, which YAML would change; leave it out"
+
+
 def test_text_that_spells_a_control_character_stays(renderer: Renderer, request_for: Request) -> None:
     script = "print('\\u001b[1m', '\\\\b', '\\x85')\n\tpass\n"
     found = renderer.render(request_for("torch-elastic", values={"script": script}))

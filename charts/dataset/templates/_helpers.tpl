@@ -90,8 +90,8 @@ volumeMounts:
 # Nothing is staged where the dataset is there already.
 [ -d {{ $staging | squote }} ] || exit 0
 cd {{ $staging | squote }}
-{{ .Values.prepare.script }}
-{{- end }}
+{{ regexReplaceAll `\n*$` .Values.prepare.script "" }}
+{{ end }}
 
 {{/*
 The fields of the Job's spec that do not change in place.
@@ -144,9 +144,7 @@ template:
         image: {{ include "common.image" (dict "root" . "image" .Values.prepare.image) | quote }}
         imagePullPolicy: {{ .Values.prepare.image.pullPolicy | quote }}
         command: [sh, -ec]
-        args:
-          - |
-            {{- include "dataset.script" . | nindent 12 }}
+        args: [{{ include "dataset.script" . | toJson }}]
         {{- include "dataset.container" . | nindent 8 }}
       {{- end }}
     containers:
