@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +22,31 @@ from bireme.tools import Toolbox
 from bireme.topology import expand
 from tests.support import git_server, gitops
 from tests.support.flux import until
-from tests.support.gitops import Site
+from tests.support.gitops import CASES, EACH_JOB, ELASTIC_JOBS, TYPE, Job, Site
+from tests.support.processes import autoscaler
 
 pytestmark = [pytest.mark.embedded, pytest.mark.whole]
 ROOT = Path(__file__).parents[2]
 MANIFESTS = {
     each["kind"]: each for each in yaml.safe_load_all((ROOT / "docs/gitops-argocd.yaml").read_text())
 }
+REPOSITORIES = "/api/v1/namespaces/argocd/secrets"
 APPLICATIONS = "/apis/argoproj.io/v1alpha1/namespaces/argocd/applications"
 NAME: str = MANIFESTS["Application"]["metadata"]["name"]
 DOCUMENTED: dict[str, Any] = MANIFESTS["Application"]["spec"]["source"]["helm"]["valuesObject"]
-TYPE = DOCUMENTED["instance"]["type"]
-JOB_VALUES: dict[str, dict[str, Any]] = {
-    "torch-elastic": DOCUMENTED,
-    "mpi-training": {"instance": {"type": TYPE}, "workers": 2, "ssh": {"existingSecret": "ssh-key"}},
-    "paddle": {"workers": 2, "jobClaim": {"existingClaim": "efsvol"}},
+# What a chart makes itself where it can ask the cluster is a Secret here.
+OWN_KEYS = {"ssh": {"existingSecret": "ssh-key"}}
+NAMED_SECRETS: dict[str, dict[str, Any]] = {
+    "torch-elastic": {"etcd": DOCUMENTED["etcd"]},
+    "mpi-training": OWN_KEYS,
+    "horovod": OWN_KEYS,
 }
 SECRETS = {
     "etcd-users": {"root-password": "captain", "username": "rower", "password": "oar"},
     "ssh-key": {"ssh-privatekey": "key"},
 }
-EACH_CHART = pytest.mark.parametrize("chart", sorted(JOB_VALUES))
-ELASTIC_CHARTS = pytest.mark.parametrize("chart", ["paddle", "torch-elastic"])
+VALUES_FILE = "jobs/job.yaml"
+PLAIN_JOBS = pytest.mark.parametrize("case", sorted(CASES.keys() - {"mpijob"}))
 Object = dict[str, Any]
 
 
@@ -57,31 +58,39 @@ class Team(Site):
     renderer: Renderer
     instances: Mapping[str, Instance]
 
-    def apply(self, chart: str, **source: Any) -> Application:
+    def apply(self, case: str, **source: Any) -> Application:
         """The Application of the document, for a chart of the registry or another source."""
-        return self.create(chart, JOB_VALUES[chart], **source)
+        return self.create(values_of(case), **source)
 
-    def create(self, chart: str, values: Object, **source: Any) -> Application:
-        """The same with other values."""
+    def create(self, job: Job, **source: Any) -> Application:
+        """The same for another job."""
         item: Object = copy.deepcopy(MANIFESTS["Application"])
+        if job.values.get("orchestrator") == "MPIJob":
+            # As docs/gitops.md says: the API server completes the fields of an MPIJob.
+            item["metadata"]["annotations"] = {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"}
         item["spec"]["source"] = {
-            "helm": {"valuesObject": values},
-            **(source or self._from_registry(chart)),
+            "helm": {"valuesObject": job.values},
+            **(source or self._from_registry(job.chart)),
         }
         self.cluster.api.create(APPLICATIONS, item)
-        return Application(self, chart)
+        return Application(self, job)
 
     def _from_registry(self, chart: str) -> Object:
         host = self.charts.removeprefix("oci://")
         return {"repoURL": host, "chart": chart, "targetRevision": self.version(chart)}
 
 
+def values_of(case: str) -> Job:
+    """A job with values that name the Secrets it needs."""
+    return replace(CASES[case], values={**CASES[case].values, **NAMED_SECRETS.get(case, {})})
+
+
 @dataclass(frozen=True)
 class Application:
-    """An Application of a chart."""
+    """An Application of a job."""
 
     team: Team
-    chart: str
+    job: Job
     path: str = f"{APPLICATIONS}/{NAME}"
 
     def change(self, **values: Any) -> None:
@@ -103,32 +112,36 @@ class Application:
         values = self._there()["spec"]["source"]["helm"]["valuesObject"]
 
         def is_synced() -> bool:
-            status = self._status()
+            status = self.status()
             compared = status.get("sync", {}).get("comparedTo", {}).get("source", {})
             asked = compared.get("helm", {}).get("valuesObject")
             return bool(status.get("sync", {}).get("status") == "Synced" and asked == values)
 
-        until(is_synced, what=lambda: f"{NAME} to be synced: {self._status()}")
-        request = RenderRequest(self.team.paths.charts / self.chart, values, NAME, "default")
+        until(is_synced, what=lambda: f"{NAME} to be synced: {self.status()}")
+        self.as_planned(values)
+        return self.status()
+
+    def as_planned(self, values: Object) -> None:
+        """Wait until the cluster has the pods that these values plan."""
+        request = RenderRequest(self.team.paths.charts / self.job.chart, values, NAME, "default")
         manifests = self.team.renderer.render(request).manifests
         plan = expand(NAME, "default", manifests, self.team.instances)
         assert observe.wait(self.team.cluster, plan).differences == ()
-        return self._status()
 
     def refused(self) -> str:
         """What Argo CD says once it could not apply the source."""
 
         def said() -> str:
-            state: Object = self._status().get("operationState", {})
+            state: Object = self.status().get("operationState", {})
             return str(state["message"]) if state.get("phase") in ("Failed", "Error") else ""
 
-        until(said, what=lambda: f"{NAME} to be refused: {self._status()}")
+        until(said, what=lambda: f"{NAME} to be refused: {self.status()}")
         return said()
 
     @property
     def is_synced(self) -> bool:
         """Whether Argo CD finds in the cluster what the source says."""
-        return bool(self._status()["sync"]["status"] == "Synced")
+        return bool(self.status()["sync"]["status"] == "Synced")
 
     def remove(self) -> None:
         """Delete it with all that it has made."""
@@ -136,11 +149,12 @@ class Application:
         until(lambda: self.team.cluster.api.find(self.path) is None, what=lambda: f"{NAME} to go")
         self.team.is_gone(NAME)
 
+    def status(self) -> Object:
+        """What Argo CD says of it."""
+        return dict(self._there().get("status", {}))
+
     def _there(self) -> Object:
         return self.team.cluster.api.get(self.path)
-
-    def _status(self) -> Object:
-        return dict(self._there().get("status", {}))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +166,7 @@ def site(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Team]:
     folder, nodes = tmp_path_factory.mktemp("site"), {TYPE: 4, "cpu": 2}
-    with gitops.site(bireme_paths, toolbox, folder, list(JOB_VALUES), nodes) as site:
+    with gitops.site(bireme_paths, toolbox, folder, gitops.CHARTS, nodes) as site:
         controller = start_addon("argocd", site.cluster, toolbox)
         for name, content in SECRETS.items():
             secret = {"metadata": {"name": name}, "stringData": content}
@@ -161,7 +175,7 @@ def site(
         # This registry has no TLS.
         plain = {"url": site.charts.removeprefix("oci://"), "insecureOCIForceHttp": "true"}
         repository["stringData"] |= plain
-        site.cluster.api.create("/api/v1/namespaces/argocd/secrets", repository)
+        site.cluster.api.create(REPOSITORIES, repository)
         yield Team(site.cluster, site.charts, site.archives, bireme_paths, renderer, instances)
         controller.check_alive()
 
@@ -169,17 +183,16 @@ def site(
 @pytest.fixture
 def team(site: Team) -> Iterator[Team]:
     yield site
-    left = Application(site, "")
+    left = Application(site, Job("", {}))
     if site.cluster.api.find(left.path):
         left.remove()
 
 
-@EACH_CHART
-def test_a_second_sync_changes_nothing(team: Team, chart: str) -> None:
-    job = team.apply(chart)
+@EACH_JOB
+def test_a_second_sync_changes_nothing(team: Team, case: str) -> None:
+    job = team.apply(case)
     status = job.synced()
-    assert {each["kind"] for each in status["resources"]} >= {"Job"}
-    assert status["health"]["status"] == "Progressing", "it is as long as the job trains"
+    assert {each["kind"] for each in status["resources"]} >= {"MPIJob" if case == "mpijob" else "Job"}
     objects, pods, history = team.objects(NAME), team.pods(NAME), status["history"]
     assert objects
     assert pods
@@ -189,9 +202,24 @@ def test_a_second_sync_changes_nothing(team: Team, chart: str) -> None:
     assert team.pods(NAME) == pods
 
 
-@ELASTIC_CHARTS
-def test_a_job_is_scaled_by_its_values_and_goes_with_its_application(team: Team, chart: str) -> None:
-    job = team.apply(chart)
+# Argo CD knows no health of an MPIJob.
+@PLAIN_JOBS
+def test_health_is_progressing_while_a_job_trains_and_healthy_at_its_end(team: Team, case: str) -> None:
+    job = team.apply(case)
+    job.synced()
+
+    def health() -> str:
+        return str(job.status()["health"]["status"])
+
+    until(lambda: health() == "Progressing", what=lambda: f"a job that trains: {job.status()}")
+    for name in team.pods(NAME):
+        team.cluster.complete(name, "default")
+    until(lambda: health() == "Healthy", what=lambda: f"a job that has ended: {job.status()}")
+
+
+@ELASTIC_JOBS
+def test_a_job_is_scaled_taken_back_and_goes_with_its_application(team: Team, case: str) -> None:
+    job = team.apply(case)
     job.synced()
     first = team.pods(NAME)
     job.change(workers=3)
@@ -199,38 +227,147 @@ def test_a_job_is_scaled_by_its_values_and_goes_with_its_application(team: Team,
     scaled = team.pods(NAME)
     assert first.items() <= scaled.items(), "those that train go on"
     assert len(scaled) == len(first) + 1
+    job.change(workers=2)
+    job.synced()
+    assert team.pods(NAME) == first
     job.remove()
 
 
-@EACH_CHART
-def test_a_new_run_is_one_that_suspends_and_one_that_raises_run(team: Team, chart: str) -> None:
-    job = team.apply(chart)
+# Kubernetes takes any change of an MPIJob, and its operator reads it only when it starts pods.
+@PLAIN_JOBS
+def test_a_change_that_a_job_cannot_take_is_refused_and_stops_nothing(team: Team, case: str) -> None:
+    job = team.apply(case)
     job.synced()
-    first = team.pods(NAME)
+    pods = team.pods(NAME)
     job.change(env={"SEED": "1"})
     assert "field is immutable" in job.refused()
-    assert team.pods(NAME) == first, "nothing is stopped that nobody asked to stop"
-    job.change(env=None, suspend=True)
+    assert team.pods(NAME) == pods
+
+
+@EACH_JOB
+def test_a_new_run_is_one_that_suspends_and_one_that_raises_run(team: Team, case: str) -> None:
+    job = team.apply(case)
+    job.synced()
+    first = team.pods(NAME)
+    job.change(suspend=True)
     job.synced()
     job.change(run=2, workers=3, env={"SEED": "1"}, suspend=None)
     job.synced()
     second = team.pods(NAME)
     assert len(second) == len(first) + 1
     assert all("-r2-" in name for name in second)
-    until(lambda: all(name.endswith("-r2") for name in team.jobs(NAME)), what="the first run to be pruned")
+    until(lambda: all("-r2" in name for name in team.jobs(NAME)), what="the first run to be pruned")
+    # What needed a new run is taken back by another one.
+    job.change(suspend=True)
+    job.synced()
+    job.change(run=3, workers=2, env=None, suspend=None)
+    job.synced()
+    assert len(team.pods(NAME)) == len(first)
     job.remove()
 
 
-@EACH_CHART
-def test_a_chart_in_git_is_installed_and_removed(team: Team, chart: str, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Committed:
+    """A job whose chart and values are in a git repository, which an Application follows."""
+
+    application: Application
+    repository: git_server.Repository
+    values: Mapping[str, Any]
+
+    def commit(self, **values: Any) -> None:
+        """Commit these values of the job too, and wait until the cluster has them."""
+        content = yaml.safe_dump({**self.values, **values})
+        self._deliver(self.repository.commit("Train", {VALUES_FILE: content}))
+
+    def revert(self) -> None:
+        """Take the last commit back, and wait until the cluster has what was before."""
+        self._deliver(self.repository.revert())
+
+    def _deliver(self, commit: str) -> None:
+        self.application.refresh()
+
+        def is_synced() -> bool:
+            found = self.application.status().get("sync", {})
+            return bool(found.get("status") == "Synced" and found.get("revision") == commit)
+
+        until(is_synced, what=lambda: f"{commit} to be synced: {self.application.status()}")
+        committed = (self.repository.folder / VALUES_FILE).read_text()
+        self.application.as_planned(yaml.safe_load(committed))
+
+
+@pytest.fixture
+def committed(team: Team, case: str, tmp_path: Path) -> Iterator[Committed]:
+    """A job without a first commit, in a repository that has its chart unpacked."""
+    job = values_of(case)
     with git_server.serving(tmp_path / "jobs") as repository:
-        with tarfile.open(team.archives[chart]) as archive:
+        with tarfile.open(team.archives[job.chart]) as archive:
             archive.extractall(repository.folder / "charts", filter="data")
         repository.commit("Charts", {})
-        job = team.apply(chart, repoURL=repository.url, path=f"charts/{chart}", targetRevision="main")
-        job.synced()
-        assert team.pods(NAME)
-        job.remove()
+        application = team.apply(
+            case,
+            repoURL=repository.url,
+            path=f"charts/{job.chart}",
+            targetRevision="main",
+            helm={"valueFiles": [f"../../{VALUES_FILE}"]},
+        )
+        yield Committed(application, repository, job.values)
+        application.remove()
+
+
+@ELASTIC_JOBS
+def test_commits_scale_a_job_and_take_it_back(team: Team, committed: Committed) -> None:
+    committed.commit()
+    first = team.pods(NAME)
+    assert first
+    committed.commit(workers=3)
+    scaled = team.pods(NAME)
+    assert first.items() <= scaled.items()
+    assert len(scaled) == len(first) + 1
+    committed.revert()
+    assert team.pods(NAME) == first, "those that trained from the start"
+
+
+@EACH_JOB
+def test_commits_start_a_new_run_and_take_it_back_by_another(team: Team, committed: Committed) -> None:
+    committed.commit()
+    first = team.pods(NAME)
+    committed.commit(suspend=True)
+    committed.commit(run=2, workers=3, env={"SEED": "1"})
+    assert len(team.pods(NAME)) == len(first) + 1
+    committed.commit(run=2, workers=3, env={"SEED": "1"}, suspend=True)
+    committed.commit(run=3)
+    assert len(team.pods(NAME)) == len(first)
+    assert all("-r3-" in name for name in team.pods(NAME))
+
+
+def test_a_source_of_kind_oci_installs_a_chart(team: Team) -> None:
+    address = {"url": f"{team.charts}/paddle", "type": "oci", "insecureOCIForceHttp": "true"}
+    repository: Object = copy.deepcopy(MANIFESTS["Secret"])
+    repository["metadata"]["name"] = "paddle"
+    repository["stringData"] = address
+    team.cluster.api.create(REPOSITORIES, repository)
+    job = team.apply(
+        "paddle",
+        repoURL=address["url"],
+        path=".",
+        targetRevision=team.version("paddle"),
+        helm={"valuesObject": dict(CASES["paddle"].values)},
+    )
+    job.synced()
+    assert team.pods(NAME)
+    job.remove()
+    team.cluster.api.delete(f"{REPOSITORIES}/paddle")
+
+
+def test_an_application_goes_while_a_refused_change_is_tried_again(team: Team) -> None:
+    job = team.apply("torch-elastic")
+    job.synced()
+    job.change(env={"SEED": "1"})
+    until(
+        lambda: "Retrying attempt" in job.status().get("operationState", {}).get("message", ""),
+        what=lambda: f"a second try: {job.status()}",
+    )
+    job.remove()
 
 
 def test_a_sync_leaves_the_number_of_workers_to_the_autoscaler(team: Team, tmp_path: Path) -> None:
@@ -240,18 +377,13 @@ def test_a_sync_leaves_the_number_of_workers_to_the_autoscaler(team: Team, tmp_p
     spec = yaml.safe_load(block)["spec"]
     spec["syncPolicy"]["syncOptions"] += MANIFESTS["Application"]["spec"]["syncPolicy"]["syncOptions"]
     autoscale = {"enabled": True, "max": 4, "cooldown": 0, "every": 1}
-    job = team.create("torch-elastic", {**DOCUMENTED, "autoscale": autoscale})
+    job = team.create(Job("torch-elastic", {**DOCUMENTED, "autoscale": autoscale}))
     team.cluster.api.patch(job.path, {"spec": spec})
     job.synced()
-    path, command = f"{gitops.JOBS}/{NAME}-r1", [str(Path(sys.executable).with_name("bireme")), "autoscale"]
-    command += ["--every=1", f"--kubeconfig={team.cluster.kubeconfig}"]
-    log = tmp_path / "log"
-    with log.open("w") as output, subprocess.Popen(command, stderr=output) as controller:
-        try:
-            until(lambda: len(team.pods(NAME)) == 4, what=log.read_text)
-        finally:
-            # Whoever takes the number back now is found out.
-            controller.terminate()
+    path, log = f"{gitops.JOBS}/{NAME}-r1", tmp_path / "log"
+    with autoscaler(team.cluster.kubeconfig, log):
+        until(lambda: len(team.pods(NAME)) == 4, what=log.read_text)
+    # Whoever takes the number back now is found out.
     grown = team.pods(NAME)
     job.refresh()
     until(lambda: job.is_synced, what=lambda: "the number to be no difference")
@@ -262,4 +394,3 @@ def test_a_sync_leaves_the_number_of_workers_to_the_autoscaler(team: Team, tmp_p
     )
     assert team.cluster.api.get(path)["spec"]["parallelism"] == 4
     assert team.pods(NAME) == grown
-    job.remove()

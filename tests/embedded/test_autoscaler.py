@@ -31,6 +31,7 @@ from tests.embedded.elastic_jobs import (
     workers,
 )
 from tests.runtime.etcd_servers import free_port
+from tests.support.processes import autoscaler
 
 
 @pytest.fixture(scope="module")
@@ -297,10 +298,8 @@ def test_another_controller_takes_over_from_one_that_is_paused_or_killed(
     test_namespace: str,
     tmp_path: Path,
 ) -> None:
-    command = [str(BIREME), "autoscale", "--every=1", "--direct", f"--namespace={test_namespace}"]
-    command += [f"--lease-namespace={test_namespace}", f"--kubeconfig={cluster.kubeconfig}"]
-    log = tmp_path / "log"
-    with log.open("w") as output, subprocess.Popen(command, stderr=output) as second:
+    log, where = tmp_path / "log", (f"--namespace={test_namespace}", f"--lease-namespace={test_namespace}")
+    with autoscaler(cluster.kubeconfig, log, "--direct", *where) as second:
         try:
             until(lambda: "waiting: " in log.read_text(), what=log.read_text)
             job = elastic(release, "autoscale.max=3", "autoscale.cooldown=0")
@@ -313,5 +312,4 @@ def test_another_controller_takes_over_from_one_that_is_paused_or_killed(
             until(lambda: controller.log.read_text().count(" leading\n") == 2, what=controller.log.read_text)
         finally:
             controller.process.send_signal(signal.SIGCONT)
-            second.kill()
     assert workers(job) == 3

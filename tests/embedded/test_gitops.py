@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from bireme.release import Releases
 from bireme.tools import Toolbox
 from tests.support import git_server, gitops
 from tests.support.flux import Flux, path_of, until
-from tests.support.gitops import JOBS, Site
+from tests.support.gitops import CASES, EACH_JOB, ELASTIC_JOBS, JOBS, TYPE, Job, Site
+from tests.support.processes import autoscaler
 
 pytestmark = [pytest.mark.embedded, pytest.mark.whole]
 ROOT = Path(__file__).parents[2]
@@ -33,15 +35,21 @@ def manifests(document: str) -> dict[str, Any]:
 
 
 MANIFESTS = manifests("gitops.yaml")
-TYPE = "p4d.24xlarge"
-JOB_VALUES: dict[str, dict[str, Any]] = {
-    "torch-elastic": {"instance": {"type": TYPE}, "workers": 2, "maxWorkers": 4},
-    "mpi-training": {"instance": {"type": TYPE}, "workers": 2},
-    "paddle": {"workers": 2, "jobClaim": {"existingClaim": "efsvol"}},
+# No CSI driver is there, and no file system is made, as only AWS can.
+FILE_SYSTEM = {
+    "fileSystemId": "fs-0123456789abcdef0",
+    "dnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+    "mountName": "fsx",
 }
-EACH_CHART = pytest.mark.parametrize("chart", sorted(JOB_VALUES))
-# An MPI job takes another number of workers with a new run only.
-ELASTIC_CHARTS = pytest.mark.parametrize("chart", ["paddle", "torch-elastic"])
+OTHERS: dict[str, dict[str, Any]] = {
+    "dataset": {"claim": {"name": "efsvol", "path": "imagenet"}, "sources": [{"url": "s3://bucket/data"}]},
+    "efa-device-plugin": {"region": "us-west-2"},
+    "efs": {"volumes": {"shared": {"type": "nfs", "server": "fs.example.com"}}},
+    "etcd": {"persistence": {"enabled": False}},
+    "fsx": {"provisioning": "static", "zone": "us-west-2b", "static": FILE_SYSTEM, "checkDriver": False},
+    "gpu-metrics": {"agent": "dcgm"},
+    "autoscaler": {"global": {"imageRegistries": {"bireme": "registry.example.com"}}},
+}
 Object = dict[str, Any]
 
 
@@ -68,11 +76,12 @@ class Team(Site):
         item["spec"]["upgrade"]["strategy"]["retryInterval"] = "3s"
         return item
 
-    def install(self, chart: str, values: Mapping[str, Any]) -> str:
-        """Apply source and release, called run; returns the path of the release once it is installed."""
-        self.flux.apply(self.source(chart))
-        path = self.flux.apply(self.release("run", chart, values))
+    def install(self, job: Job) -> str:
+        """Apply source and release, called run; returns the path of the release once it is as planned."""
+        self.flux.apply(self.source(job.chart))
+        path = self.flux.apply(self.release("run", job.chart, job.values))
         self.flux.ready(path)
+        self.as_planned("run")
         return path
 
     def as_planned(self, release: str) -> None:
@@ -93,8 +102,8 @@ def team(
     instances: Mapping[str, Instance],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Team]:
-    nodes = {TYPE: 4, "cpu": 2}
-    with gitops.site(bireme_paths, toolbox, tmp_path_factory.mktemp("site"), list(JOB_VALUES), nodes) as site:
+    folder, charts = tmp_path_factory.mktemp("site"), (*gitops.CHARTS, *OTHERS)
+    with gitops.site(bireme_paths, toolbox, folder, charts, {TYPE: 4, "cpu": 2}) as site:
         controller = start_addon("flux", site.cluster, toolbox)
         releases = Releases(site.cluster, toolbox)
         deployer = Deployer(site.cluster, releases, renderer, instances)
@@ -127,10 +136,9 @@ def test_a_release_from_a_registry_is_installed_scaled_and_removed(team: Team, f
     team.is_gone(name)
 
 
-@EACH_CHART
-def test_a_second_sync_changes_nothing(team: Team, flux: Flux, chart: str) -> None:
-    path = team.install(chart, JOB_VALUES[chart])
-    team.as_planned("run")
+@EACH_JOB
+def test_a_second_sync_changes_nothing(team: Team, flux: Flux, case: str) -> None:
+    path = team.install(CASES[case])
     objects, pods = team.objects("run"), team.pods("run")
     (revision,) = flux.ready(path)["history"]
     assert objects
@@ -141,8 +149,24 @@ def test_a_second_sync_changes_nothing(team: Team, flux: Flux, chart: str) -> No
     assert team.pods("run") == pods
 
 
+@pytest.mark.parametrize("chart", OTHERS)
+def test_each_chart_without_a_job_is_installed_and_a_second_sync_changes_nothing(
+    team: Team, flux: Flux, chart: str
+) -> None:
+    flux.apply(team.source(chart))
+    path = flux.apply(team.release("run", chart, OTHERS[chart]))
+    flux.ready(path)
+    objects = team.objects("run")
+    assert objects
+    (again,) = flux.sync(path)["history"]
+    assert again["version"] == 1
+    assert team.objects("run") == objects
+    flux.remove(path)
+    team.is_gone("run")
+
+
 def test_what_another_changed_in_a_job_is_changed_back(team: Team, flux: Flux) -> None:
-    path = team.install("torch-elastic", JOB_VALUES["torch-elastic"])
+    path = team.install(CASES["torch-elastic"])
     job = f"{JOBS}/run-r1"
     team.cluster.api.patch(job, {"spec": {"completions": 3, "parallelism": 3}})
     flux.sync(path)
@@ -150,10 +174,9 @@ def test_what_another_changed_in_a_job_is_changed_back(team: Team, flux: Flux) -
     team.as_planned("run")
 
 
-@ELASTIC_CHARTS
-def test_a_job_from_a_registry_is_scaled_and_removed(team: Team, flux: Flux, chart: str) -> None:
-    path = team.install(chart, JOB_VALUES[chart])
-    team.as_planned("run")
+@ELASTIC_JOBS
+def test_a_job_from_a_registry_is_scaled_taken_back_and_removed(team: Team, flux: Flux, case: str) -> None:
+    path = team.install(CASES[case])
     first = team.pods("run")
     flux.change(path, values={"workers": 3})
     flux.ready(path)
@@ -169,12 +192,11 @@ def test_a_job_from_a_registry_is_scaled_and_removed(team: Team, flux: Flux, cha
     team.is_gone("run")
 
 
-@EACH_CHART
+@EACH_JOB
 def test_a_new_run_is_a_commit_that_suspends_and_one_that_raises_run(
-    team: Team, flux: Flux, chart: str
+    team: Team, flux: Flux, case: str
 ) -> None:
-    path = team.install(chart, JOB_VALUES[chart])
-    team.as_planned("run")
+    path = team.install(CASES[case])
     first = team.pods("run")
     flux.change(path, values={"env": {"SEED": "1"}})
     assert "which Kubernetes does not change in place" in flux.refused(path)
@@ -190,7 +212,14 @@ def test_a_new_run_is_a_commit_that_suspends_and_one_that_raises_run(
     second = team.pods("run")
     assert len(second) == len(first) + 1
     assert all("-r2-" in name for name in second)
-    assert all(name.endswith("-r2") for name in team.jobs("run"))
+    # What needed a new run is taken back by another one.
+    flux.change(path, values={"suspend": True})
+    flux.ready(path)
+    flux.change(path, values={"run": 3, "workers": 2, "env": None, "suspend": None})
+    flux.ready(path)
+    team.as_planned("run")
+    assert len(team.pods("run")) == len(first)
+    assert all("-r3" in name for name in team.jobs("run"))
     flux.remove(path)
     team.is_gone("run")
 
@@ -201,18 +230,18 @@ class Committed:
 
     team: Team
     repository: git_server.Repository
-    chart: str
+    job: Job
     name: str
     source: str
     jobs: str
 
     def commit(self, **values: Any) -> None:
         """Commit the HelmRelease with these values too, and wait until it is applied."""
-        job = manifests("gitops-git.yaml")["HelmRelease"]
-        job["spec"]["chart"]["spec"]["chart"] = f"./charts/{self.chart}"
-        job["spec"]["upgrade"]["strategy"]["retryInterval"] = "3s"
-        job["spec"]["values"] = JOB_VALUES[self.chart] | values
-        self.repository.commit("Train", {f"jobs/{self.name}.yaml": yaml.safe_dump(job)})
+        item = manifests("gitops-git.yaml")["HelmRelease"]
+        item["spec"]["chart"]["spec"]["chart"] = f"./charts/{self.job.chart}"
+        item["spec"]["upgrade"]["strategy"]["retryInterval"] = "3s"
+        item["spec"]["values"] = {**self.job.values, **values}
+        self.repository.commit("Train", {f"jobs/{self.name}.yaml": yaml.safe_dump(item)})
         self._deliver()
 
     def revert(self) -> None:
@@ -227,14 +256,15 @@ class Committed:
         self._sync()
         self.team.is_gone(self.name)
 
+    def pods(self) -> dict[str, str]:
+        """The pods of the job that run."""
+        return self.team.pods(self.name)
+
     def _deliver(self) -> None:
         """Wait until the cluster has what was committed."""
         self._sync()
         self.team.flux.ready(path_of("HelmRelease", "helm.toolkit.fluxcd.io/v2", self.name))
         self.team.as_planned(self.name)
-
-    def pods(self) -> dict[str, str]:
-        return self.team.pods(self.name)
 
     def _sync(self) -> None:
         self.team.flux.sync(self.source)
@@ -242,20 +272,20 @@ class Committed:
 
 
 @pytest.fixture
-def committed(team: Team, flux: Flux, chart: str, tmp_path: Path) -> Iterator[Committed]:
+def committed(team: Team, flux: Flux, case: str, tmp_path: Path) -> Iterator[Committed]:
     """A job without a first commit, in a repository that has its chart unpacked."""
-    documents = manifests("gitops-git.yaml")
+    job, documents = CASES[case], manifests("gitops-git.yaml")
     with git_server.serving(tmp_path / "jobs") as repository:
-        with tarfile.open(team.archives[chart]) as archive:
+        with tarfile.open(team.archives[job.chart]) as archive:
             archive.extractall(repository.folder / "charts", filter="data")
         repository.commit("Charts", {"jobs/README.md": "Jobs\n"})
         documents["GitRepository"]["spec"]["url"] = repository.url
         source, jobs = (flux.apply(documents[kind]) for kind in ("GitRepository", "Kustomization"))
-        yield Committed(team, repository, chart, documents["HelmRelease"]["metadata"]["name"], source, jobs)
+        yield Committed(team, repository, job, documents["HelmRelease"]["metadata"]["name"], source, jobs)
         flux.clear()
 
 
-@ELASTIC_CHARTS
+@ELASTIC_JOBS
 def test_commits_install_scale_take_back_and_remove_a_job(committed: Committed) -> None:
     committed.commit()
     first = committed.pods()
@@ -267,12 +297,44 @@ def test_commits_install_scale_take_back_and_remove_a_job(committed: Committed) 
     committed.remove()
 
 
-@pytest.mark.parametrize("chart", ["mpi-training"])
-def test_commits_give_an_mpi_job_another_number_of_workers_and_take_it_back(committed: Committed) -> None:
+@EACH_JOB
+def test_commits_start_a_new_run_take_it_back_by_another_and_remove_it(committed: Committed) -> None:
     committed.commit()
-    assert len(committed.pods()) == 2
-    for run, workers, before in ((2, 3, 2), (3, 2, 3)):
-        committed.commit(run=run - 1, workers=before, suspend=True)
-        committed.commit(run=run, workers=workers)
-        assert len(committed.pods()) == workers
+    first = committed.pods()
+    committed.commit(suspend=True)
+    committed.commit(run=2, workers=3, env={"SEED": "1"})
+    assert len(committed.pods()) == len(first) + 1
+    committed.commit(run=2, workers=3, env={"SEED": "1"}, suspend=True)
+    committed.commit(run=3)
+    assert len(committed.pods()) == len(first)
+    assert all("-r3-" in name for name in committed.pods())
     committed.remove()
+
+
+def test_the_autoscaler_s_number_of_workers_stays_when_flux_looks_again(
+    team: Team, flux: Flux, tmp_path: Path
+) -> None:
+    flux.apply(team.source("torch-elastic"))
+    values = {**CASES["torch-elastic"].values, "autoscale": {"enabled": True, "cooldown": 0, "every": 1}}
+    manifest = team.release("run", "torch-elastic", values)
+    manifest["spec"]["driftDetection"]["ignore"] = flux_ignores()
+    with autoscaler(team.cluster.kubeconfig, tmp_path / "log"):
+        path = flux.apply(manifest)
+        flux.ready(path)
+        job = f"{JOBS}/run-r1"
+        until(lambda: team.cluster.api.get(job)["spec"]["parallelism"] == 4, what="the job to grow")
+        objects = team.objects("run")
+        flux.sync(path)
+        assert team.objects("run") == objects
+        # An upgrade asks the cluster for the number.
+        flux.change(path, values={"activeDeadlineSeconds": 90000})
+        flux.ready(path)
+        spec = team.cluster.api.get(job)["spec"]
+        assert (spec["parallelism"], spec["completions"]) == (4, 4)
+
+
+def flux_ignores() -> Any:
+    """What docs/adr/0011 has Flux leave out of the comparison."""
+    text = (ROOT / "docs/adr/0011-who-owns-the-number-of-workers.md").read_text()
+    (block,) = (each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "Flux" in each)
+    return yaml.safe_load(block)["spec"]["driftDetection"]["ignore"]

@@ -62,10 +62,15 @@ class Site:
         self.cluster.api.patch(path, {"spec": spec})
 
     def claim_of(self, pod: Mapping[str, Any]) -> str:
-        """The NodeClaim behind the pod's node."""
-        claims = self.cluster.api.get(f"{KARPENTER}/nodeclaims")["items"]
-        (found,) = [each for each in claims if each["status"].get("nodeName") == pod["spec"]["nodeName"]]
-        return f"{KARPENTER}/nodeclaims/{found['metadata']['name']}"
+        """The NodeClaim behind the pod's node, once it names that node."""
+        node, paths = pod["spec"]["nodeName"], f"{KARPENTER}/nodeclaims"
+
+        def found() -> list[str]:
+            claims = self.cluster.api.get(paths)["items"]
+            return [each["metadata"]["name"] for each in claims if each["status"].get("nodeName") == node]
+
+        until(found, what=lambda: f"a NodeClaim to name {node}")
+        return f"{paths}/{found()[0]}"
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from bireme.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
 from tests.support import waiting
+from tests.support.processes import autoscaler
 
 VERSION = "kueue.x-k8s.io/v1beta2"
 KUEUE = f"/apis/{VERSION}"
@@ -307,18 +305,6 @@ def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Ite
         yield
 
 
-@contextlib.contextmanager
-def autoscaler(queues: Queues, log: Path) -> Iterator[Callable[[], str]]:
-    """`bireme autoscale` works while the block runs; yields what reads its log."""
-    command = [str(Path(sys.executable).with_name("bireme")), "autoscale", "--every=1"]
-    command.append(f"--kubeconfig={queues.cluster.kubeconfig}")
-    with log.open("w") as output, subprocess.Popen(command, stderr=output) as controller:
-        try:
-            yield log.read_text
-        finally:
-            controller.terminate()
-
-
 AUTOSCALE = ("autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0", "autoscale.every=1")
 
 
@@ -330,13 +316,14 @@ def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues
     queues.runs("follower", 1)
     job = "/apis/batch/v1/namespaces/default/jobs/follower-r1"
     version = queues.cluster.api.get(job)["metadata"]["resourceVersion"]
-    with autoscaler(queues, tmp_path / "log") as log:
-        until(lambda: queues.phases("follower") == ["Running"] * 3, what=log)
+    log = tmp_path / "log"
+    with autoscaler(queues.cluster.kubeconfig, log):
+        until(lambda: queues.phases("follower") == ["Running"] * 3, what=log.read_text)
         # Another job waits: its turn comes before more growth, and nobody takes the quota from under it.
         queues.waits("patient", "training", "workers=2")
         with queues.cluster.api.watch(job.rpartition("/")[0], 10, resourceVersion=version) as events:
             counts = {each["object"]["spec"]["parallelism"] for each in events}
-        assert max(counts) == 3, log()
+        assert max(counts) == 3, log.read_text()
 
 
 @pytest.mark.whole
@@ -352,6 +339,9 @@ def test_the_autoscaler_grows_the_trainers_of_paddle_within_the_quota(queues: Qu
         return [pod for pod in queues.pods("follower") if pod["metadata"]["labels"][component] == "trainer"]
 
     first = {pod["metadata"]["uid"] for pod in trainers()}
-    with autoscaler(queues, tmp_path / "log") as log:
-        until(lambda: [pod["status"].get("phase") for pod in trainers()] == ["Running"] * 2, what=log)
+    log = tmp_path / "log"
+    with autoscaler(queues.cluster.kubeconfig, log):
+        until(
+            lambda: [pod["status"].get("phase") for pod in trainers()] == ["Running"] * 2, what=log.read_text
+        )
     assert first <= {pod["metadata"]["uid"] for pod in trainers()}, "it was not restarted"

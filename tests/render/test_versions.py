@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from bireme.helm import Render
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
 from tests.render.golden import FOLDER
@@ -22,6 +27,34 @@ def test_every_chart_accepts_the_oldest_kubernetes_that_eks_supports(chart: Path
     about = yaml.safe_load(chart.read_text())
     assert about["kubeVersion"] == f">={OLDEST}.0-0"
     assert "home" not in about
+
+
+@pytest.mark.parametrize(
+    "values",
+    sorted((ROOT / "charts").glob("*/ci/*-values.yaml")),
+    ids=lambda it: f"{it.parents[1].name}-{it.stem}",
+)
+def test_labels_are_valid_when_flux_adds_a_digest_to_the_version(
+    render: Callable[..., Render], tmp_path: Path, values: Path
+) -> None:
+    chart = tmp_path / values.parents[1].name
+    shutil.copytree(values.parents[1], chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    about["version"] += f"+{'a1' * 30}"
+    (chart / "Chart.yaml").write_text(yaml.safe_dump(about))
+    labels = [each for item in render(chart, files=[values]).manifests for each in labels_of(item)]
+    assert labels
+    assert [
+        each for each in labels if not re.fullmatch(r"([A-Za-z0-9]([\w.-]{,61}[A-Za-z0-9])?)?", each)
+    ] == []
+
+
+def labels_of(item: Any) -> Iterator[str]:
+    """The values of all labels in an object."""
+    if isinstance(item, Mapping):
+        yield from item.get("labels", {}).values() if isinstance(item.get("labels"), Mapping) else ()
+    for each in item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ():
+        yield from labels_of(each)
 
 
 def test_the_matrix_runs_on_the_oldest_kubernetes_that_charts_accept(toolbox: Toolbox) -> None:

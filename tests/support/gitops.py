@@ -1,4 +1,4 @@
-"""What the tests of Flux and of Argo CD share: a cluster, a registry with packed charts, and what runs."""
+"""What the tests of Flux and of Argo CD share: jobs, a cluster, a registry with charts, and what runs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,63 @@ from pathlib import Path
 from typing import Any
 
 import package
+import pytest
 import yaml
 
+from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.paths import Paths
+from bireme.release import Releases
 from bireme.tools import Toolbox
 from tests.support import registry
 from tests.support.flux import until
 
+TYPE = "p4d.24xlarge"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
+_MPI_JOBS = "/apis/kubeflow.org/v2beta1/namespaces/default/mpijobs"
 _WATCHED = (
     JOBS,
+    _MPI_JOBS,
     "/apis/apps/v1/namespaces/default/statefulsets",
+    "/apis/apps/v1/namespaces/default/daemonsets",
+    "/apis/apps/v1/namespaces/default/deployments",
+    "/api/v1/namespaces/default/persistentvolumeclaims",
     "/api/v1/namespaces/default/configmaps",
     "/api/v1/namespaces/default/secrets",
     "/api/v1/namespaces/default/services",
 )
 _WORKERS = "app.kubernetes.io/instance={},app.kubernetes.io/component!=member"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as a team commits it: a chart and values, with two workers."""
+
+    chart: str
+    values: Mapping[str, Any]
+    is_elastic: bool = False
+
+
+CASES = {
+    "torch-elastic": Job("torch-elastic", {"instance": {"type": TYPE}, "workers": 2, "maxWorkers": 4}, True),
+    "mpi-training": Job("mpi-training", {"instance": {"type": TYPE}, "workers": 2}),
+    "mpijob": Job("mpi-training", {"instance": {"type": TYPE}, "workers": 2, "orchestrator": "MPIJob"}),
+    "horovod": Job(
+        "mpi-training",
+        {
+            "instance": {"type": TYPE},
+            "workers": 2,
+            "elastic": {"minWorkers": 1, "maxWorkers": 4},
+            "args": ["python3", "/opt/train.py"],
+        },
+        True,
+    ),
+    "paddle": Job("paddle", {"workers": 2, "jobClaim": {"existingClaim": "efsvol"}}, True),
+}
+CHARTS = ("torch-elastic", "mpi-training", "paddle")
+EACH_JOB = pytest.mark.parametrize("case", sorted(CASES))
+# The others take another number of workers with a new run only.
+ELASTIC_JOBS = pytest.mark.parametrize("case", sorted(name for name, job in CASES.items() if job.is_elastic))
 
 
 @dataclass(frozen=True)
@@ -62,9 +102,10 @@ class Site:
         }
 
     def jobs(self, release: str) -> set[str]:
-        """The names of its Jobs."""
-        found = self.cluster.api.get(JOBS, labelSelector=f"app.kubernetes.io/instance={release}")
-        return {each["metadata"]["name"] for each in found["items"]}
+        """The names of its Jobs and MPIJobs."""
+        label = f"app.kubernetes.io/instance={release}"
+        found = [self.cluster.api.get(path, labelSelector=label)["items"] for path in (JOBS, _MPI_JOBS)]
+        return {item["metadata"]["name"] for items in found for item in items}
 
     def is_gone(self, release: str) -> None:
         """Wait until nothing is left of the release."""
@@ -75,7 +116,7 @@ class Site:
 def site(
     paths: Paths, toolbox: Toolbox, folder: Path, charts: Sequence[str], nodes: Mapping[str, int]
 ) -> Iterator[Site]:
-    """A cluster of its own with such nodes and the claim efsvol, and these charts in a registry."""
+    """A cluster with such nodes, the claim efsvol and mpi-operator, and these charts in a registry."""
     archives = {chart: package.pack_chart(toolbox, paths.charts / chart, folder, 0) for chart in charts}
     provider = EmbeddedProvider(replace(paths, state=folder / "state"), toolbox)
     with registry.serving(toolbox, folder / "registry") as name:
@@ -83,7 +124,10 @@ def site(
         cluster = provider.up(f"site-{uuid.uuid4().hex[:6]}", nodes)
         try:
             cluster.add_claim("efsvol", "default")
-            yield Site(cluster, f"oci://{name}/charts", archives)
+            operator = (paths.charts / "mpijob", "mpijob", "mpi-operator")
+            Releases(cluster, toolbox).install(*operator, {}, create_namespace=True)
+            with controllers.running(cluster, "mpijob", "mpi-operator", toolbox.path("mpi-operator")):
+                yield Site(cluster, f"oci://{name}/charts", archives)
         finally:
             provider.down(cluster.name)
 

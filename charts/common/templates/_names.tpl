@@ -44,7 +44,8 @@ Arguments: root, component.
 {{- $root := required "common.labels needs root" .root -}}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" | quote }}
 {{ include "common.selectorLabels" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | default $root.Chart.Version | quote }}
+{{- /* Flux adds the digest of the chart to its version, after a plus, which no label may have. */}}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | default $root.Chart.Version | replace "+" "_" | trunc 63 | quote }}
 app.kubernetes.io/managed-by: {{ $root.Release.Service | quote }}
 app.kubernetes.io/part-of: bireme
 {{- end }}
