@@ -248,7 +248,7 @@ def test_a_last_save_that_cannot_be_read_is_not_the_same_as_none(tmp_path: Path,
     write_whole(tmp_path / "last-save", "pass-00001\n")
     if mark is not None:
         write_whole(tmp_path / "pass-00001/done", mark)
-    with pytest.raises(Unreadable, match="pass-00001, cannot be read .*write the name of another save into"):
+    with pytest.raises(Unreadable, match=r"pass-00001, cannot be read .*write the name of another save into"):
         last_save(tmp_path)
     write_whole(tmp_path / "pass-00001/done", json.dumps({"passes": 2}))
     found = last_save(tmp_path)
