@@ -378,7 +378,19 @@ REFUSED: list[tuple[str, dict[str, Any], list[str], str]] = [
         "arguments for mpirun in an elastic job",
         {},
         [*ELASTIC, "mpirunArgs={--tag-output}"],
-        "mpirunArgs: the launcher of an elastic job runs horovodrun, not mpirun",
+        "mpirunArgs: the launcher of an elastic job runs horovodrun, not mpirun; leave it out",
+    ),
+    (
+        "mpirun in the arguments",
+        {},
+        ["args={/opt/amazon/openmpi/bin/mpirun,-np,2,train}"],
+        "args: the launcher runs mpirun itself, and each rank would run mpirun; name the program",
+    ),
+    (
+        "mpirun in a line for a shell",
+        {},
+        ["args={bash,-c,cd /train && mpiexec.hydra ./train}"],
+        "args: the launcher runs mpirun itself, and each rank would run mpiexec.hydra",
     ),
     (
         "horovodrun in the arguments of an elastic job",

@@ -185,6 +185,11 @@ def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> Non
         (["dataPrep.enabled=true"], "dataPrep.args: name the script"),
         (["env.PADDLE_TRAINERS_NUM=4"], "env: PADDLE_TRAINERS_NUM is the chart's own"),
         (["env.PADDLE_INIT_PORT=4"], "env: PADDLE_INIT_PORT is the chart's own"),
+        (["args={python,train.py}"], "args: python is not the script that the chart runs; begin with the"),
+        (
+            ["mode=collective", "args={-m,paddle.distributed.launch,train.py}"],
+            "args: paddle.distributed.launch is not the script that the chart runs",
+        ),
         (["env.JOB_PATH=/data"], "env: JOB_PATH is the chart's own"),
     ],
 )

@@ -60,6 +60,7 @@ ENVIRONMENT = [
     {"prefix": "DB_", "configMapRef": {"name": "db", "optional": True}},
 ]
 PORT = {"name": "debug", "containerPort": 5678}
+NO_VOLUME = {"name": "nvm", "mountPath": "/local"}
 
 
 @pytest.mark.parametrize("chart", JOBS)
@@ -268,6 +269,24 @@ def test_other_devices_are_another_template_because_one_cannot_change(
     assert len(names) == 2
 
 
+def test_containers_may_mount_what_the_chart_or_the_operator_adds(
+    renderer: Renderer, request_for: Request
+) -> None:
+    def mounting(*names: str) -> list[dict[str, Any]]:
+        return [{"name": "wait", "volumeMounts": [{"name": each, "mountPath": f"/{each}"} for each in names]}]
+
+    values = {
+        "orchestrator": "MPIJob",
+        "claims": [{"claimName": "fsx", "mountPath": "/fsx"}],
+        "initContainers": mounting("claim-0", "shm"),
+        "launcher": {"initContainers": mounting("claim-0", "mpi-job-config", "ssh-auth")},
+    }
+    job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
+    for role, mounts in ("Launcher", 3), ("Worker", 2):
+        first = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]["initContainers"][0]
+        assert len(first["volumeMounts"]) == mounts
+
+
 def test_the_launcher_of_an_mpijob_claims_no_devices(renderer: Renderer, request_for: Request) -> None:
     values = {"orchestrator": "MPIJob", "resourceClaimTemplates": {"gpu": GPUS}}
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
@@ -367,8 +386,28 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
             {"nodeSelector": {"node.kubernetes.io/instance-type": "p5.48xlarge"}},
             "nodeSelector: node.kubernetes.io/instance-type p5.48xlarge contradicts instance.type (not set)",
         ),
+        (
+            {"nodeSelector": {"beta.kubernetes.io/instance-type": "p5.48xlarge"}},
+            "nodeSelector: beta.kubernetes.io/instance-type p5.48xlarge contradicts instance.type (not set)",
+        ),
         ({"image": {"repository": ""}}, "image.repository: this job comes without an image"),
         ({"image": {"tag": "", "digest": ""}}, "needs a tag or a digest"),
+        (
+            {"extraVolumes": [{"name": "nvme", "emptyDir": {}}], "extraVolumeMounts": [NO_VOLUME]},
+            "extraVolumeMounts: there is no volume nvm; add it to extraVolumes, or correct the name",
+        ),
+        (
+            {"initContainers": [{"name": "a", "volumeMounts": [NO_VOLUME]}]},
+            "initContainers.volumeMounts: there is no volume nvm",
+        ),
+        (
+            {"sidecars": [{"name": "a", "volumeMounts": [NO_VOLUME]}]},
+            "sidecars.volumeMounts: there is no volume nvm",
+        ),
+        (
+            {"extraVolumes": [{"name": "shm", "emptyDir": {}}]},
+            "extraVolumes: there is a volume shm already; give it another name",
+        ),
     ],
 )
 @pytest.mark.parametrize("chart", JOBS)
@@ -393,6 +432,11 @@ def test_names_of_the_chart_and_misspelled_fields_are_refused(
             "paddle",
             {"topology": "collocated", "ports": [{"containerPort": 7163}]},
             "ports: 7163 is taken by the port control",
+        ),
+        (
+            "mpi-training",
+            {"orchestrator": "MPIJob", "launcher": {"extraVolumeMounts": [NO_VOLUME]}},
+            "launcher.extraVolumeMounts: there is no volume nvm; add it to extraVolumes",
         ),
         (
             "mpi-training",

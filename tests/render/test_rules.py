@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bireme.helm import Render, RenderError
 
+ROOT = Path(__file__).parents[2]
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 
 TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
@@ -179,6 +181,36 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         {"instance": "trn1.32xlarge"},
         ["launcher=node", "args={torchrun,--nproc-per-node,64,train.py}"],
         "args: --nproc-per-node 64 is not the 32 processes of a worker with 16 accelerators; write 32",
+    ),
+    (
+        "torchrun in the arguments",
+        {},
+        ["args={torchrun,--nproc_per_node=1,train.py}"],
+        "args: torchrun is not the script that torchrun runs; begin with the script, or set launcher=node",
+    ),
+    (
+        "torchrun as a module in the arguments",
+        {},
+        ["args={-m,torch.distributed.run,train.py}"],
+        "args: torch.distributed.run is not the script that torchrun runs",
+    ),
+    (
+        "a shell in the arguments",
+        {},
+        ["args={/bin/bash,-c,torchrun train.py}"],
+        "args: bash is not the script that torchrun runs; begin with the script, or set launcher=node",
+    ),
+    (
+        "a launcher's own command in its arguments",
+        {},
+        ["launcher=accelerate", "args={accelerate,launch,train.py}"],
+        "args: accelerate is not the script that accelerate runs",
+    ),
+    (
+        "python in the arguments of a stock torchrun",
+        {"files": [ROOT / "values/stock-torchrun.yaml"]},
+        ["args={python3.11,train.py}"],
+        "args: python3.11 is not the script that torchrun runs; begin with the script, or set command",
     ),
     (
         "huge pages without memory",

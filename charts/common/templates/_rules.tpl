@@ -97,11 +97,13 @@ shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory 
 {{- if and $own (gt $count 0) (gt (int64 $worker.memoryMiB) 0) (lt (int64 $worker.memoryMiB) $leastMiB) }}
 resources.limits.memory: {{ $own }} is too little for {{ $count }} accelerators, whose processes take 2 GiB each before any data; set at least {{ div $leastMiB 1024 }}Gi, or leave it out for what the node has
 {{- end }}
-{{- $selected := index $v.nodeSelector "node.kubernetes.io/instance-type" | default $worker.type }}
+{{- range $label := list "node.kubernetes.io/instance-type" "beta.kubernetes.io/instance-type" }}
+{{- $selected := index $v.nodeSelector $label | default $worker.type }}
 {{- /* A type that no values file is of, such as another cloud's, can only be selected. */}}
-{{- $known := include "common.instance" (dict "root" (dict "Subcharts" .root.Subcharts "Values" (dict "instance" (dict "type" $selected)))) | fromJson }}
+{{- $known := include "common.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $selected)))) | fromJson }}
 {{- if and (ne $selected $worker.type) (or $worker.type $known.vcpu) }}
-nodeSelector: node.kubernetes.io/instance-type {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with instance.type={{ $selected }}
+nodeSelector: {{ $label }} {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with instance.type={{ $selected }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -207,6 +209,35 @@ extraVolumes: {{ .name }} mounts {{ $host }} from the host; the EFA device plugi
 {{- end }}
 
 {{/*
+The containers of a pod mount volumes that it has, and no two volumes have one name.
+Arguments: root (values initContainers, sidecars), pod (its spec), further (names of volumes that an operator adds; optional), prefix (of
+the keys; optional).
+*/}}
+{{- define "common.rules.volumes" -}}
+{{- $pod := required "common.rules.volumes needs pod" .pod }}
+{{- $prefix := .prefix | default "" }}
+{{- $names := .further | default list }}
+{{- range $pod.volumes }}
+{{- if has .name $names }}
+{{ $prefix }}extraVolumes: there is a volume {{ .name }} already; give it another name
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- $keys := dict }}
+{{- range $key := list "initContainers" "sidecars" }}
+{{- range index $.root.Values $key }}{{ $_ := set $keys .name (printf "%s.volumeMounts" $key) }}{{ end }}
+{{- end }}
+{{- range concat ($pod.initContainers | default list) $pod.containers }}
+{{- $key := index $keys .name | default "extraVolumeMounts" }}
+{{- range .volumeMounts }}
+{{- if not (has .name $names) }}
+{{ $prefix }}{{ $key }}: there is no volume {{ .name }}; add it to extraVolumes, or correct the name
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
 A name is not longer than Kubernetes allows.
 Arguments: name, limit, what (e.g. "Job"), because (the reason for the limit).
 */}}
@@ -219,15 +250,23 @@ Arguments: name, limit, what (e.g. "Job"), because (the reason for the limit).
 
 {{/*
 The values set either script or command, what they ask for can run, and a torchrun among the words of a command starts a
-process for each accelerator, where the number can be read.
-Arguments: root (values script, command, args, argGroups, runtime, verify, staging), worker.
+process for each accelerator, where the number can be read. Arguments begin with no program that the chart starts itself.
+Arguments: root (values script, command, args, argGroups, runtime, verify, staging), worker, starts (optional: {programs: a
+regular expression for them, by: what runs the script, instead: the value for a command}).
 */}}
 {{- define "common.rules.program" -}}
 {{- $v := (required "common.rules.program needs root" .root).Values }}
 {{- if and (not (include "common.hasRuntime" .)) (include "common.usesDatasets" .) }}
 runtime: false leaves the image's Python alone, but verify and staging run in it and need 3.9; leave them out, or runtime
 {{- end }}
-{{- $words := concat $v.command (include "common.arguments" (dict "root" .root) | fromJsonArray) | join " " }}
+{{- $arguments := include "common.arguments" (dict "root" .root) | fromJsonArray }}
+{{- if and .starts $arguments (not $v.script) (not $v.command) }}
+{{- $first := index $arguments (ternary 1 0 (and (eq (first $arguments | toString) "-m") (gt (len $arguments) 1))) | toString | base }}
+{{- if regexMatch (printf "^(%s)$" .starts.programs) $first }}
+args: {{ $first }} is not the script that {{ .starts.by }} runs; begin with the script, or set {{ .starts.instead }}
+{{- end }}
+{{- end }}
+{{- $words := concat $v.command $arguments | join " " }}
 {{- $option := regexFind "--nproc[-_]per[-_]node[= ]+[0-9]+\\b" $words }}
 {{- $wanted := regexFind "[0-9]+$" $option | int64 }}
 {{- /* On Neuron a model may be parallel over fewer cores. */}}

@@ -125,7 +125,7 @@ The rules of every training job.
 Arguments: root (with the values of the workers' pods), worker (the result of common.worker), reserved (see
 common.rules.env), taken (list of the paths that the chart mounts itself), ports (list of the container ports of its own; optional), hosts (list of the longest host names), names
 (list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, parts}: the jobs of this run), least and
-scales (see common.rules.kueue).
+scales (see common.rules.kueue), starts (see common.rules.program; optional), pods (list of the specs of its pods).
 */}}
 {{- define "common.rules.trainingJob" -}}
 {{- $root := required "common.rules.trainingJob needs root" .root }}
@@ -135,9 +135,12 @@ scales (see common.rules.kueue).
 {{ include "common.rules.kernels" (dict "root" $root) }}
 {{ include "common.rules.placement" (dict "root" $root) }}
 {{ include "common.rules.kueue" (dict "root" $root "least" .least "scales" .scales) }}
-{{ include "common.rules.program" (dict "root" $root "worker" .worker) }}
+{{ include "common.rules.program" (dict "root" $root "worker" .worker "starts" .starts) }}
 {{ include "common.rules.env" (dict "root" $root "reserved" .reserved) }}
 {{ include "common.rules.mounts" (dict "root" $root "worker" .worker "taken" (concat (list "/dev/shm" "/bireme/runtime" "/bireme/script") .taken)) }}
+{{- range .pods }}
+{{ include "common.rules.volumes" (dict "root" $root "pod" .) }}
+{{- end }}
 {{ include "common.rules.devices" (dict "root" $root) }}
 {{ include "common.rules.pod" (dict "root" $root "ports" .ports) }}
 {{ include "common.rules.staging" (dict "root" $root "worker" .worker) }}
