@@ -269,6 +269,18 @@ def test_other_devices_are_another_template_because_one_cannot_change(
     assert len(names) == 2
 
 
+def test_a_native_sidecar_moves_as_it_is(renderer: Renderer, request_for: Request) -> None:
+    values = {
+        "initContainers": [{"name": "plugin"}, {"name": "daemon", "restartPolicy": "Always"}],
+        "sidecars": [{"name": "proxy", "restartPolicy": "Always"}],
+    }
+    pod = job_of("torch-elastic", rendered(renderer, request_for, "torch-elastic", values))["spec"][
+        "template"
+    ]
+    found = [(each["name"], each.get("restartPolicy")) for each in pod["spec"]["initContainers"]]
+    assert found == [("plugin", None), ("daemon", "Always"), ("proxy", "Always")]
+
+
 def test_containers_may_mount_what_the_chart_or_the_operator_adds(
     renderer: Renderer, request_for: Request
 ) -> None:

@@ -268,6 +268,13 @@ def chart(make_chart: MakeChart) -> Path:
         ({"worker": 3}, "`worker` is not a value of web: did you mean `workers`?"),
         ({"shm": {"sise": 1}}, "`shm.sise` is not a value of web: did you mean `shm.size`?"),
         ({"shm": {"colour": 1}}, "`shm.colour` is not a value of web: it takes `size`"),
+        ({"repository": "r"}, "`repository` is not a value of web: did you mean `image.repository`?"),
+        ({"replicas": 3}, "`replicas` is not a value of web: here it is `workers`"),
+        ({"runPolicy": {}}, "`runPolicy` is not a value of web: docs/coming-from.md says what its fields"),
+        (
+            {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {}, "spec": {}},
+            'this is a manifest of kind "PyTorchJob", not values of web: docs/coming-from.md says what',
+        ),
         ({"labels": {"x-a": 1, "y": 1}}, "`labels.y` is not a value of web"),
         ({"workers": "3"}, '`workers` is "3", it must be a whole number'),
         ({"workers": 2.5}, "`workers` is 2.5, it must be a whole number"),

@@ -105,6 +105,10 @@ def explain(error: Error, chart: ChartValues, prefix: KeyPath = ()) -> Iterator[
     where = written([*prefix, *error.absolute_path])
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = list(error.schema.get("properties", {}))
+        if not where and {"apiVersion", "kind"} <= error.instance.keys():
+            kind = _given(error.instance["kind"])
+            yield Problem("kind", f"this is a manifest of kind {kind}, not values of {chart.name}: {_PAGE}")
+            return
         for key in error.instance:
             if key not in known and not _matches(key, error.schema.get("patternProperties", {})):
                 yield _unknown(key, known, error, chart, prefix)
@@ -150,13 +154,51 @@ def _unknown(key: str, known: Iterable[str], error: Error, chart: ChartValues, p
     if move and move.new in known:
         sentence = f"`{path}` is `{move.after}` since {move.release}: `bireme migrate` changes values files"
         return Problem(path, sentence)
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
-    hint = (
-        f": did you mean `{written([*parents, close[0]])}`?"
-        if close
-        else f": it takes {_listed(sorted(known))}"
-    )
-    return Problem(path, f"`{path}` is not a value of {chart.name}{hint if close or known else ''}")
+    known = list(known)
+    if key in _OF_MANIFESTS and not parents:
+        ours = [f"`{name}`" for name in _OF_MANIFESTS[key] if name in known]
+        hint = f": here it is {ours[0]}" if ours else f": {_PAGE}"
+    elif (
+        near := _near(key, known, 0.8)
+        or (not error.absolute_path and _deeper(key, chart))
+        or _near(key, known, 0.6)
+    ):
+        hint = f": did you mean `{written([*parents, *near])}`?"
+    else:
+        hint = f": it takes {_listed(sorted(known))}" if known else ""
+    return Problem(path, f"`{path}` is not a value of {chart.name}{hint}")
+
+
+def _near(key: str, known: list[str], ratio: float) -> list[str]:
+    return difflib.get_close_matches(key, known, n=1, cutoff=ratio)
+
+
+def _deeper(key: str, chart: ChartValues) -> KeyPath:
+    """The one place nearest the root at which the chart's values have ``key``, empty for none or several."""
+    level: list[tuple[KeyPath, Any]] = [((), chart.schema)]
+    while level and len(level) < 5000:
+        level = [
+            ((*path, name), each)
+            for path, schema in level
+            for name, each in resolved(chart.schema, schema).get("properties", {}).items()
+        ]
+        found = [path for path, _ in level if path[-1] == key]
+        if found:
+            return found[0] if len(found) == 1 else ()
+    return ()
+
+
+_PAGE = "docs/coming-from.md says what its fields become"
+# Fields of other kinds of jobs, and what they are in ours.
+_OF_MANIFESTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(["replicas", "numNodes", "nnodes", "completions", "parallelism"], ("workers",)),
+    **dict.fromkeys(
+        ["nprocPerNode", "nProcPerNode", "numProcPerNode", "slots", "slotsPerWorker", "processesPerWorker"],
+        ("processesPerWorker", "slots"),
+    ),
+    **dict.fromkeys(["spec", "template", "trainer", "runPolicy", "elasticPolicy", "containers"], ()),
+    **dict.fromkeys(["pytorchReplicaSpecs", "mpiReplicaSpecs", "paddleReplicaSpecs", "replicatedJobs"], ()),
+}
 
 
 def _listed(names: list[str]) -> str:
