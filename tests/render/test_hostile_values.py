@@ -149,11 +149,12 @@ def test_a_control_character_is_refused(
     ]
 
 
+@pytest.mark.parametrize("character", ["\x1b", "\x7f"])
 def test_a_control_character_in_a_script_that_prepares_a_dataset_is_refused(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: Request, character: str
 ) -> None:
     values = {"sources": [{"url": "s3://b/data"}], "claim": {"name": "fsx-pvc", "path": "data"}}
-    sentence = refusal(renderer, request_for, "dataset", values={**values, "prepare": {"script": "ls \x1b"}})
+    sentence = refusal(renderer, request_for, "dataset", values={**values, "prepare": {"script": character}})
     assert sentence == "prepare: it has a control character, which YAML would change; leave it out"
 
 

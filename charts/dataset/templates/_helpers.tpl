@@ -144,7 +144,8 @@ template:
         image: {{ include "common.image" (dict "root" . "image" .Values.prepare.image) | quote }}
         imagePullPolicy: {{ .Values.prepare.image.pullPolicy | quote }}
         command: [sh, -ec]
-        args: [{{ include "dataset.script" . | toJson }}]
+        args:
+          {{- list (include "dataset.script" .) | toYaml | nindent 10 }}
         {{- include "dataset.container" . | nindent 8 }}
       {{- end }}
     containers:
