@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -517,6 +519,19 @@ def test_what_setup_exports_reaches_the_program_and_its_words_stay(
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "sweet two words *\n", "")
     assert (tmp_path / "folder/pid").read_text().strip().isdigit()
+
+
+def test_setup_is_bash_where_the_image_has_it_and_sh_elsewhere(
+    renderer: Renderer, request_for: Request, tmp_path: Path
+) -> None:
+    (tmp_path / "set_env.sh").write_text("flavours=(sour sweet)\nexport FLAVOUR=${flavours[1]}\n")
+    bash = command_of(renderer, request_for, "source set_env.sh", PRINT)
+    done = subprocess.run(bash, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "sweet two words *\n", "")
+    (tmp_path / "sh").symlink_to(shutil.which("sh") or "")
+    sh = command_of(renderer, request_for, "export FLAVOUR=sour", [sys.executable, *PRINT[1:]])
+    done = subprocess.run(sh, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "sour two words *\n", "")
 
 
 def test_a_setup_that_fails_is_the_end_of_the_container(renderer: Renderer, request_for: Request) -> None:

@@ -93,15 +93,16 @@ Arguments: root (values image, securityContext), containers (list), fields (dict
 {{- end }}
 
 {{/*
-A command that runs the setup of the values first, in one shell with it, as a JSON list. Kubernetes takes $$ for a $, and
-would replace $(NAME).
+A command that runs the setup of the values first, in one shell with it, as a JSON list: in bash where the image has it,
+for which such lines are mostly written. Kubernetes takes $$ for a $, and would replace $(NAME).
 Arguments: root (values setup), command (list).
 */}}
 {{- define "common.withSetup" -}}
 {{- $command := required "common.withSetup needs command" .command }}
 {{- with (required "common.withSetup needs root" .root).Values.setup }}
 {{- $lines := list "trap 'exit 143' TERM" (trim .) "trap - TERM" "exec \"$@\"" | join "\n" }}
-{{- $command = concat (list "sh" "-ec" ($lines | replace "$" "$$") "setup") $command }}
+{{- $shell := `script=$1; shift; exec "$(command -v bash || command -v sh)" -ec "$script" setup "$@"` }}
+{{- $command = concat (list "sh" "-c" ($shell | replace "$" "$$") "setup" ($lines | replace "$" "$$")) $command }}
 {{- end }}
 {{- toJson $command }}
 {{- end }}
