@@ -9,6 +9,8 @@ first one keeps the parameters of the last pass in DIR, from where all begin aga
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 from pathlib import Path
 
 import digits
@@ -75,10 +77,23 @@ def load(model: nn.Layer, folder: Path) -> int:
 
 
 def save(model: nn.Layer, folder: Path, passes: int) -> None:
+    """Replace the checkpoint; a loss of power leaves the old one or the new one."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{CHECKPOINT}"
+    # Of a killed process, or of an attempt that is over, which then replaces nothing.
+    for abandoned in folder.glob(f".{CHECKPOINT}.*"):
+        abandoned.unlink(missing_ok=True)
+    partial = folder / f".{CHECKPOINT}.{socket.gethostname()}.{os.getpid()}"
     paddle.save({"model": model.state_dict(), "passes": passes}, str(partial))
+    to_disk(partial)
     partial.replace(folder / CHECKPOINT)
+    to_disk(folder)
+
+
+def to_disk(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def checksum(model: nn.Layer) -> float:

@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -52,6 +53,7 @@ _DEFAULT_GRACE = "30"
 """Default of BIREME_GRACE_SECONDS, the seconds from SIGTERM to SIGKILL: that of torchrun and Kubernetes."""
 _STATUS_OF_TERM = 128 + signal.SIGTERM
 _KEPT = 2
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)\.pt")
 
 
 class Run:
@@ -96,12 +98,14 @@ class Run:
         sys.stdout.flush()
 
     def restore(self) -> State | None:
-        """The newest checkpoint, the same in all processes; None if there is none yet."""
+        """The newest checkpoint that can be read, the same in all processes; None if there is none yet."""
         # Rank 0 decides, because the others may see an older state of the folder.
-        step = int(self.sum(max(_checkpoints(self.folder), default=0) if self.leads else 0)[0])
+        step, state = self._newest() if self.leads else (0, None)
+        step = int(self.sum(step)[0])
         if step == 0:
             return None
-        state: State = torch.load(self._wait_for(step), map_location="cpu", weights_only=True)
+        if state is None:
+            state = _load(self._wait_for(step))
         self.log("resume", step=step)
         return state
 
@@ -166,6 +170,17 @@ class Run:
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
+    def _newest(self) -> tuple[int, State | None]:
+        found = sorted(_checkpoints(self.folder), reverse=True)
+        for step in found:
+            try:
+                return step, _load(_path(self.folder, step))
+            except Exception as error:  # torch raises many kinds for a damaged file
+                self.log("unreadable", step=step, message=f"{type(error).__name__}: {error}")
+        if found:
+            raise SystemExit(f"error: none of the checkpoints in {self.folder} can be read, see above")
+        return 0, None
+
     def _wait_for(self, step: int) -> Path:
         path = _path(self.folder, step)
         deadline = time.monotonic() + _SHARED_FOLDER_LAG
@@ -224,8 +239,11 @@ class _Term:
     def held(self) -> Iterator[None]:
         self._in_step = False
         self._holds += 1
-        yield
-        self._holds -= 1
+        try:
+            yield
+        finally:
+            # Elastic Horovod goes on after an error.
+            self._holds -= 1
 
     def _watch(self, inbox: socket.socket) -> None:
         while signal.SIGTERM not in inbox.recv(1):
@@ -293,6 +311,12 @@ def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
         # On a full disk it would take the space of the next attempt.
         partial.unlink(missing_ok=True)
         raise
+    # Without that, a loss of power takes the new name back.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class EventFiles:
@@ -335,7 +359,13 @@ def _path(folder: Path, step: int) -> Path:
 
 
 def _checkpoints(folder: Path) -> list[int]:
-    return [int(path.stem.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*.pt")]
+    # Path.glob finds nothing in a folder that cannot be read, and training would begin anew.
+    return [int(found[1]) for name in os.listdir(folder) if (found := _CHECKPOINT.fullmatch(name))]
+
+
+def _load(path: Path) -> State:
+    state: State = torch.load(path, map_location="cpu", weights_only=True)
+    return state
 
 
 def _age() -> float:

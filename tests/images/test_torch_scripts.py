@@ -31,6 +31,29 @@ events = EventAccumulator("/tmp/job/checkpoints/tensorboard", size_guidance={"sc
 print(*([event.step for event in events.Scalars(name)] for name in ("loss", "accuracy")))
 subprocess.run(["tensorboard", "--version"], check=True, stdout=subprocess.DEVNULL)
 """
+ON_FOLDER = """
+import os, sys, time
+sys.path.insert(0, "/tmp/bireme")
+from pathlib import Path
+import elastic
+folder = Path("/tmp/job/checkpoints")
+"""
+RESTORE_WITHOUT_THE_RIGHT_TO_LIST = """
+os.chmod(folder.parent, 0o755)
+os.chmod(folder, 0o333)
+os.chdir("/")
+os.seteuid(65534)
+print("restored", elastic.Run(folder).restore())
+"""
+GO_ON_AFTER_A_SAVE_THAT_FAILED = """
+os.environ["BIREME_GRACE_SECONDS"] = "100000"
+run = elastic.Run(folder)
+try:
+    run.save(1, lambda: 1 / 0)
+except ZeroDivisionError:
+    run.log("failed")
+time.sleep(100000)
+"""
 MAKE_PHOTOS = Path(__file__).with_name("photos.py").read_text()
 IMAGENET = (
     *("imagenet.py", "--data=/tmp/job/photos", CHECKPOINTS, "--arch=resnet18", "--image-size=64"),
@@ -103,6 +126,55 @@ def test_a_job_whose_training_process_is_killed_resumes_from_its_last_checkpoint
     resumed = {event["step"] for event in job.events("resume")}
     assert resumed == {lost // 20 * 20}
     assert_same_training(job, alone[0])
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    alone: Alone, start_in: Start, tmp_path: Path
+) -> None:
+    first = start_in(tmp_path, *DIGITS, "--step-seconds=0.05", processes=2)
+    first.wait_for_step(50)
+    first.terminate()
+    *_, before, last = sorted((tmp_path / "checkpoints").glob("checkpoint-*.pt"))
+    last.write_bytes(last.read_bytes()[:1000])
+    (tmp_path / "checkpoints" / "checkpoint-best.pt").write_bytes(b"of the user")
+    second = start_in(tmp_path, *DIGITS, processes=2)
+    assert second.status() == 0, second.output
+    assert f"checkpoint-{second.events('unreadable')[0]['step']:09d}" == last.stem
+    assert {event["step"] for event in second.events("resume")} == {int(before.stem.partition("-")[2])}
+    assert_same_training(second, alone[0])
+
+
+def test_without_a_checkpoint_that_can_be_read_nothing_begins_anew(start_in: Start, tmp_path: Path) -> None:
+    first = start_in(tmp_path, *DIGITS, "--step-seconds=0.05")
+    first.wait_for_step(50)
+    first.signal(0, signal.SIGKILL)
+    first.status()
+    for each in (tmp_path / "checkpoints").glob("checkpoint-*.pt"):
+        each.write_bytes(b"")
+    second = start_in(tmp_path, *DIGITS)
+    assert second.status() == 1
+    assert "error: none of the checkpoints in /tmp/job/checkpoints can be read" in second.output
+    assert not second.events("step")
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    start_in: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint-000000040.pt").write_bytes(b"")
+    job = start_in(tmp_path, ON_FOLDER + RESTORE_WITHOUT_THE_RIGHT_TO_LIST)
+    assert job.status() == 1
+    assert "Permission denied: " in job.output
+    assert [event["event"] for event in job.events()] == ["start"]
+
+
+def test_sigterm_ends_a_process_that_went_on_after_a_save_that_failed(
+    start_in: Start, tmp_path: Path
+) -> None:
+    job = start_in(tmp_path, ON_FOLDER + GO_ON_AFTER_A_SAVE_THAT_FAILED)
+    job.wait_until(lambda: bool(job.events("failed")), "the save to fail")
+    job.signal(0, signal.SIGTERM)
+    assert job.status() == 143
 
 
 def test_when_one_process_gets_sigterm_then_no_step_is_lost(

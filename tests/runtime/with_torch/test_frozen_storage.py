@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.with_torch.test_full_disk import events, start
-from tests.support import waiting
+from tests.support import disks, waiting
 
 pytestmark = pytest.mark.whole
 
@@ -19,14 +19,8 @@ pytestmark = pytest.mark.whole
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, because one that is frozen stops all who write into it."""
-    image, folder = tmp_path / "image", tmp_path / "disk"
-    folder.mkdir()
-    for command in (["truncate", "--size=16M"], ["mkfs.ext4", "-q"]):
-        subprocess.run([*command, str(image)], check=True)
-    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
-    folder.chmod(0o777)
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with disks.disk(tmp_path) as one:
+        yield one.folder
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from bireme_runtime.dataset.manifest import (
     write_manifest,
 )
 from bireme_runtime.process import environment
+from bireme_runtime.process.disk import to_disk
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say
@@ -762,10 +763,13 @@ def publish(settings: Settings, say: Say) -> bool:
     if settings.is_root:
         root.replace(settings.target, settings.staging, settings.old)
     else:
+        # All of it is on the disk before it has its name.
+        os.sync()
         shutil.rmtree(settings.old, ignore_errors=True)
         if settings.target.exists():
             settings.target.rename(settings.old)
         settings.staging.rename(settings.target)
+    to_disk(settings.target if settings.is_root else settings.target.parent)
     _clear_away(settings)
     say(f"{settings.target} is published: {header['files']} files, {header['bytes']} bytes, see {MANIFEST}")
     return True

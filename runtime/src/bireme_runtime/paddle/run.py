@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme_runtime.process import environment, http
+from bireme_runtime.process.disk import to_disk
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
 SERVER, TRAINER, WORKER = "server", "trainer", "collective"
@@ -123,15 +123,6 @@ def write_whole(path: Path, text: str) -> None:
             partial.unlink()
         raise
     to_disk(path.parent)
-
-
-def to_disk(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass
