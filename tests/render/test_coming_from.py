@@ -34,6 +34,11 @@ def rows() -> Iterator[Any]:
             yield pytest.param(chart, yaml.safe_load(row["values"]), place, content, id=name)
 
 
+def pod_of(job: Any) -> Any:
+    """The spec of the pods that train."""
+    return job["spec"].get("mpiReplicaSpecs", {}).get("Worker", job["spec"])["template"]["spec"]
+
+
 def there(wanted: Any, found: Any) -> bool:
     """Whether ``found`` has all that ``wanted`` has: keys of a mapping, items of a list of mappings."""
     if isinstance(wanted, dict) and isinstance(found, dict):
@@ -48,8 +53,9 @@ def test_a_field_becomes_what_the_row_says(
     renderer: Renderer, request_for: Request, chart: str, values: Any, place: str, content: Any
 ) -> None:
     found = renderer.render(request_for(chart, values=IMAGE.get(chart, {}) | values))
-    (job,) = [each.thaw() for each in found.manifests if each.kind in ("Job", "MPIJob") and not each.is_hook]
-    spec = job["spec"].get("mpiReplicaSpecs", {}).get("Worker", job["spec"])["template"]["spec"]
+    jobs = [each.thaw() for each in found.manifests if each.kind in ("Job", "MPIJob") and not each.is_hook]
+    (job,) = [each for each in jobs if any(one["name"] == "trainer" for one in pod_of(each)["containers"])]
+    spec = pod_of(job)
     trainer = container_of(spec, "trainer")
     roots = {"job": job, "pod": spec, "trainer": trainer, "env": environment_of(trainer)}
     root, *path = place.split(".")
