@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -269,6 +270,42 @@ def test_other_devices_are_another_template_because_one_cannot_change(
         for each in (GPUS, four)
     }
     assert len(names) == 2
+
+
+def as_the_kubelet_expands(variables: list[dict[str, Any]]) -> dict[str, str]:
+    """The values of ``variables``: $(NAME) is what a variable above has, and stays where there is none."""
+    known: dict[str, str] = {}
+    for each in variables:
+        text = each.get("value", f"from {each['name']}")
+        known[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: known.get(name[1], name[0]), text)
+    return known
+
+
+@pytest.mark.parametrize("chart", JOBS)
+def test_variables_may_refer_to_each_other_in_any_order(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    values = {
+        "env": {
+            "A_LOG": "$(FOLDER)/$(POD)/log",
+            "FOLDER": "/data/$(USERS_NAME)",
+            "USERS_NAME": "me",
+            "PATH": "$(PATH):/opt/bin",
+            "ONE": "$(TWO)",
+            "TWO": "$(ONE)",
+        },
+        "extraEnv": [
+            {"name": "LOUD", "value": "$(POD)!"},
+            {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ],
+    }
+    job = job_of(chart, rendered(renderer, request_for, chart, values))
+    variables = container_of(job["spec"]["template"]["spec"], "trainer")["env"]
+    found = as_the_kubelet_expands(variables)
+    assert found["A_LOG"] == "/data/me/from POD/log"
+    assert (found["LOUD"], found["PATH"]) == ("from POD!", "$(PATH):/opt/bin")
+    assert {"ONE", "TWO"} <= found.keys()
+    assert len(found) == len(variables)
 
 
 def test_a_native_sidecar_moves_as_it_is(renderer: Renderer, request_for: Request) -> None:

@@ -41,7 +41,8 @@ Arguments: words.
 
 {{/*
 The environment of a container. `env` of the values overrides `derived`, and `extraEnv` overrides both. PYTHONPATH of `env`
-comes after ours, where the runtime is. Each name appears once, because server-side apply merges the list by name.
+comes after ours, where the runtime is. Each name appears once, because server-side apply merges the list by name. A variable comes
+after those that it refers to as $(NAME), because the kubelet knows only what is above.
 Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of EnvVar that the values cannot override).
 */}}
 {{- define "common.env" -}}
@@ -56,13 +57,35 @@ env:
   {{- with .fixed }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- range $name, $value := $plain }}
-  - name: {{ $name | quote }}
-    value: {{ include "common.text" (dict "value" $value) | quote }}
+  {{- $left := list }}
+  {{- range $name, $value := $plain }}{{ $left = append $left (dict "name" $name "text" (include "common.text" (dict "value" $value))) }}{{ end }}
+  {{- $left = concat $left $v.extraEnv }}
+  {{- range until (min 10 (len $left) | int) }}
+  {{- $unwritten := dict }}
+  {{- range $left }}{{ $_ := set $unwritten (printf "$(%s)" .name) true }}{{ end }}
+  {{- $waiting := list }}
+  {{- range $each := $left }}
+  {{- $own := printf "$(%s)" $each.name }}
+  {{- $waits := false }}
+  {{- range regexFindAll `\$\([^)]+\)` ($each.text | default $each.value | toString) -1 }}{{ $waits = or $waits (and (ne . $own) (hasKey $unwritten .)) }}{{ end }}
+  {{- if $waits }}{{ $waiting = append $waiting $each }}{{ else }}{{ include "common.envVar" (dict "variable" $each) | nindent 2 }}{{ end }}
   {{- end }}
-  {{- with $v.extraEnv }}
-  {{- toYaml . | nindent 2 }}
+  {{- $left = $waiting }}
   {{- end }}
+  {{- range $left }}{{ include "common.envVar" (dict "variable" .) | nindent 2 }}{{ end }}
+{{- end }}
+
+{{/*
+An item of env. Arguments: variable (an EnvVar, or {name, text}).
+*/}}
+{{- define "common.envVar" -}}
+{{- $variable := required "common.envVar needs variable" .variable }}
+{{- if hasKey $variable "text" -}}
+- name: {{ $variable.name | quote }}
+  value: {{ $variable.text | quote }}
+{{- else }}
+{{- toYaml (list $variable) }}
+{{- end }}
 {{- end }}
 
 {{/*
