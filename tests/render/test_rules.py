@@ -207,6 +207,18 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "args: accelerate is not the script that accelerate runs",
     ),
     (
+        "an option of torchrun before the script that the chart sets",
+        {},
+        ["args={--tee,3,--nnodes=2,train.py}"],
+        "args: --nnodes is the chart's own; use minWorkers, maxWorkers",
+    ),
+    (
+        "an option of torchrun before a module",
+        {},
+        ["args={--standalone,-m,train}"],
+        "args: --standalone is the chart's own",
+    ),
+    (
         "python in the arguments of a stock torchrun",
         {"files": [ROOT / "values/stock-torchrun.yaml"]},
         ["args={python3.11,train.py}"],
