@@ -33,6 +33,12 @@ class _Process:
     parent: int
     state: str
     name: str
+    threads: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether a thread is left: the first may be a zombie while another waits in the kernel."""
+        return self.state != "Z" or self.threads > 1
 
 
 def take_charge() -> None:
@@ -97,13 +103,13 @@ def children_of(parent: int, but: str = "") -> tuple[int, ...]:
     return tuple(
         each.pid
         for each in _processes()
-        if each.parent == parent and each.state != "Z" and not (but and each.name == but)
+        if each.parent == parent and each.runs and not (but and each.name == but)
     )
 
 
 def alive(pids: Sequence[int]) -> list[int]:
     """The processes among ``pids`` that still run; one that ended but is not yet reaped does not."""
-    running = {each.pid for each in _processes() if each.state != "Z"}
+    running = {each.pid for each in _processes() if each.runs}
     return [pid for pid in pids if pid in running]
 
 
@@ -165,7 +171,7 @@ def wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:
 
 def descendants(ancestor: int) -> list[int]:
     """The running descendants of a process."""
-    processes = [each for each in _processes() if each.state != "Z"]
+    processes = [each for each in _processes() if each.runs]
     found: list[int] = []
     parents = {ancestor}
     while parents:
@@ -184,5 +190,5 @@ def _processes() -> list[_Process]:
             # The second field, the name in parentheses, may contain spaces and parentheses.
             start, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
             fields, name = rest.split(), start.partition("(")[2]
-            found.append(_Process(int(entry.name), int(fields[1]), fields[0], name))
+            found.append(_Process(int(entry.name), int(fields[1]), fields[0], name, int(fields[17])))
     return found
