@@ -71,6 +71,8 @@ class Network:
             subprocess.run(["ip", "netns", "exec", self._hub, *command], check=True)
 
     def remove(self) -> None:
+        # At once, and with its route: a network goes some time after its name does.
+        ip("link", "delete", self._link)
         for number in range(len(NAMES)):
             ip("netns", "delete", self._name(number))
         ip("netns", "delete", self._hub)
