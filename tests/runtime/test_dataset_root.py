@@ -33,7 +33,7 @@ def counted(call):
         return call(*given, **named)
     return counts
 
-for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "sync", "fsync"):
+for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
 sys.exit(main(sys.argv[2:]))
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
 import shutil
 import stat
 import tarfile
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from bireme_runtime.process.disk import all_to_disk
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.sources.source import SourceError, safe_path
 
@@ -72,7 +72,7 @@ def unpack(folder: Path, path: str) -> tuple[int, int]:
     except _BROKEN as error:
         raise Damaged(f"{path} cannot be unpacked: {type(error).__name__}: {error}") from error
     # All of it is on the disk before the manifest says so.
-    os.sync()
+    all_to_disk(folder)
     return files, size
 
 

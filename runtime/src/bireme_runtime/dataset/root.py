@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bireme_runtime.dataset.lists import Lists, joined
 from bireme_runtime.dataset.manifest import MANIFEST, manifest_of
+from bireme_runtime.process.disk import all_to_disk
 from bireme_runtime.sources.source import HIDDEN, SourceError, may_be_data
 
 
@@ -55,7 +56,7 @@ def replace(root: Path, staging: Path, old: Path) -> None:
             raise SourceError(f"{root}/{name} has come there while the dataset was copied: move it away")
         os.rename(f"{staging}/{name}", f"{root}/{name}")
     # All names are on the disk before the manifest says so.
-    os.sync()
+    all_to_disk(root)
     os.rename(staging / MANIFEST, root / MANIFEST)
 
 

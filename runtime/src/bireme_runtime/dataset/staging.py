@@ -35,7 +35,7 @@ from bireme_runtime.dataset.manifest import (
     write_manifest,
 )
 from bireme_runtime.process import environment
-from bireme_runtime.process.disk import to_disk
+from bireme_runtime.process.disk import all_to_disk, to_disk
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say
@@ -764,7 +764,7 @@ def publish(settings: Settings, say: Say) -> bool:
         root.replace(settings.target, settings.staging, settings.old)
     else:
         # All of it is on the disk before it has its name.
-        os.sync()
+        all_to_disk(settings.staging)
         shutil.rmtree(settings.old, ignore_errors=True)
         if settings.target.exists():
             settings.target.rename(settings.old)

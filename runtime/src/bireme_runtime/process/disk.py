@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -11,5 +12,19 @@ def to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def all_to_disk(path: Path) -> None:
+    """Return when everything on the file system of this path is on the disk.
+
+    Other file systems of the node are not waited for: one of them may be cut off. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
     finally:
         os.close(descriptor)
