@@ -43,7 +43,8 @@ def run(job: Callable[..., Any], replicas: Dispatchers) -> Callable[..., Any]:
         (run.folder / "shards.py").write_text(f"{before}\n{IMPORT}\n{shown}")
         for name in names:
             start_worker(run, name)
-        run.wait_for(names[-1], "begun", seconds=180, world=len(names))
+        for name in names:
+            run.wait_for(name, "begun", seconds=180, world=len(names))
         return run
 
     return start
