@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import http.server
@@ -325,6 +326,41 @@ def test_two_indexes_share_the_work_and_one_publishes(s3: S3Server, bucket: str,
     assert not target.exists()
     assert run("publish", {**env, "JOB_COMPLETION_INDEX": "0"})[0] == 0
     assert read(target) == files
+
+
+def test_processes_that_copy_the_same_at_once_publish_it_once_and_whole(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(30):
+        (source / f"file-{number}").write_bytes(bytes(3000 + number))
+    (source / "words").write_text("".join(f"line {number}\n" for number in range(3000)))
+    command = [sys.executable, "-m", "bireme_runtime.dataset", "copy"]
+    for number in range(5):
+        target = tmp_path / f"data-{number}"
+        shards = [{"file": "words", "count": 3}]
+        env = {"PYTHONPATH": str(RUNTIME), **settings(target, {"url": f"file://{source}"}, shards=shards)}
+        copies = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for _ in range(3)]
+        assert [each.wait(120) for each in copies] == [0, 0, 0]
+        code, said = run("verify", {}, str(target))
+        assert code == 0, said
+    assert not list(tmp_path.glob(".data-*")), "nothing is left beside the datasets"
+
+
+def test_a_copy_says_that_it_waits_for_another_one(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("content")
+    env = {"PYTHONPATH": str(RUNTIME), **settings(tmp_path / "data", {"url": f"file://{source}"})}
+    command = [sys.executable, "-m", "bireme_runtime.dataset", "copy"]
+    with (tmp_path / ".data.lock-0").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as copy:
+            assert copy.stderr is not None
+            assert "waiting for another process that copies to" in copy.stderr.readline()
+            assert not (tmp_path / "data").exists()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert copy.wait(120) == 0
+    assert (tmp_path / "data" / "file").read_text() == "content"
 
 
 def test_changes_between_stage_and_publish_are_part_of_the_dataset(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from bireme_runtime.dataset.manifest import Corrupt
 from bireme_runtime.dataset.staging import (
     Settings,
     Unwritable,
+    alone,
     publish,
     settings_from,
     stage,
@@ -42,10 +43,13 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         if verb == "verify":
             for folder in (each for each in argv[1:] if each != "--quick"):
                 say(verify(Path(folder), "--quick" in argv))
-        if verb in ("stage", "copy"):
-            stage(settings_from(env), env, say)
-        if verb in ("publish", "copy"):
-            _publish(settings_from(env), env, say)
+        else:
+            settings = settings_from(env)
+            with alone(settings, say):
+                if verb in ("stage", "copy"):
+                    stage(settings, env, say)
+                if verb in ("publish", "copy"):
+                    _publish(settings, env, say)
     except Unreachable as error:
         say(f"{error}: tried {ATTEMPTS} times; the next attempt continues from here")
         return TEMPORARY

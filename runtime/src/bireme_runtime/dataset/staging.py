@@ -8,7 +8,9 @@ compares a dataset with its manifest. The settings are the JSON in BIREME_DATASE
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
 import json
@@ -124,6 +126,11 @@ class Settings:
         """Where the dataset goes that is replaced."""
         return self._hidden("old")
 
+    @property
+    def lock(self) -> Path:
+        """The file that a process of this index locks while it copies or publishes."""
+        return self._hidden(f"lock-{self.index}")
+
     def lists(self) -> Lists:
         """Where lists go that do not fit into memory."""
         return Lists(self._hidden(f"lists-{self.index}"))
@@ -159,6 +166,45 @@ def settings_from(env: Mapping[str, str]) -> Settings:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"BIREME_DATASET cannot be read: {type(error).__name__} {error}") from error
+
+
+@contextlib.contextmanager
+def alone(settings: Settings, say: Say) -> Iterator[None]:
+    """Wait until no other process copies or publishes this dataset as this index: two would mix their files.
+
+    Where nothing can be locked, nobody is waited for.
+    """
+    path, waits = settings.lock, False
+    while True:
+        try:
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        except OSError:
+            # A claim that is read-only, perhaps; what has to write there says so.
+            yield
+            return
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    continue
+            except FileNotFoundError:
+                # Whoever had it has just deleted it.
+                continue
+            except BlockingIOError:
+                if not waits:
+                    say(f"waiting for another process that copies to {settings.target}: it has locked {path}")
+                waits = True
+                time.sleep(1)
+                continue
+            except OSError as error:
+                say(f"{path} cannot be locked ({error.strerror}): no other process may copy this dataset now")
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 # --- what is to be copied ---
