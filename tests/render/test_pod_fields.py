@@ -272,6 +272,38 @@ def test_other_devices_are_another_template_because_one_cannot_change(
     assert len(names) == 2
 
 
+@pytest.mark.parametrize("chart", JOBS)
+def test_the_images_user_has_its_home_and_the_usual_rights(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    values = IMAGE.get(chart, {})
+    request = request_for(chart, files=["values/image-user.yaml"], values=values)
+    pod = job_of(chart, renderer.render(request))["spec"]["template"]["spec"]
+    trainer = container_of(pod, "trainer")
+    assert (pod["securityContext"], trainer["securityContext"]) == (
+        {"seccompProfile": {"type": "RuntimeDefault"}},
+        {},
+    )
+    assert not {"HOME", "USER"} & environment_of(trainer).keys()
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
+@pytest.mark.parametrize(
+    ("values", "home"),
+    [
+        ({}, "/tmp"),
+        ({"podSecurityContext": {"runAsNonRoot": False, "runAsUser": 0}}, None),
+        ({"securityContext": {"runAsUser": 0, "runAsNonRoot": False}}, None),
+        ({"podSecurityContext": {"runAsUser": 0}, "securityContext": {"runAsUser": 1001}}, "/tmp"),
+    ],
+)
+def test_a_user_without_a_home_gets_one(
+    renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], home: str | None
+) -> None:
+    pod = job_of(chart, rendered(renderer, request_for, chart, values))["spec"]["template"]["spec"]
+    assert environment_of(container_of(pod, "trainer")).get("HOME") == home
+
+
 def as_the_kubelet_expands(variables: list[dict[str, Any]]) -> dict[str, str]:
     """The values of ``variables``: $(NAME) is what a variable above has, and stays where there is none."""
     known: dict[str, str] = {}

@@ -165,12 +165,16 @@ command and arguments (lists), fixed and derived (see common.env), envFrom and p
 {{- end }}
 
 {{/*
-Variables for a user without a home directory, and those of the instance family, as JSON {name: value}.
-Arguments: worker (the result of common.worker).
+Variables of the instance family, and a home for a user whom the image does not know, as JSON {name: value}. Root and the
+user that the image names have theirs.
+Arguments: root (values podSecurityContext, securityContext), worker (the result of common.worker).
 */}}
 {{- define "common.trainingEnv" -}}
+{{- $v := (required "common.trainingEnv needs root" .root).Values }}
+{{- $user := dig "runAsUser" (dig "runAsUser" 0 $v.podSecurityContext) $v.securityContext | int64 }}
+{{- $home := ternary (dict "HOME" "/tmp" "USER" "trainer") dict (gt $user 0) }}
 {{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
-{{- toJson (merge $env (dict "HOME" "/tmp" "USER" "trainer" "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1")) }}
+{{- toJson (merge $env $home (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1")) }}
 {{- end }}
 
 {{/*

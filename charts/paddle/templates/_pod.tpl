@@ -50,7 +50,7 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
     "command" ($values.command | default (list $values.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
     "arguments" (include "common.scriptArguments" (dict "root" .root "script" $script) | fromJsonArray)
     "fixed" (include "paddle.env" . | fromYamlArray)
-    "derived" (set (include "common.trainingEnv" (dict "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
+    "derived" (set (include "common.trainingEnv" (dict "root" .view "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
     "resources" (ternary (include "paddle.serverResources" .root) (include "common.workerResources" (dict "root" .view "worker" .worker)) $isServer)
     "mounts" "- {name: settings, mountPath: /bireme/settings, readOnly: true}"
     "envFrom" (list (dict "configMapRef" (dict "name" (include "paddle.settings" .root))))

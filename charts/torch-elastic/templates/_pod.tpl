@@ -9,7 +9,7 @@ The template of a pod: {metadata, spec}.
     "command" (.Values.command | default (include "torch-elastic.entryPoint" . | fromJsonArray))
     "arguments" (include "common.scriptArguments" (dict "root" . "script" (ternary "" $script (eq .Values.launcher "node"))) | fromJsonArray)
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
-    "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
+    "derived" (include "common.trainingEnv" (dict "root" . "worker" $worker) | fromJson)
     "ports" (include "torch-elastic.ports" . | fromYamlArray)
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))
     "mounts" (printf "%s\n%s\n%s" (include "common.etcdTls.mount" $etcd) (include "torch-elastic.workers.mount" .) (include "torch-elastic.topology.mount" .))) }}

@@ -27,7 +27,7 @@ The template of a pod: {metadata, spec}.
     "command" (.Values.command | default (list .Values.python))
     "arguments" (include "common.scriptArguments" (dict "root" . "script" $script) | fromJsonArray)
     "fixed" (include "NAME.env" (dict "root" .) | fromYamlArray)
-    "derived" (include "common.trainingEnv" (dict "worker" $worker) | fromJson)
+    "derived" (include "common.trainingEnv" (dict "root" . "worker" $worker) | fromJson)
     "resources" (include "common.workerResources" (dict "root" . "worker" $worker))) }}
 {{- include "common.trainingPod" (dict "root" . "component" "worker" "runtime" "worker" "script" $script "shm" $worker.shm
     "containers" $container
