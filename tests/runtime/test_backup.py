@@ -101,6 +101,29 @@ def test_the_newest_snapshots_are_kept_and_latest_is_the_newest(
     assert (folder / backup.LATEST).samefile(folder / kept[-1])
 
 
+def test_a_snapshot_that_a_wrong_clock_has_dated_later_is_named_and_deletes_no_new_one(
+    server: EtcdServer,
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, saves = tmp_path / "snapshots", tmp_path / "saves"
+    env = {**s3.env, "BIREME_ETCD_ENDPOINTS": server.endpoint, "BIREME_BACKUP_URL": "s3://ships/clock"}
+    for hour, code in ((9, 0), (1, 1), (2, 1)):
+        it_is(hour, monkeypatch)
+        assert run(server, "save", str(folder), BIREME_BACKUP_KEEP="1") == code
+        assert backup_s3.main(["save", str(saves / str(hour))], {**env, "BIREME_BACKUP_KEEP": "1"}) == code
+        sentence = f"etcd-20260101T0{hour}0000Z.db is saved, but etcd-20260101T090000Z.db has a later time"
+        assert capsys.readouterr().err.count(sentence) == 2 * code
+    kept = ["etcd-20260101T020000Z.db", "etcd-20260101T090000Z.db"]
+    assert sorted(file.name for file in folder.iterdir()) == [*kept, backup.LATEST]
+    assert (folder / backup.LATEST).samefile(folder / kept[0])
+    back = tmp_path / "back"
+    back.mkdir()
+    assert backup_s3.main(["fetch", str(back), kept[0]], env) == 0
+
+
 class Torn(etcd.Client):
     """A client whose snapshots are truncated."""
 

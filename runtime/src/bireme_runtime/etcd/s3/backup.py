@@ -45,8 +45,10 @@ class Store:
     def add(self, snapshot: Path, keep: int) -> str:
         """Upload a snapshot, delete all but the newest `keep`, and return the snapshot's URL."""
         self._source.put(snapshot.name, snapshot)
-        for old in self.snapshots()[:-keep]:
-            self._source.delete(old.key)
+        found = {each.path: each.key for each in self.snapshots()}
+        for old in backup.superseded(found, snapshot.name, keep):
+            self._source.delete(found[old])
+        backup.check_newest(found, snapshot.name)
         return f"{self._url}/{snapshot.name}"
 
     def pieces(self, name: str) -> Iterator[bytes]:

@@ -68,9 +68,26 @@ def save(client: etcd.Client, folder: Path, keep: int) -> Path:
     finally:
         part.unlink(missing_ok=True)
     _point_at(snapshot)
-    for old in sorted(folder.glob("etcd-*.db"))[:-keep]:
-        old.unlink()
+    names = [each.name for each in folder.glob("etcd-*.db")]
+    for old in superseded(names, snapshot.name, keep):
+        (folder / old).unlink()
+    check_newest(names, snapshot.name)
     return snapshot
+
+
+def superseded(names: Iterable[str], saved: str, keep: int) -> list[str]:
+    """The names to delete once `saved` is there: all before it but the newest `keep`, with `saved`."""
+    return sorted(name for name in names if name <= saved)[:-keep]
+
+
+def check_newest(names: Iterable[str], saved: str) -> None:
+    """Raises BackupFailed if another snapshot has a later time than the one that was just saved."""
+    newest = max(names)
+    if newest > saved:
+        raise BackupFailed(
+            f"{saved} is saved, but {newest} has a later time, so a clock is or was wrong: "
+            "delete that one, or it counts as the newest"
+        )
 
 
 def write_checked(pieces: Iterable[bytes], file: Path) -> None:
