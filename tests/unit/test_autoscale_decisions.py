@@ -77,6 +77,11 @@ def test_a_job_that_saves_is_left_alone() -> None:
     assert sizes([job("a", 4, saving=True)], free=0, wanted={10: 2}) == {"a": 4}
 
 
+def test_a_resize_that_a_wrong_clock_has_dated_ahead_does_not_hold_a_job_up() -> None:
+    assert sizes([job("a", 4, changed_at=NOW + 3600, cooldown=300)], free=2) == {"a": 6}
+    assert sizes([job("a", 4, changed_at=NOW + 5, cooldown=300)], free=2) == {"a": 4}
+
+
 def test_a_job_grows_after_its_cooldown_but_gives_way_at_once() -> None:
     fresh = job("a", 4, changed_at=NOW - 60, cooldown=300)
     assert sizes([fresh], free=2) == {"a": 4}

@@ -115,7 +115,8 @@ def _shrink(jobs: Sequence[ElasticJob], pool: Pool) -> list[Resize]:
 
 
 def _grow(jobs: Sequence[ElasticJob], free: int, now: float) -> list[Resize]:
-    ready = {job.name: job for job in jobs if now - job.changed_at >= job.cooldown}
+    # A time far ahead is of a clock that was wrong: waiting for it could take years.
+    ready = {job.name: job for job in jobs if abs(now - job.changed_at) >= job.cooldown}
     sizes = dict(ready)
     heap = [_gain(job) for job in ready.values() if _can_grow(job)]
     heapq.heapify(heap)
