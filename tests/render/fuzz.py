@@ -475,10 +475,22 @@ def _misplaced(
             elif isinstance(leaf, str) != isinstance(wanted, str):
                 yield f"{where} is {leaf!r:.100}, not of the type of {wanted!r:.100}"
             # A digest of the value may have the same letters, but not in the same place.
-            elif _text(wanted).replace(texts[1], texts[2]) == _text(varied[path]) and not any(
-                _plain(_text(wanted)).replace(texts[1], form) == _plain(_text(leaf)) for form in forms
+            elif (
+                _text(wanted).replace(texts[1], texts[2]) == _text(varied[path])
+                and not any(
+                    _plain(_text(wanted)).replace(texts[1], form) == _plain(_text(leaf)) for form in forms
+                )
+                and not _in_proportion(trial.value, harmless[0].value, leaf, wanted)
             ):
                 yield f"{where} is {leaf!r:.100}, with {texts[1]} it is {wanted!r:.100}"
+
+
+def _in_proportion(value: Any, harmless: Any, leaf: Any, wanted: Any) -> bool:
+    """Whether a template has multiplied the numbers by the same, such as seconds for milliseconds."""
+    try:
+        return float(leaf) * float(harmless) == float(wanted) * float(value)
+    except (TypeError, ValueError):
+        return False
 
 
 _GO_ESCAPES = {"\\u003c": "<", "\\u003e": ">", "\\u0026": "&", "\\u2028": "\u2028"}

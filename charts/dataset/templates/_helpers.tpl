@@ -144,8 +144,7 @@ template:
         image: {{ include "common.image" (dict "root" . "image" .Values.prepare.image) | quote }}
         imagePullPolicy: {{ .Values.prepare.image.pullPolicy | quote }}
         command: [sh, -ec]
-        args:
-          {{- list (include "dataset.script" .) | toYaml | nindent 10 }}
+        args: [{{ include "dataset.script" . | quote }}]
         {{- include "dataset.container" . | nindent 8 }}
       {{- end }}
     containers:
