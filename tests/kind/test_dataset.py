@@ -185,6 +185,34 @@ def test_a_dataset_goes_on_into_a_bucket_of_ones_own_and_comes_back(
 
 
 @pytest.mark.whole
+def test_rclone_reads_a_remote_to_the_root_of_a_claim(
+    place: Place, load: Callable[..., None], stage: Callable[..., InstalledRelease]
+) -> None:
+    load("rclone")
+    files = content(40)
+    place.upload("remote", files)
+    remote = {"type": "s3", "provider": "Other", "access_key_id": "test", "secret_access_key": "test"}
+    remote |= {"region": place.s3["region"], "endpoint": place.s3["endpoint"]}
+    config = "\n".join(["[theirs]", *(f"{key} = {value}" for key, value in remote.items())])
+    secret = ["create", "secret", "generic", "rclone", f"--from-literal=rclone.conf={config}\n"]
+    place.shell.kubectl(*secret, "-n", place.namespace)
+    place.cluster.add_claim("all-of-it", place.namespace)
+    job = stage(
+        "remote",
+        to="/",
+        sources=[{"url": "rclone://theirs/remote/data", "rclone": {"secret": "rclone"}}],
+        claim={"name": "all-of-it", "path": "/"},
+        image={"registry": "", "repository": "bireme/rclone", "tag": "0.1.0"},
+    )
+    assert place.ends(job) == "Complete", place.log(job)
+    root = place.cluster.claim_folder("all-of-it", place.namespace)
+    found = {str(file.relative_to(root)): file for file in root.rglob("*") if file.is_file()}
+    assert found.pop("MANIFEST.jsonl").stat().st_size > 0
+    assert {path: file.read_bytes() for path, file in found.items()} == files
+    place.shell.helm("test", job.name, "-n", job.namespace, "--timeout", "2m")
+
+
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("chart", "on_kind", "images"),
     [("torch-elastic", KIND, ("torch", "etcd")), ("mpi-training", "values/kind-mpi.yaml", ("mpi-5",))],
