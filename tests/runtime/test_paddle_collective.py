@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from bireme_runtime.paddle.supervisor import Script
 from tests.runtime.paddle_pods import SOURCE, PaddleJob
+from tests.support import waiting
 
 # Like Paddle's: workers meet at the master, make steps together, and wait for a lost one for ever. It makes
 # no more steps while the file `hang` is there, exits with what `fail-RANK` says, and ends when `go` is there.
@@ -149,3 +153,17 @@ def test_a_worker_that_is_asked_to_go_lets_the_others_wait_for_its_replacement(
     job.until(both_train(job, 2), "both workers to train again")
     job.go.write_text("")
     assert job.codes() == {0}
+
+
+def test_a_clock_that_jumps_makes_no_script_look_hung_or_awake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, logs = Script(tmp_path / "train.log"), tmp_path / "logs"
+    logs.mkdir()
+    (logs / "worker.0").write_text("step 1")
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    assert script.quiet(logs) < 1800
+    os.utime(logs / "worker.0", (4e9, 4e9))
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    first = script.quiet(logs)
+    waiting.until(lambda: script.quiet(logs) > first, 60)

@@ -145,7 +145,8 @@ class Script:
         self._ended: dict[int, int] = {}
         self._pid = 0
         self._copier: threading.Thread | None = None
-        self._printed = 0.0
+        # By a clock that does not jump: when something was printed, and the newest time of a log until then.
+        self._printed = self._newest = 0.0
 
     @property
     def runs(self) -> bool:
@@ -158,17 +159,19 @@ class Script:
             self._pid = children.start(command, env, output=writer)
         finally:
             os.close(writer)
-        self._printed = time.time()
+        self._printed = time.monotonic()
         self._copier = threading.Thread(target=self._copy, args=(reader,), daemon=True)
         self._copier.start()
 
     def quiet(self, logs: Path) -> float:
         """The seconds since the script printed something, also into files of the folder ``logs``."""
-        latest = self._printed
+        newest = 0.0
         for path in logs.glob("*"):
             with contextlib.suppress(OSError):
-                latest = max(latest, path.stat().st_mtime)
-        return max(0.0, time.time() - latest)
+                newest = max(newest, path.stat().st_mtime)
+        if newest != self._newest:
+            self._newest, self._printed = newest, time.monotonic()
+        return time.monotonic() - self._printed
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the script to end; returns its exit code, or None while it runs. Raises Terminated."""
@@ -210,7 +213,7 @@ class Script:
             self._log.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(reader, "rb", buffering=0) as source:
             while chunk := source.read(65536):
-                self._printed = time.time()
+                self._printed = time.monotonic()
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
                 # A full or lost volume must not stop the training.
