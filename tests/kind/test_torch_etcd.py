@@ -82,14 +82,15 @@ def test_etcd_grows_to_three_members_while_training_and_loses_each_in_turn(
     training.until_trained(30, world_size=2)
     training.upgrade({"etcd": {"replicas": 3}})
     training.until_trained(30, world_size=2)
+    # Until the second of two members has started there is no majority, which may outlast a lease.
+    grown = len(training.worlds())
+    assert grown <= 2
     for ordinal in range(3):
         replace_member(training, ordinal)
         training.until_trained(30, world_size=2)
     training.until_complete(steps, seconds=600)
     told = "\n".join(line for line in training.output if not line.startswith("{"))
-    assert len(training.worlds()) == 1, (
-        f"etcd kept a majority all the time: {training.worlds()}\n{told[-5000:]}"
-    )
+    assert len(training.worlds()) == grown, f"it has kept a majority: {training.worlds()}\n{told[-5000:]}"
 
 
 # Prints a key of the job's etcd, and sets it first if a value is given.

@@ -72,10 +72,10 @@ def test_a_server_that_takes_connections_and_says_nothing_is_given_up(tmp_path: 
         since = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", "from bireme.cli import main; main()", "list"],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
             env={**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig)},
         )  # fmt: skip
     assert done.returncode == 1
     assert f"the cluster at http://127.0.0.1:{port} does not answer" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
-    assert time.monotonic() - since < 25
+    assert time.monotonic() - since < 120
