@@ -101,7 +101,7 @@ def test_the_newest_snapshots_are_kept_and_latest_is_the_newest(
     assert (folder / backup.LATEST).samefile(folder / kept[-1])
 
 
-def test_a_snapshot_that_a_wrong_clock_has_dated_later_is_named_and_deletes_no_new_one(
+def test_a_snapshot_that_a_wrong_clock_dated_later_is_named_and_deletes_none(
     server: EtcdServer,
     s3: S3Server,
     tmp_path: Path,
