@@ -85,6 +85,11 @@ def odd(size: int) -> tuple[int, ...]:
     return (step, step - 100, size - 2 * step + 100)
 
 
+def larger(size: int) -> tuple[int, ...]:
+    """The last part is larger than the first."""
+    return (size // 3, size - size // 3)
+
+
 def one(size: int) -> tuple[int, ...]:
     return (size,)
 
@@ -104,6 +109,7 @@ def change(server: FaultyServer, key: str) -> None:
         (equal, None),
         (odd, None),
         (one, None),
+        (larger, None),
         (equal, sha256),
         (odd, sha256),
         (equal, sha1),

@@ -565,11 +565,12 @@ class S3Source:
                 continue
             # Programs upload parts of one size. What was put together in another way is asked part by part.
             equal = (*[first] * (count - 1), entry.size - first * (count - 1))
-            if 0 < equal[-1] <= first:
+            is_likely = 0 < equal[-1] <= first
+            if is_likely:
                 yield replace(kept, parts=equal)
             sizes = [first, *(self._size_of_part(entry, number, count) for number in range(2, count + 1))]
             known = tuple(size for size in sizes if size is not None)
-            if sum(known) == entry.size and known != equal:
+            if sum(known) == entry.size and not (is_likely and known == equal):
                 yield replace(kept, parts=known)
             break
         # Nothing fits, which is no wonder if the object is another one by now.
