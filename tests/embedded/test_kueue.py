@@ -319,7 +319,7 @@ def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues
     log = tmp_path / "log"
     with autoscaler(queues.cluster.kubeconfig, log):
         until(lambda: queues.phases("follower") == ["Running"] * 3, what=log.read_text)
-        # Another job waits: its turn comes before more growth, and nobody takes the quota from under it.
+        # The autoscaler leaves the rest of the quota to a job that waits in the queue.
         queues.waits("patient", "training", "workers=2")
         with queues.cluster.api.watch(job.rpartition("/")[0], 10, resourceVersion=version) as events:
             counts = {each["object"]["spec"]["parallelism"] for each in events}

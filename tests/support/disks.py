@@ -17,7 +17,7 @@ class Disk:
 
     @contextlib.contextmanager
     def after_a_loss_of_power(self) -> Iterator[Path]:
-        """The folder as it would be after a loss of power now."""
+        """The folder with what is on the disk now: what a loss of power would leave."""
         copy, folder = self.image.with_name("after"), self.folder.with_name("after-power-loss")
         shutil.copyfile(self.image, copy)
         with mounted(copy, folder):
@@ -26,7 +26,7 @@ class Disk:
 
 @contextlib.contextmanager
 def mounted(image: Path, folder: Path, *options: str) -> Iterator[None]:
-    """The file system of an image is at a folder, while the block runs."""
+    """Mount the file system in an image at a folder while the block runs."""
     folder.mkdir()
     subprocess.run(["mount", "-o", ",".join(["loop", *options]), image, folder], check=True)
     try:

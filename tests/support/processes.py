@@ -1,4 +1,4 @@
-"""Processes that tests look for, and one that several of them start."""
+"""Whether a process has ended, and the autoscaler as a process."""
 
 from __future__ import annotations
 
