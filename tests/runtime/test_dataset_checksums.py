@@ -165,6 +165,36 @@ def test_a_large_object_that_was_sent_at_once_has_its_md5_compared(
     stage_and_publish(env_of(server, tmp_path))
 
 
+def flipped(body: bytes) -> bytes:
+    return body[:-1] + bytes([body[-1] ^ 1])
+
+
+@pytest.mark.parametrize("key", CONTENT)
+def test_what_was_corrupted_on_its_way_is_copied_again(
+    server: FaultyServer, tmp_path: Path, key: str
+) -> None:
+    server.faults.append(Faults(f"GET /b/{key}", sent=flipped))
+    log = stage_and_publish(env_of(server, tmp_path))
+    assert f"{key[5:]} has MD5 " in log
+    assert "copying it again" in log
+    assert read(tmp_path / "data") == {key[5:]: content for key, content in CONTENT.items()}
+
+
+def test_parts_that_an_earlier_attempt_corrupted_are_copied_again(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    env = {**env_of(server, tmp_path), **settings(tmp_path / "data", {"url": "s3://b/data"}, parallel=1)}
+    server.faults.append(Faults("GET /b/data/large", sent=flipped))
+    server.faults.append(Faults("GET /b/data/large", error(403, "AccessDenied"), first=1))
+    assert run("stage", env)[0] == 78
+    before = server.count("GET /b/data/large")
+    log = stage_and_publish(env)
+    assert "copying it again" in log
+    # The part that was missing, and then all three.
+    assert server.count("GET /b/data/large") == before + 4
+    assert read(tmp_path / "data") == {key[5:]: content for key, content in CONTENT.items()}
+
+
 def test_without_a_checksum_that_the_image_computes_the_size_counts(
     server: FaultyServer, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ import stat
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -449,6 +450,8 @@ class Copier:
         self._error: BaseException | None = None
         self._bytes = self._done = self._copied = self._unchecked = 0
         self._open_parts: dict[str, int] = {}
+        self._wrong_before: set[str] = set()
+        self._again: deque[Callable[[], None]] = deque()
 
     def run(self, listing: Listing, index: int, lists: Lists) -> int:
         """Copy what is missing of a share; returns how many bytes. Raises a thread's first error."""
@@ -497,16 +500,20 @@ class Copier:
             if self._is_here(item, past):
                 with self._lock:
                     self._done, self._bytes = self._done + 1, self._bytes + item.entry.size
-            elif item.entry.size <= self._settings.part_bytes:
-                yield lambda item=item: self._whole(item)  # type: ignore[misc]
             else:
-                yield from self._in_parts(item, past)
+                yield from self._copies(item, past)
+
+    def _copies(self, item: Item, past: Past) -> Iterator[Callable[[], None]]:
+        if item.entry.size <= self._settings.part_bytes:
+            yield lambda: self._whole(item)
+        else:
+            yield from self._in_parts(item, past)
 
     def _work(self, tasks: Iterator[Callable[[], None]]) -> None:
         while self._error is None:
             try:
                 with self._lock_of_tasks:
-                    task = next(tasks, None)
+                    task = self._again.popleft() if self._again else next(tasks, None)
                 if task is None:
                     return
                 task()
@@ -555,11 +562,13 @@ class Copier:
             file.flush()
             os.fsync(file.fileno())
         found = {"sha256": sha256.digest(), "md5": md5.digest()}
-        if expected is None or expected.algorithm not in found:
-            self._check(item, unfinished, [expected] if expected else item.checksums(), sha256.hexdigest())
-        elif found[expected.algorithm] != expected.value:
-            raise _wrong_checksum(item, expected, found[expected.algorithm])
-        self._finish(item, unfinished, sha256.hexdigest())
+        with self._once_more(item, unfinished):
+            if expected is None or expected.algorithm not in found:
+                checksums = [expected] if expected else item.checksums()
+                self._check(item, unfinished, checksums, sha256.hexdigest())
+            elif found[expected.algorithm] != expected.value:
+                raise _wrong_checksum(item, expected, found[expected.algorithm])
+            self._finish(item, unfinished, sha256.hexdigest())
 
     def _in_parts(self, item: Item, past: Past) -> Iterator[Callable[[], None]]:
         size, step = item.entry.size, self._settings.part_bytes
@@ -597,7 +606,29 @@ class Copier:
             is_last = self._open_parts[item.path] == 0
         if is_last:
             del self._open_parts[item.path]
-            self._finish(item, unfinished, self._check(item, unfinished, item.checksums()))
+            with self._once_more(item, unfinished):
+                self._finish(item, unfinished, self._check(item, unfinished, item.checksums()))
+
+    @contextlib.contextmanager
+    def _once_more(self, item: Item, unfinished: str) -> Iterator[None]:
+        """Delete a copy that is corrupt, and copy the item again, from its beginning, unless it was before.
+
+        What corrupted it may have been the network, or an earlier attempt that was killed before it compared.
+        """
+        try:
+            yield
+        except Corrupt as error:
+            # No attempt may take it for its own parts.
+            Path(unfinished).unlink(missing_ok=True)
+            with self._lock:
+                if item.path in self._wrong_before:
+                    raise
+                self._wrong_before.add(item.path)
+                self._bytes -= item.entry.size
+            self._say(f"{error}: copying it again")
+            again = list(self._copies(item, Past()))
+            with self._lock_of_tasks:
+                self._again.extend(again)
 
     def _check(self, item: Item, unfinished: str, allowed: Iterable[Checksum], known_sha256: str = "") -> str:
         """The sha256 of a copied file. Raises Corrupt if the source has checksums and none of them fits."""
@@ -611,8 +642,6 @@ class Copier:
             first, wrong = [], _wrong_checksum(item, checksum, found.digest())
         else:
             if wrong is not None:
-                # The next attempt must not take it for its own parts.
-                os.unlink(unfinished)
                 raise wrong
             if first:
                 compute(unfinished, first)
@@ -625,7 +654,6 @@ class Copier:
         if size != item.entry.size:
             raise Corrupt(f"{item.path} has {size} bytes, its source says {item.entry.size}")
         if item.sha256 and sha256 != item.sha256:
-            os.unlink(unfinished)
             raise Corrupt(f"{item.path} has sha256 {sha256}, it should have {item.sha256}")
         file = self._settings.staged(item.path)
         try:
