@@ -240,3 +240,16 @@ def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
     assert place.ends(job) == "Complete"
     log = place.shell.logs(f"app.kubernetes.io/instance={job.name}", job.namespace)
     assert "/staged is complete: 20 files" in log
+
+
+def test_two_jobs_that_change_one_dataset_with_a_script_wait_for_each_other(
+    place: Place, stage: Callable[..., InstalledRelease]
+) -> None:
+    place.upload("lines", {"a": b"one"})
+    # Each file of the bucket gets a line, and once only.
+    script = "sleep 5\nfor each in *; do echo two >> $each; mv $each $each.txt; done"
+    image = {"registry": "", "repository": "bireme/python", "tag": "3.13"}
+    jobs = [stage("lines", to="lines", prepare={"script": script, "image": image}) for _ in range(2)]
+    for job in jobs:
+        assert place.ends(job) == "Complete", place.log(job)
+    assert place.read("lines") == {"a.txt": b"onetwo\n"}

@@ -146,6 +146,14 @@ def test_validation_images_of_imagenet_are_sorted_by_class(
     assert found == ["val/n01/a.JPEG", "val/n01/c.JPEG", "val/n02/b.JPEG"]
 
 
+def test_a_pod_with_a_script_holds_the_lock_of_the_dataset_from_first_to_last(
+    render: Callable[..., Render],
+) -> None:
+    first, *_ = pod(render("dataset", values=S3 | {"prepare": {"script": "true"}}))["initContainers"]
+    assert (first["name"], first["restartPolicy"]) == ("lock", "Always")
+    assert [each["name"] for each in pod(render("dataset", values=S3))["initContainers"]] == ["stage"]
+
+
 def test_a_dataset_at_the_root_of_a_claim_is_staged_and_verified_there(
     render: Callable[..., Render],
 ) -> None:

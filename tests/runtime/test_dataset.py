@@ -26,6 +26,7 @@ from bireme_runtime.sources.aws import Credentials, CredentialsProvider, sign
 from bireme_runtime.sources.source import ConnectionPool, S3Source
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.s3_servers import S3Server, s3_server
+from tests.support.waiting import until
 
 MiB = 1 << 20
 Content = dict[str, bytes]
@@ -361,6 +362,60 @@ def test_a_copy_says_that_it_waits_for_another_one(tmp_path: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert copy.wait(120) == 0
     assert (tmp_path / "data" / "file").read_text() == "content"
+
+
+def begin(env: Mapping[str, str], *command: str) -> subprocess.Popen[str]:
+    """Start a step, as in a pod."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "bireme_runtime.dataset", *command],
+        env={"PYTHONPATH": str(RUNTIME), **env},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+def test_a_pod_that_prepares_keeps_others_away_until_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("content")
+    source = {"url": f"file://{tmp_path / 'source'}"}
+    env = settings(tmp_path / "data", source, prepare="arrange")
+    held = settings(tmp_path / "data", source, prepare="arrange", held=True)
+    has_lock = tmp_path / "held"
+    has_lock.touch()
+    with (tmp_path / ".data.lock-0").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        hold = begin(held, "hold", str(has_lock))
+        assert "waiting for another process" in first_line(hold)
+        assert not has_lock.exists()
+    until(has_lock.exists)
+    with begin(env, "copy") as other:
+        assert "waiting for another process" in first_line(other)
+        assert run("stage", held)[0] == 0
+        assert run("publish", held)[0] == 0
+        hold.terminate()
+        _, said = other.communicate(timeout=120)
+        assert (other.returncode, hold.wait(120)) == (0, 0)
+    assert "has this dataset already" in said
+    assert not list(tmp_path.glob(".data.*"))
+
+
+def test_a_file_that_a_script_changed_is_copied_again_before_the_next_attempt(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "source" / name).write_text("one")
+    env = settings(tmp_path / "data", {"url": f"file://{tmp_path / 'source'}"}, prepare="arrange")
+    assert run("stage", env)[0] == 0
+    # A script that was killed after it had changed one file, whose size is as before.
+    changed = tmp_path / ".data.staging" / "a"
+    changed.write_text("two")
+    code, said = run("stage", env)
+    assert (code, changed.read_text()) == (0, "one")
+    assert "3 bytes were copied now" in said
 
 
 def test_changes_between_stage_and_publish_are_part_of_the_dataset(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ The settings of bireme_runtime.dataset, as JSON. The claim of source N is mounte
 {{- if eq .Values.claim.path "/" }}{{ $_ := set $settings "root" true }}{{ end }}
 {{- if .Values.replace }}{{ $_ := set $settings "replace" true }}{{ end }}
 {{- with .Values.upload }}{{ $_ := set $settings "upload" . }}{{ end }}
-{{- with .Values.prepare.script }}{{ $_ := set $settings "prepare" (sha256sum . | trunc 16) }}{{ end }}
+{{- with .Values.prepare.script }}{{ $_ := set $settings "prepare" (sha256sum . | trunc 16) }}{{ $_ := set $settings "held" true }}{{ end }}
 {{- toJson $settings }}
 {{- end }}
 
@@ -132,6 +132,25 @@ template:
       {{- toYaml . | nindent 6 }}
     {{- end }}
     initContainers:
+      {{- if .Values.prepare.script }}
+      # Runs until the pod ends: another Job must not copy to this folder while the script changes it.
+      - name: lock
+        image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
+        imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
+        restartPolicy: Always
+        command: [python3, -m, bireme_runtime.dataset, hold, /tmp/held]
+        env:
+          - {name: PYTHONPATH, value: /bireme/runtime}
+          - {name: BIREME_DATASET, value: {{ include "dataset.settings" . | quote }}}
+        startupProbe:
+          exec: {command: [python3, -c, import os; os.stat("/tmp/held")]}
+          periodSeconds: 2
+          timeoutSeconds: 10
+          # A year: the other Job may take long.
+          failureThreshold: 15768000
+        {{- $small := dict "requests" (dict "cpu" "10m" "memory" "32Mi") "limits" (dict "memory" "128Mi") }}
+        {{- include "dataset.container" (dict "Values" (merge (dict "resources" $small) (omit .Values "resources"))) | nindent 8 }}
+      {{- end }}
       - name: stage
         image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
         imagePullPolicy: {{ .Values.image.pullPolicy | quote }}

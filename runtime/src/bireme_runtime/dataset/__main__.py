@@ -1,11 +1,13 @@
-"""The command `python3 -m bireme_runtime.dataset stage | publish | copy | verify` (see staging.py).
+"""The command `python3 -m bireme_runtime.dataset stage | publish | copy | hold | verify` (see staging.py).
 
-`copy` is `stage` and then `publish`.
+`copy` is `stage` and then `publish`. `hold` lets no other pod copy this dataset until it is told to end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,16 +38,20 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     """
     say = log_of("dataset")
     verb = argv[0] if argv else ""
-    if verb not in ("stage", "publish", "copy", "verify") or (verb == "verify") != (len(argv) > 1):
-        say("usage: python3 -m bireme_runtime.dataset stage | publish | copy | verify FOLDER… [--quick]")
+    has_arguments = verb in ("verify", "hold")
+    if verb not in ("stage", "publish", "copy", "hold", "verify") or has_arguments != (len(argv) > 1):
+        verbs = "stage | publish | copy | hold FILE | verify FOLDER… [--quick]"
+        say(f"usage: python3 -m bireme_runtime.dataset {verbs}")
         return USAGE
     try:
         if verb == "verify":
             for folder in (each for each in argv[1:] if each != "--quick"):
                 say(verify(Path(folder), "--quick" in argv))
+        elif verb == "hold":
+            _hold(settings_from(env), Path(argv[1]), say)
         else:
             settings = settings_from(env)
-            with alone(settings, say):
+            with contextlib.nullcontext() if settings.is_held else alone(settings, say):
                 if verb in ("stage", "copy"):
                     stage(settings, env, say)
                 if verb in ("publish", "copy"):
@@ -76,6 +82,21 @@ def _publish(settings: Settings, env: Mapping[str, str], say: Say) -> None:
     publish(settings, say)
     if settings.upload and settings.index == 0:
         upload(settings, env, say)
+
+
+def _hold(settings: Settings, has_lock: Path, say: Say) -> None:
+    """Lock the dataset, make the file `has_lock`, and keep the lock until SIGTERM."""
+
+    def end(*_: object) -> None:
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    # It is still there when this container starts again.
+    has_lock.unlink(missing_ok=True)
+    with alone(settings, say):
+        has_lock.touch()
+        while True:
+            signal.pause()
 
 
 if __name__ == "__main__":

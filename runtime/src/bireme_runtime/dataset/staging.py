@@ -96,7 +96,8 @@ class Settings:
 
     With `is_root`, the target is the root of a claim, which nothing can be renamed to (see root.py).
 
-    `prepare` identifies the script that runs between `stage` and `publish`. `upload` is a URL in S3 to which
+    `prepare` identifies the script that runs between `stage` and `publish`; `is_held`: a process of this pod
+    has the lock until all of them have ended. `upload` is a URL in S3 to which
     the dataset is uploaded as well.
     """
 
@@ -111,6 +112,7 @@ class Settings:
     workers: int = 1
     index: int = 0
     is_root: bool = False
+    is_held: bool = False
 
     def _hidden(self, name: str) -> Path:
         if self.is_root:
@@ -162,6 +164,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             upload=values.get("upload", ""),
             workers=workers,
             is_root=bool(values.get("root")),
+            is_held=bool(values.get("held")),
             # Without workers, each pod copies everything, also the pods of a training Indexed Job.
             index=environment.integer(env, "JOB_COMPLETION_INDEX", 0) if workers > 1 else 0,
         )
@@ -524,7 +527,10 @@ class Copier:
         record = past.file
         if record is None or (record["version"], record["size"]) != (item.entry.version, item.entry.size):
             return False
-        return _size(self._settings.staged(item.path)) == item.entry.size
+        file = self._settings.staged(item.path)
+        # The script of an earlier attempt may have changed the file, and must not get it twice.
+        is_changed = bool(self._settings.prepare) and record.get("changed") != _changed(file)
+        return _size(file) == item.entry.size and not is_changed
 
     @property
     def _parts(self) -> Path:
@@ -663,7 +669,8 @@ class Copier:
             raise SourceError(
                 f"{item.path}: a part of this path is a file and a folder too; rename one"
             ) from error
-        self._journal.add(path=item.path, version=item.entry.version, size=item.entry.size, sha256=sha256)
+        size, changed = item.entry.size, {"changed": _changed(file)} if self._settings.prepare else {}
+        self._journal.add(path=item.path, version=item.entry.version, size=size, sha256=sha256, **changed)
         with self._lock:
             self._done += 1
 
@@ -1014,6 +1021,14 @@ def _size(file: str) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _changed(file: str) -> int | None:
+    """When a file was last written, in nanoseconds; None if there is none."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _write(file: Path, text: str) -> None:
