@@ -339,6 +339,25 @@ def test_a_supervised_trainer_that_goes_on_after_a_failure_reports_it_itself(
         assert of(shared, dispatcher.dataset)["failedShards"] == ["a"]
 
 
+def test_a_process_of_elastic_horovod_counts_a_failure_only_when_it_ends(
+    shared: Dispatchers, trainer: Callable[..., Dispatcher]
+) -> None:
+    elastic = {"HOROVOD_ELASTIC": "1"}
+    with Dispatcher(shared.addresses, trainer().dataset, env=elastic) as dispatcher:
+        dispatcher.add(["a", "b"], failures=1)
+        with contextlib.suppress(RuntimeError):
+            for _ in dispatcher.shards():
+                raise RuntimeError("the world has changed")
+        assert sorted(shard.name for shard in dispatcher.shards()) == ["a", "b"]
+        assert of(shared, dispatcher.dataset)["failedShards"] == []
+    other = Dispatcher(shared.addresses, f"{dispatcher.dataset}-other", env=elastic)
+    other.add(["a"], failures=1)
+    with contextlib.suppress(ValueError), other:
+        for _ in other.shards():
+            raise ValueError("this shard is bad")
+    assert of(shared, other.dataset)["failedShards"] == ["a"]
+
+
 def test_progress_tells_which_shards_of_the_pass_are_done_or_given_up(
     shared: Dispatchers, trainer: Callable[..., Dispatcher]
 ) -> None:

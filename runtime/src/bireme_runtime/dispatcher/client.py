@@ -128,6 +128,8 @@ class Dispatcher:
         self._leader = LeaderConnection(self._addresses, seconds)
         where = ",".join(map(str, self._addresses))
         self._note = notes.of_this_process(env, where, self.dataset)
+        # Horovod says so to its processes.
+        self._is_elastic = env.get("HOROVOD_ELASTIC") == "1"
         self._trainer = ""
         self._renewal: _Renewal | None = None
         self._current: Shard | None = None
@@ -174,12 +176,16 @@ class Dispatcher:
 
         A shard is acknowledged when the loop asks for the next one. Leaving the loop's body, for example by
         an exception, reports the shard as failed; where there is a supervisor, that decides it when this
-        process has ended. With `prefetch`, both the acknowledgement and the request for the next shard are
-        sent while the body runs, and the trainer waits for neither. `for_all`: all ranks of the world work on
-        the shard, so a failure of any of them is one of the shard.
+        process has ended. In elastic Horovod a process that enters the loop again returns the shard that it
+        had, without a failure. With `prefetch`, both the acknowledgement and the request for the next shard
+        are sent while the body runs, and the trainer waits for neither. `for_all`: all ranks of the world
+        work on the shard, so a failure of any of them is one of the shard.
         """
         if self._current is not None:
-            self._current._fail("the loop over shards was left")
+            if self._is_elastic:
+                self._current.release()
+            else:
+                self._current._fail("the loop over shards was left")
         if self._note is not None:
             self._note = replace(self._note, for_all=for_all)
             if self._trainer:
@@ -205,8 +211,11 @@ class Dispatcher:
                     self._settle_rest(_LEAVE_SECONDS)
 
     def _left(self, shard: Shard, reason: str) -> None:
-        """Report a failure, or leave that to the supervisor, which knows who failed first."""
-        if self._note is None:
+        """Report a failure, or leave that to the supervisor, which knows who failed first.
+
+        In elastic Horovod the end of the process decides: it goes on if the world changed or lost another.
+        """
+        if self._note is None and not self._is_elastic:
             shard._fail(reason)
 
     def once(self, what: str, action: Callable[[], object], wait: bool = True) -> bool:
