@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from tests.support.rendered import the
+from tests.support.rendered import container_of, the
 
 
 def stateful_set(rendered: Render) -> Mapping[str, Any]:
@@ -62,6 +62,12 @@ def test_anti_affinity_keeps_members_on_different_nodes(
 ) -> None:
     spec = stateful_set(render("etcd", sets=["replicas=3", f"antiAffinity={mode}"]))
     assert key in spec["template"]["spec"]["affinity"]["podAntiAffinity"]
+
+
+def test_a_member_has_its_image_before_it_joins(render: Callable[..., Render]) -> None:
+    spec = stateful_set(render("etcd"))["template"]["spec"]
+    assert [each["name"] for each in spec["initContainers"]] == ["pull", "join"]
+    assert spec["initContainers"][0]["image"] == container_of(spec, "etcd")["image"]
 
 
 def test_the_configuration_file_has_whole_numbers(
@@ -203,7 +209,9 @@ def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
     ]
     (claim,) = [v["name"] for v in member["volumes"] if "persistentVolumeClaim" in v]
     containers = [*member["initContainers"], *member["containers"]]
-    users = [each["name"] for each in containers if claim in [m["name"] for m in each["volumeMounts"]]]
+    users = [
+        each["name"] for each in containers if claim in [m["name"] for m in each.get("volumeMounts", ())]
+    ]
     assert users == ["fetch"]
     fetcher = member["initContainers"][0]
     assert list(fetcher["command"])[3:] == ["fetch", "/claim", "/snapshots", "latest.db"]
