@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,12 +22,21 @@ from tests.kind.training import Event, outcome
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("image", "runs")]
 
-STEPS = 1000
+STEPS, SHARDS = 1000, 150
+FILE = "values/kind-mpi.yaml"
+VALUES: dict[str, Any] = {
+    "workers": 2,
+    "elastic": {"minWorkers": 2, "maxWorkers": 3},
+    "image": {"tag": "0.1.0"},
+    "claims": [{"claimName": "runs", "mountPath": "/runs"}],
+    "accelerators": 0,
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+}
 
 
 @pytest.fixture(scope="module")
 def image(load: Callable[..., None]) -> None:
-    load("mpi")
+    load("mpi", "etcd", "python")
 
 
 @dataclass
@@ -94,18 +106,8 @@ def digits(release: ReleaseFactory, cluster: KindCluster, request: pytest.Fixtur
     """Two workers of two to three."""
     folder = f"--checkpoints=/runs/{request.node.name.replace('_', '-')[:40]}"
     script = ["python3", "/opt/bireme/horovod_elastic_digits.py", folder]
-    values = {
-        "workers": 2,
-        "elastic": {"minWorkers": 2, "maxWorkers": 3},
-        "image": {"tag": "0.1.0"},
-        "args": [*script, f"--steps={STEPS}", "--step-seconds=0.2"],
-        "claims": [{"claimName": "runs", "mountPath": "/runs"}],
-        "accelerators": 0,
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-    }
-    job = release(
-        "mpi-training", instance=NODE_TYPE, files=["values/kind-mpi.yaml"], timeout=240, values=values
-    )
+    values = {**VALUES, "args": [*script, f"--steps={STEPS}", "--step-seconds=0.2"]}
+    job = release("mpi-training", instance=NODE_TYPE, files=[FILE], timeout=240, values=values)
     return Digits(job, cluster, main_pod(cluster, job.plan).name)
 
 
@@ -128,3 +130,42 @@ def test_a_job_goes_on_when_a_worker_is_killed(digits: Digits, shell: Shell, run
     shell.kill_container(digits.job.namespace, digits.pod(2), "trainer")
     digits.until_trained(3)
     digits.assert_complete()
+
+
+def test_no_shard_fails_when_workers_come_go_and_are_killed(
+    release: ReleaseFactory, cluster: KindCluster, shell: Shell, runs: Path
+) -> None:
+    shutil.copy(Path(__file__).with_name("horovod_shards.py"), runs)
+    python = {"registry": "", "repository": "bireme/python", "tag": "3.13"}
+    values = {
+        **VALUES,
+        "args": ["python3", "/runs/horovod_shards.py", str(SHARDS)],
+        "dispatcher": {"enabled": True, "image": python},
+        "etcd": {"enabled": True, "persistence": {"enabled": True, "whenDeleted": "Delete"}},
+    }
+    job = release("mpi-training", instance=NODE_TYPE, files=[FILE], timeout=240, values=values)
+    digits = Digits(job, cluster, main_pod(cluster, job.plan).name)
+
+    def until_trained(world_size: int) -> None:
+        """Wait until a world of that size has trained three more shards."""
+
+        def trained() -> int:
+            assert outcome(job) is None, digits.log
+            return digits.log.count(f"in a world of {world_size}")
+
+        wanted = trained() + 3
+        until(lambda: trained() >= wanted, 240, lambda: f"{world_size} workers:\n{digits.log[-3000:]}")
+
+    until_trained(2)
+    digits.scale(3)
+    until_trained(3)
+    shell.kill_container(job.namespace, digits.pod(2), "trainer")
+    until_trained(3)
+    digits.scale(2)
+    until_trained(2)
+    until(lambda: outcome(job) is not None, 480, lambda: f"the end:\n{digits.log[-3000:]}")
+    assert outcome(job) == "Complete", digits.log
+    status = cluster.api.proxied(job.namespace, f"{job.name}-dispatcher", 7190, "v1/status", 5)
+    (dataset,) = status["datasets"]
+    assert (dataset["over"], dataset["done"], dataset["failedShards"]) == (True, SHARDS, [])
+    assert set(re.findall(r"trained (\S+) in", digits.log)) == {f"shard-{n}" for n in range(SHARDS)}
