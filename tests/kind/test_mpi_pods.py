@@ -18,7 +18,7 @@ from tests.kind.shell import until
 
 # Images by their recipe, and the chart's name of their MPI.
 IMPLEMENTATIONS = {"mpi-4": "OpenMPI", "mpi-5": "OpenMPI", "mpi-intel": "Intel", "mpi-mpich": "MPICH"}
-OPEN_MPI = ("mpi-4", "mpi-5")
+OPEN_MPI, OTHERS = ("mpi-4", "mpi-5"), ("mpi-intel", "mpi-mpich")
 USER = ["--user=1000", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT = ["--user=0", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT += [f"--cap-add={name}" for name in ("SETUID", "SETGID", "SYS_CHROOT")]
@@ -82,9 +82,9 @@ class Pods:
             entry = ["python3", "-m", "bireme_runtime.mpi.supervisor"]
             docker("run", "--detach", *own, *variables, *options, *entry, *program)
 
-    def output(self) -> str:
-        """What the launcher has printed."""
-        return docker("logs", f"{self.job}-0")
+    def output(self, index: int = 0) -> str:
+        """What a container, by default the launcher's, has printed."""
+        return docker("logs", f"{self.job}-{index}")
 
     def exit_code(self, index: int = 0) -> int:
         """Wait for the end of a container."""
@@ -130,7 +130,7 @@ def start(image: Callable[[str], str], bireme_paths: Paths, tmp_path: Path) -> I
         return pods
 
     yield _start
-    for index in range(3):
+    for index in range(4):
         subprocess.run(["docker", "rm", "--force", f"{pods.job}-{index}"], capture_output=True, check=False)
     docker("network", "rm", pods.job)
 
@@ -170,15 +170,28 @@ def test_the_programs_exit_code_is_the_jobs(start: Callable[..., Pods]) -> None:
     assert pods.exit_code() == 3
 
 
-@pytest.mark.parametrize(
-    "mpi", ["mpi-5", *(pytest.param(mpi, marks=pytest.mark.whole) for mpi in ("mpi-intel", "mpi-mpich"))]
-)
+@pytest.mark.parametrize("mpi", ["mpi-5", *(pytest.param(mpi, marks=pytest.mark.whole) for mpi in OTHERS)])
 def test_ranks_save_when_all_pods_are_told_to_end(start: Callable[..., Pods], mpi: str) -> None:
     pods = start(mpi, USER, ["python3", "/steps.py", "3000"])
     pods.until_printed("step 5")
     docker("kill", "--signal=TERM", f"{pods.job}-0", f"{pods.job}-1")
     assert (pods.exit_code(0), pods.exit_code(1)) == (143, 143)
     assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.output().splitlines()), pods.output()
+
+
+@pytest.mark.parametrize("mpi", ["mpi-5", *(pytest.param(mpi, marks=pytest.mark.whole) for mpi in OTHERS)])
+def test_the_ranks_of_an_earlier_launcher_save_before_others_start(
+    start: Callable[..., Pods], mpi: str
+) -> None:
+    # As in an MPIJob, whose launchers have pods of their own.
+    pods = start(mpi, USER, ["python3", "/steps.py", "0"], indices=(0, 1), BIREME_MPI_ROLE="worker")
+    launch = functools.partial(start, mpi, USER, BIREME_MPI_ROLE="launcher")
+    launch(["python3", "/steps.py", "3000"], indices=(2,))
+    until(lambda: "step 5" in pods.output(2), 90, "the first steps")
+    launch(["python3", "/steps.py", "1"], indices=(3,))
+    assert pods.exit_code(3) == 0, pods.output(3)
+    assert "ranks of an earlier launcher are still there" in pods.output(3)
+    assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.output(2).splitlines()), pods.output(2)
 
 
 def test_a_worker_that_never_comes_is_waited_for_and_named(start: Callable[..., Pods]) -> None:

@@ -249,6 +249,19 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
     assert made == list(range(first, 100))
 
 
+@pytest.mark.whole
+def test_ranks_of_an_mpijob_save_when_its_launcher_is_replaced(steps: Run, shell: Shell, runs: Path) -> None:
+    job = steps("MPIJob", 150, ["backoffLimit=3"])
+    (launcher,) = [pod.name for pod in job.pods() if pod.role == "launcher"]
+    job.delete_pod(launcher)
+    until(lambda: len(list((runs / job.name).glob("*"))) == 2, 90, "both ranks to save")
+    first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
+    assert first == second > 3
+    assert end(job, "MPIJob", 150)[0] in WELL, log_of(shell, job)
+    made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", log_of(shell, job))]
+    assert made[-(150 - first) :] == list(range(first, 150))
+
+
 @pytest.mark.parametrize("orchestrator", ["Job", pytest.param("MPIJob", marks=pytest.mark.whole)])
 def test_helm_test_says_that_the_image_has_what_it_takes(
     run: Run, shell: Shell, test_namespace: str, orchestrator: str

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bireme_runtime.dispatcher.client import leave_for_all
+from bireme_runtime.mpi.earlier import WAITS, ranks_below
 from bireme_runtime.mpi.elastic import NO_HOROVODRUN, Discovery, horovodrun
 from bireme_runtime.mpi.ssh import Ssh, for_trainers, is_login
 from bireme_runtime.mpi.workers import Workers
@@ -31,7 +32,6 @@ _WAIT_SECONDS = 30.0
 _PROGRESS_SECONDS = 15.0
 _EXIT_SECONDS = 5.0
 _SETTLE_SECONDS = 2.0
-_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=", b"HOROVOD_RANK=")
 
 say = log_of("mpi")
 
@@ -133,12 +133,8 @@ def _watch(pid: int, ended: dict[int, int]) -> int:
 
 
 def _ranks() -> list[int]:
-    """The processes of the program in this pod: those to which mpirun gave a rank."""
-    return [
-        pid
-        for pid in children.descendants(os.getpid())
-        if any(name in children.environment(pid) for name in _RANK_VARIABLES)
-    ]
+    """The processes of the program in this pod."""
+    return ranks_below(os.getpid())
 
 
 # --- launcher ---
@@ -282,21 +278,20 @@ def _probe(world: World, ssh: Ssh, env: Mapping[str, str], seconds: float) -> No
     command = world.mpirun(PROBE, env)
     pid = children.start(["sh", "-c", 'exec "$@" >"$0"', str(output_file), *command], env)
     ended: dict[int, int] = {}
-    _until_ended(pid, ended, seconds)
+    deadline, waits = time.monotonic() + seconds, False
+    while pid not in ended:
+        if time.monotonic() >= deadline:
+            raise Stop(TEMPORARY, f"the probe of mpirun did not end within {seconds:.0f} s")
+        children.wait(min(1.0, deadline - time.monotonic()), ended)
+        if not waits and output_file.exists() and WAITS in output_file.read_text(errors="replace"):
+            waits, deadline = True, deadline + _grace(env)
+            say(f"ranks of an earlier launcher are still there: they have {_grace(env):.0f} s to save")
     output = output_file.read_text(errors="replace")
     code = children.exit_code(ended[pid])
     if code:
         print(output, file=sys.stderr)
         raise Stop(TEMPORARY, f"the probe of mpirun failed with exit code {code}; its messages are above")
     world.judge(output)
-
-
-def _until_ended(pid: int, ended: dict[int, int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while pid not in ended:
-        if time.monotonic() >= deadline:
-            raise Stop(TEMPORARY, f"the probe of mpirun did not end within {seconds:.0f} s")
-        children.wait(min(_WAIT_SECONDS, deadline - time.monotonic()), ended)
 
 
 # --- check ---

@@ -18,8 +18,15 @@ from bireme_runtime.process import environment
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import CONFIG
 
-# Each rank of the probe prints its host and the size of its world.
-PROBE = ("sh", "-c", 'echo "bireme-rank $(uname -n) ${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-0}}"')
+# Each rank of the probe prints its host and the size of its world; before that, the first one of each host
+# ends ranks that an earlier launcher left there.
+PROBE = (
+    "sh",
+    "-c",
+    '[ "${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-0}}" != 0 ] ||'
+    " python3 -m bireme_runtime.mpi.earlier\n"
+    'echo "bireme-rank $(uname -n) ${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-0}}"',
+)
 _ANSWER = re.compile(r"bireme-rank (\S+) (\d+)")
 _HYDRA = ("Intel", "MPICH")
 _SIOCGIFADDR = 0x8915

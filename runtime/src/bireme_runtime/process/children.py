@@ -181,6 +181,15 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def ancestors(pid: int) -> list[int]:
+    """The processes above one, its parent first."""
+    parents = {each.pid: each.parent for each in _processes()}
+    found: list[int] = []
+    while pid := parents.get(pid, 0):
+        found.append(pid)
+    return found
+
+
 def _processes() -> list[_Process]:
     found = []
     for entry in Path("/proc").iterdir():
