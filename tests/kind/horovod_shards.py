@@ -1,5 +1,6 @@
 """Ranks of elastic Horovod that train the shards of a dispatcher together: ``horovod_shards.py SHARDS``."""
 
+import socket
 import sys
 import time
 from typing import Any
@@ -16,10 +17,13 @@ dispatcher.add([f"shard-{number}" for number in range(int(sys.argv[1]))], failur
 
 @hvd.elastic.run  # type: ignore[untyped-decorator, unused-ignore]
 def train(state: Any) -> None:
-    mine = dispatcher.shards(for_all=True) if hvd.rank() == 0 else iter(())
+    # The last worker takes the shards as long as it is there, because it leaves first.
+    hosts = [host[-2:] for host in hvd.allgather_object(socket.gethostname())]
+    taker = hosts.index("-2") if "-2" in hosts else 0
+    mine = dispatcher.shards(for_all=True) if hvd.rank() == taker else iter(())
     while True:
         shard = next(mine, None)
-        name = hvd.broadcast_object(shard.name if shard else None, 0)
+        name = hvd.broadcast_object(shard.name if shard else None, taker)
         if name is None:
             return
         for _ in range(5):

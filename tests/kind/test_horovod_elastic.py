@@ -159,7 +159,7 @@ def test_no_shard_fails_when_workers_come_go_and_are_killed(
     until_trained(2)
     digits.scale(3)
     until_trained(3)
-    shell.kill_container(job.namespace, digits.pod(2), "trainer")
+    shell.kill_container(job.namespace, digits.pod(1), "trainer")
     until_trained(3)
     digits.scale(2)
     until_trained(2)

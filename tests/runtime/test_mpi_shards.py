@@ -28,6 +28,20 @@ with Dispatcher() as dispatcher:
     for shard in dispatcher.shards():
         time.sleep(1000)'
 """
+# A rank that Horovod removes while it has a shard: it ends as one that crashed.
+REMOVED = """#!/bin/sh
+. $BIREME_MPI_FOLDER/environment
+(HOROVOD_RANK=0 HOROVOD_ELASTIC=1 python3 -c '
+import os, pathlib, time
+from bireme_runtime.dispatcher import Dispatcher
+for shard in Dispatcher().shards():
+    while not pathlib.Path(os.environ["FOLDER"], "go").exists():
+        time.sleep(0.1)
+    os.abort()' &)
+exec sleep 1000
+"""
+# Runs such a rank until the test wants, and fails.
+HOROVODRUN = REMOVED.replace("exec sleep 1000", "until [ -e $FOLDER/go ]; do sleep 0.1; done; exit 1")
 
 
 @pytest.fixture
@@ -36,6 +50,11 @@ def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
     mine = Dispatchers(shared_etcd.endpoint, f"{prefix}dispatcher/", trainer_seconds=600).start()
     yield mine
     mine.stop()
+
+
+def status_of(trainer: Dispatcher) -> dict[str, Any]:
+    (dataset,) = trainer.status()["datasets"]
+    return dict(dataset)
 
 
 def test_a_launcher_that_loses_a_worker_gives_back_the_shards_without_a_failure(
@@ -50,18 +69,48 @@ def test_a_launcher_that_loses_a_worker_gives_back_the_shards_without_a_failure(
     sshd.start(*HOSTS)
     with Dispatcher(replicas.addresses, wait_seconds=60) as other:
         other.add(["a"], failures=1)
-
-        def status() -> dict[str, Any]:
-            (dataset,) = other.status()["datasets"]
-            return dict(dataset)
-
         hosts = {"BIREME_MPI_HOSTS": "127.0.1.{}", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "1"}
         role = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(sshd.port), "BIREME_MPI_LEAST": ""}
         launcher = pod(sshd="#!/bin/sh\n", BIREME_DISPATCHER=replicas.addresses, **hosts, **role)
-        until(lambda: status()["pending"] == 1, 60, "the rank to get the shard")
+        until(lambda: status_of(other)["pending"] == 1, 60, "the rank to get the shard")
         sshd.stop(HOSTS[1])
         output, _ = launcher.communicate(timeout=120)
         assert launcher.returncode == 75, output
         assert "127.0.1.1 went away while the program ran" in output
-        assert (status()["redispatched"], status()["failedShards"]) == ({"released": 1}, [])
+        status = status_of(other)
+        assert (status["redispatched"], status["failedShards"]) == ({"released": 1}, [])
+        assert [shard.name for shard in other.shards()] == ["a"]
+
+
+def test_a_worker_that_leaves_gives_back_its_ranks_shards_without_a_failure(
+    pod: Callable[..., subprocess.Popen[str]], replicas: Dispatchers, tmp_path: Path
+) -> None:
+    with Dispatcher(replicas.addresses, wait_seconds=60) as other:
+        other.add(["a"], failures=1)
+        worker = pod(sshd=REMOVED, BIREME_MPI_ROLE="worker", BIREME_DISPATCHER=replicas.addresses)
+        until(lambda: status_of(other)["pending"] == 1, 60, "the rank to get the shard")
+        worker.terminate()
+        (tmp_path / "go").touch()
+        assert worker.wait(60) == 143
+        assert status_of(other)["redispatched"] == {"released": 1}
+        assert [shard.name for shard in other.shards()] == ["a"]
+
+
+def test_an_elastic_job_that_ends_with_a_lost_worker_gives_back_its_shards(
+    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, replicas: Dispatchers, tmp_path: Path
+) -> None:
+    sshd.start(*HOSTS)
+    with Dispatcher(replicas.addresses, wait_seconds=60) as other:
+        other.add(["a"], failures=1)
+        hosts = {"BIREME_MPI_HOSTS": "127.0.1.{}", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "1"}
+        role = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(sshd.port)}
+        launcher = pod("#!/bin/sh\n", HOROVODRUN, BIREME_DISPATCHER=replicas.addresses, **hosts, **role)
+        until(lambda: status_of(other)["pending"] == 1, 60, "the rank to get the shard")
+        sshd.stop(HOSTS[1])
+        assert launcher.stdout
+        line = iter(launcher.stdout.readline, "")
+        until(lambda: "127.0.1.1 went away" in next(line), 60)
+        (tmp_path / "go").touch()
+        assert launcher.wait(120) == 1
+        assert status_of(other)["redispatched"] == {"released": 1}
         assert [shard.name for shard in other.shards()] == ["a"]

@@ -55,10 +55,11 @@ def of_this_process(env: Mapping[str, str], addresses: str, dataset: str) -> Not
 
 
 class Notes:
-    """A supervisor's folder of notes. Its name is in `environment`, for the trainers."""
+    """A supervisor's folder of notes, by default a new one. Its name is in `environment`, for trainers."""
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="bireme-trainers-"))
+    def __init__(self, folder: str = "") -> None:
+        self._folder = Path(folder or tempfile.mkdtemp(prefix="bireme-trainers-"))
+        self._folder.mkdir(exist_ok=True)
         self.environment = {VARIABLE: str(self._folder)}
 
     def read(self) -> list[Note]:

@@ -9,6 +9,7 @@ environment and the exit codes.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from bireme_runtime.dispatcher.client import leave_for_all
+from bireme_runtime.dispatcher.client import leave_for, leave_for_all
+from bireme_runtime.dispatcher.notes import VARIABLE, Notes
 from bireme_runtime.mpi.earlier import WAITS, ranks_below
 from bireme_runtime.mpi.elastic import NO_HOROVODRUN, Discovery, horovodrun
 from bireme_runtime.mpi.ssh import Ssh, for_trainers, is_login
@@ -32,6 +34,8 @@ _WAIT_SECONDS = 30.0
 _PROGRESS_SECONDS = 15.0
 _EXIT_SECONDS = 5.0
 _SETTLE_SECONDS = 2.0
+# Gloo gives up after half a minute by default.
+_BLAME_SECONDS = 60.0
 
 say = log_of("mpi")
 
@@ -81,11 +85,16 @@ def _work(env: Mapping[str, str]) -> int:
     ssh = Ssh.prepare(env)
     served = ssh.serve()
     is_elastic = bool(env.get("BIREME_MPI_LEAST"))
+    notes = Notes(env[VARIABLE]) if is_elastic and VARIABLE in env else None
     try:
         _serve(served, is_elastic)
     except children.Terminated as end:
         if is_elastic:
-            return _leave(served, env, end)
+            _leave(served, env, end)
+            # Ranks that Horovod removed have failed no shard.
+            for note in notes.read() if notes else ():
+                leave_for(note)
+            return TERMINATED
         say(f"{end}: the ranks of this pod have {_grace(env):.0f} s to save")
         ranks = _ranks()
         children.send(ranks, signal.SIGTERM)
@@ -112,7 +121,7 @@ def _orphans() -> list[int]:
     return [pid for family in families if any(map(is_login, family)) for pid in family]
 
 
-def _leave(served: int, env: Mapping[str, str], end: children.Terminated) -> int:
+def _leave(served: int, env: Mapping[str, str], end: children.Terminated) -> None:
     """Stop answering, so that the launcher leaves this worker out, and wait until the others go on.
 
     Its ranks end when the program commits next. SIGTERM could make them stop the program.
@@ -121,8 +130,7 @@ def _leave(served: int, env: Mapping[str, str], end: children.Terminated) -> int
     say(f"{end}: the program has {_grace(env):.0f} s to commit and go on without the ranks of this pod")
     idle = [pid for pid in children.descendants(served) if not {pid, *children.descendants(pid)} & set(ranks)]
     children.send([served, *idle], signal.SIGKILL)
-    children.wait_for_end(ranks, _grace(env))
-    return TERMINATED
+    children.send(children.wait_for_end(ranks, _grace(env)), signal.SIGKILL)
 
 
 def _watch(pid: int, ended: dict[int, int]) -> int:
@@ -191,11 +199,13 @@ def _run_elastic(
     variables = {**timeout, **env, "PATH": f"{ssh.programs}:{env.get('PATH', os.defpath)}"}
     pid = children.start(command, variables)
     ended: dict[int, int] = {}
+    last_loss = -math.inf
     try:
         while pid not in ended:
             children.wait(1.0, ended)
             running = [children.command(each) for each in children.descendants(pid)]
             went, came = discovery.refresh(b"\n".join(running).decode(errors="replace"))
+            last_loss = time.monotonic() if went else last_loss
             for hosts, verb in ((went, "went away"), (came, "answers")):
                 if hosts:
                     say(f"{_names(hosts)} {verb}: {len(workers.present)} workers")
@@ -206,8 +216,12 @@ def _run_elastic(
         children.wait_for_end(ranks, _grace(env))
         children.send([pid], signal.SIGTERM)
         children.wait_for_end([pid], _EXIT_SECONDS)
+        leave_for_all(env)
         return TERMINATED
     code = children.exit_code(ended[pid])
+    if time.monotonic() - last_loss < _BLAME_SECONDS:
+        # Gloo ended the ranks because of the worker that is lost, which is no fault of their shards.
+        leave_for_all(env)
     if code:
         say(f"horovodrun ended with exit code {code}")
     return as_shell(code)
