@@ -180,6 +180,19 @@ def test_what_was_corrupted_on_its_way_is_copied_again(
     assert read(tmp_path / "data") == {key[5:]: content for key, content in CONTENT.items()}
 
 
+@pytest.mark.parametrize("answer", [error(400, "RequestTimeout"), error(503, "SlowDown"), (200, b"")])
+@pytest.mark.parametrize("pattern", ["HEAD /b/data/large$", "HEAD /b/data/large.partNumber=1"])
+def test_an_answer_that_fails_once_leaves_no_file_unchecked(
+    server: FaultyServer, tmp_path: Path, pattern: str, answer: tuple[int, bytes]
+) -> None:
+    upload(server, larger, None)
+    server.faults.append(Faults("GET /b/data/large", sent=flipped))
+    server.faults.append(Faults(pattern, answer))
+    log = stage_and_publish(env_of(server, tmp_path))
+    assert "large has MD5 of 2 parts" in log
+    assert read(tmp_path / "data") == {key[5:]: content for key, content in CONTENT.items()}
+
+
 def test_parts_that_an_earlier_attempt_corrupted_are_copied_again(
     server: FaultyServer, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ ATTEMPTS = 8
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html).
 _MOST_PARTS = 10_000
 _PART_BYTES = 64 << 20
+_PART_ATTEMPTS = 3
 _ENCRYPTION = "x-amz-server-side-encryption"
 # With this begins the name of what a dataset at the root of a claim hides there.
 HIDDEN = ".bireme."
@@ -411,6 +412,7 @@ class S3Source:
         self._pays = self.env.get("BIREME_S3_REQUESTER_PAYS") == "true"
         # Seconds by which the server's clock is ahead of ours.
         self._ahead = 0.0
+        self._part_attempts = _PART_ATTEMPTS
 
     def entries(self) -> Iterator[Entry]:
         is_empty = True
@@ -548,7 +550,7 @@ class S3Source:
             what = f"s3://{self.bucket}/{entry.key}"
             if answer.status in (404, 416):
                 raise Changed(f"{what} has changed since it was listed")
-            self._check(answer, what, (200, 206))
+            self._check(answer, what, (200, 206) if start == 0 else (206,))
             kept = _kept(entry, answer.headers)
             # S3 answers a request for a range of one part with the checksum of that part.
             usable = (each for each, count in kept if not count and (is_whole or each.algorithm == "md5"))
@@ -580,14 +582,27 @@ class S3Source:
         """The size of a part of an object, None if the server does not know `count` parts."""
         # Without a condition, because some servers compare it with the part's own tag.
         ask = partial(self._headers, entry, {"partNumber": str(number)}, {}, (200, 206, 400, 405, 416, 501))
-        headers = retry(ask)
-        if headers.get("x-amz-mp-parts-count") != str(count):
-            return None
-        return int(headers.get("Content-Length", "0"))
+        for attempt in range(self._part_attempts):
+            if attempt:
+                pause(attempt)
+            # A server that does not know parts answers with an error, but so does S3 once in a while.
+            if (headers := retry(ask)).get("ETag"):
+                self._part_attempts = _PART_ATTEMPTS
+                is_known = headers.get("x-amz-mp-parts-count") == str(count)
+                return int(headers.get("Content-Length", "0")) if is_known else None
+        self._part_attempts = 1
+        return None
 
     def _head(self, entry: Entry) -> http.client.HTTPMessage:
         headers = {**_WITH_CHECKSUM, "if-match": f'"{entry.version}"'}
-        return retry(partial(self._headers, entry, {}, headers, (200,)))
+
+        def ask() -> http.client.HTTPMessage:
+            answer = self._headers(entry, {}, headers, (200,))
+            if not answer.get("ETag"):
+                raise Unreachable(f"s3://{self.bucket}/{entry.key}: HEAD is answered without an ETag")
+            return answer
+
+        return retry(ask)
 
     def _headers(
         self, entry: Entry, query: Mapping[str, str], headers: Mapping[str, str], wanted: tuple[int, ...]
