@@ -23,7 +23,8 @@ def train(state: Any) -> None:
     mine = dispatcher.shards(for_all=True) if hvd.rank() == taker else iter(())
     while True:
         shard = next(mine, None)
-        name = hvd.broadcast_object(shard.name if shard else None, taker)
+        # Without a name it is that of the type, which differs.
+        name = hvd.broadcast_object(shard.name if shard else None, taker, "shard")
         if name is None:
             return
         for _ in range(5):

@@ -137,11 +137,12 @@ def test_no_shard_fails_when_workers_come_go_and_are_killed(
 ) -> None:
     shutil.copy(Path(__file__).with_name("horovod_shards.py"), runs)
     python = {"registry": "", "repository": "bireme/python", "tag": "3.13"}
+    images = {"image": {"registry": "", "repository": "bireme/etcd"}, "joinImage": python}
     values = {
         **VALUES,
         "args": ["python3", "/runs/horovod_shards.py", str(SHARDS)],
         "dispatcher": {"enabled": True, "image": python},
-        "etcd": {"enabled": True, "persistence": {"enabled": True, "whenDeleted": "Delete"}},
+        "etcd": {**images, "enabled": True, "persistence": {"enabled": True, "whenDeleted": "Delete"}},
     }
     job = release("mpi-training", instance=NODE_TYPE, files=[FILE], timeout=240, values=values)
     digits = Digits(job, cluster, main_pod(cluster, job.plan).name)

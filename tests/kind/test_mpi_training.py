@@ -254,7 +254,11 @@ def test_ranks_of_an_mpijob_save_when_its_launcher_is_replaced(steps: Run, shell
     job = steps("MPIJob", 150, ["backoffLimit=3"])
     (launcher,) = [pod.name for pod in job.pods() if pod.role == "launcher"]
     job.delete_pod(launcher)
-    until(lambda: len(list((runs / job.name).glob("*"))) == 2, 90, "both ranks to save")
+    until(
+        lambda: len(list((runs / job.name).glob("*"))) == 2,
+        90,
+        lambda: f"both ranks to save:\n{log_of(shell, job)}",
+    )
     first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
     assert first == second > 3
     assert end(job, "MPIJob", 150)[0] in WELL, log_of(shell, job)

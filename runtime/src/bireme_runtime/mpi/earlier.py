@@ -1,7 +1,7 @@
 """End the ranks of an earlier launcher in this pod: `python3 -m bireme_runtime.mpi.earlier`.
 
-A launcher runs it in every worker before it starts ranks. An MPIJob's launcher is replaced while the old one
-still ends, and a node that is lost takes its launcher along without a word to the workers.
+A launcher runs it in every worker before it starts ranks, because a node that is lost takes its launcher
+along without a word to the workers; and when it is told to end and the workers are not, as in an MPIJob.
 """
 
 from __future__ import annotations

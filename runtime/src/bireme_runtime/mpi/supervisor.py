@@ -170,6 +170,9 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
         code = _watch_all(pid, workers)
     except children.Terminated as end:
         say(f"{end}: the ranks have {_grace(env):.0f} s to save")
+        if os.uname().nodename not in world.names:
+            # No worker may have been told to end, so no rank: to another mpirun they are of an earlier one.
+            children.start(world.mpirun(PROBE, variables), variables)
         code = _end(pid, _grace(env))
         leave_for_all(env)
         return code
