@@ -132,7 +132,7 @@ def test_a_job_goes_on_when_a_worker_is_killed(digits: Digits, shell: Shell, run
     digits.assert_complete()
 
 
-def test_no_shard_fails_when_workers_come_go_and_are_killed(
+def test_no_shard_fails_when_other_workers_come_go_and_are_killed(
     release: ReleaseFactory, cluster: KindCluster, shell: Shell, runs: Path
 ) -> None:
     shutil.copy(Path(__file__).with_name("horovod_shards.py"), runs)
@@ -160,7 +160,7 @@ def test_no_shard_fails_when_workers_come_go_and_are_killed(
     until_trained(2)
     digits.scale(3)
     until_trained(3)
-    shell.kill_container(job.namespace, digits.pod(1), "trainer")
+    shell.kill_container(job.namespace, digits.pod(2), "trainer")
     until_trained(3)
     digits.scale(2)
     until_trained(2)
