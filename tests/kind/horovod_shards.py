@@ -23,7 +23,7 @@ def train(state: Any) -> None:
     mine = dispatcher.shards(for_all=True) if hvd.rank() == taker else iter(())
     while True:
         shard = next(mine, None)
-        # Without a name it is that of the type, which differs.
+        # The default name is that of the type, which differs between ranks.
         name = hvd.broadcast_object(shard.name if shard else None, taker, "shard")
         if name is None:
             return

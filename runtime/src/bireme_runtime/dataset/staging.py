@@ -528,7 +528,7 @@ class Copier:
         if record is None or (record["version"], record["size"]) != (item.entry.version, item.entry.size):
             return False
         file = self._settings.staged(item.path)
-        # The script of an earlier attempt may have changed the file, and must not get it twice.
+        # The script of an earlier attempt may have changed the file; it must start from the original again.
         is_changed = bool(self._settings.prepare) and record.get("changed") != _changed(file)
         return _size(file) == item.entry.size and not is_changed
 
@@ -619,7 +619,7 @@ class Copier:
     def _once_more(self, item: Item, unfinished: str) -> Iterator[None]:
         """Delete a copy that is corrupt, and copy the item again, from its beginning, unless it was before.
 
-        What corrupted it may have been the network, or an earlier attempt that was killed before it compared.
+        The network may have corrupted it, or an earlier attempt that was killed before it compared checksums.
         """
         try:
             yield

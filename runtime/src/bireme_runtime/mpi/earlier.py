@@ -15,7 +15,7 @@ from bireme_runtime.mpi.ssh import is_login
 from bireme_runtime.process import children, environment
 
 WAITS = "bireme-waits"
-"""Begins the line that is printed when there are such ranks."""
+"""If there are such ranks, a line that begins with this word is printed."""
 _SUPERVISOR = b"bireme_runtime.mpi.supervisor"
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=", b"HOROVOD_RANK=")
 _KILL_SECONDS = 5.0
@@ -31,7 +31,7 @@ def ranks_below(ancestor: int) -> list[int]:
 
 
 def earlier_ranks() -> list[int]:
-    """The ranks of this pod that another launcher started than the one that started this process."""
+    """The ranks of this pod that were not started by the launcher that started this process."""
     line = children.ancestors(os.getpid())
     supervisor = next((pid for pid in line if _SUPERVISOR in children.command(pid)), 0)
     if not supervisor:

@@ -171,7 +171,7 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
     except children.Terminated as end:
         say(f"{end}: the ranks have {_grace(env):.0f} s to save")
         if os.uname().nodename not in world.names:
-            # No worker may have been told to end, so no rank: to another mpirun they are of an earlier one.
+            # The workers may not have been told to end: a second mpirun ends their ranks as earlier ones.
             children.start(world.mpirun(PROBE, variables), variables)
         code = _end(pid, _grace(env))
         leave_for_all(env)
@@ -223,7 +223,7 @@ def _run_elastic(
         return TERMINATED
     code = children.exit_code(ended[pid])
     if time.monotonic() - last_loss < _BLAME_SECONDS:
-        # Gloo ended the ranks because of the worker that is lost, which is no fault of their shards.
+        # Gloo ended the ranks because a worker was lost, so their shards have not failed.
         leave_for_all(env)
     if code:
         say(f"horovodrun ended with exit code {code}")
