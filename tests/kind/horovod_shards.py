@@ -17,7 +17,7 @@ dispatcher.add([f"shard-{number}" for number in range(int(sys.argv[1]))], failur
 
 @hvd.elastic.run  # type: ignore[untyped-decorator, unused-ignore]
 def train(state: Any) -> None:
-    # The second worker takes the shards: it stays.
+    # The second worker takes the shards, because it stays until the end.
     hosts = [host[-2:] for host in hvd.allgather_object(socket.gethostname())]
     taker = hosts.index("-1")
     mine = dispatcher.shards(for_all=True) if hvd.rank() == taker else iter(())

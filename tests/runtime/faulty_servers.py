@@ -22,6 +22,11 @@ def error(status: int, code: str) -> tuple[int, bytes]:
     return status, f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
 
 
+def flipped(body: bytes) -> bytes:
+    """The body with another last bit."""
+    return body[:-1] + bytes([body[-1] ^ 1]) if body else body
+
+
 @dataclass
 class Faults:
     """`times` requests whose `METHOD PATH?QUERY` matches are answered so, after the `first` ones of them."""

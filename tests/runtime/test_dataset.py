@@ -347,23 +347,6 @@ def test_processes_that_copy_the_same_at_once_publish_it_once_and_whole(tmp_path
     assert not list(tmp_path.glob(".data-*")), "nothing is left beside the datasets"
 
 
-def test_a_copy_says_that_it_waits_for_another_one(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "file").write_text("content")
-    env = {"PYTHONPATH": str(RUNTIME), **settings(tmp_path / "data", {"url": f"file://{source}"})}
-    command = [sys.executable, "-m", "bireme_runtime.dataset", "copy"]
-    with (tmp_path / ".data.lock-0").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as copy:
-            assert copy.stderr is not None
-            assert "waiting for another process that copies to" in copy.stderr.readline()
-            assert not (tmp_path / "data").exists()
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            assert copy.wait(120) == 0
-    assert (tmp_path / "data" / "file").read_text() == "content"
-
-
 def begin(env: Mapping[str, str], *command: str) -> subprocess.Popen[str]:
     """Start a step, as in a pod."""
     return subprocess.Popen(
@@ -377,6 +360,20 @@ def begin(env: Mapping[str, str], *command: str) -> subprocess.Popen[str]:
 def first_line(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
     return process.stderr.readline()
+
+
+def test_a_copy_says_that_it_waits_for_another_one(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("content")
+    with (tmp_path / ".data.lock-0").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with begin(settings(tmp_path / "data", {"url": f"file://{source}"}), "copy") as copy:
+            assert "waiting for another process that copies to" in first_line(copy)
+            assert not (tmp_path / "data").exists()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert copy.wait(120) == 0
+    assert (tmp_path / "data" / "file").read_text() == "content"
 
 
 def test_a_pod_that_prepares_keeps_others_away_until_it_ends(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from awscrt import checksums
 from bireme_runtime.sources.checksums import Checksum, compute
 from bireme_runtime.sources.source import S3Source
 from tests.runtime.etcd_servers import RUNTIME
-from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
+from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, flipped
 from tests.runtime.s3_servers import s3_server
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
@@ -163,10 +163,6 @@ def test_a_large_object_that_was_sent_at_once_has_its_md5_compared(
     # What was wrong is not taken for a part of the next attempt.
     server.objects, server.tags = dict(CONTENT), {}
     stage_and_publish(env_of(server, tmp_path))
-
-
-def flipped(body: bytes) -> bytes:
-    return body[:-1] + bytes([body[-1] ^ 1])
 
 
 @pytest.mark.parametrize("key", CONTENT)

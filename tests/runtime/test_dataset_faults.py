@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.etcd_servers import RUNTIME
-from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
+from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, flipped
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
 SEEDS, MORE_SEEDS = range(10), range(10, 300)
@@ -136,10 +136,6 @@ def test_parts_of_a_file_that_was_deleted_are_copied_again(server: FaultyServer,
 
 def half(body: bytes) -> bytes:
     return body[: len(body) // 2]
-
-
-def flipped(body: bytes) -> bytes:
-    return body[:-1] + bytes([body[-1] ^ 1]) if body else body
 
 
 def fault(chance: random.Random) -> Faults:

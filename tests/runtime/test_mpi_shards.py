@@ -40,7 +40,7 @@ for shard in Dispatcher().shards():
     os.abort()' &)
 exec sleep 1000
 """
-# Runs such a rank until the test wants, and fails.
+# Runs such a rank until the file `go` is there, and fails.
 HOROVODRUN = REMOVED.replace("exec sleep 1000", "until [ -e $FOLDER/go ]; do sleep 0.1; done; exit 1")
 
 

@@ -96,9 +96,9 @@ class Settings:
 
     With `is_root`, the target is the root of a claim, which nothing can be renamed to (see root.py).
 
-    `prepare` identifies the script that runs between `stage` and `publish`; `is_held`: a process of this pod
-    has the lock until all of them have ended. `upload` is a URL in S3 to which
-    the dataset is uploaded as well.
+    `prepare` identifies the script that runs between `stage` and `publish`. With `is_held`, a process of this
+    pod holds the lock from the first step to the last. `upload` is a URL in S3 to which the dataset is
+    uploaded as well.
     """
 
     target: Path

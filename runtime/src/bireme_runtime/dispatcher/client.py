@@ -128,7 +128,7 @@ class Dispatcher:
         self._leader = LeaderConnection(self._addresses, seconds)
         where = ",".join(map(str, self._addresses))
         self._note = notes.of_this_process(env, where, self.dataset)
-        # Horovod says so to its processes.
+        # Horovod sets this in the processes of elastic jobs.
         self._is_elastic = env.get("HOROVOD_ELASTIC") == "1"
         self._trainer = ""
         self._renewal: _Renewal | None = None
