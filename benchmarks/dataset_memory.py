@@ -31,7 +31,7 @@ from figures import CONSOLE, machine
 from rich.console import Console
 from rich.table import Table
 
-from bireme.progress import step
+from bireme.core.progress import step
 
 ROOT = Path(__file__).parents[1]
 CONTENT = b"content"

@@ -39,8 +39,8 @@ from figures import CONSOLE, Spread, machine
 from rich.console import Console
 from rich.table import Table
 
-from bireme.paths import Paths
-from bireme.progress import step
+from bireme.core.paths import Paths
+from bireme.core.progress import step
 from bireme.tools import Toolbox
 
 ROOT = Path(__file__).parents[1]

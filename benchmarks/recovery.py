@@ -40,10 +40,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bireme.clusters.kind import KindCluster, KindProvider
+from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.instances import load_instances
-from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease, Request
+from bireme.plan.instances import load_instances
+from bireme.testing.pytest_plugin import InstalledRelease, Request
 from bireme.tools import Toolbox
 from tests.kind import stock_torchrun
 from tests.kind.recovery import wait_for_world

@@ -28,9 +28,9 @@ from typing import Any
 import yaml
 from figures import CONSOLE
 
+from bireme.core.paths import Paths
+from bireme.core.progress import step
 from bireme.helm import Renderer, RenderError, RenderRequest, load
-from bireme.paths import Paths
-from bireme.progress import step
 from bireme.tools import Toolbox
 
 AIMS = {"cold": 1.8, "warm from disk": 50.0, "warm from memory": 50.0}

@@ -28,8 +28,8 @@ from typing import Any
 import click
 from figures import CONSOLE, machine
 
-from bireme.paths import Paths
-from bireme.progress import step
+from bireme.core.paths import Paths
+from bireme.core.progress import step
 from bireme.tools import Toolbox
 from bireme_runtime.elastic import rendezvous, rules
 from bireme_runtime.etcd import client as etcd

@@ -22,7 +22,7 @@ import yaml
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.tools import Toolbox
 
 PINS = Path(__file__).parent / "pins"

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.core.paths import Paths
+from bireme.core.progress import step
 from bireme.helm import parse
-from bireme.paths import Paths
-from bireme.progress import step
 from bireme.tools import Toolbox
 
 LIMIT_SECONDS = 900

@@ -27,7 +27,7 @@ from figures import CONSOLE, Spread, machine
 from rich.console import Console
 from rich.table import Table
 
-from bireme.progress import step
+from bireme.core.progress import step
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -34,11 +34,11 @@ from rivals import RIVALS, Rival
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.waiting import until
+from bireme.core.paths import Paths
+from bireme.core.progress import step
+from bireme.core.quantities import ACCELERATORS, pod_requests
 from bireme.helm import Renderer, RenderRequest, Settings, values
-from bireme.paths import Paths
-from bireme.progress import step
-from bireme.quantities import ACCELERATORS, pod_requests
-from bireme.release import Releases
+from bireme.live.release import Releases
 from bireme.tools import Toolbox
 
 LIMIT_SECONDS = 300

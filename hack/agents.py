@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import yaml
 
+from bireme.core.paths import Paths
 from bireme.helm.values import read_file
-from bireme.paths import Paths
 
 TYPES = "agents.yaml"
 SITE = "https://raw.githubusercontent.com"

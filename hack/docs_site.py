@@ -22,7 +22,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 
 _LEFT_OUT = re.compile(r"^\.github/")
 

@@ -18,14 +18,14 @@ from click.testing import CliRunner
 
 from bireme import schemas
 from bireme.cli import cli
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
-from bireme.instances import load_instances
-from bireme.nccl import load_measured
-from bireme.paths import Paths
-from bireme.picture import svg
+from bireme.live.nccl import load_measured
+from bireme.plan.instances import load_instances
+from bireme.plan.picture import svg
+from bireme.plan.topology import expand
 from bireme.tools import Toolbox
-from bireme.topology import expand
 
 INSTANCE_TYPES = "common/files/instance-types.yaml"
 

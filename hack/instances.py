@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 
 # Not g4ad, whose GPUs are AMD's.
 FAMILIES = (

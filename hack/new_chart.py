@@ -21,9 +21,9 @@ import generate
 from rich.console import Console
 
 from bireme import schemas
-from bireme.errors import BiremeError
-from bireme.paths import Paths
-from bireme.progress import step
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.core.progress import step
 from bireme.tools import Toolbox
 
 SKELETON = Path(__file__).with_name("chart")

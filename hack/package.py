@@ -35,14 +35,14 @@ from typing import Any
 
 import yaml
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
-from bireme.instances import load_instances
-from bireme.paths import Paths
-from bireme.picture import svg
+from bireme.plan.instances import load_instances
+from bireme.plan.picture import svg
+from bireme.plan.topology import expand
+from bireme.plan.workloads import pod_templates
 from bireme.tools import Toolbox
-from bireme.topology import expand
-from bireme.workloads import pod_templates
 
 _DEFAULT_URL = "."
 # https://artifacthub.io/docs/topics/annotations/helm/

@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 from package import CHANGES_ANNOTATION, application_charts, contents, pack_chart
 
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
 RELEASED = Path("hack/released")

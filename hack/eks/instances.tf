@@ -6,7 +6,7 @@ locals {
   # The first network card of these has no EFA, so that they have a card more than EFA interfaces.
   plain_first_card = ["p6-b300.48xlarge"]
 
-  # Families with GPUs and Arm processors, as in src/bireme/instances.py.
+  # Families with GPUs and Arm processors, as in src/bireme/plan/instances.py.
   arm_families = ["g5g", "p6e-gb200"]
 
   huge_pages = 5120 / 2

@@ -18,9 +18,9 @@ import click
 
 from bireme.clusters.api import Api
 from bireme.clusters.existing import ExistingProvider
-from bireme.errors import BiremeError
-from bireme.paths import Paths
-from bireme.release import Releases, Revision
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.live.release import Releases, Revision
 from bireme.tools import Toolbox
 
 SYSTEM = "kube-system"

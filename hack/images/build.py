@@ -27,9 +27,9 @@ from rootfs import RECIPES, Rootfs, ensure_rootfs, load_rootfs
 
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import NodeImages
-from bireme.errors import BiremeError
-from bireme.paths import Paths
-from bireme.progress import step
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.core.progress import step
 from bireme.tools import Toolbox
 
 CONSOLE = Console(stderr=True)

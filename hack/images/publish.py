@@ -22,11 +22,11 @@ from pathlib import Path
 import click
 import yaml
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderError, RenderRequest, Settings
-from bireme.paths import Paths
+from bireme.plan.workloads import pod_templates
 from bireme.tools import Toolbox
-from bireme.workloads import pod_templates
 
 PROJECT = Path(__file__).resolve().parents[2]
 _OURS = "bireme"

@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bireme.errors import BiremeError
-from bireme.progress import note, step
+from bireme.core.errors import BiremeError
+from bireme.core.progress import note, step
 from bireme.tools.store import make_once
 
 PROJECT = Path(__file__).resolve().parents[2]

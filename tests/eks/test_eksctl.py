@@ -17,8 +17,8 @@ import yaml
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.instances import load_instances
-from bireme.paths import Paths
+from bireme.core.paths import Paths
+from bireme.plan.instances import load_instances
 from bireme.tools import Toolbox
 from tests.runtime.s3_servers import KEYS, s3_server
 

@@ -17,7 +17,7 @@ from typing import Any
 import hcl2
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from tests.eks.conftest import ROOT
 
 PACKAGE, VERSION = "@cdktf/provider-aws", "21.22.1"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
-from bireme.instances import load_instances
-from bireme.paths import Paths
+from bireme.plan.instances import load_instances
 from bireme.provision import Fleet, estimate, load_prices
 from bireme.tools import Toolbox
 from tests.eks.conftest import ROOT, Terraform

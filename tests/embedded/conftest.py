@@ -12,12 +12,12 @@ import pytest
 from bireme.clusters import controllers, start_addon
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.waiting import until
-from bireme.deploy import Deployer
+from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.instances import Instance
-from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease
-from bireme.release import Releases
+from bireme.live.deploy import Deployer
+from bireme.live.release import Releases
+from bireme.plan.instances import Instance
+from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.support import waiting
 
 BIREME = Path(sys.executable).with_name("bireme")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.pytest_plugin import InstalledRelease
+from bireme.testing.pytest_plugin import InstalledRelease
 
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme import observe
 from bireme.clusters import start_addon
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
-from bireme.instances import Instance
-from bireme.paths import Paths
+from bireme.live import observe
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
 from bireme.tools import Toolbox
-from bireme.topology import expand
 from tests.support import git_server, gitops
 from tests.support.flux import until
 from tests.support.gitops import CASES, EACH_JOB, ELASTIC_JOBS, TYPE, Job, Site

@@ -16,7 +16,7 @@ from bireme.cli import cli
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from bireme_runtime.elastic import failures, progress, status
 from tests.embedded.elastic_jobs import (

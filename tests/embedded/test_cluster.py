@@ -19,8 +19,8 @@ import pytest
 
 from bireme.clusters import list_clusters
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.support.waiting import until
 
@@ -226,7 +226,7 @@ def start_up(state: Path) -> subprocess.Popen[str]:
         from dataclasses import replace
         from pathlib import Path
         from bireme.clusters.embedded import EmbeddedProvider
-        from bireme.paths import Paths
+        from bireme.core.paths import Paths
         from bireme.tools import Toolbox
 
         paths = Paths.discover(start=Path(sys.argv[1]))

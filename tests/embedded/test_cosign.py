@@ -11,7 +11,7 @@ from pathlib import Path
 import package
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.support import gpg
 from tests.support.registry import serving

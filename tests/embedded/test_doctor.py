@@ -14,16 +14,16 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from bireme.admission import Finding
 from bireme.cli import cli
 from bireme.clusters.api import Api
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.doctor import Doctor, release
-from bireme.instances import Instance
-from bireme.paths import Paths
-from bireme.release import Releases, Revision
+from bireme.core.paths import Paths
+from bireme.live.admission import Finding
+from bireme.live.doctor import Doctor, release
+from bireme.live.release import Releases, Revision
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
 from bireme.tools import Toolbox
-from bireme.topology import expand
 from tests.support import waiting
 
 pytestmark = pytest.mark.embedded

@@ -12,8 +12,8 @@ import pytest
 from bireme.clusters import Cluster
 from bireme.clusters.embedded import EmbeddedProvider
 from bireme.clusters.waiting import until
+from bireme.core.paths import Paths
 from bireme.helm import Render
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 from tests.support.rendered import the
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.embedded.fleet import Fleet
 
 OREGON = ["region=us-west-2"]

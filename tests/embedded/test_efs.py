@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters import Cluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.support import waiting
 
 SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"

@@ -19,7 +19,7 @@ import pytest
 
 from bireme.clusters import Cluster
 from bireme.helm import RenderError
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.testing.pytest_plugin import ReleaseFactory
 from bireme.tools import Toolbox
 from tests.embedded.csi import (
     claim_by_hand,

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from bireme.clusters import Cluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import ReleaseFactory
 from bireme.tools import Toolbox
 
 ROOT = Path(__file__).parents[2]

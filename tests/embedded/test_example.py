@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
 REPORT = """

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.support import waiting
 from tests.support.fsx import DYNAMIC, STATIC
 

@@ -17,7 +17,7 @@ import yaml
 
 from bireme.clusters import Cluster
 from bireme.clusters.embedded import EmbeddedProvider
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.embedded.csi import running
 from tests.support import waiting

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from bireme.clusters import start_addon
-from bireme.deploy import Deployer
+from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.instances import Instance
-from bireme.paths import Paths
-from bireme.release import Releases
+from bireme.live.deploy import Deployer
+from bireme.live.release import Releases
+from bireme.plan.instances import Instance
 from bireme.tools import Toolbox
 from tests.support import git_server, gitops
 from tests.support.flux import Flux, path_of, until

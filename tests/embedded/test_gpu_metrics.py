@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.embedded.fleet import Fleet
 
 CLOUDWATCH = ["cloudwatch.region=us-west-2", "global.imageRegistries.bireme=registry.example.com"]

@@ -14,8 +14,8 @@ import yaml
 from bireme.clusters.api import ApiError
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
-from bireme.instances import load_instances
-from bireme.paths import Paths
+from bireme.core.paths import Paths
+from bireme.plan.instances import load_instances
 from bireme.provision import Capacity, Fleet, karpenter_objects
 from bireme.tools import Toolbox
 

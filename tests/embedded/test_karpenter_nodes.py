@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.deploy import Deployer, Outcome
-from bireme.pytest_plugin import Request
+from bireme.live.deploy import Deployer, Outcome
+from bireme.testing.pytest_plugin import Request
 from tests.embedded.addons import WithAddon
 from tests.support import waiting
 

@@ -13,8 +13,8 @@ import pytest
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.deploy import Deployer, Outcome
-from bireme.pytest_plugin import Request
+from bireme.live.deploy import Deployer, Outcome
+from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
 from tests.support import waiting

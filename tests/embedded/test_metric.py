@@ -13,7 +13,7 @@ import yaml
 from bireme.clusters import controllers, programs
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, elastic, until, workers
 from tests.runtime.etcd_servers import free_port

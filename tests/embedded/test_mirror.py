@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderError, RenderRequest, Settings
-from bireme.paths import Paths
+from bireme.plan.workloads import pod_templates
 from bireme.tools import Toolbox
-from bireme.workloads import pod_templates
 from tests.support.registry import serving
 
 pytestmark = pytest.mark.whole

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 
 # The types on which the AWS walkthrough trains Mask R-CNN, with their GPUs and EFA interfaces.
 TYPES = {"p3.16xlarge": (8, 0), "p3dn.24xlarge": (8, 1), "p4d.24xlarge": (8, 4)}

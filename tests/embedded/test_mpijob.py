@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from bireme import observe
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.observe import Difference
-from bireme.pods import ObservedPod
+from bireme.core.manifests import Manifest
+from bireme.live import observe
+from bireme.live.observe import Difference
+from bireme.live.pods import ObservedPod
+from bireme.plan.instances import Instance
+from bireme.plan.topology import Plan, expand
 from bireme.tools import Toolbox
-from bireme.topology import Plan, expand
 from tests.support import waiting
 
 TYPE = "p4d.24xlarge"

@@ -14,9 +14,9 @@ import pytest
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
-from bireme.errors import BiremeError
-from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 
 Install = Callable[..., InstalledRelease]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.support import waiting
 
 pytestmark = [pytest.mark.embedded, pytest.mark.slow]

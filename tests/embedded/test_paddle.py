@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 
 ZONE = "topology.kubernetes.io/zone"
 LAYER = "topology.k8s.aws/network-node-layer-3"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.testing.pytest_plugin import ReleaseFactory
 
 IMAGE = {"repository": "team/train", "tag": "1"}
 TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}}

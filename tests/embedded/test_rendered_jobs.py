@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme import observe
 from bireme.clusters.embedded import EmbeddedCluster
+from bireme.core.labels import RELEASE_LABEL
 from bireme.helm import Renderer, parse
-from bireme.instances import Instance
-from bireme.labels import RELEASE_LABEL
-from bireme.pytest_plugin import Request
+from bireme.live import observe
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
+from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
-from bireme.topology import expand
 
 TYPE = "p4d.24xlarge"
 # What a chart cannot generate without a cluster to ask is a Secret that the team makes.

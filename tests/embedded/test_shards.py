@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bireme import views
+from bireme.cli import views
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
-from bireme.manifests import Manifest
-from bireme.shards import shards
+from bireme.core.manifests import Manifest
+from bireme.live.shards import shards
 from bireme.tools import Toolbox
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import ReleaseFactory
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "3000Gi"}
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease
+from bireme.core.paths import Paths
+from bireme.testing.pytest_plugin import InstalledRelease
 from tests.support import waiting
 
 pytestmark = pytest.mark.embedded

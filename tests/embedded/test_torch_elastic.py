@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from bireme.cli import cli
 from bireme.clusters import Cluster
-from bireme.errors import BiremeError
-from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme_runtime.elastic import topology
 
 P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}

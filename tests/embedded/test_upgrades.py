@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bireme.clusters import Cluster
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.helm import Charts
-from bireme.paths import Paths
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.support.fsx import STATIC
 

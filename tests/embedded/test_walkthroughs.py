@@ -18,8 +18,8 @@ import pytest
 
 from bireme.cli import cli
 from bireme.clusters.embedded import EmbeddedProvider
-from bireme.doctor import PROVIDERS
-from bireme.paths import Paths
+from bireme.core.paths import Paths
+from bireme.live.doctor import PROVIDERS
 from bireme.tools import Toolbox
 from tests.support import stand_ins
 from tests.support.documents import ROOT, Command, blocks, syntax_error

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from bireme.pytest_plugin import ReleaseFactory
-from bireme.topology import Plan
+from bireme.plan.topology import Plan
+from bireme.testing.pytest_plugin import ReleaseFactory
 
 RING = "tests/example/ring"
 

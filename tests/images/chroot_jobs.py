@@ -14,7 +14,7 @@ from typing import Any
 
 from rootfs import enter, load_rootfs
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 
 PATHS = Paths.discover(start=Path(__file__))
 

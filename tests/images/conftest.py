@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rootfs import ensure_rootfs
 
-from bireme.pytest_plugin import ShowProgress
+from bireme.testing.pytest_plugin import ShowProgress
 from tests.images.chroot_jobs import (
     IMAGE,
     MPI_IMAGE,

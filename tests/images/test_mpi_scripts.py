@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.nccl import parse
+from bireme.live.nccl import parse
 from tests.images.chroot_jobs import Job, Start
 
 pytestmark = pytest.mark.torch

@@ -16,9 +16,9 @@ import yaml
 from xdist.scheduler import LoadScopeScheduling
 
 from bireme.clusters.kind import KindCluster
-from bireme.paths import Paths
-from bireme.progress import step
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory, ShowProgress
+from bireme.core.paths import Paths
+from bireme.core.progress import step
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory, ShowProgress
 from bireme.tools import Toolbox
 from tests.kind.paddle import FOLDER, ON_KIND, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme.clusters.api import ApiError
-from bireme.pytest_plugin import InstalledRelease
+from bireme.testing.pytest_plugin import InstalledRelease
 from tests.kind.shell import Shell
 
 ON_KIND = "values/kind-paddle.yaml"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.labels import NODE_TYPE_LABEL, THROUGHPUT_ANNOTATION
-from bireme.pytest_plugin import InstalledRelease
+from bireme.core.labels import NODE_TYPE_LABEL, THROUGHPUT_ANNOTATION
+from bireme.testing.pytest_plugin import InstalledRelease
 from tests.kind.paddle import DYNAMIC, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, enforce, until
 from tests.kind.training import ANYWHERE, Training

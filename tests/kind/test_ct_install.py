@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bireme.clusters.kind import KindCluster
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.kind.shell import Shell, Values
 

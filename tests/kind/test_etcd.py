@@ -10,7 +10,7 @@ import pytest
 
 from bireme.clusters.api import ApiError
 from bireme.clusters.kind import KindCluster
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, Values
 
 pytestmark = pytest.mark.usefixtures("etcd_images")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bireme.clusters.kind import KindCluster
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, Values, until
 
 pytestmark = pytest.mark.usefixtures("etcd_images")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.logs import main_log
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.live.logs import main_log
+from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import Event, outcome
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from bireme.cli import cli
 from bireme.clusters.kind import KindCluster
-from bireme.logs import main_log, main_pod
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.live.logs import main_log, main_pod
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import NODE_TYPE, Shell, until
 from tests.kind.training import Event, outcome
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.kind import KindProvider
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.kind.shell import until
 
@@ -69,7 +69,7 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(
         from dataclasses import replace
         from pathlib import Path
         from bireme.clusters.kind import KindProvider
-        from bireme.paths import Paths
+        from bireme.core.paths import Paths
         from bireme.tools import Toolbox
         paths = replace(Paths.discover(), state=Path(sys.argv[2]))
         KindProvider(paths, Toolbox(paths)).up(sys.argv[1], {"p5.4xlarge": 1})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from tests.kind.shell import until
 
 # Images by their recipe, and the chart's name of their MPI.

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import NODE_TYPE, Shell, enforce, until
 
 KIND = "values/kind-mpi.yaml"

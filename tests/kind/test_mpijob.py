@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.pytest_plugin import InstalledRelease
+from bireme.testing.pytest_plugin import InstalledRelease
 from tests.kind.shell import Shell, until
 
 pytestmark = pytest.mark.whole

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from bireme.cli import cli
 from bireme.clusters.kind import KindCluster
-from bireme.errors import BiremeError
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.core.errors import BiremeError
+from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import outcome
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.kind.shell import NODE_TYPE, Shell, enforce, until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.kind import KindCluster
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, until
 from tests.kind.training import Training
 

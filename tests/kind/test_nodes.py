@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bireme.clusters.kind import KindCluster
-from bireme.labels import FAKE_LABEL
+from bireme.core.labels import FAKE_LABEL
 from tests.kind.shell import NODE_TYPE, Shell, until
 
 RESTRICTED = {

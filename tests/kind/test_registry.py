@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from bireme.clusters.kind import KindCluster
-from bireme.labels import INSTANCE_TYPE_LABEL
-from bireme.paths import Paths
+from bireme.core.labels import INSTANCE_TYPE_LABEL
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.kind.shell import Shell, Values, until
 from tests.kind.test_torch_imagenet import SMALL, make_photos

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bireme.clusters.api import ApiError
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import NODE_TYPE, Shell, until
 from tests.kind.training import ANYWHERE, KIND, outcome
 

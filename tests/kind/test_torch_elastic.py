@@ -10,7 +10,7 @@ from itertools import groupby
 
 import pytest
 
-from bireme.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import NODE_TYPE, Shell, until
 from tests.kind.training import ANYWHERE, KIND, Training, outcome
 

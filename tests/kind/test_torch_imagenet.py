@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from bireme.clusters.kind import KindCluster
-from bireme.paths import Paths
-from bireme.pytest_plugin import ReleaseFactory
+from bireme.core.paths import Paths
+from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, Shell, until
 from tests.kind.training import ANYWHERE, KIND, Training, outcome
 

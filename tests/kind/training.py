@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bireme.pods import ObservedPod
-from bireme.pytest_plugin import InstalledRelease
+from bireme.live.pods import ObservedPod
+from bireme.testing.pytest_plugin import InstalledRelease
 from tests.kind.shell import Shell, until
 
 Event = dict[str, Any]

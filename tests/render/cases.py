@@ -6,9 +6,9 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderError, RenderRequest
-from bireme.paths import Paths
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 
 HERE = Path(__file__).parent

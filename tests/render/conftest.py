@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.paths import Paths
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from tests.render.cases import Matrix
 
 

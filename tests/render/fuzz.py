@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 import jsonschema
 
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
 from bireme.helm import ChartValues, Render, RenderError, RenderRequest
 from bireme.helm import values as value_files
-from bireme.manifests import Manifest
-from bireme.paths import Paths
 from bireme.schemas import resolved
 from bireme.schemas.problems import explain
 from bireme.tools import Toolbox

@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.manifests import Manifest
-from bireme.paths import Paths
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.render.cases import CASES, REFUSALS, ROOT, Case, request
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
+from bireme.core.manifests import Manifest
 from bireme.helm import Render, RenderError, RenderRequest
 from bireme.helm.output import sentences
-from bireme.manifests import Manifest
 
 
 class OneProcess:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bireme.autoscale import Policy
+from bireme.core.manifests import Manifest
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
 
 RenderChart = Callable[..., Render]
 REGISTRY = "global.imageRegistries.bireme=registry.example.com"

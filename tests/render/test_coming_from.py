@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bireme.helm import Renderer
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from tests.support.rendered import container_of, environment_of
 
 PAGE = Path(__file__).parents[2] / "docs/coming-from.md"

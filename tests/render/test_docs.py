@@ -13,7 +13,7 @@ from pathlib import Path
 import generate
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.schemas.bundle import comments
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT

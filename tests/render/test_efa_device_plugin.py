@@ -9,12 +9,12 @@ import generate
 import pytest
 from rich.console import Console
 
+from bireme.cli.views import plan_view
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
 from bireme.helm import Render, RenderError
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.paths import Paths
-from bireme.topology import Plan
-from bireme.views import plan_view
+from bireme.plan.instances import Instance
+from bireme.plan.topology import Plan
 
 CHART = "efa-device-plugin"
 OREGON = ["region=us-west-2"]

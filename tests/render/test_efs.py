@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bireme.core.manifests import Manifest
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
 
 SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
 NFS: dict[str, Any] = {"type": "nfs", "server": SERVER}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest
 from bireme.helm.values import read_file
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 from tests.render.fuzz import Fuzzer, Trial
 from tests.render.one_process import OneProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bireme.helm import Renderer
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from tests.render.cases import Case
 from tests.render.golden import FOLDER, Golden, differences, files, rendering_cases
 

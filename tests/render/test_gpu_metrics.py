@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from bireme.instances import Instance
-from bireme.topology import Plan
+from bireme.plan.instances import Instance
+from bireme.plan.topology import Plan
 from tests.support.rendered import the
 
 CHART = "gpu-metrics"

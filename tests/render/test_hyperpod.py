@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from bireme.clusters.nodes import parse_nodes
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm import Render
-from bireme.instances import Instance
+from bireme.plan.instances import Instance
+from bireme.plan.topology import Plan, fit
 from bireme.provision import Fleet
-from bireme.topology import Plan, fit
 from tests.support.rendered import container_of, environment_of, the
 
 VALUES = {

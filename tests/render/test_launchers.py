@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Renderer, RenderError
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from tests.support.rendered import container_of, environment_of, the
 
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
 from bireme.lint import kubeconform, object_problems
-from bireme.manifests import Manifest
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.render.cases import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
 

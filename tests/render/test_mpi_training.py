@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, RenderError
-from bireme.topology import Plan
+from bireme.plan.topology import Plan
 from tests.support.rendered import environment_of, the
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}

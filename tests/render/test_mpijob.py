@@ -8,9 +8,9 @@ from typing import Any
 import generate
 import pytest
 
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
+from bireme.plan.topology import Plan
 from bireme.schemas import drift
 from bireme.tools import Toolbox
-from bireme.topology import Plan
 from tests.render.cases import ROOT
 
 NAME = "sum-job"

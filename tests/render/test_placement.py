@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bireme.core.manifests import Manifest
 from bireme.helm import Render, RenderError
-from bireme.manifests import Manifest
 
 CHARTS = ("torch-elastic", "mpi-training", "paddle")
 EFA = "instance.type=p4d.24xlarge"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from bireme.core.manifests import Manifest
 from bireme.helm import Renderer, RenderError
-from bireme.manifests import Manifest
-from bireme.pytest_plugin import Request
+from bireme.testing.pytest_plugin import Request
 from tests.render.cases import TYPES
 from tests.support.rendered import container_of, environment_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bireme.topology import Plan
+from bireme.plan.topology import Plan
 
 QUEUE = ["queueName=training", "workers=3"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import publish
 
 from bireme.helm import Render
-from bireme.workloads import pod_templates
+from bireme.plan.workloads import pod_templates
 from tests.render.cases import ROOT
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from bireme.core.paths import Paths
 from bireme.helm import Render, RenderError
-from bireme.paths import Paths
 
 P4D = "p4d.24xlarge"
 STAGED: dict[str, Any] = {"staging": {"claimName": "fsx-pvc", "size": "200Gi"}}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bireme.cli.views import plan_view
 from bireme.helm import Render, RenderError
-from bireme.picture import svg
-from bireme.topology import Plan
-from bireme.views import plan_view
-from bireme.workloads import pod_templates
+from bireme.plan.picture import svg
+from bireme.plan.topology import Plan
+from bireme.plan.workloads import pod_templates
 from bireme_runtime.elastic import failures, progress
 from bireme_runtime.elastic.status import Starts, Status
 from tests.support.rendered import environment_of, the

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.api import Api
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime.process import children
 from tests.runtime.etcd_servers import EtcdServer, new_cluster

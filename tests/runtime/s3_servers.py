@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "hack/moto/requirements.lock"

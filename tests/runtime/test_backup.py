@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.s3 import backup as backup_s3

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime.sources.places import open_source
 from bireme_runtime.sources.source import Changed

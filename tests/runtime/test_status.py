@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bireme.cli.views import training_view
 from bireme.clusters.api import Api
-from bireme.training import Training, trainings
-from bireme.views import training_view
+from bireme.live.training import Training, trainings
 from bireme_runtime.elastic import progress
 from tests.runtime.etcd_servers import free_port
 from tests.runtime.told import Proxy, elastic_job, ready_pod

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bireme.clusters.api import Api
-from bireme.timeline import Timeline
-from bireme.training import timelines
+from bireme.live.timeline import Timeline
+from bireme.live.training import timelines
 from bireme_runtime.elastic import failures, history, rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, free_port

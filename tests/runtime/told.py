@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import urllib.request
 
-from bireme.manifests import Manifest
-from bireme.pods import ObservedPod, observed_pod
+from bireme.core.manifests import Manifest
+from bireme.live.pods import ObservedPod, observed_pod
 from tests.support.api_server import Quiet
 
 

@@ -15,8 +15,8 @@ import yaml
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
-from bireme.paths import Paths
-from bireme.release import Releases
+from bireme.core.paths import Paths
+from bireme.live.release import Releases
 from bireme.tools import Toolbox
 from tests.support import registry
 from tests.support.flux import until

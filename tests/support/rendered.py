@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bireme.core.manifests import Manifest
 from bireme.helm import Render
-from bireme.manifests import Manifest
 
 
 def the(rendered: Render, kind: str, name: str = "") -> Manifest:

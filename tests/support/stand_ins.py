@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
-from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE
-from bireme.labels import NODE_TYPE_LABEL
-from bireme.paths import Paths
+from bireme.core.labels import NODE_TYPE_LABEL
+from bireme.core.paths import Paths
+from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE
 from bireme.tools import Toolbox
 
 STATE = Path("aws.json")

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli import cli
+from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.instances import Instance, load_instances
-from bireme.paths import Paths
+from bireme.plan.instances import Instance, load_instances
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]

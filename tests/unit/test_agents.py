@@ -8,7 +8,7 @@ import agents
 import pytest
 import yaml
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 
 TABLE = """
 ### `{gpu}`

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bireme.autoscale import Policy, World, plan, running
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC).timestamp()
 TYPE = {"node.kubernetes.io/instance-type": "p5.48xlarge"}

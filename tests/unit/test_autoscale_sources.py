@@ -14,7 +14,7 @@ import pytest
 
 from bireme.autoscale import RunningJob, query, quotas, running, saving, throughput, unused
 from bireme.clusters.api import Api
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from tests.support import api_server
 
 GPU = "nvidia.com/gpu"

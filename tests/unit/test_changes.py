@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bireme.changes import Changes, changes
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, Settings, load
-from bireme.manifests import Manifest
-from bireme.object_diff import object_diffs
-from bireme.paths import Paths
+from bireme.plan.changes import Changes, changes
+from bireme.plan.object_diff import object_diffs
 
 DIGESTS = {"image": "a", "env": "b", "volumes": "c"}
 

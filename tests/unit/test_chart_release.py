@@ -14,8 +14,8 @@ import pytest
 import release
 import yaml
 
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 
 RUNTIME = "runtime/src/bireme_runtime/__init__.py"
 CARRIED = "charts/web/charts/common/files/runtime/bireme_runtime/__init__.py"

@@ -21,8 +21,8 @@ from bireme.clusters import (
 )
 from bireme.clusters.api import Api
 from bireme.clusters.existing import ExistingCluster, ExistingProvider
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
 

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 
 SLICE = 120
 SECONDS = 5

@@ -12,7 +12,7 @@ import docs_site
 import pytest
 from mkdocs.exceptions import Abort
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 
 CHARTS = sorted(file.parent.name for file in Path(__file__).parents[2].glob("charts/*/README.md"))
 

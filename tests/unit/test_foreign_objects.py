@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bireme.errors import BiremeError
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.picture import svg
-from bireme.topology import expand, fit
-from bireme.views import plan_view
+from bireme.cli.views import plan_view
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
+from bireme.plan.instances import Instance
+from bireme.plan.picture import svg
+from bireme.plan.topology import expand, fit
 
 WRONG: tuple[Any, ...] = (
     *(None, True, 0, -1, 1.5, 1e300, 10**18, "x", "", "9" * 5000),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bireme.errors import BiremeError
-from bireme.instances import Instance, choose_nodes, load_instances, read_instance
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.plan.instances import Instance, choose_nodes, load_instances, read_instance
 
 P4D = """instance:
   type: p4d.24xlarge

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from bireme import schemas
 from bireme.cli import cli
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.lint import Finding, Linter, file_findings, find_charts, kubeconform, object_problems
-from bireme.manifests import Manifest
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bireme.core.paths import Paths
 from bireme.lint.kubernetes import kubernetes_schemas, schema_location
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 from bireme.tools.pins import load_pins
 

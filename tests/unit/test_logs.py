@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from bireme.clusters.existing import ExistingCluster
-from bireme.errors import BiremeError
-from bireme.instances import Instance
-from bireme.logs import log, main_log, main_pod, named_pod
-from bireme.manifests import Manifest
-from bireme.topology import Plan, expand
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
+from bireme.live.logs import log, main_log, main_pod, named_pod
+from bireme.plan.instances import Instance
+from bireme.plan.topology import Plan, expand
 from tests.support.api_server import Quiet, serving
 
 PODS = "/api/v1/namespaces/default/pods"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
 from bireme.helm import parse
-from bireme.manifests import Manifest
 
 TEXT = """# a line before
 ---

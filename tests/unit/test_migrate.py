@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bireme.cli import cli
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 
 OLD = """\
 # Our queue.

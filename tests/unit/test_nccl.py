@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bireme.cli import cli, main
-from bireme.errors import BiremeError
-from bireme.instances import Instance
-from bireme.nccl import Asked, Measured, judge, load_measured, parse
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.live.nccl import Asked, Measured, judge, load_measured, parse
+from bireme.plan.instances import Instance
 
 Facts = tuple[Measured, ...]
 Instances = Mapping[str, Instance]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from bireme.clusters.nodes import node_manifest, parse_nodes, shape_of
-from bireme.errors import BiremeError
-from bireme.instances import Instance
+from bireme.core.errors import BiremeError
+from bireme.plan.instances import Instance
 
 Instances = Mapping[str, Instance]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bireme.clusters.api import ApiError
-from bireme.observe import Difference, compare, observe
-from bireme.pods import NodeState, ObservedPod, observed_pod, shorten
-from bireme.topology import Plan, Totals
-from bireme.workloads import ObservedWorkload, PodPlan, WorkloadPlan
+from bireme.live.observe import Difference, compare, observe
+from bireme.live.pods import NodeState, ObservedPod, observed_pod, shorten
+from bireme.plan.topology import Plan, Totals
+from bireme.plan.workloads import ObservedWorkload, PodPlan, WorkloadPlan
 
 SELECTOR = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
 RESOURCES = {"memory": "1024Mi", "nvidia.com/gpu": "8"}

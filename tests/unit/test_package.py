@@ -22,9 +22,9 @@ import yaml
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer, RenderRequest, load
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 from tests.support import gpg
 

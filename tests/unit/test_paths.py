@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bireme import paths as paths_module
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core import paths as paths_module
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.tools.pins import load_pins
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_outside_a_clone_the_clone_of_the_package_is_the_root(
 ) -> None:
     found = Paths.discover({"HOME": "/home/someone"}, start=tmp_path)
 
-    assert (found.root / "src" / "bireme" / "paths.py").is_file()
+    assert (found.root / "src" / "bireme" / "core" / "paths.py").is_file()
 
 
 def test_the_error_without_any_clone_says_where_to_run(
@@ -62,8 +62,8 @@ def test_the_installed_wheel_without_a_clone_has_the_instances_and_the_pins(
         archive.extractall(tmp_path / "site-packages")
     program = (
         "from pathlib import Path\n"
-        "from bireme.paths import Paths\n"
-        "from bireme.instances import load_instances\n"
+        "from bireme.core.paths import Paths\n"
+        "from bireme.plan.instances import load_instances\n"
         "from bireme.tools.pins import load_pins\n"
         "paths = Paths.discover(start=Path('/'))\n"
         "print(len(load_instances(paths)), load_pins(paths.hack / 'tools').tool('helm').version, paths.root)"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.picture import svg
-from bireme.topology import expand
+from bireme.core.manifests import Manifest
+from bireme.plan.instances import Instance
+from bireme.plan.picture import svg
+from bireme.plan.topology import expand
 
 SVG = "{http://www.w3.org/2000/svg}"
 P4D = "p4d.24xlarge"

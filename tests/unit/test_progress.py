@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from bireme.progress import step
+from bireme.core.progress import step
 from tests.support.waiting import until
 
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from bireme.cli import cli
 from bireme.clusters.nodes import node_manifest, shape_of
-from bireme.errors import BiremeError
-from bireme.instances import CPU_TYPE, Instance, load_instances
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.plan.instances import CPU_TYPE, Instance, load_instances
 from bireme.provision import Capacity, Fleet, cluster_config, estimate, karpenter_objects, load_prices
 
 PATHS = Paths.discover()

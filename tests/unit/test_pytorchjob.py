@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from bireme.changes import changes
-from bireme.errors import BiremeError
-from bireme.instances import Instance
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
 from bireme.lint import object_problems
-from bireme.manifests import Manifest
-from bireme.observe import compare
-from bireme.pods import ObservedPod, observed_pod
-from bireme.topology import expand
-from bireme.workloads import KINDS, WorkloadPlan
+from bireme.live.observe import compare
+from bireme.live.pods import ObservedPod, observed_pod
+from bireme.plan.changes import changes
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
+from bireme.plan.workloads import KINDS, WorkloadPlan
 
 CHART = """apiVersion: kubeflow.org/v1
 kind: PyTorchJob

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bireme.errors import BiremeError
-from bireme.quantities import format_quantity, pod_requests, quantity
+from bireme.core.errors import BiremeError
+from bireme.core.quantities import format_quantity, pod_requests, quantity
 
 
 def test_requests_add_up_as_in_the_scheduler_with_init_containers_and_sidecars() -> None:

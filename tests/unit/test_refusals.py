@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm.values import read_file
 
 

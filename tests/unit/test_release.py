@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bireme.errors import BiremeError
-from bireme.release import Releases
+from bireme.core.errors import BiremeError
+from bireme.live.release import Releases
 
 MakeHelm = Callable[..., Releases]
 

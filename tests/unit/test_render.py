@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderError, RenderRequest, sentences, tree_digest
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]

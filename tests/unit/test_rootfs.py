@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rootfs
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from bireme import schemas
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
 from bireme.lint import file_findings
-from bireme.paths import Paths
 
 MakeChart = Callable[..., Path]
 CHARTS = sorted(Path(__file__).resolve().parents[2].glob("charts/*/values.schema.json"))

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from bireme.autoscale import PUBLISHED, Outcome, Settings, TracedJob, sample, simulate
 from bireme.cli import cli
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from tests.support.documents import ROOT, blocks
 
 QUIET = Settings(nodes=4, failures=0, scaling=1.0, resize=0.0, cooldown=0.0, every=10.0)

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.timeline import Timeline
-from bireme.timeline_picture import html, svg
+from bireme.live.timeline import Timeline
+from bireme.live.timeline_picture import html, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 BEGAN = 1_790_000_000.0

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from bireme.tools.downloads import Downloads
 from bireme.tools.pins import load_pins, this_platform
@@ -89,7 +89,7 @@ class Bench:
     def command(self, tool: str) -> list[str]:
         """A process of its own that asks for ``tool`` and prints where it is."""
         program = (
-            "import sys; from pathlib import Path; from bireme.paths import Paths\n"
+            "import sys; from pathlib import Path; from bireme.core.paths import Paths\n"
             "from bireme.tools import Toolbox\n"
             "print(Toolbox(Paths(*map(Path, sys.argv[1:4]))).path(sys.argv[4]))"
         )

@@ -9,11 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bireme.errors import BiremeError
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.paths import Paths
-from bireme.topology import Plan, expand, fit
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
+from bireme.plan.instances import Instance
+from bireme.plan.topology import Plan, expand, fit
 
 P4D, P3 = "p4d.24xlarge", "p3.8xlarge"
 TYPE = "node.kubernetes.io/instance-type"

@@ -10,16 +10,16 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from bireme.changes import changes
-from bireme.deploy import Outcome
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.observe import compare
-from bireme.paths import Paths
-from bireme.pods import ObservedPod, observed_pod
-from bireme.topology import expand
-from bireme.views import outcome_view
-from bireme.workloads import kind_of, pod_templates
+from bireme.cli.views import outcome_view
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
+from bireme.live.deploy import Outcome
+from bireme.live.observe import compare
+from bireme.live.pods import ObservedPod, observed_pod
+from bireme.plan.changes import changes
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
+from bireme.plan.workloads import kind_of, pod_templates
 
 RAY_CLUSTER = """apiVersion: ray.io/v1
 kind: RayCluster

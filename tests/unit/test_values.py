@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm import Renderer, RenderError, RenderRequest, Settings, values
 from bireme.tools import Toolbox
 

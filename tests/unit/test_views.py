@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bireme import views
-from bireme.deploy import Outcome
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.observe import Difference
-from bireme.pods import observed_pod
+from bireme.cli import views
+from bireme.core.manifests import Manifest
+from bireme.live.deploy import Outcome
+from bireme.live.observe import Difference
+from bireme.live.pods import observed_pod
+from bireme.plan.instances import Instance
+from bireme.plan.topology import Plan, expand
 from bireme.tools import ToolStatus
-from bireme.topology import Plan, expand
 
 ROOT = Path(__file__).parents[2]
 BIREME = str(Path(sys.executable).with_name("bireme"))

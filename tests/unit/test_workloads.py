@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bireme.changes import changes
-from bireme.errors import BiremeError
-from bireme.instances import Instance
-from bireme.manifests import Manifest
-from bireme.topology import expand
-from bireme.workloads import KINDS, kind_of, plan_of, trace
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
+from bireme.plan.changes import changes
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
+from bireme.plan.workloads import KINDS, kind_of, plan_of, trace
 
 PACKAGE = Path(__file__).parents[2] / "src" / "bireme"
 

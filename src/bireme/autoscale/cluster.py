@@ -18,17 +18,17 @@ from typing import Any
 
 from bireme.autoscale.decisions import ElasticJob, Pool, Resize, decide
 from bireme.autoscale.policy import Policy
-from bireme.errors import BiremeError
-from bireme.instances import choose_nodes
-from bireme.labels import (
+from bireme.core.errors import BiremeError
+from bireme.core.labels import (
     AUTOSCALE_ANNOTATION,
     JOB_INDEX_LABEL,
     QUEUE_LABEL,
     RESIZED_ANNOTATION,
     THROUGHPUT_ANNOTATION,
 )
-from bireme.quantities import ACCELERATORS, pod_requests, quantity
-from bireme.scheduling import takes
+from bireme.core.quantities import ACCELERATORS, pod_requests, quantity
+from bireme.plan.instances import choose_nodes
+from bireme.plan.scheduling import takes
 
 Object = Mapping[str, Any]
 Demand = Mapping[str, Fraction]

@@ -9,7 +9,7 @@ from typing import Any
 
 from bireme.autoscale.simulation import Outcome, Settings, simulate
 from bireme.autoscale.trace import TracedJob
-from bireme.drawing import (
+from bireme.core.drawing import (
     FILLS,
     PLOT_HEIGHT,
     PLOT_LEFT,
@@ -23,7 +23,7 @@ from bireme.drawing import (
     line,
     text,
 )
-from bireme.timeline import lasted
+from bireme.live.timeline import lasted
 
 STATIC, ELASTIC = "static", "elastic"
 

@@ -19,8 +19,8 @@ from bireme.autoscale.decisions import Resize
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.sources import Workers, measured, quotas, saving, throughput
 from bireme.clusters.api import MERGE_PATCH, Api, ApiError
-from bireme.errors import BiremeError
-from bireme.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION, THROUGHPUT_ANNOTATION
+from bireme.core.errors import BiremeError
+from bireme.core.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION, THROUGHPUT_ANNOTATION
 
 MANAGER = "bireme-autoscaler"
 """The field manager of what the controller writes."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bireme.autoscale.decisions import ElasticJob, Pool, decide
 from bireme.autoscale.trace import TracedJob
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 _POOL = "workers"
 _POINTS = 240

@@ -16,9 +16,9 @@ from typing import Any
 
 from bireme.autoscale.cluster import RunningJob, index
 from bireme.clusters.api import Api, ApiError
-from bireme.errors import BiremeError
-from bireme.quantities import pod_requests, quantity
-from bireme.training import metrics_port
+from bireme.core.errors import BiremeError
+from bireme.core.quantities import pod_requests, quantity
+from bireme.live.training import metrics_port
 
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 _WORKER_SECONDS = 2.0

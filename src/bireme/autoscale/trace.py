@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm import values as value_files
 
 COLUMNS = ("submit", "workers", "duration", "priority", "minimum", "maximum")

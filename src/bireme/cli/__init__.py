@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bireme.cli import charts, elastic, nodes, releases
 from bireme.cli.options import cli
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 __all__ = ["cli", "main"]
 

@@ -12,7 +12,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.text import Text
 
-from bireme import views
+from bireme.cli import views
 from bireme.cli.options import (
     App,
     Target,
@@ -26,12 +26,12 @@ from bireme.cli.options import (
     target_options,
 )
 from bireme.clusters.nodes import parse_nodes
-from bireme.errors import BiremeError, suggestion
+from bireme.core.errors import BiremeError, suggestion
 from bireme.helm import values as value_files
 from bireme.lint import Linter, find_charts
-from bireme.picture import svg
+from bireme.plan.picture import svg
+from bireme.plan.topology import expand, fit
 from bireme.schemas import migrated, refusals, shortened
-from bireme.topology import expand, fit
 
 
 @cli.command()

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import click
 
-from bireme import autoscale, views
+from bireme import autoscale
+from bireme.cli import views
 from bireme.cli.options import App, Target, a_namespace, cli, output_option, pass_app, target_options
 from bireme.clusters.api import Api
-from bireme.errors import BiremeError
-from bireme.progress import step
+from bireme.core.errors import BiremeError
+from bireme.core.progress import step
 
 _LEASE = "bireme-autoscaler"
 

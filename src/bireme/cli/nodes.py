@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from bireme import views
+from bireme.cli import views
 from bireme.cli.options import (
     App,
     cli,
@@ -23,11 +23,11 @@ from bireme.cli.options import (
 from bireme.clusters import ADDONS, DEFAULT_NAME, Cluster, find, list_clusters, provider, start_addon
 from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.waiting import no_interrupts
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.progress import step
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
-from bireme.instances import CPU_TYPE
-from bireme.progress import step
+from bireme.plan.instances import CPU_TYPE
 from bireme.provision import (
     Capacity,
     Fleet,

@@ -16,15 +16,16 @@ import click
 import yaml
 from rich.console import Console, RenderableType
 
-from bireme import __version__, views
+from bireme import __version__
+from bireme.cli import views
 from bireme.clusters import Cluster, list_clusters, provider
-from bireme.deploy import Deployer
-from bireme.errors import BiremeError, suggestion
+from bireme.core.errors import BiremeError, suggestion
+from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer, RenderError, RenderRequest, Settings
 from bireme.helm import values as value_files
-from bireme.instances import Instance, load_instances
-from bireme.paths import Paths
-from bireme.release import Releases
+from bireme.live.deploy import Deployer
+from bireme.live.release import Releases
+from bireme.plan.instances import Instance, load_instances
 from bireme.schemas import refusals, shortened
 from bireme.tools import Toolbox
 

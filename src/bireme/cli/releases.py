@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from bireme import timeline_picture, views
-from bireme.admission import Finding
+from bireme.cli import views
 from bireme.cli.options import (
     App,
     Target,
@@ -29,17 +28,19 @@ from bireme.cli.options import (
     timeout_option,
     values_options,
 )
-from bireme.deploy import Outcome
-from bireme.doctor import Doctor
-from bireme.doctor import release as of_release
-from bireme.errors import BiremeError, suggestion
+from bireme.core.errors import BiremeError, suggestion
 from bireme.helm import values as value_files
-from bireme.logs import log as pod_log
-from bireme.logs import main_log, main_pod, named_pod
-from bireme.nccl import Asked, asked_by, judge, load_measured, parse
-from bireme.release import Releases
-from bireme.timeline import read as timeline_from
-from bireme.topology import expand
+from bireme.live import timeline_picture
+from bireme.live.admission import Finding
+from bireme.live.deploy import Outcome
+from bireme.live.doctor import Doctor
+from bireme.live.doctor import release as of_release
+from bireme.live.logs import log as pod_log
+from bireme.live.logs import main_log, main_pod, named_pod
+from bireme.live.nccl import Asked, asked_by, judge, load_measured, parse
+from bireme.live.release import Releases
+from bireme.live.timeline import read as timeline_from
+from bireme.plan.topology import expand
 
 
 @cli.command()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bireme.clusters.kubeconfig import load
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 MERGE_PATCH = "application/merge-patch+json"
 

@@ -19,7 +19,7 @@ from bireme.clusters import programs
 from bireme.clusters.base import Cluster
 from bireme.clusters.ports import is_free, reserve
 from bireme.clusters.waiting import until
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 _PORT_SECONDS = 600
 _READY_SECONDS = 60

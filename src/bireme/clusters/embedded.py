@@ -26,10 +26,10 @@ from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import reserved
 from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts, until
-from bireme.errors import BiremeError
-from bireme.instances import CPU_TYPE, load_instances
-from bireme.paths import Paths
-from bireme.progress import step
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.core.progress import step
+from bireme.plan.instances import CPU_TYPE, load_instances
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bireme.clusters.api import Api
 from bireme.clusters.base import ClusterInfo
-from bireme.errors import BiremeError
-from bireme.labels import INSTANCE_TYPE_LABEL
+from bireme.core.errors import BiremeError
+from bireme.core.labels import INSTANCE_TYPE_LABEL
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from bireme.clusters.api import Api, ApiError
 from bireme.clusters.base import ClusterInfo
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.waiting import until
-from bireme.errors import BiremeError
-from bireme.instances import load_instances
-from bireme.labels import (
+from bireme.core.errors import BiremeError
+from bireme.core.labels import (
     CUT_LABEL,
     DEFAULT_CLASS_ANNOTATION,
     EXIT_CODE_ANNOTATION,
@@ -32,7 +31,8 @@ from bireme.labels import (
     NOT_READY_TAINT,
     OUT_OF_SERVICE_TAINT,
 )
-from bireme.paths import Paths
+from bireme.core.paths import Paths
+from bireme.plan.instances import load_instances
 
 STORAGE_CLASS = "fake"
 _OUT_OF_SERVICE = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm import ChartValues
 from bireme.helm import values as value_files
 from bireme.schemas.problems import violations

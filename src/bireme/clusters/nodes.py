@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bireme.errors import BiremeError, suggestion
-from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Instance
-from bireme.labels import (
+from bireme.core.errors import BiremeError, suggestion
+from bireme.core.labels import (
     ARCHITECTURE_LABEL,
     FAKE_LABEL,
     FAKE_VALUE,
@@ -19,6 +18,7 @@ from bireme.labels import (
     REGION_LABEL,
     ZONE_LABEL,
 )
+from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Instance
 
 REGION = "us-west-2"
 ZONE = f"{REGION}a"

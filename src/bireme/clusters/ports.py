@@ -11,7 +11,7 @@ import random
 import socket
 from collections.abc import Iterator
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 # Below the range from which the kernel takes the ports of outgoing connections.
 _RANGE = range(10_000, 32_000)

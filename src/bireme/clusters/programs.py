@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 _STOP_SECONDS = 20
 _LINES_KEPT = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bireme.clusters.base import Cluster, Provider
-from bireme.errors import BiremeError, suggestion
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError, suggestion
+from bireme.core.paths import Paths
 
 if TYPE_CHECKING:
     from rich.console import Console

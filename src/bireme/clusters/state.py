@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from bireme.clusters.base import ClusterInfo
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _META = "meta.json"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from bireme.errors import BiremeError, suggestion
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError, suggestion
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
 

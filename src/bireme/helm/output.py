@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bireme.core.manifests import Manifest
 from bireme.helm.yaml import parse_yaml
-from bireme.manifests import Manifest
 
 _SOURCE = re.compile(r"^# Source: (.+)$", re.MULTILINE)
 _DOCUMENT = re.compile(r"^---[ \t]*$", re.MULTILINE)

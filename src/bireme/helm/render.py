@@ -23,12 +23,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
+from bireme.core.paths import Paths
 from bireme.helm.output import sentences, split
 from bireme.helm.values import ChartValues, Settings, printing_chart, printing_copy
 from bireme.helm.yaml import json_number
-from bireme.manifests import Manifest
-from bireme.paths import Paths
 from bireme.tools import Toolbox
 
 _FORMAT = 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm.yaml import Values, parse_yaml, refuse_bombs
 from bireme.helm.yaml import merge as merge
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bireme.manifests import Manifest
-from bireme.workloads import pod_templates
+from bireme.core.manifests import Manifest
+from bireme.plan.workloads import pod_templates
 
 # The keys by which the API server tells the items of a list apart, as the OpenAPI of Kubernetes has them:
 # x-kubernetes-list-map-keys, or the patch merge key of lists that have only that.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bireme.core.paths import Paths
 from bireme.helm.values import read_file, read_text
 from bireme.helm.yaml import parse_yaml
 from bireme.lint.findings import Finding
 from bireme.lint.parity import parity
 from bireme.lint.patterns import foreign_patterns
-from bireme.paths import Paths
 from bireme.schemas import BUNDLE, comments, drift
 
 

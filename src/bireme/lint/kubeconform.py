@@ -11,9 +11,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
 from bireme.lint.kubernetes import kubernetes_schemas, schema_location
-from bireme.manifests import Manifest
 from bireme.tools import Toolbox
 
 Key = TypeVar("Key", bound=Hashable)

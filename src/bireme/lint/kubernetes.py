@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.tools import Toolbox
 from bireme.tools.store import make_once
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer, RenderError, RenderRequest, load
 from bireme.helm.values import read_file
 from bireme.lint.duplicates import duplicates
@@ -15,7 +16,6 @@ from bireme.lint.files import file_findings
 from bireme.lint.findings import Finding
 from bireme.lint.kubeconform import kubeconform
 from bireme.lint.names import name_problems
-from bireme.manifests import Manifest
 from bireme.tools import Toolbox
 
 # What Helm's error holds when a template called `fail` or `required`, or when a schema refused the values.

@@ -6,8 +6,8 @@ import ipaddress
 import re
 from typing import Any
 
-from bireme.errors import BiremeError
-from bireme.instances import ROOT_VOLUME_GIB
+from bireme.core.errors import BiremeError
+from bireme.plan.instances import ROOT_VOLUME_GIB
 from bireme.provision.groups import Capacity, Fleet, Group
 
 _ADDONS = (

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from bireme.errors import BiremeError
-from bireme.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, HYPERPOD, Instance
-from bireme.labels import NODE_TYPE_LABEL
+from bireme.core.errors import BiremeError
+from bireme.core.labels import NODE_TYPE_LABEL
+from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, HYPERPOD, Instance
 
 KINDS = ("on-demand", "spot", "reservation", "block")
 _RESERVATION = re.compile(r"cr-[0-9a-z]+")

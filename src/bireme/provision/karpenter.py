@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bireme.instances import ROOT_VOLUME_GIB
-from bireme.labels import ARCHITECTURE_LABEL, CAPACITY_TYPE_LABEL, INSTANCE_TYPE_LABEL, ZONE_LABEL
+from bireme.core.labels import ARCHITECTURE_LABEL, CAPACITY_TYPE_LABEL, INSTANCE_TYPE_LABEL, ZONE_LABEL
+from bireme.core.quantities import HUGE_PAGES
+from bireme.plan.instances import ROOT_VOLUME_GIB
 from bireme.provision.groups import Fleet, Group
-from bireme.quantities import HUGE_PAGES
 
 _CAPACITY_TYPES = {"on-demand": "on-demand", "spot": "spot", "reservation": "reserved", "block": "reserved"}
 

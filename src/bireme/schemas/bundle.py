@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from bireme.errors import BiremeError
-from bireme.paths import Paths
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
 
 Schema = dict[str, Any]
 KeyPath = tuple[str, ...]

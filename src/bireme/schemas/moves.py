@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm.yaml import refuse_bombs
 
 

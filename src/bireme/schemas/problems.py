@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.helm import ChartValues, Renderer, RenderError, RenderRequest
 from bireme.schemas.bundle import BUNDLE, KeyPath
 from bireme.schemas.moves import moved

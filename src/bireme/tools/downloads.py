@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 from bireme.tools.pins import Tool
 
 _CONNECT_SECONDS = 2.5

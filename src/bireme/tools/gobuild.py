@@ -25,8 +25,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from bireme.errors import BiremeError
-from bireme.progress import note
+from bireme.core.errors import BiremeError
+from bireme.core.progress import note
 from bireme.tools.pins import Tool
 from bireme.tools.store import make_once
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 _UNAME_NAMES = {"amd64": "x86_64", "arm64": "arm64"}

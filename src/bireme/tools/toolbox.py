@@ -14,9 +14,9 @@ from typing import Literal
 
 from rich.console import Console
 
-from bireme.errors import BiremeError
-from bireme.paths import Paths
-from bireme.progress import note
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.core.progress import note
 from bireme.tools.downloads import Downloads, NotOffered
 from bireme.tools.gobuild import GoBuilder
 from bireme.tools.pins import Tool, load_pins

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bireme.paths import Paths
+from bireme.core.paths import Paths
 from bireme.tools.store import make_once
 from tests.runtime.with_torch.conftest import ROOT
 from tests.support.processes import gone

@@ -17,10 +17,10 @@ from bireme.clusters.base import Cluster
 from bireme.clusters.nodes import REGION, ZONE
 from bireme.clusters.ports import reserved
 from bireme.clusters.programs import Program
-from bireme.instances import Instance, load_instances
-from bireme.labels import CAPACITY_TYPE_LABEL, ZONE_LABEL
+from bireme.core.labels import CAPACITY_TYPE_LABEL, ZONE_LABEL
+from bireme.core.quantities import format_quantity, quantity
+from bireme.plan.instances import Instance, load_instances
 from bireme.provision import Fleet, Prices, karpenter_objects, load_prices
-from bireme.quantities import format_quantity, quantity
 from bireme.tools import Toolbox
 
 _SECONDS = 120

@@ -15,10 +15,10 @@ from bireme.clusters.kind.engine import Engine
 from bireme.clusters.nodes import shape_of
 from bireme.clusters.state import cluster_dir
 from bireme.clusters.waiting import until
-from bireme.errors import BiremeError
-from bireme.instances import load_instances
-from bireme.labels import CONTROL_PLANE_TAINT, FAKE_LABEL, NODE_TYPE_LABEL
-from bireme.quantities import HUGE_PAGES
+from bireme.core.errors import BiremeError
+from bireme.core.labels import CONTROL_PLANE_TAINT, FAKE_LABEL, NODE_TYPE_LABEL
+from bireme.core.quantities import HUGE_PAGES
+from bireme.plan.instances import load_instances
 
 if TYPE_CHECKING:
     from bireme.tools import Toolbox

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from functools import cached_property
 
-from bireme.errors import BiremeError
+from bireme.core.errors import BiremeError
 
 
 class Engine:

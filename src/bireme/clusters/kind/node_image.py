@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bireme.clusters.kind.engine import Engine
-from bireme.errors import BiremeError
-from bireme.paths import Paths
-from bireme.progress import note, step
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.core.progress import note, step
 from bireme.tools.store import make_once
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from bireme.clusters.kind.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts
-from bireme.errors import BiremeError
-from bireme.instances import CPU_TYPE, load_instances
-from bireme.labels import FAKE_LABEL
-from bireme.paths import Paths
-from bireme.progress import step
+from bireme.core.errors import BiremeError
+from bireme.core.labels import FAKE_LABEL
+from bireme.core.paths import Paths
+from bireme.core.progress import step
+from bireme.plan.instances import CPU_TYPE, load_instances
 
 if TYPE_CHECKING:
     from rich.console import Console

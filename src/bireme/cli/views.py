@@ -1,0 +1,416 @@
+"""What people see: plans, differences, pods, tools and changes as rich tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import indent
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from bireme.autoscale import Comparison, rows
+from bireme.clusters import ClusterInfo
+from bireme.lint import Finding
+from bireme.live.admission import Finding as Diagnosis
+from bireme.live.deploy import Outcome
+from bireme.live.nccl import Verdict
+from bireme.live.observe import Difference
+from bireme.live.pods import ObservedPod
+from bireme.live.release import Revision
+from bireme.live.shards import Shards
+from bireme.live.timeline import Timeline, clock, lasted
+from bireme.live.training import Training
+from bireme.live.turns import sentence
+from bireme.plan.object_diff import ObjectDiff
+from bireme.plan.queues import Queued
+from bireme.plan.storage import CLAIM, CLASS, VOLUME, Storage
+from bireme.plan.topology import Plan
+from bireme.plan.workloads import PodPlan, WorkloadPlan
+from bireme.tools import ToolStatus
+
+_SHOWN_FAILURES = 5
+_SHOWN_PODS = 12
+UNLIMITED = 100_000
+"""A console of this width, in characters, breaks no line of a table."""
+
+
+class _Fitting:
+    """The wide form of a table where its lines fit the console, else the narrow one. Neither cuts a text."""
+
+    def __init__(self, wide: RenderableType, narrow: RenderableType) -> None:
+        self._wide, self._narrow = wide, narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = Measurement.get(console, options.update_width(UNLIMITED), self._wide).maximum
+        yield self._wide if needed <= options.max_width else self._narrow
+
+
+def plan_view(plan: Plan, every_pod: bool = False) -> RenderableType:
+    """The plan: a line for each workload and its pods, then the totals.
+
+    Long workloads are shortened unless ``every_pod`` is wanted. On a narrow console, what the pods of a role
+    ask for stands once above them.
+    """
+    counted = [workload for workload in plan.workloads if not workload.note]
+    table = _pods_table(with_resources=True)
+    for workload in counted:
+        table.add_row(Text(_headline(workload), style="bold"))
+        _add_pods(table, workload, every_pod, with_resources=True)
+    narrow = Group(*(_narrow_workload(workload, every_pod) for workload in counted))
+    uncounted = [Text(_uncounted(each)) for each in plan.workloads if each.note]
+    title = Text(f"{plan.release} in namespace {plan.namespace}", style="bold")
+    pods = [_Fitting(table, narrow)] if counted else []
+    storage = [_storage_view(plan.storage)] if plan.storage else []
+    queued = [Text(_queued(each), overflow="fold") for each in plan.queued]
+    return Group(title, *pods, *uncounted, *storage, *queued, totals_line(plan))
+
+
+def _queued(job: Queued) -> str:
+    priority = f" with priority {job.priority_class}" if job.priority_class else ""
+    takes = f"{_count(job.pods, 'pod', 'pods')}, {_resources(job.resources)}"
+    return f"{job.kind}/{job.name} waits for queue {job.queue}{priority} and takes of its quota: {takes}"
+
+
+def _narrow_workload(workload: WorkloadPlan, every_pod: bool) -> RenderableType:
+    table = _pods_table(with_resources=False)
+    _add_pods(table, workload, every_pod, with_resources=False)
+    by_role = {pod.role: _resources(pod.resources) for pod in workload.pods}
+    each = [Text(f"each {role}: {resources}") for role, resources in by_role.items() if resources]
+    return Group(Text(_headline(workload), style="bold"), *each, table)
+
+
+def _pods_table(with_resources: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("pod and host name", overflow="fold")
+    for column in ("role", "rank", "world", *(["resources"] if with_resources else []), "node"):
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _add_pods(table: Table, workload: WorkloadPlan, every_pod: bool, with_resources: bool) -> None:
+    for pod in workload.pods if every_pod else _some(workload.pods):
+        more = [f"  … {len(workload.pods) - _SHOWN_PODS} more"]
+        table.add_row(*(_pod_row(pod, with_resources) if pod else more))
+
+
+def _storage_view(storage: Iterable[Storage]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("storage", "size", "access", "class", "driver"):
+        table.add_column(column, overflow="fold")
+    for each in storage:
+        modes = ", ".join(each.access_modes)
+        table.add_row(f"{each.kind}/{each.name}", each.size, modes, each.storage_class, each.driver)
+    return table
+
+
+def totals_line(plan: Plan) -> str:
+    """Pods, accelerators, EFA interfaces and nodes of a plan in one line; without pods, its storage."""
+    if plan.storage and not plan.workloads:
+        kinds = (
+            (CLAIM, "claim", "claims"),
+            (VOLUME, "volume", "volumes"),
+            (CLASS, "storage class", "storage classes"),
+        )
+        counts = Counter(each.kind for each in plan.storage)
+        return ", ".join(_count(counts[kind], one, many) for kind, one, many in kinds if counts[kind])
+    totals = plan.totals
+    nodes = ", ".join(f"{count} × {name}" for name, count in sorted(totals.nodes.items())) or "any"
+    pods = _count(totals.pods, "pod", "pods")
+    accelerators = _count(totals.accelerators, "accelerator", "accelerators")
+    return f"{pods}, {accelerators}, {totals.efa} EFA, nodes: {nodes}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def differences_view(differences: Sequence[Difference]) -> RenderableType:
+    """The differences between plan and cluster: a sentence for each, or for all pods of which it is true."""
+    alike: dict[tuple[str, str], list[Difference]] = {}
+    for each in differences:
+        said = each.sentence.replace(each.pod, "", 1) if each.pod else each.sentence
+        alike.setdefault((each.workload, said), []).append(each)
+    lines = (f"✗ {first.sentence}{_and_others(others)}" for first, *others in alike.values())
+    return Group(*(Text(line, style="red") for line in lines))
+
+
+def _and_others(others: Sequence[Difference]) -> str:
+    if len(others) > 1:
+        return f" (also {len(others)} more pods, up to {others[-1].pod})"
+    return f" (also {others[0].pod})" if others else ""
+
+
+def diff_view(diffs: Sequence[ObjectDiff]) -> RenderableType:
+    """The lines that go and come, object by object."""
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    lines = [
+        Text(line, style=style, overflow="fold")
+        for each in diffs
+        for line, style in (
+            (each.object, "bold"),
+            *((line, colours.get(line[:1], "")) for line in each.lines),
+        )
+    ]
+    return Group(*(lines or [Text("nothing changes")]))
+
+
+def doctor_view(findings: Sequence[Diagnosis], unseen: Sequence[Diagnosis] = ()) -> RenderableType:
+    """A sentence and a command for each finding, then for what cannot be seen."""
+    lines = [Text(f"✗ {each.sentence}\n    {each.command}", overflow="fold") for each in findings]
+    rest = [Text(f"? {each.sentence}\n    {each.command}", overflow="fold") for each in unseen]
+    return Group(*(lines or [Text("✓ nothing found")]), *rest)
+
+
+def lint_view(charts: int, findings: Sequence[Finding]) -> RenderableType:
+    """A line for each finding, then how many there are."""
+    lines = [Text(str(each), overflow="fold") for each in findings]
+    return Group(*lines, Text(f"charts: {charts}, findings: {len(findings)}", style="bold"))
+
+
+def pods_view(pods: Sequence[ObservedPod]) -> RenderableType:
+    """The live pods: a table, or on a narrow console a line each."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    lines: list[Text] = []
+    for column in ("pod", "role", "phase", "ready", "node", "why"):
+        table.add_column(column, no_wrap=True)
+    for pod in pods:
+        phase = "Terminating" if pod.terminating else pod.phase
+        table.add_row(pod.name, pod.role, phase, "yes" if pod.ready else "no", pod.node or "", pod.reason)
+        state = f"{pod.role}, {phase}, {'ready' if pod.ready else 'not ready'}"
+        lines.append(Text(f"{pod.name}: {state}{f', on {pod.node}' if pod.node else ''}", overflow="fold"))
+        if pod.reason:
+            lines.append(Text(f"  {pod.reason}", overflow="fold"))
+    return _Fitting(table, Group(*lines))
+
+
+def bandwidth_view(verdict: Verdict) -> RenderableType:
+    """The network that was used, and the bus bandwidth beside the expected one."""
+    report, asked = verdict.report, verdict.asked
+    cards = f", {report.interfaces} interfaces" if report.interfaces is not None else ""
+    lines = [
+        f"provider {' and '.join(report.providers) or 'not named in the log'}{cards}: "
+        f"{'EFA' if report.is_efa else 'not EFA'}",
+        f"{report.ranks or '?'} ranks on {report.hosts or '?'} hosts, "
+        f"{report.sizes[0].bytes} to {report.sizes[-1].bytes} bytes, {report.wrong} wrong values",
+    ]
+    if asked:
+        lines.append(f"asked for: {asked.nodes} × {asked.type or 'any node'}, {asked.efa} EFA each")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("bus bandwidth, GB/s")
+    for column in ("measured", "expected", "line rate"):
+        table.add_column(column, justify="right")
+    line_rate = _figure(verdict.line_rate)
+    table.add_row("average", _figure(report.average), _figure(verdict.expected_average), "")
+    table.add_row("maximum", _figure(report.maximum), _figure(verdict.expected_maximum), line_rate)
+    remarks = [Text(f"! {remark}", style="yellow") for remark in verdict.remarks]
+    return Group(*map(Text, lines), table, *remarks)
+
+
+def _figure(gigabytes: float | None) -> str:
+    return "–" if gigabytes is None else f"{gigabytes:.2f}"
+
+
+def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
+    """Every pinned tool: its pin, where it was found, its version, and its path where there is room."""
+    wide, narrow = Table(box=box.SIMPLE_HEAD, pad_edge=False), Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("tool", "pin", "found", "version"):
+        wide.add_column(column, no_wrap=True)
+        narrow.add_column(column, overflow="fold")
+    wide.add_column("path", no_wrap=True)
+    for tool in tools:
+        row = (tool.name, tool.pin, tool.source, tool.version or "")
+        wide.add_row(*row, str(tool.path or tool.note or ""))
+        narrow.add_row(*row)
+    return _Fitting(wide, Group(narrow, Text("-o wide shows the paths too")))
+
+
+def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
+    """The clusters that Bireme made."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("cluster", "provider", "kubernetes", "nodes", "kubeconfig"):
+        table.add_column(column, overflow="fold")
+    found = list(clusters)
+    if not found:
+        return Text("there is no cluster: start one with: bireme up")
+    for info in found:
+        nodes = ", ".join(f"{name}={count}" for name, count in info.nodes.items())
+        table.add_row(info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig))
+    return table
+
+
+def releases_view(releases: Iterable[Revision]) -> RenderableType:
+    """The releases on a cluster."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("release", "namespace", "chart", "revision", "status", "updated"):
+        table.add_column(column, overflow="fold")
+    found = list(releases)
+    if not found:
+        return Text("there are no releases: bireme install makes one")
+    for each in found:
+        when = each.updated.partition(".")[0]
+        table.add_row(each.release, each.namespace, each.chart, str(each.number), each.status, when)
+    return table
+
+
+def _uncounted(workload: WorkloadPlan) -> str:
+    text = f"{workload.kind}/{workload.name}: {workload.note}"
+    if workload.instance_types is not None:
+        text += f" of {', '.join(workload.instance_types) or 'no type of values/instances'}"
+    return f"{text}, suspended" if workload.suspended else text
+
+
+def _headline(workload: WorkloadPlan) -> str:
+    bounds = (
+        ""
+        if workload.min_replicas == workload.max_replicas
+        else f", {workload.min_replicas} to {workload.max_replicas}"
+    )
+    units = f", in units of {workload.unit}" if workload.unit > 1 else ""
+    spares = f" and {_spares(workload)}" if workload.spares else ""
+    state = ", suspended" if workload.suspended else ""
+    workers = workload.replicas - workload.spares
+    return f"{workload.kind}/{workload.name} × {workers}{spares}{bounds}{units}{state}"
+
+
+def _spares(workload: WorkloadPlan) -> str:
+    return _count(workload.spares, "spare", "spares")
+
+
+def _some(pods: Sequence[PodPlan]) -> Sequence[PodPlan | None]:
+    """All pods, or the first and the last of many with None between."""
+    if len(pods) <= _SHOWN_PODS + 1:
+        return pods
+    return [*pods[: _SHOWN_PODS - 1], None, pods[-1]]
+
+
+def _pod_row(pod: PodPlan, with_resources: bool) -> list[str]:
+    rank = "" if pod.rank is None else str(pod.rank)
+    world = ""
+    if pod.rank is not None and pod.processes:
+        first = pod.rank * pod.processes
+        world = f"{first}–{first + pod.processes - 1}" if pod.processes > 1 else str(first)
+    host = f" ({pod.hostname or 'no host name'})" if pod.hostname != pod.name else ""
+    return [
+        f"  {pod.name}{host}",
+        pod.role,
+        rank,
+        world,
+        *([_resources(pod.resources)] if with_resources else []),
+        pod.nodes.name.replace(" or ", "\nor "),
+    ]
+
+
+def _resources(resources: Mapping[str, str]) -> str:
+    return " ".join(f"{name.rsplit('/', 1)[-1]}={amount}" for name, amount in resources.items())
+
+
+def outcome_view(outcome: Outcome) -> RenderableType:
+    """The live pods, then that all is as planned, or every difference."""
+    if outcome.differences:
+        verdict: RenderableType = differences_view(outcome.differences)
+    else:
+        verdict = Text(f"✓ as planned: {totals_line(outcome.plan)}", style="green")
+    notes = [Text(outcome.notes)] if outcome.notes else []
+    unknown = [each for each in outcome.plan.workloads if not each.is_known]
+    remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
+    units = {each.name: each.unit for each in outcome.plan.workloads}
+    trainings = (training_view(each, units.get(each.job, 1)) for each in outcome.trainings)
+    turns = (Text(sentence(each)) for each in outcome.turns if each.state != "waiting")
+    runs = (*turns, *trainings, *map(shards_view, outcome.shards))
+    return Group(
+        pods_view(outcome.pods),
+        *runs,
+        *notes,
+        *remarks,
+        *_lacks(outcome.pods),
+        *_last_words(outcome.pods),
+        verdict,
+    )
+
+
+def _last_words(pods: Sequence[ObservedPod]) -> Iterable[Text]:
+    """The lines that a failed pod left, such as a traceback; of the first one that left some."""
+    said = [pod for pod in pods if "\n" in pod.last_words]
+    for pod in said[:1]:
+        yield Text(f"{pod.name} said last:", style="bold")
+        yield Text(indent(pod.last_words, "  "))
+
+
+def _lacks(pods: Sequence[ObservedPod]) -> Iterable[Text]:
+    """What pods do without, a sentence each."""
+    live = [pod for pod in pods if pod.is_live]
+    for lack, count in Counter(pod.lack for pod in live if pod.lack).items():
+        yield Text(f"! {count} of {len(live)} pods: {lack}", style="yellow")
+
+
+def training_view(training: Training, unit: int = 1) -> RenderableType:
+    """A run in one line, for what it waits, and who failed first in the last rounds.
+
+    ``unit``: its workers train in multiples of that.
+    """
+    units = f" in units of {unit}" if unit > 1 else ""
+    line = f"{training.job}: round {training.round}, {training.world} workers{units}"
+    if training.step is not None:
+        line += f", step {training.step} ({training.steps_per_second:.2f} a second)"
+    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(training.restarts.items()))
+    if causes:
+        line += f"; restarts: {causes}; {training.lost_steps} steps made again"
+    lines = [Text(line, style="bold")]
+    if training.spares:
+        lines.append(Text(f"  spare: {', '.join(training.spares)}"))
+    if training.waits:
+        lines.append(Text(f"waits for {training.waits}", style="yellow"))
+    lines += [Text(f"  {each}") for each in training.failures[-_SHOWN_FAILURES:]]
+    lines += [Text(f"  {each}", style="yellow") for each in training.events[-_SHOWN_FAILURES:]]
+    if training.nodes:
+        counts = ", ".join(f"{node} {count}" for node, count in training.nodes.items())
+        lines.append(Text(f"  first failures by node: {counts}"))
+    return Group(*lines)
+
+
+def timeline_view(run: Timeline) -> RenderableType:
+    """The worlds of a run in a table."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("round", "began (UTC)", "lasted", "workers", "step", "per second", "lost", "why"):
+        table.add_column(column, overflow="fold")
+    for world in run.worlds:
+        step = str(world.steps[-1][1]) if world.steps else ""
+        lost = f"{world.lost_steps} steps, {world.lost_seconds:.0f} s" if world.lost_seconds else ""
+        table.add_row(
+            str(world.round), clock(world.begin), lasted(world.end - world.begin), str(len(world.seats)),
+            step, f"{world.steps_per_second:.2f}", lost, world.why,
+        )  # fmt: skip
+    return Group(Text(run.summary, style="bold"), table)
+
+
+def simulation_view(comparison: Comparison) -> RenderableType:
+    """Both clusters' figures beside each other."""
+    settings = comparison.settings
+    head = f"{comparison.trace}, on {settings.nodes} nodes with {settings.places} workers each"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for column in ("static", "elastic"):
+        table.add_column(column, justify="right")
+    for row in rows(comparison):
+        table.add_row(*row)
+    return Group(Text(head, style="bold"), table)
+
+
+def shards_view(shards: Shards) -> RenderableType:
+    """A dataset's pass in one line, its trainers in a table, and what was given up."""
+    counts = f"{shards.todo} todo, {shards.pending} pending, {shards.done} done, {len(shards.failed)} failed"
+    state = "over" if shards.is_over else f"pass {shards.number} of {shards.passes}"
+    line = f"shards of {shards.dataset}: {state}: {counts}, {shards.redispatched} dispatched again"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("trainer", "done", "per second", "has in hand"):
+        table.add_column(column, overflow="fold")
+    for trainer in shards.trainers:
+        table.add_row(
+            trainer.name, str(trainer.done), f"{trainer.per_second:.2f}", ", ".join(trainer.in_hand)
+        )
+    given_up = [Text(f"given up: {name}", style="red") for name in shards.failed]
+    return Group(Text(line, style="bold"), *([table] if shards.trainers else []), *given_up)

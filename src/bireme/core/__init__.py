@@ -1,0 +1,1 @@
+"""What every room needs: errors, labels, paths, quantities, manifests, progress and drawing."""

@@ -1,0 +1,139 @@
+"""Kubernetes objects as read-only views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from bireme.core.errors import BiremeError
+from bireme.core.labels import HOOK_ANNOTATION
+
+
+class Manifest(Mapping[str, Any]):
+    """One Kubernetes object, frozen all the way down: mappings are read-only, lists are tuples.
+
+    ``source`` is the template it came from, as in Helm's ``# Source:`` line ("" when unknown).
+    """
+
+    __slots__ = ("_content", "source")
+
+    def __init__(self, content: Mapping[str, Any], source: str = "") -> None:
+        object.__setattr__(self, "_content", freeze(content))
+        object.__setattr__(self, "source", source)
+
+    source: str
+    _content: Mapping[str, Any]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Manifest cannot be changed: thaw() gives a copy that can ({name})")
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self._content == other._content and self.source == other.source
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.namespace, self.name, self.source))
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.identity})"
+
+    @property
+    def kind(self) -> str:
+        """The object's kind, "" when it has none."""
+        return str(self._content.get("kind") or "")
+
+    @property
+    def api_version(self) -> str:
+        """The object's apiVersion, "" when it has none."""
+        return str(self._content.get("apiVersion") or "")
+
+    @property
+    def group(self) -> str:
+        """The API group of the object's kind, "" for Kubernetes' core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The object's metadata, empty when it has none."""
+        found = self._content.get("metadata")
+        return found if isinstance(found, Mapping) else MappingProxyType({})
+
+    @property
+    def name(self) -> str:
+        """metadata.name, "" when it has none."""
+        return str(self.metadata.get("name") or "")
+
+    @property
+    def namespace(self) -> str | None:
+        """metadata.namespace, None when the object has none."""
+        found = self.metadata.get("namespace")
+        return str(found) if found else None
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """metadata.labels."""
+        found = self.metadata.get("labels")
+        return found if isinstance(found, Mapping) else MappingProxyType({})
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """metadata.annotations."""
+        found = self.metadata.get("annotations")
+        return found if isinstance(found, Mapping) else MappingProxyType({})
+
+    @property
+    def is_hook(self) -> bool:
+        """Whether it is a hook or a test, which Helm runs at certain moments instead of keeping it."""
+        return HOOK_ANNOTATION in self.annotations
+
+    @property
+    def identity(self) -> str:
+        """Kind and name as people write them: ``Job/imagenet-r1``."""
+        return f"{self.kind or '(no kind)'}/{self.name or '(no name)'}"
+
+    def thaw(self) -> dict[str, Any]:
+        """A deep copy in plain dicts and lists, free to change."""
+        thawed: dict[str, Any] = thaw(self._content)
+        return thawed
+
+
+@contextmanager
+def read_as_kubernetes(manifest: Manifest) -> Iterator[None]:
+    """What goes wrong inside with ``manifest``, whoever wrote it, is a BiremeError that names it."""
+    try:
+        yield
+    except BiremeError as error:
+        said = str(error)
+        raise BiremeError(said if manifest.identity in said else f"{manifest.identity}: {said}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BiremeError(
+            f"{manifest.identity} is not valid in Kubernetes: bireme lint CHART says where"
+        ) from error
+
+
+def freeze(value: Any) -> Any:
+    """``value`` with every mapping read-only and every list a tuple."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: freeze(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(freeze(item) for item in value)
+    return value
+
+
+def thaw(value: Any) -> Any:
+    """The reverse of `freeze`: fresh dicts and lists."""
+    if isinstance(value, Mapping):
+        return {key: thaw(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [thaw(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""A release on a cluster: install, watch, explain and remove it."""

@@ -1,0 +1,270 @@
+"""One release from values to checked pods: plan, install, replace, compare, remove."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bireme.clusters import Cluster
+from bireme.core.errors import BiremeError
+from bireme.core.labels import AUTOSCALE_ANNOTATION
+from bireme.core.manifests import Manifest
+from bireme.helm import Renderer, RenderRequest
+from bireme.live import observe
+from bireme.live.observe import Difference
+from bireme.live.pods import ObservedPod
+from bireme.live.release import Releases
+from bireme.live.shards import Shards, shards
+from bireme.live.timeline import Timeline
+from bireme.live.training import Training, timelines, trainings
+from bireme.live.turns import Turn, are_held, leave, turns, without_waiting
+from bireme.plan.changes import Changes, changes, run_number
+from bireme.plan.instances import Instance
+from bireme.plan.object_diff import ObjectDiff, object_diffs
+from bireme.plan.topology import Plan, expand
+from bireme.plan.workloads import WorkloadKind, kind_of
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The plan, the live pods, and how they differ.
+
+    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher; ``trainings``
+    the runs of its elastic jobs, and ``turns`` where its jobs stand in their queues.
+    """
+
+    plan: Plan
+    pods: tuple[ObservedPod, ...]
+    differences: tuple[Difference, ...]
+    notes: str = ""
+    shards: tuple[Shards, ...] = ()
+    trainings: tuple[Training, ...] = ()
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all that is missing are jobs that wait in their queues."""
+        return are_held(self.differences, self.turns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return {
+            "plan": self.plan.to_json(),
+            "pods": [pod.to_json() for pod in self.pods],
+            "differences": [difference.to_json() for difference in self.differences],
+            "shards": [each.to_json() for each in self.shards],
+            "trainings": [each.to_json() for each in self.trainings],
+            "turns": [each.to_json() for each in self.turns],
+        }
+
+
+class Deployer:
+    """Deploys charts to one cluster and compares what is there with the plan.
+
+    ``console`` shows progress; None is silent. A RenderRequest names what to deploy: chart, values, release,
+    namespace, and which Helm.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        releases: Releases,
+        renderer: Renderer,
+        instances: Mapping[str, Instance],
+        console: Console | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._releases = releases
+        self._renderer = renderer
+        self._instances = instances
+        self._console = console
+
+    def plan(self, wanted: RenderRequest) -> Plan:
+        """The topology that ``wanted`` becomes. Raises RenderError when the chart refuses the values."""
+        manifests = self._renderer.render(wanted).manifests
+        return expand(wanted.release, wanted.namespace, manifests, self._instances)
+
+    def changes(self, wanted: RenderRequest) -> Changes:
+        """What installing ``wanted`` will do to the release that is there. Raises BiremeError if none is."""
+        return self._foreseen(self._releases.manifests(wanted.release, wanted.namespace), wanted)
+
+    def diff(self, wanted: RenderRequest) -> tuple[ObjectDiff, ...]:
+        """What installing ``wanted`` will change in the text of the release's objects.
+
+        Raises BiremeError when there is no such release.
+        """
+        return object_diffs(self._releases.manifests(wanted.release, wanted.namespace), self._upgrade(wanted))
+
+    def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
+        """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
+
+        A job that a queue holds, not for others to make room at once, is not waited for. ``timeout`` in
+        seconds limits the wait, and the stop of an old run before it. ``replace_run`` stops a
+        run whose job Kubernetes cannot change in place, and continues in the next run.
+        Raises BiremeError for what the chart or the cluster refuses; nothing is changed then.
+        """
+        wanted = self._renderer.merged(wanted)
+        if replace_run:
+            wanted = self._next_run(wanted, timeout)
+        plan = self.plan(wanted)
+        notes = self._releases.install(
+            wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
+        )
+        if self._follows(self._releases.manifests(wanted.release, wanted.namespace)):
+            plan = self.planned(wanted.release, wanted.namespace)
+        found = observe.wait(
+            self._cluster, plan, timeout, self._console, lambda found: self._is_held(plan, found)
+        )
+        waits, differences = self._queues(plan, found.differences)
+        return Outcome(plan, found.pods, differences, notes, turns=waits)
+
+    def status(self, release: str, namespace: str) -> Outcome:
+        """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
+        manifests = self._releases.manifests(release, namespace)
+        plan = self.planned(release, namespace)
+        found = observe.check(self._cluster, plan)
+        datasets = shards(self._cluster.api, namespace, manifests)
+        # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
+        pods = () if self._cluster.provider == "embedded" else found.pods
+        runs = trainings(self._cluster.api, namespace, manifests, pods)
+        waits, differences = self._queues(plan, found.differences)
+        return Outcome(plan, found.pods, differences, shards=datasets, trainings=runs, turns=waits)
+
+    def timeline(self, release: str, namespace: str) -> Timeline:
+        """What happened in the run of a release. Raises BiremeError when no worker tells."""
+        manifests = self._releases.manifests(release, namespace)
+        pods = () if self._cluster.provider == "embedded" else self._pods(release, namespace)
+        found = timelines(self._cluster.api, namespace, manifests, pods)
+        if not found:
+            raise BiremeError(
+                f"no worker of {release} tells of its run: it needs an elastic job with metrics.port, one of "
+                f"whose pods is ready; bireme status {release} shows them"
+            )
+        return found[0]
+
+    def planned(self, release: str, namespace: str) -> Plan:
+        """The plan of a release's latest revision. Raises BiremeError if there is none.
+
+        Jobs that follow the capacity have the workers that the controller has given them.
+        """
+        manifests = self._releases.manifests(release, namespace)
+        live = (self._as_resized(each, namespace) if self._follows([each]) else each for each in manifests)
+        return expand(release, namespace, tuple(live), self._instances)
+
+    def resized(self, release: str, namespace: str, workers: int, charts: Path) -> RenderRequest:
+        """The request that gives a release of one of ``charts`` (their folder) another number of workers.
+
+        Raises BiremeError when there is no such release, or when it was made from another chart or version.
+        """
+        revision = self._releases.existing(release, namespace)
+        if revision.version_here(charts) != revision.chart_version:
+            raise BiremeError(
+                f"{release} was made from {revision.chart}, which is not among the charts here: "
+                f"use helm upgrade {release} CHART --reuse-values --set workers={workers}"
+            )
+        values = self._releases.values(release, namespace)
+        if (values.get("autoscale") or {}).get("enabled"):
+            raise BiremeError(
+                f"the number of workers of {release} follows the capacity: change autoscale.min and "
+                "autoscale.max instead, or set autoscale.enabled=false"
+            )
+        values = values | {"workers": workers}
+        return RenderRequest(charts / revision.chart_name, values, release, namespace)
+
+    def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
+        """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""
+        groups = self.planned(release, namespace).queued
+        if not self._releases.uninstall(release, namespace, timeout):
+            raise self._releases.missing(release, namespace)
+        leave(self._cluster.api, namespace, groups)
+        self._until(
+            lambda: not self._pods(release, namespace),
+            timeout,
+            f"pods of {release} are still there after {timeout:.0f} s: bireme status {release} says why",
+        )
+
+    @staticmethod
+    def _follows(manifests: Sequence[Manifest]) -> bool:
+        return any(AUTOSCALE_ANNOTATION in each.annotations for each in manifests)
+
+    def _as_resized(self, job: Manifest, namespace: str) -> Manifest:
+        live = self._cluster.api.find(f"/apis/batch/v1/namespaces/{namespace}/jobs/{job.name}")
+        if live is None:
+            return job
+        counts = {name: live["spec"][name] for name in ("parallelism", "completions")}
+        content = job.thaw()
+        return Manifest({**content, "spec": {**content["spec"], **counts}}, job.source)
+
+    def _pods(self, release: str, namespace: str) -> tuple[ObservedPod, ...]:
+        return observe.observe(self._cluster, release, namespace)
+
+    def _queues(
+        self, plan: Plan, differences: tuple[Difference, ...]
+    ) -> tuple[tuple[Turn, ...], tuple[Difference, ...]]:
+        found = turns(self._cluster.api, plan.namespace, plan.queued)
+        return found, without_waiting(differences, plan.queued, found)
+
+    def _is_held(self, plan: Plan, differences: tuple[Difference, ...]) -> bool:
+        """Whether only queues keep the plan from being reached, and no job is preempted for it meanwhile."""
+        waits, left = self._queues(plan, differences) if plan.queued else ((), ())
+        return are_held(left, waits) and not any("preempt" in each.why.lower() for each in waits)
+
+    def _foreseen(self, live: Sequence[Manifest], wanted: RenderRequest) -> Changes:
+        return changes(live, self._upgrade(wanted))
+
+    def _upgrade(self, wanted: RenderRequest) -> tuple[Manifest, ...]:
+        return self._renderer.render(replace(wanted, is_upgrade=True)).manifests
+
+    def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
+        """``wanted``, or its next run if the live one cannot change in place; that one is then stopped."""
+        if self._releases.current(wanted.release, wanted.namespace) is None:
+            return wanted
+        live = self._releases.manifests(wanted.release, wanted.namespace)
+        jobs = [(item, kind) for item in live if (kind := kind_of(item)) and kind.suspension]
+        foreseen = self._foreseen(live, wanted)
+        if foreseen.is_refused:
+            run = max((run_number(job) or 0 for job, _ in jobs), default=0) + 1
+            kept = {key: value for key, value in wanted.values.items() if key != "suspend"}
+            wanted = replace(wanted, values=kept | {"run": run})
+            foreseen = self._foreseen(live, wanted)
+        if foreseen.is_refused:
+            raise BiremeError("\n".join(foreseen.sentences()))
+        if foreseen.replaces_a_run:
+            for job, kind in jobs:
+                self._stop(job, kind, wanted, timeout)
+        return wanted
+
+    def _stop(self, job: Manifest, kind: WorkloadKind, wanted: RenderRequest, timeout: float) -> None:
+        """Suspend a job and wait until its pods are gone; they have their grace period to save."""
+        path = f"{kind.path(wanted.namespace, job.api_version)}/{job.name}"
+        if self._cluster.api.find(path) is None:
+            return
+        self._cluster.api.patch(path, {"spec": kind.suspension})
+
+        def is_stopped() -> bool:
+            pods = self._pods(wanted.release, wanted.namespace)
+            # The chart's rule reads the job's status, which follows the pods.
+            return all(pod.workload != job.name for pod in pods) and kind.is_stopped(
+                self._cluster.api.find(path) or {}
+            )
+
+        self._until(
+            is_stopped,
+            timeout,
+            f"{job.name} was suspended to be replaced, but its pods are still there after {timeout:.0f} s; "
+            f"nothing else was changed: look at them with bireme status {wanted.release}, then try again",
+        )
+
+    def _until(self, done: Callable[[], bool], timeout: float, otherwise: str) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                raise BiremeError(otherwise)
+            time.sleep(_POLL_SECONDS)

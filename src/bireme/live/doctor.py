@@ -1,0 +1,420 @@
+"""What keeps a job from running on a cluster, before and after it is installed. It only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bireme.clusters.api import Api, ApiError
+from bireme.core.labels import INSTANCE_TYPE_LABEL, RELEASE_LABEL, ZONE_LABEL
+from bireme.core.manifests import Manifest
+from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
+from bireme.live import admission
+from bireme.live.admission import Finding
+from bireme.live.release import Revision
+from bireme.plan.instances import Instance
+from bireme.plan.scheduling import tolerated
+from bireme.plan.topology import Plan, fit
+from bireme.plan.workloads import WorkloadKind, kind_of
+
+_FORBIDDEN = (401, 403)
+_RESTARTS = 3
+PROVIDERS = {
+    ACCELERATORS[0]: "helm repo add nvdp https://nvidia.github.io/k8s-device-plugin && "
+    "helm install nvdp nvdp/nvidia-device-plugin --namespace kube-system",
+    ACCELERATORS[
+        1
+    ]: "helm install neuron oci://public.ecr.aws/neuron/neuron-helm-chart --namespace kube-system",
+    EFA: "helm install efa charts/efa-device-plugin --namespace kube-system",
+    HUGE_PAGES: "bireme eksctl --nodes TYPE=NUMBER (the node group sets them aside at boot)",
+}
+"""What makes nodes offer a resource."""
+_ADDONS = {"efs.csi.aws.com": "aws-efs-csi-driver", "fsx.csi.aws.com": "aws-fsx-csi-driver"}
+_FAULTS = {
+    "ImagePullBackOff": "its image cannot be pulled",
+    "ErrImagePull": "its image cannot be pulled",
+    "InvalidImageName": "its image has no valid name",
+    "CreateContainerConfigError": "a Secret or ConfigMap that it names is missing",
+    "CrashLoopBackOff": "it ends again and again",
+}
+_ENDS = {
+    "BackoffLimitExceeded": "has used up its restarts",
+    "MaxFailedIndexesExceeded": "has used up its restarts",
+    "DeadlineExceeded": "ran longer than activeDeadlineSeconds",
+    "PodFailurePolicy": "ended with a code after which no restart helps",
+}
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Looks at one cluster for one job: its plan and its objects, as rendered or as installed."""
+
+    api: Api
+    plan: Plan
+    manifests: Sequence[Manifest]
+    instances: Mapping[str, Instance]
+
+    def before(self, installed: bool = False) -> tuple[Finding, ...]:
+        """What keeps the job from running on this cluster. Raises BiremeError if it does not answer.
+
+        ``installed``: the job is there, so rights to make it, and quotas that it uses itself, say nothing.
+        """
+        looks: dict[str, Callable[[], Iterable[Finding]]] = {
+            "version": lambda: admission.version(self.api),
+            "nodes": self._nodes_fit,
+            "storage": self._claims,
+            "drivers": self._drivers,
+            "kinds": self._kinds,
+            "secrets": self._secrets,
+        }
+        if not installed:
+            looks |= {"rights": self._rights, "quotas": self._quotas, "admission": self._admission}
+        return tuple(finding for topic, look in looks.items() for finding in self._allowed(topic, look))
+
+    def unseen(self) -> tuple[Finding, ...]:
+        """What matters to the job and no API server knows, each with the command that shows it."""
+        found = []
+        if any(pod.efa for pod in self.plan.pods):
+            type_ = next((pod.instance_type for pod in self.plan.pods if pod.efa), None) or "TYPE"
+            found.append(
+                Finding(
+                    "network",
+                    "Whether the nodes' security group lets all traffic to itself through, as EFA needs, "
+                    "shows only between two nodes",
+                    f"helm install check charts/torch-elastic --set workers=2,instance.type={type_}",
+                )
+            )
+        for name in sorted({self._account(spec) for spec in self._specs if "s3://" in str(spec)}):
+            found.append(
+                Finding(
+                    "credentials",
+                    f"Whether the ServiceAccount {name} has a role for S3 is known to AWS only; the nodes' "
+                    "role takes its place only where the hop limit of the instance metadata is 2",
+                    f"aws eks list-pod-identity-associations --cluster-name CLUSTER --service-account {name}",
+                )
+            )
+        return tuple(found)
+
+    def after(self) -> tuple[Finding, ...]:
+        """Why the pods of the installed job are not running, restart, or use TCP."""
+        looks = {"jobs": self._jobs, "pods": self._pods, "network": self._network}
+        found = [finding for topic, look in looks.items() for finding in self._allowed(topic, look)]
+        return tuple(dict.fromkeys(found))
+
+    def _allowed(self, topic: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+        """What ``look`` finds, or a finding that it was not allowed to look."""
+        try:
+            yield from look()
+        except ApiError as error:
+            if error.status not in _FORBIDDEN:
+                raise
+            path = str(error).partition(" GET ")[2].partition(":")[0].partition("?")[0]
+            resource = path.rstrip("/").rpartition("/")[2] or topic
+            yield Finding(
+                "rights",
+                f"You may not read {resource}, so nothing is said about {topic}",
+                f"kubectl auth can-i list {resource}",
+            )
+
+    @cached_property
+    def _specs(self) -> list[Mapping[str, Any]]:
+        return [spec for manifest in self.manifests for spec in _pod_specs(manifest.thaw())]
+
+    @cached_property
+    def _nodes(self) -> list[Mapping[str, Any]]:
+        nodes: list[Mapping[str, Any]] = self.api.get("/api/v1/nodes")["items"]
+        return nodes
+
+    @cached_property
+    def _types(self) -> set[str]:
+        """The instance types that the job's pods are bound to."""
+        return {pod.instance_type for pod in self.plan.pods if pod.instance_type}
+
+    @staticmethod
+    def _account(spec: Mapping[str, Any]) -> str:
+        return str(spec.get("serviceAccountName") or "default")
+
+    def _rights(self) -> Iterator[Finding]:
+        return admission.rights(self.api, self.manifests, self.plan.namespace)
+
+    def _quotas(self) -> Iterator[Finding]:
+        return admission.quotas(self.api, self.plan)
+
+    def _admission(self) -> Iterator[Finding]:
+        own = {item.name for item in self.manifests if item.kind == "ServiceAccount"}
+        return admission.pods(self.api, self._specs, own, self.plan.namespace)
+
+    def _nodes_fit(self) -> Iterator[Finding]:
+        nodes = self._nodes
+        if self.api.find("/apis/karpenter.sh/v1/nodepools"):
+            return  # Karpenter makes the nodes that pods wait for.
+        usable = [node for node in nodes if not node["spec"].get("unschedulable")]
+        offered = [node["status"].get("allocatable") or {} for node in usable]
+        wanted = {name for pod in self.plan.pods for name in pod.resources if name in PROVIDERS}
+        for name in sorted(wanted):
+            if not any(quantity(each.get(name, "0")) for each in offered):
+                yield Finding("nodes", f"No node offers {name}, which the job asks for", PROVIDERS[name])
+        counts: dict[str, int] = {}
+        for node in usable:
+            kind = _labels(node).get(INSTANCE_TYPE_LABEL, "")
+            if kind in self.instances:
+                counts[kind] = counts.get(kind, 0) + 1
+        for kind in sorted(self._types - set(counts)):
+            count = sum(pod.instance_type == kind for pod in self.plan.pods)
+            yield Finding("nodes", f"No node is a {kind}, which {count} pods need", _make(kind, count))
+        if self._types and self._types <= set(counts):
+            for sentence in fit(_bound(self.plan), counts, self.instances):
+                yield Finding("nodes", sentence, _make(*_most(self.plan)))
+        yield from self._taints(usable)
+
+    def _taints(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        for spec in self._specs:
+            kind = str((spec.get("nodeSelector") or {}).get(INSTANCE_TYPE_LABEL, ""))
+            if kind not in self._types:
+                continue
+            for node in nodes:
+                if _labels(node).get(INSTANCE_TYPE_LABEL) != kind:
+                    continue
+                for taint in node["spec"].get("taints") or ():
+                    if taint["effect"] != "PreferNoSchedule" and not tolerated(taint, spec):
+                        name = node["metadata"]["name"]
+                        yield Finding(
+                            "taints",
+                            f"Node {name} has the taint {taint['key']}:{taint['effect']}, "
+                            "which the job does not tolerate",
+                            f"kubectl describe node {name}, then add the taint to the values' tolerations",
+                        )
+
+    def _claims(self) -> Iterator[Finding]:
+        own = {item.name for item in self.manifests if item.kind == "PersistentVolumeClaim"}
+        namespace = self.plan.namespace
+        for name in sorted({claim for spec in self._specs for claim in _claims_of(spec)} - own):
+            found = self.api.find(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+            show = f"kubectl describe pvc {name} --namespace {namespace}"
+            if found is None:
+                yield Finding(
+                    "storage",
+                    f"There is no claim {name} in namespace {namespace}, which the job mounts",
+                    "helm install NAME charts/efs, charts/fsx or charts/dataset",
+                )
+            elif found["status"].get("phase") != "Bound":
+                yield Finding("storage", f"The claim {name} is {found['status'].get('phase')}", show)
+            else:
+                yield from self._bound_claim(found, show)
+
+    def _bound_claim(self, claim: Mapping[str, Any], show: str) -> Iterator[Finding]:
+        name = claim["metadata"]["name"]
+        users = sum(pod.accelerators > 0 for pod in self.plan.pods)
+        modes = set(claim["spec"].get("accessModes") or ())
+        if users > 1 and not modes & {"ReadWriteMany", "ReadOnlyMany"}:
+            yield Finding(
+                "storage", f"The claim {name} is {', '.join(modes)}, and {users} workers mount it", show
+            )
+        volume = self.api.find(f"/api/v1/persistentvolumes/{claim['spec'].get('volumeName')}")
+        zones = _zones(volume or {})
+        if not zones:
+            return
+        theirs = {
+            str(each.get(ZONE_LABEL))
+            for each in map(_labels, self._nodes)
+            if each.get(INSTANCE_TYPE_LABEL) in self._types or not self._types
+        }
+        if theirs and not theirs & zones:
+            yield Finding(
+                "zones",
+                f"The claim {name} is in {', '.join(sorted(zones))}, and the job's nodes are in "
+                f"{', '.join(sorted(theirs))}",
+                f"bireme eksctl --zones {min(zones)},… makes nodes beside it",
+            )
+
+    def _drivers(self) -> Iterator[Finding]:
+        for driver in sorted({each.driver for each in self.plan.storage} & set(_ADDONS)):
+            if self.api.find(f"/apis/storage.k8s.io/v1/csidrivers/{driver}") is None:
+                yield Finding(
+                    "drivers",
+                    f"The cluster has no CSI driver {driver}, which the job's volumes need",
+                    f"aws eks create-addon --cluster-name CLUSTER --addon-name {_ADDONS[driver]}",
+                )
+
+    def _kinds(self) -> Iterator[Finding]:
+        for version in sorted({item.api_version for item in self.manifests if "." in item.api_version}):
+            served = self.api.find(f"/apis/{version}")
+            known = {each["kind"] for each in (served or {}).get("resources", ())}
+            wanted = {item.kind: item for item in self.manifests if item.api_version == version}
+            for name in sorted(wanted.keys() - known):
+                kind = kind_of(wanted[name])
+                helps = kind.installation if kind else WorkloadKind.installation
+                yield Finding("kinds", f"The cluster does not know the kind {name} of {version}", helps)
+
+    def _secrets(self) -> Iterator[Finding]:
+        own = {item.name for item in self.manifests if item.kind == "Secret"}
+        namespace = self.plan.namespace
+        names = {str(each.get("name")) for spec in self._specs for each in spec.get("imagePullSecrets") or ()}
+        for name in sorted(names - own):
+            if self.api.find(f"/api/v1/namespaces/{namespace}/secrets/{name}") is None:
+                yield Finding(
+                    "secrets",
+                    f"There is no Secret {name} in namespace {namespace}, with which images are pulled",
+                    f"kubectl create secret docker-registry {name} --namespace {namespace} …",
+                )
+
+    def _jobs(self) -> Iterator[Finding]:
+        namespace = self.plan.namespace
+        own = f"{RELEASE_LABEL}={self.plan.release}"
+        for job in self.api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs", labelSelector=own)["items"]:
+            name, status = job["metadata"]["name"], job.get("status") or {}
+            show = f"kubectl describe job {name} --namespace {namespace}"
+            if job["spec"].get("suspend"):
+                yield Finding(
+                    "jobs",
+                    f"The Job {name} is suspended: by its values, or by a queue that has not admitted it",
+                    f"{show}; without a queue, helm upgrade with --set suspend=false",
+                )
+            for condition in status.get("conditions") or ():
+                if condition["type"] == "Failed" and condition["status"] == "True":
+                    why = _ENDS.get(condition.get("reason", ""), "has failed")
+                    message = f" ({condition['message']})" if condition.get("message") else ""
+                    yield Finding(
+                        "jobs", f"The Job {name} {why}{message}", f"kubectl logs job/{name} -n {namespace}"
+                    )
+            if not job["spec"].get("suspend") and not status.get("active"):
+                yield from self._refused_pods(name, show)
+
+    def _refused_pods(self, job: str, show: str) -> Iterator[Finding]:
+        events = self.api.get(
+            f"/api/v1/namespaces/{self.plan.namespace}/events",
+            fieldSelector=f"involvedObject.name={job},reason=FailedCreate",
+        )["items"]
+        if events:
+            yield Finding("jobs", f"The Job {job} cannot make pods: {events[-1].get('message', '')}", show)
+
+    def _pods(self) -> Iterator[Finding]:
+        namespace = self.plan.namespace
+        own = f"{RELEASE_LABEL}={self.plan.release}"
+        for pod in self.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=own)["items"]:
+            name, status = pod["metadata"]["name"], pod.get("status") or {}
+            show = f"kubectl describe pod {name} --namespace {namespace}"
+            for condition in status.get("conditions") or ():
+                if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                    why = condition.get("message") or condition.get("reason", "")
+                    yield Finding("pending", f"The pod {name} has no node: {why}", show)
+            for each in _statuses(status):
+                yield from _container(name, each, namespace, show)
+
+    def _network(self) -> Iterator[Finding]:
+        seen = set()
+        for pod in self.plan.pods:
+            instance = self.instances.get(pod.instance_type or "")
+            workers = sum(each.accelerators > 0 for each in self.plan.pods)
+            if instance and instance.efa and pod.accelerators and not pod.efa and workers > 1:
+                if pod.role in seen:
+                    continue
+                seen.add(pod.role)
+                yield Finding(
+                    "network",
+                    f"The {pod.role} pods ask for none of the {instance.efa} EFA interfaces of a "
+                    f"{instance.type}, so NCCL uses TCP",
+                    "helm upgrade with --set efa=all",
+                )
+
+
+def release(revision: Revision, charts: Path) -> Iterator[Finding]:
+    """What is wrong with an installed release itself: how Helm left it, and a chart of another version.
+
+    ``charts``: the folder of the collection; a chart that is not in it is of no concern.
+    """
+    name, namespace = revision.release, revision.namespace
+    if revision.status != "deployed":
+        yield Finding(
+            "release",
+            f"Helm left the release {name} as {revision.status}",
+            f"helm history {name} --namespace {namespace}, then helm rollback {name} --namespace {namespace}",
+        )
+    here, chart = revision.version_here(charts), revision.chart_name
+    if here and here != revision.chart_version:
+        yield Finding(
+            "release",
+            f"The release {name} was installed by {chart} {revision.chart_version}, "
+            f"and the chart here is {here}",
+            f"bireme plan {chart} --against {name} --namespace {namespace}, then bireme install",
+        )
+
+
+def _container(pod: str, status: Mapping[str, Any], namespace: str, show: str) -> Iterator[Finding]:
+    name = status["name"]
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    last = (status.get("lastState") or {}).get("terminated") or {}
+    ended = (status.get("state") or {}).get("terminated") or last
+    logs = f"kubectl logs {pod} --container {name} --previous --namespace {namespace}"
+    if ended.get("reason") == "OOMKilled":
+        yield Finding(
+            "memory", f"The container {name} of {pod} was killed for lack of memory: raise its limit", show
+        )
+    elif waiting.get("reason") in _FAULTS:
+        why, message = _FAULTS[waiting["reason"]], waiting.get("message", "")
+        command = logs if waiting["reason"] == "CrashLoopBackOff" else show
+        yield Finding("pods", f"The container {name} of {pod} waits, because {why}: {message}", command)
+    elif int(status.get("restartCount") or 0) >= _RESTARTS:
+        code = f", last with code {last['exitCode']}" if "exitCode" in last else ""
+        yield Finding(
+            "pods", f"The container {name} of {pod} has restarted {status['restartCount']} times{code}", logs
+        )
+
+
+def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _pod_specs(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Every pod spec in an object, wherever its kind keeps it."""
+    if isinstance(content.get("containers"), Sequence):
+        yield content
+        return
+    for value in content.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, Mapping):
+                yield from _pod_specs(each)
+
+
+def _claims_of(spec: Mapping[str, Any]) -> Iterator[str]:
+    for volume in spec.get("volumes") or ():
+        claim = volume.get("persistentVolumeClaim")
+        if claim:
+            yield str(claim["claimName"])
+
+
+def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:
+    return node["metadata"].get("labels") or {}
+
+
+def _zones(volume: Mapping[str, Any]) -> set[str]:
+    """The zones that a volume can be mounted in; none if it does not say."""
+    required = ((volume.get("spec") or {}).get("nodeAffinity") or {}).get("required") or {}
+    return {
+        str(value)
+        for term in required.get("nodeSelectorTerms") or ()
+        for each in term.get("matchExpressions") or ()
+        if each["key"] in (ZONE_LABEL, "topology.fsx.csi.aws.com/zone")
+        for value in each.get("values") or ()
+    }
+
+
+def _bound(plan: Plan) -> Plan:
+    """``plan`` without the pods that any node takes."""
+    workloads = (
+        replace(each, pods=tuple(pod for pod in each.pods if pod.instance_type)) for each in plan.workloads
+    )
+    return replace(plan, workloads=tuple(workloads))
+
+
+def _most(plan: Plan) -> tuple[str, int]:
+    kinds = [pod.instance_type for pod in plan.pods if pod.instance_type]
+    kind = max(kinds, key=kinds.count)
+    return kind, kinds.count(kind)
+
+
+def _make(kind: str, count: int) -> str:
+    return f"bireme eksctl --nodes {kind}={count}, or bireme karpenter --nodes {kind}={count}"

@@ -1,0 +1,173 @@
+"""One pod of a release as the API server has it: where it is, whether it is ready, and if not, why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bireme.core.labels import COMPONENT_LABEL, OUT_OF_SERVICE_TAINT, UNREACHABLE_TAINT
+from bireme.core.quantities import pod_requests
+from bireme.plan.workloads import trace
+
+# The container of charts/common (_instance.tpl).
+_DEVICES = "devices"
+
+NodeState = Literal["", "unreachable", "out-of-service", "gone"]
+
+
+@dataclass(frozen=True)
+class ObservedPod:
+    """One pod as the API server has it.
+
+    ``workload`` and ``kind`` name what made it; ``slot`` is the planned pod that it stands for (job index or
+    ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready,
+    ``lack`` what it does without, ``exit_code`` that of its first failed container and ``last_words`` what
+    that left as its termination message, ``created`` the API server's timestamp.
+    """
+
+    name: str
+    role: str
+    workload: str
+    kind: str
+    slot: str | None
+    phase: str
+    node: str | None
+    node_state: NodeState
+    hostname: str | None
+    resources: Mapping[str, str]
+    node_selector: Mapping[str, str]
+    ready: bool
+    terminating: bool
+    scheduled: bool
+    reason: str
+    exit_code: int | None
+    created: str
+    lack: str = ""
+    last_words: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is neither finished nor being deleted."""
+        return self.phase in ("Pending", "Running", "Unknown") and not self.terminating
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return {
+            "name": self.name,
+            "role": self.role,
+            "workload": self.workload,
+            "phase": self.phase,
+            "ready": self.ready,
+            "terminating": self.terminating,
+            "node": self.node,
+            "hostname": self.hostname,
+            "resources": dict(self.resources),
+            "reason": self.reason,
+            "lack": self.lack,
+            "exitCode": self.exit_code,
+            "lastWords": self.last_words,
+        }
+
+
+def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> ObservedPod:
+    """An ObservedPod from the API server's JSON and the state of its node."""
+    meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
+    kind, workload, slot = trace(pod)
+    return ObservedPod(
+        name=meta["name"],
+        role=meta.get("labels", {}).get(COMPONENT_LABEL, ""),
+        workload=workload,
+        kind=kind,
+        slot=slot,
+        phase=status.get("phase", "Pending"),
+        node=spec.get("nodeName"),
+        node_state=node_state,
+        hostname=spec.get("hostname") or meta["name"],
+        resources=pod_requests(spec),
+        node_selector=dict(spec.get("nodeSelector") or {}),
+        ready=is_ready(pod),
+        terminating="deletionTimestamp" in meta,
+        scheduled=bool(spec.get("nodeName")),
+        reason=_reason(status),
+        exit_code=_exit_code(status),
+        created=meta.get("creationTimestamp", ""),
+        lack=_lack(status),
+        last_words=_last_words(status),
+    )
+
+
+def node_state(node: Mapping[str, Any]) -> NodeState:
+    """What the taints of a node say about it."""
+    taints = {taint["key"] for taint in node["spec"].get("taints", [])}
+    if OUT_OF_SERVICE_TAINT in taints:
+        return "out-of-service"
+    return "unreachable" if UNREACHABLE_TAINT in taints else ""
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether the API server says that the pod is ready."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def _exit_code(status: Mapping[str, Any]) -> int | None:
+    ended = (each.get("state", {}).get("terminated") for each in _statuses(status))
+    codes = [int(each["exitCode"]) for each in ended if each]
+    return next((code for code in codes if code), codes[0] if codes else None)
+
+
+def _last_words(status: Mapping[str, Any]) -> str:
+    ended = (each.get("state", {}).get("terminated") for each in _statuses(status))
+    return next((each.get("message") or "" for each in ended if each and each["exitCode"]), "").strip()
+
+
+def _lack(status: Mapping[str, Any]) -> str:
+    """What the init container that looks for devices said, if the pod runs nevertheless."""
+    for each in status.get("initContainerStatuses") or []:
+        ended = each.get("state", {}).get("terminated")
+        if each["name"] == _DEVICES and ended and not ended["exitCode"]:
+            return " ".join((ended.get("message") or "").split())
+    return ""
+
+
+def _reason(status: Mapping[str, Any]) -> str:
+    """Why a pod is not ready, in a phrase; "" when its status does not tell."""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return shorten(condition.get("message") or condition.get("reason") or "")
+    for each in _statuses(status):
+        state = each.get("state", {})
+        waiting, terminated = state.get("waiting"), state.get("terminated")
+        if waiting:
+            return _phrase(f"container {each['name']} waits", waiting) + _restarts(each)
+        if terminated and terminated["exitCode"]:
+            # The lines before the last one, such as a traceback, are in its last words.
+            last = (terminated.get("message") or "").strip().rpartition("\n")[2]
+            return _phrase(f"container {each['name']} ended", {**terminated, "message": last})
+    not_ready = [each["name"] for each in status.get("containerStatuses") or [] if not each.get("ready")]
+    return f"container {not_ready[0]} runs and its readiness probe fails" if not_ready else ""
+
+
+def _phrase(start: str, state: Mapping[str, Any]) -> str:
+    parts = [part for part in (state.get("reason"), shorten(state.get("message") or "")) if part]
+    return f"{start}: {', '.join(parts)}" if parts else start
+
+
+def _restarts(status: Mapping[str, Any]) -> str:
+    last = status.get("lastState", {}).get("terminated")
+    return f" (exit code {last['exitCode']}, {status['restartCount']} restarts)" if last else ""
+
+
+_NOISE = re.compile(r"\s*(preemption:.*|no new claims to deallocate,?)", re.DOTALL)
+
+
+def shorten(message: str, limit: int = 240) -> str:
+    """A message of Kubernetes without its noise, in one line of at most ``limit`` characters."""
+    text = " ".join(_NOISE.sub("", message).split()).rstrip(".,; ")
+    return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"

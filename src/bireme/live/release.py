@@ -1,0 +1,284 @@
+"""Helm releases on a cluster: pyhelm3 behind a small synchronous facade.
+
+docs/adr/0004-pyhelm3-and-pytest-helm-charts.md lists the calls that bypass pyhelm3, with the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from bireme.clusters import Cluster
+from bireme.core.errors import BiremeError, suggestion
+from bireme.core.manifests import Manifest
+from bireme.helm import parse, sentences
+from bireme.tools import Toolbox
+
+if TYPE_CHECKING:
+    from pyhelm3 import Chart, Client, Command
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One revision of a release: ``status`` is Helm's (``deployed``, ``failed``, ``pending-install`` …).
+
+    ``chart`` is ``<name>-<version>``; ``updated`` is Helm's timestamp.
+    """
+
+    release: str
+    namespace: str
+    number: int
+    status: str
+    chart: str
+    updated: str
+
+    @property
+    def chart_name(self) -> str:
+        """The chart without its version."""
+        return self._named[0]
+
+    @property
+    def chart_version(self) -> str:
+        """The version of the chart."""
+        return self._named[1]
+
+    @property
+    def _named(self) -> tuple[str, str]:
+        found = re.fullmatch(r"(.+?)-(\d+\.\d+\.\d+.*)", self.chart)
+        return (found[1], found[2]) if found else (self.chart, "")
+
+    def version_here(self, charts: Path) -> str | None:
+        """The version that its chart has in the collection ``charts``; None if it is not there."""
+        file = charts / self.chart_name / "Chart.yaml"
+        if not file.is_file():
+            return None
+        return str(yaml.safe_load(file.read_text(encoding="utf-8"))["version"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return {
+            "release": self.release,
+            "namespace": self.namespace,
+            "revision": self.number,
+            "status": self.status,
+            "chart": self.chart,
+            "updated": self.updated,
+        }
+
+
+class NoRelease(BiremeError):
+    """There is no release of that name in that namespace."""
+
+
+class Releases:
+    """The Helm releases of one cluster.
+
+    ``helm``: which Helm of the toolbox runs, ``helm`` or ``helm3``. Every method raises BiremeError with the
+    message of Helm or of the chart.
+    """
+
+    def __init__(self, cluster: Cluster, toolbox: Toolbox, helm: str = "helm") -> None:
+        self._cluster = cluster
+        self._toolbox = toolbox
+        self._helm = helm
+
+    def install(
+        self,
+        chart: Path,
+        release: str,
+        namespace: str,
+        values: Mapping[str, Any],
+        timeout: float = 300,
+        create_namespace: bool = False,
+        force_conflicts: bool = False,
+    ) -> str:
+        """Install a chart, or upgrade its release; returns the chart's notes.
+
+        ``values`` are all the user's values: none of the last revision's are kept.
+        Does not wait for pods; ``timeout`` in seconds is for Helm's own requests and hooks.
+        ``force_conflicts`` takes over fields that another manager changed (Helm 4).
+        """
+        described = self._chart(chart)
+        install = self._client.install_or_upgrade_release(
+            release,
+            described,
+            dict(values),
+            create_namespace=create_namespace,
+            force_conflicts=force_conflicts,
+            namespace=namespace,
+            timeout=_duration(timeout),
+            wait=False,
+        )
+        revision = _run(install, release, namespace)
+        return (revision.notes or "").strip()
+
+    def uninstall(self, release: str, namespace: str, timeout: float = 300, wait: bool = False) -> bool:
+        """Uninstall a release; False when there was none. ``wait`` until its objects are gone."""
+        if self.current(release, namespace) is None:
+            return False
+        uninstall = self._client.uninstall_release(
+            release, namespace=namespace, timeout=_duration(timeout), wait=wait
+        )
+        _run(uninstall, release, namespace)
+        return True
+
+    def revisions(self, release: str, namespace: str) -> tuple[Revision, ...]:
+        """The revisions that Helm keeps, the oldest first; none when there is no such release."""
+        try:
+            history = _run(self._command.history(release, namespace=namespace), release, namespace)
+        except NoRelease:
+            return ()
+        return tuple(
+            Revision(
+                release, namespace, int(each["revision"]), each["status"], each["chart"], each["updated"]
+            )
+            for each in history
+        )
+
+    def current(self, release: str, namespace: str) -> Revision | None:
+        """The latest revision, or None when there is no such release."""
+        revisions = self.revisions(release, namespace)
+        return max(revisions, key=lambda revision: revision.number, default=None)
+
+    def existing(self, release: str, namespace: str) -> Revision:
+        """The latest revision. Raises NoRelease."""
+        revision = self.current(release, namespace)
+        if revision is None:
+            raise self.missing(release, namespace)
+        return revision
+
+    def missing(self, release: str, namespace: str) -> NoRelease:
+        """That there is no such release, and which one may be meant."""
+        try:
+            there = self.list()
+        except BiremeError:  # whoever may not list all namespaces
+            there = ()
+        homes = [each.namespace for each in there if each.release == release]
+        names = [each.release for each in there if each.namespace == namespace]
+        hint = "bireme list shows the releases"
+        if homes:
+            hint = f"it is in namespace {' and in '.join(homes)}, so add --namespace {homes[0]}"
+        elif names:
+            hint = suggestion(release, names)
+        return NoRelease(f"there is no release {release} in namespace {namespace}: {hint}")
+
+    def list(self, namespace: str | None = None) -> tuple[Revision, ...]:
+        """The latest revision of every release in a namespace, or in all of them, by name."""
+        listed = self._command.list(
+            namespace=namespace,
+            all_namespaces=namespace is None,
+            include_failed=True,
+            include_pending=True,
+            include_uninstalling=True,
+        )
+        found = _run(listed, "", namespace or "")
+        return tuple(
+            Revision(
+                each["name"],
+                each["namespace"],
+                int(each["revision"]),
+                each["status"],
+                each["chart"],
+                each["updated"],
+            )
+            for each in found
+        )
+
+    def values(self, release: str, namespace: str) -> dict[str, Any]:
+        """The values that the user gave for the latest revision. Raises NoRelease."""
+        return self._of_existing(self._command.get_values(release, namespace=namespace), release, namespace)
+
+    def manifests(self, release: str, namespace: str) -> tuple[Manifest, ...]:
+        """The objects of the latest revision as Helm applied them, without hooks."""
+        return parse(self._get("manifest", release, namespace))
+
+    def notes(self, release: str, namespace: str) -> str:
+        """The notes that the chart printed."""
+        return self._get("notes", release, namespace).removeprefix("NOTES:\n").strip()
+
+    @cached_property
+    def _executable(self) -> Path:
+        return self._toolbox.path(self._helm)
+
+    @cached_property
+    def _command(self) -> Command:
+        # Imported here, because importing pydantic would slow down `bireme --help`.
+        from pyhelm3 import Command
+
+        # It logs every failure that it also raises; without a handler Python would print them.
+        logging.getLogger("pyhelm3").addHandler(logging.NullHandler())
+        return Command(
+            executable=str(self._executable),
+            kubeconfig=self._cluster.kubeconfig,
+            kubecontext=self._cluster.context,
+        )
+
+    @cached_property
+    def _client(self) -> Client:
+        from pyhelm3 import Client
+
+        return Client(self._command, executable=str(self._executable))
+
+    def _chart(self, chart: Path) -> Chart:
+        """The chart for pyhelm3. Its metadata is read here, which saves a Helm process."""
+        from pydantic import ValidationError
+        from pyhelm3 import Chart
+
+        file = chart / "Chart.yaml"
+        try:
+            metadata = yaml.safe_load(file.read_text(encoding="utf-8"))
+            return Chart(self._command, ref=chart, metadata=metadata)
+        except OSError as error:
+            raise BiremeError(f"{chart} is not a chart: it has no readable Chart.yaml") from error
+        except (yaml.YAMLError, ValidationError) as error:
+            raise BiremeError(f"{file} does not describe a chart: {error}") from error
+
+    def _get(self, what: str, release: str, namespace: str) -> str:
+        command = ["get", what, release, "--namespace", namespace]
+        text: bytes = self._of_existing(self._command.run(command), release, namespace)
+        return text.decode()
+
+    def _of_existing(self, call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
+        try:
+            return _run(call, release, namespace)
+        except NoRelease as error:
+            raise self.missing(release, namespace) from error
+
+
+def _run(call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
+    """Run a call of pyhelm3; Helm's errors become readable sentences."""
+    from pyhelm3.errors import Error, ReleaseNotFoundError
+
+    try:
+        return asyncio.run(call)
+    except ReleaseNotFoundError as error:
+        raise NoRelease(f"there is no release {release} in namespace {namespace}") from error
+    except Error as error:
+        raise BiremeError(_sentence(error.stderr.decode(errors="replace"), release, namespace)) from error
+
+
+def _sentence(stderr: str, release: str, namespace: str) -> str:
+    message = sentences(stderr)
+    if f'namespaces "{namespace}" not found' in message:
+        return f"there is no namespace {namespace}: make it with kubectl create namespace {namespace}"
+    if "another operation" in message and "in progress" in message:
+        return (
+            f"another Helm is at work on {release}, or was interrupted there ({message}); "
+            f"if it was, helm rollback {release} or bireme uninstall {release} clears the way"
+        )
+    return message
+
+
+def _duration(seconds: float) -> str:
+    # With a unit: pyhelm3 would pass on a bare number, which Helm refuses.
+    return f"{max(1, round(seconds))}s"

@@ -1,0 +1,175 @@
+"""Where jobs of a release stand in the queues of Kueue, and why they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bireme.clusters.api import Api, ApiError
+from bireme.live.observe import Difference
+from bireme.live.pods import shorten
+from bireme.plan.queues import POD_GROUP, Queued
+
+_GROUP = "/apis/kueue.x-k8s.io/v1beta2"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What became of one job in its queue.
+
+    ``state``: ``waiting``, ``admitted`` or ``finished``. ``place``: how many wait before it in the
+    ClusterQueue, itself included, of ``waiting`` in all; both None when it does not wait, or when you may not
+    read the other namespaces. ``pods``: admitted ones; ``why`` is Kueue's sentence about a job that waits.
+    """
+
+    kind: str
+    name: str
+    queue: str
+    state: str
+    why: str = ""
+    place: int | None = None
+    waiting: int | None = None
+    pods: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return asdict(self)
+
+
+def turns(api: Api, namespace: str, jobs: Iterable[Queued]) -> tuple[Turn, ...]:
+    """The turns of ``jobs``, in order; none without Kueue, where they start at once. Raises ApiError."""
+    jobs = tuple(jobs)
+    if not jobs:
+        return ()
+    own = _items(api, f"{_GROUP}/namespaces/{namespace}/workloads")
+    if own is None:
+        return ()
+    line = _line(api, namespace, {each.queue for each in jobs})
+    return tuple(_turn(each, [item for item in own if _is_of(item, each)], line) for each in jobs)
+
+
+def leave(api: Api, namespace: str, jobs: Iterable[Queued]) -> None:
+    """Take groups of pods out of their queues; until then Kueue keeps their pods. Raises ApiError."""
+    for job in jobs:
+        if job.kind == POD_GROUP:
+            api.delete(f"{_GROUP}/namespaces/{namespace}/workloads/{job.name}")
+
+
+def without_waiting(
+    differences: Iterable[Difference], jobs: Iterable[Queued], found: Iterable[Turn]
+) -> tuple[Difference, ...]:
+    """``differences`` with one sentence for each job that waits, instead of one for each of its pods."""
+    differences = tuple(differences)
+    members = {(each.kind, each.name): each.members for each in jobs}
+    late = {each.workload for each in differences}
+    waiting = [each for each in found if each.state == "waiting" and late & {*members[each.kind, each.name]}]
+    silent = {name for each in waiting for name in members[each.kind, each.name]}
+    kept = tuple(each for each in differences if each.category != "missing" or each.workload not in silent)
+    return kept + tuple(map(_waits, waiting))
+
+
+def are_held(differences: Iterable[Difference], found: Iterable[Turn]) -> bool:
+    """Whether ``differences`` of `without_waiting` are of nothing but jobs that wait in their queues."""
+    differences = set(differences)
+    return bool(differences) and differences <= {_waits(each) for each in found if each.state == "waiting"}
+
+
+def _waits(turn: Turn) -> Difference:
+    return Difference("pending", turn.name, "", sentence(turn))
+
+
+def sentence(turn: Turn) -> str:
+    """A turn in one line, for people."""
+    who = f"{turn.kind}/{turn.name}"
+    if turn.state != "waiting":
+        pods = f" with {turn.pods} pods" if turn.pods is not None else ""
+        more = f"; more wait: {turn.why}" if turn.why else ""
+        return f"{who} is {turn.state}{pods} by queue {turn.queue}{more}"
+    place = f", place {turn.place} of {turn.waiting}" if turn.place is not None else ""
+    return f"{who} waits in queue {turn.queue}{place}{f': {turn.why}' if turn.why else ''}"
+
+
+def _turn(job: Queued, workloads: list[dict[str, Any]], line: Mapping[str, list[str]]) -> Turn:
+    # An elastic job has a workload for each number of pods it had; the newest unfinished one counts.
+    by_age = sorted(workloads, key=lambda each: str(each["metadata"]["creationTimestamp"]))
+    open_ones = [each for each in by_age if not _condition(each, "Finished")]
+    if not by_age:
+        return Turn(
+            job.kind, job.name, job.queue, "waiting", "Kueue has not seen it yet: is there such a queue?"
+        )
+    if not open_ones:
+        return Turn(job.kind, job.name, job.queue, "finished")
+    admitted = [each for each in open_ones if _condition(each, "Admitted")]
+    if admitted:
+        assigned = admitted[-1]["status"]["admission"]["podSetAssignments"]
+        pods = sum(each.get("count", 0) for each in assigned)
+        # An elastic job that has been given more workers than it got.
+        why = "" if open_ones[-1] is admitted[-1] else _why(open_ones[-1])
+        return Turn(job.kind, job.name, job.queue, "admitted", why, pods=pods)
+    waits = open_ones[-1]
+    place = waiting = None
+    for uids in line.values():
+        if waits["metadata"]["uid"] in uids:
+            place, waiting = uids.index(waits["metadata"]["uid"]) + 1, len(uids)
+    return Turn(job.kind, job.name, job.queue, "waiting", _why(waits), place, waiting)
+
+
+def _line(api: Api, namespace: str, queues: Iterable[str]) -> Mapping[str, list[str]]:
+    """The workloads that wait, by ClusterQueue, in Kueue's order: priority, then age.
+
+    (``Less`` of Kueue's pkg/cache/queue/cluster_queue.go.)
+    """
+    local = _items(api, f"{_GROUP}/localqueues")
+    everyone = _items(api, f"{_GROUP}/workloads")
+    if local is None or everyone is None:
+        return {}
+    cluster_queue = {
+        (each["metadata"]["namespace"], each["metadata"]["name"]): each["spec"]["clusterQueue"]
+        for each in local
+    }
+    found: dict[str, list[str]] = {
+        cluster_queue[namespace, each]: [] for each in queues if (namespace, each) in cluster_queue
+    }
+    for item in sorted(everyone, key=_order):
+        queue = cluster_queue.get((item["metadata"]["namespace"], item["spec"].get("queueName", "")), "")
+        if queue in found and not _condition(item, "QuotaReserved") and not _condition(item, "Finished"):
+            found[queue].append(item["metadata"]["uid"])
+    return found
+
+
+def _order(item: Mapping[str, Any]) -> tuple[int, str, str]:
+    meta = item["metadata"]
+    return -int(item["spec"].get("priority", 0)), meta["creationTimestamp"], meta["uid"]
+
+
+def _is_of(item: Mapping[str, Any], job: Queued) -> bool:
+    if job.kind == POD_GROUP:
+        return bool(item["metadata"]["name"] == job.name)
+    owners = item["metadata"].get("ownerReferences") or ()
+    return any((each["kind"], each["name"]) == (job.kind, job.name) for each in owners)
+
+
+def _condition(item: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """The condition ``name`` if it is true."""
+    conditions = item.get("status", {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == name and each["status"] == "True"), None)
+
+
+def _why(item: Mapping[str, Any]) -> str:
+    conditions = {each["type"]: each for each in item.get("status", {}).get("conditions") or ()}
+    for name in ("QuotaReserved", "Evicted", "Admitted"):
+        if conditions.get(name, {}).get("message"):
+            return shorten(conditions[name]["message"])
+    return ""
+
+
+def _items(api: Api, path: str) -> list[dict[str, Any]] | None:
+    """The objects at ``path``; None without Kueue or without the right to read them."""
+    try:
+        found: list[dict[str, Any]] = api.get(path)["items"]
+    except ApiError as error:
+        if error.status not in (403, 404):
+            raise
+        return None
+    return found

@@ -1,0 +1,344 @@
+"""The EC2 instance types the charts know: what their nodes offer to pods, and which pods they admit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bireme.core.errors import BiremeError
+from bireme.core.labels import (
+    AUTO_GPU_MAKER_LABEL,
+    GPU_PRESENT_LABEL,
+    HYPERPOD_HEALTH_LABEL,
+    INSTANCE_CPU_LABEL,
+    INSTANCE_FAMILY_LABEL,
+    INSTANCE_GPU_MAKER_LABEL,
+    INSTANCE_GPUS_LABEL,
+    INSTANCE_MEMORY_LABEL,
+    INSTANCE_SIZE_LABEL,
+    INSTANCE_TYPE_LABEL,
+)
+from bireme.core.paths import Paths
+from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES
+from bireme.helm import values
+
+_GIVEN = frozenset(
+    {
+        INSTANCE_TYPE_LABEL,
+        INSTANCE_FAMILY_LABEL,
+        INSTANCE_SIZE_LABEL,
+        INSTANCE_CPU_LABEL,
+        INSTANCE_MEMORY_LABEL,
+        INSTANCE_GPUS_LABEL,
+        INSTANCE_GPU_MAKER_LABEL,
+        AUTO_GPU_MAKER_LABEL,
+        GPU_PRESENT_LABEL,
+    }
+)
+# What ``--nodes`` calls a node without accelerators, for etcd and operators, and its type.
+CPU_TYPE = "cpu"
+CPU_INSTANCE_TYPE = "m7i.2xlarge"
+CPU_VCPU = 8
+
+# What HyperPod puts before the types of its nodes.
+HYPERPOD = "ml."
+# Huge pages that a node with EFA sets aside: libfabric's EFA provider and NCCL's OFI plugin map their
+# buffers with them.
+EFA_HUGE_PAGES_MIB = 5120
+ROOT_VOLUME_GIB = 80
+_PODS = 110
+
+
+# Families with accelerators and Arm processors.
+_GRAVITON = frozenset(("g5g", "p6e-gb200"))
+# Families whose instances have a part of a GPU, which Karpenter does not count.
+_GPU_PARTS = frozenset(("g6f", "gr6f"))
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """The accelerators of one instance: ``count`` devices named ``resource`` by their device plugin.
+
+    A process drives one of the ``cores`` of a device.
+    """
+
+    name: str
+    count: int
+    memory_mib: int | None
+    resource: str
+    cores: int = 1
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The facts of one EC2 instance type, as values/instances/<type>.yaml holds them."""
+
+    type: str
+    accelerator: Accelerator
+    efa: int
+    vcpu: int
+    memory_mib: int
+    allocatable_memory_mib: int
+    network_gbps: float
+    nvme_gb: int
+
+    @property
+    def huge_pages_mib(self) -> int:
+        """The huge pages that its nodes set aside, in MiB."""
+        return EFA_HUGE_PAGES_MIB if self.efa else 0
+
+    @property
+    def architecture(self) -> str:
+        """That of its processors, as Kubernetes names it: images have to be built for it."""
+        return "arm64" if self.type.removeprefix(HYPERPOD).partition(".")[0] in _GRAVITON else "amd64"
+
+    @property
+    def has_part_of_gpu(self) -> bool:
+        """Whether its GPU is a part of one: the device plugin counts it, Karpenter does not."""
+        return self.type.partition(".")[0] in _GPU_PARTS
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels that its nodes have because of their type, from EKS and from Karpenter or HyperPod."""
+        if self.type.startswith(HYPERPOD):
+            return {INSTANCE_TYPE_LABEL: self.type, HYPERPOD_HEALTH_LABEL: "Schedulable"}
+        family, _, size = self.type.partition(".")
+        labels = {
+            INSTANCE_TYPE_LABEL: self.type,
+            INSTANCE_FAMILY_LABEL: family,
+            INSTANCE_SIZE_LABEL: size,
+            INSTANCE_CPU_LABEL: str(self.vcpu),
+            INSTANCE_MEMORY_LABEL: str(self.memory_mib),
+        }
+        if self.accelerator.resource == ACCELERATORS[0]:
+            labels[INSTANCE_GPUS_LABEL] = "0" if self.has_part_of_gpu else str(self.accelerator.count)
+            labels[INSTANCE_GPU_MAKER_LABEL] = "nvidia"
+        return labels
+
+    def allocatable(self, huge_pages_mib: int = 0) -> dict[str, str]:
+        """What a node of this type offers to pods, as Kubernetes quantities.
+
+        ``huge_pages_mib``: 2 MiB huge pages set aside on the node, in MiB; they come out of the memory.
+        Raises BiremeError when they do not fit the memory or are not whole pages.
+        """
+        if huge_pages_mib % 2 or not 0 <= huge_pages_mib < self.allocatable_memory_mib:
+            raise BiremeError(
+                f"{huge_pages_mib}Mi huge pages on {self.type}: give an even number of MiB "
+                f"below its {self.allocatable_memory_mib}Mi of allocatable memory"
+            )
+        offer = {
+            "cpu": f"{self.allocatable_cpu_millis}m",
+            "memory": f"{self.allocatable_memory_mib - huge_pages_mib}Mi",
+            self.accelerator.resource: str(self.accelerator.count),
+            "pods": str(_PODS),
+            "ephemeral-storage": f"{self.nvme_gb * 10**9 // 2**30 if self.nvme_gb else ROOT_VOLUME_GIB}Gi",
+        }
+        if self.efa:
+            offer[EFA] = str(self.efa)
+        if huge_pages_mib:
+            offer[HUGE_PAGES] = f"{huge_pages_mib}Mi"
+        return offer
+
+    @property
+    def allocatable_cpu_millis(self) -> int:
+        """CPU left for pods in thousandths of a core, after what EKS reserves for the kubelet.
+
+        6% of the first core, 1% of the second, 0.5% of the next two and 0.25% of the rest
+        (awslabs/amazon-eks-ami, nodeadm's default kubelet reservation).
+        """
+        reserved_quarters = sum(
+            per_core * max(0, min(self.vcpu, until) - since)
+            for since, until, per_core in ((0, 1, 240), (1, 2, 40), (2, 4, 20), (4, self.vcpu, 10))
+        )
+        return self.vcpu * 1000 - reserved_quarters // 4
+
+
+@dataclass(frozen=True)
+class NodeChoice:
+    """The nodes that a pod's node selector and required node affinity leave it.
+
+    ``types`` are the instance types it may run on, None where it may run on any. It ``is_bound`` if it can
+    run on no other nodes.
+    """
+
+    types: tuple[str, ...] | None = None
+    is_bound: bool = False
+
+    @property
+    def name(self) -> str:
+        """The types that the pod is bound to, as people read them; "" if it is bound to none."""
+        types = (self.types or ()) if self.is_bound else ()
+        return " or ".join(types) if len(types) < 3 else f"{types[0]} (or {len(types) - 1} others)"
+
+    def admits(self, instance_type: str) -> bool:
+        """Whether the pod may run on nodes of ``instance_type``."""
+        return self.types is None or instance_type in self.types
+
+
+@dataclass(frozen=True)
+class _Requirement:
+    """One match expression about a label that instance types give their nodes."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with ``labels`` satisfies it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt" as operator if value is not None and value.isdigit():
+                number, limit = int(value), int(self.values[0])
+                return number > limit if operator == "Gt" else number < limit
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nodes of types that values/instances does not know can satisfy it too."""
+        return self.operator not in ("In", "Gt", "Lt")
+
+
+def choose_nodes(pod_spec: Mapping[str, Any], instances: Mapping[str, Instance]) -> NodeChoice:
+    """Where a pod may run, by the labels that instance types give their nodes; no other labels are looked at.
+
+    Types that the pod names are among ``types`` also if ``instances`` does not know them.
+    """
+    terms = [[each for each in term if each.key in _GIVEN] for term in _terms(pod_spec)]
+    if not any(terms):
+        return NodeChoice() if terms else NodeChoice((), is_bound=True)
+    labels = {name: instance.labels for name, instance in instances.items()}
+    for requirement in (each for term in terms for each in term):
+        if requirement.key == INSTANCE_TYPE_LABEL and requirement.operator == "In":
+            labels |= {name: {INSTANCE_TYPE_LABEL: name} for name in requirement.values if name not in labels}
+    types = (
+        name
+        for name, own in sorted(labels.items())
+        if any(all(each.accepts(own) for each in term) for term in terms)
+    )
+    is_open = any(all(each.is_open for each in term) for term in terms)
+    return NodeChoice(tuple(types), not is_open)
+
+
+def admits(pod_spec: Mapping[str, Any], name: str, labels: Mapping[str, str]) -> bool:
+    """Whether a pod's node selector and required node affinity admit the node ``name`` with ``labels``."""
+    facts = {**labels, "metadata.name": name}
+    return any(all(each.accepts(facts) for each in term) for term in _terms(pod_spec))
+
+
+def _terms(pod_spec: Mapping[str, Any]) -> Iterator[list[_Requirement]]:
+    """The alternatives that a pod's node selector and affinity leave, each a list of requirements."""
+    selector = [
+        _Requirement(key, "In", (value,)) for key, value in (pod_spec.get("nodeSelector") or {}).items()
+    ]
+    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if not required:
+        yield selector
+        return
+    for term in required.get("nodeSelectorTerms") or ():
+        expressions = term.get("matchExpressions") or ()
+        # A term that says nothing matches no node.
+        if expressions or term.get("matchFields"):
+            yield [*selector, *map(_requirement, [*expressions, *(term.get("matchFields") or ())])]
+
+
+def _requirement(expression: Mapping[str, Any]) -> _Requirement:
+    return _Requirement(expression["key"], expression["operator"], tuple(expression.get("values") or ()))
+
+
+class Instances(Mapping[str, Instance]):
+    """Instance types by name. Those of HyperPod, ml.TYPE, have the facts of TYPE and are not listed."""
+
+    def __init__(self, found: Iterable[Instance]) -> None:
+        self._found = {instance.type: instance for instance in found}
+
+    def __getitem__(self, name: str) -> Instance:
+        instance = self._found[name.removeprefix(HYPERPOD)]
+        return replace(instance, type=name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def load_instances(paths: Paths) -> Mapping[str, Instance]:
+    """Every instance type of values/instances/*.yaml by its name, and HyperPod's.
+
+    Raises BiremeError naming the file and the key when a fact is missing or has the wrong type.
+    """
+    files = sorted((paths.values / "instances").glob("*.yaml"))
+    return Instances(map(read_instance, files))
+
+
+def read_instance(file: Path) -> Instance:
+    """The instance of one file ``{instance: {...}}``. Raises BiremeError naming the file and the key."""
+    facts = _Facts(file, "instance", values.read_file(file).get("instance"))
+    accelerator = _Facts(file, "instance.accelerator", facts.given.get("accelerator"))
+    instance = Instance(
+        type=facts.text("type"),
+        accelerator=Accelerator(
+            name=accelerator.text("name"),
+            count=accelerator.whole("count"),
+            memory_mib=accelerator.whole("memoryMiB")
+            if accelerator.given.get("memoryMiB") is not None
+            else None,
+            resource=accelerator.text("resource"),
+            cores=accelerator.whole("cores") if "cores" in accelerator.given else 1,
+        ),
+        efa=facts.whole("efa"),
+        vcpu=facts.whole("vcpu"),
+        memory_mib=facts.whole("memoryMiB"),
+        allocatable_memory_mib=facts.whole("allocatableMemoryMiB"),
+        network_gbps=facts.number("networkGbps"),
+        nvme_gb=facts.whole("nvmeGB"),
+    )
+    if instance.type != file.stem:
+        raise BiremeError(
+            f"{file}: instance.type is {instance.type}, so the file should be {instance.type}.yaml"
+        )
+    return instance
+
+
+class _Facts:
+    """Typed access to one mapping of a values file, with errors that name the file and the key."""
+
+    def __init__(self, file: Path, prefix: str, given: Any) -> None:
+        if not isinstance(given, dict):
+            raise BiremeError(f"{file}: {prefix} must be a mapping of facts")
+        self.given: Mapping[str, Any] = given
+        self._file = file
+        self._prefix = prefix
+
+    def _wrong(self, key: str, wanted: str) -> BiremeError:
+        given = repr(self.given[key]) if key in self.given else "missing"
+        return BiremeError(f"{self._file}: {self._prefix}.{key} is {given}, it must be {wanted}")
+
+    def text(self, key: str) -> str:
+        value = self.given.get(key)
+        if not isinstance(value, str) or not value:
+            raise self._wrong(key, "a name")
+        return value
+
+    def whole(self, key: str) -> int:
+        value = self.given.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self._wrong(key, "a whole number, 0 or more")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.given.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            raise self._wrong(key, "a number, 0 or more")
+        return float(value)

@@ -1,0 +1,91 @@
+"""What an upgrade changes in the text of each object, as lines that go and lines that come."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from bireme.core.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
+from bireme.core.manifests import Manifest
+from bireme.plan.changes import by_identity
+
+_HIDDEN = ("data", "stringData")
+
+
+@dataclass(frozen=True)
+class ObjectDiff:
+    """The change of one object: ``lines`` are those of a unified diff of its YAML, without a header."""
+
+    object: str
+    lines: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
+        return {"object": self.object, "lines": list(self.lines)}
+
+
+def object_diffs(current: Iterable[Manifest], desired: Iterable[Manifest]) -> tuple[ObjectDiff, ...]:
+    """What upgrading from ``current`` to ``desired`` changes in the text of each object, by its name.
+
+    Values of Secrets are hidden. Left out are hooks, fields that the cluster generates, and digests of parts
+    of the same object.
+    """
+    live, wanted = by_identity(current), by_identity(desired)
+    found = []
+    for identity in sorted(live.keys() | wanted.keys(), key=str):
+        before, after = live.get(identity), wanted.get(identity)
+        lines = tuple(
+            line
+            for number, line in enumerate(difflib.unified_diff(*_texts(before, after), lineterm=""))
+            if number > 1
+        )
+        some = after or before
+        if lines and some:
+            found.append(ObjectDiff(some.identity, lines))
+    return tuple(found)
+
+
+def _texts(before: Manifest | None, after: Manifest | None) -> tuple[list[str], list[str]]:
+    old, new = (each.thaw() if each else None for each in (before, after))
+    some = after or before
+    if some and some.kind == "Secret":
+        _hide(old or {}, new or {})
+    generated = some.annotations.get(GENERATED_ANNOTATION) if some else None
+    for content in filter(None, (old, new)):
+        if generated:
+            content.pop(generated, None)
+        ((content.get("metadata") or {}).get("annotations") or {}).pop(IMMUTABLE_ANNOTATION, None)
+    return _lines(old), _lines(new)
+
+
+def _hide(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Replace the values of a Secret, so that those that change still differ."""
+    for field in _HIDDEN:
+        was, becomes = (dict(each.get(field) or {}) for each in (old, new))
+        for content, values, word in ((old, was, "before"), (new, becomes, "after")):
+            if values:
+                content[field] = {
+                    key: "(hidden)" if was.get(key) == becomes.get(key) else f"(hidden, {word})"
+                    for key in values
+                }
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Text of several lines stands as such, so that a diff shows the lines that change."""
+
+
+def _text(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _lines(content: Mapping[str, Any] | None) -> list[str]:
+    if content is None:
+        return []
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000).splitlines()

@@ -1,0 +1,82 @@
+"""What of a release goes through a queue of Kueue, and how much quota it takes there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from bireme.core.labels import POD_GROUP_LABEL, QUEUE_LABEL, QUEUE_PRIORITY_LABEL
+from bireme.core.manifests import Manifest
+from bireme.core.quantities import format_quantity, quantity
+from bireme.plan.workloads import PodPlan, WorkloadPlan, pod_templates
+
+POD_GROUP = "Pods"
+"""Stands for the kind of a group of pods that several objects make."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What a queue admits as one: an object such as a Job, or a group of pods of several objects.
+
+    ``resources`` are the sums over its ``pods``, as quantities; ``members`` the objects that make these pods.
+    """
+
+    kind: str
+    name: str
+    queue: str
+    priority_class: str
+    pods: int
+    resources: Mapping[str, str]
+    members: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, as in schemas/plan.schema.json."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "queue": self.queue,
+            **({"priorityClass": self.priority_class} if self.priority_class else {}),
+            "pods": self.pods,
+            "resources": dict(self.resources),
+        }
+
+
+def queued(planned: Iterable[tuple[Manifest, WorkloadPlan]]) -> tuple[Queued, ...]:
+    """What the queues admit of these objects, in order; nothing where no object names a queue."""
+    found: dict[tuple[str, str], list[tuple[Mapping[str, str], WorkloadPlan]]] = defaultdict(list)
+    for manifest, workload in planned:
+        grouped = [labels for labels in _pod_labels(manifest) if labels.get(POD_GROUP_LABEL)]
+        if manifest.labels.get(QUEUE_LABEL):
+            found[workload.kind, workload.name].append((manifest.labels, workload))
+        elif grouped:
+            found[POD_GROUP, grouped[0][POD_GROUP_LABEL]].append((grouped[0], workload))
+    return tuple(_queued(kind, name, parts) for (kind, name), parts in found.items())
+
+
+def _queued(kind: str, name: str, parts: list[tuple[Mapping[str, str], WorkloadPlan]]) -> Queued:
+    labels = parts[0][0]
+    pods = [pod for _, workload in parts for pod in workload.pods]
+    return Queued(
+        kind,
+        name,
+        labels[QUEUE_LABEL],
+        labels.get(QUEUE_PRIORITY_LABEL, ""),
+        len(pods),
+        _sums(pods),
+        tuple(workload.name for _, workload in parts),
+    )
+
+
+def _sums(pods: Iterable[PodPlan]) -> dict[str, str]:
+    total: dict[str, Fraction] = defaultdict(Fraction)
+    for pod in pods:
+        for name, amount in pod.resources.items():
+            total[name] += quantity(amount)
+    return {name: format_quantity(name, amount) for name, amount in sorted(total.items())}
+
+
+def _pod_labels(manifest: Manifest) -> list[Mapping[str, str]]:
+    return [(each.get("metadata") or {}).get("labels") or {} for each in pod_templates(manifest)]

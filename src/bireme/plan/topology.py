@@ -1,0 +1,311 @@
+"""The plan: the pods that rendered objects will become, and the nodes they need.
+
+How an object of each kind expands into pods stands in `bireme.plan.workloads`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from bireme.core.errors import BiremeError, suggestion
+from bireme.core.manifests import Manifest, read_as_kubernetes
+from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
+from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
+from bireme.plan.queues import Queued, queued
+from bireme.plan.storage import Storage, storage_of
+from bireme.plan.workloads import PodPlan, WorkloadPlan, plan_of
+
+# A node of `cpu=NUMBER`, with the memory that `bireme up` gives such nodes.
+_CPU_NODE = Instance(
+    CPU_INSTANCE_TYPE,
+    Accelerator("none", 0, None, ACCELERATORS[0]),
+    efa=0,
+    vcpu=CPU_VCPU,
+    memory_mib=32768,
+    allocatable_memory_mib=30100,
+    network_gbps=0,
+    nvme_gb=0,
+)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all pods; ``nodes`` is the number of nodes needed per instance type."""
+
+    pods: int
+    accelerators: int
+    efa: int
+    nodes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node that the plan needs: its type, its number of accelerators, and its pods."""
+
+    type: str
+    accelerators: int
+    pods: tuple[PodPlan, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one release becomes on a cluster. ``placement`` is one way to pack it, not a promise."""
+
+    release: str
+    namespace: str
+    workloads: tuple[WorkloadPlan, ...]
+    totals: Totals
+    placement: tuple[NodePlan, ...] = field(default=(), compare=False)
+    storage: tuple[Storage, ...] = ()
+    queued: tuple[Queued, ...] = ()
+
+    @property
+    def pods(self) -> tuple[PodPlan, ...]:
+        """All pods of all workloads, in order."""
+        return tuple(pod for workload in self.workloads for pod in workload.pods)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan in the shape of schemas/plan.schema.json."""
+        return {
+            "release": self.release,
+            "namespace": self.namespace,
+            "workloads": [_workload_json(workload) for workload in self.workloads],
+            "totals": {
+                "pods": self.totals.pods,
+                "accelerators": self.totals.accelerators,
+                "efa": self.totals.efa,
+                "nodes": dict(self.totals.nodes),
+            },
+            **({"storage": [each.to_json() for each in self.storage]} if self.storage else {}),
+            **({"queued": [each.to_json() for each in self.queued]} if self.queued else {}),
+        }
+
+
+def _workload_json(workload: WorkloadPlan) -> dict[str, Any]:
+    types, note = workload.instance_types, workload.note
+    return {
+        "name": workload.name,
+        "kind": workload.kind,
+        "role": workload.role,
+        "replicas": workload.replicas,
+        "minReplicas": workload.min_replicas,
+        "maxReplicas": workload.max_replicas,
+        "pods": [_pod_json(pod) for pod in workload.pods],
+        **({} if types is None else {"instanceTypes": list(types)}),
+        **({"note": note} if note else {}),
+        **({"workersPerUnit": workload.unit} if workload.unit > 1 else {}),
+        **({"spares": workload.spares} if workload.spares else {}),
+    }
+
+
+def _pod_json(pod: PodPlan) -> dict[str, Any]:
+    return {
+        "name": pod.name,
+        "role": pod.role,
+        "rank": pod.rank,
+        "hostname": pod.hostname,
+        "resources": dict(pod.resources),
+        "nodeSelector": dict(pod.node_selector),
+    }
+
+
+def expand(
+    release: str, namespace: str, manifests: Iterable[Manifest], instances: Mapping[str, Instance]
+) -> Plan:
+    """The plan of a rendered release. Hooks and helm tests are left out, because they do not stay.
+
+    ``instances`` say how many pods fit a node; a type that is not among them is missing from
+    ``totals.nodes``, and `fit` names it. Raises BiremeError for a quantity or a count that is not one.
+    """
+    lasting = [manifest for manifest in manifests if not manifest.is_hook]
+    planned = [(each, workload) for each in lasting if (workload := plan_of(each, instances))]
+    workloads = tuple(workload for _, workload in planned)
+    pods = [pod for workload in workloads for pod in workload.pods]
+    placement = tuple(_needed(pods, instances))
+    totals = Totals(
+        pods=len(pods),
+        accelerators=sum(pod.accelerators for pod in pods),
+        efa=sum(pod.efa for pod in pods),
+        nodes=dict(Counter(node.type for node in placement)),
+    )
+    storage = tuple(each for manifest in lasting for each in _storage(manifest))
+    return Plan(release, namespace, workloads, totals, placement, storage, queued(planned))
+
+
+def _storage(manifest: Manifest) -> Sequence[Storage]:
+    with read_as_kubernetes(manifest):
+        return tuple(storage_of(manifest))
+
+
+# --- pods on nodes ---
+
+
+Demand = Mapping[str, Fraction]
+
+
+class _Node:
+    """A node that is being filled. The huge pages that its pods ask for are taken from its memory."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.pods: list[PodPlan] = []
+        self.free = {name: quantity(amount) for name, amount in instance.allocatable().items()}
+
+    def lacks(self, demand: Demand) -> str | None:
+        """The first resource that ``demand`` needs more of than is free, None when it fits."""
+        return next((name for name, amount in demand.items() if amount > self.free.get(name, 0)), None)
+
+    def take(self, pod: PodPlan, demand: Demand) -> None:
+        """Put ``pod`` here."""
+        self.pods.append(pod)
+        for name, amount in demand.items():
+            self.free[name] = self.free.get(name, Fraction()) - amount
+
+
+def _demand(pod: PodPlan) -> Demand:
+    demand = {name: quantity(amount) for name, amount in pod.resources.items()}
+    demand["memory"] = demand.get("memory", Fraction()) + demand.pop(HUGE_PAGES, Fraction())
+    demand["pods"] = Fraction(1)
+    # Devices first: a lack of devices explains best why a pod does not fit.
+    order = {name: place for place, name in enumerate((*ACCELERATORS, EFA))}
+    return dict(sorted(demand.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+
+
+def _alike(pods: Iterable[PodPlan]) -> list[tuple[Demand, list[PodPlan]]]:
+    """Pods grouped by what they ask for, the largest first."""
+    groups: dict[tuple[tuple[str, str], ...], list[PodPlan]] = defaultdict(list)
+    for pod in pods:
+        groups[tuple(pod.resources.items())].append(pod)
+    sizes = (*ACCELERATORS, EFA, "memory", "cpu")
+    found = [(_demand(group[0]), group) for group in groups.values()]
+    return sorted(found, key=lambda item: tuple(-item[0].get(name, Fraction()) for name in sizes))
+
+
+def _pack(
+    pods: Iterable[PodPlan], nodes: list[_Node], new_node: Callable[[Demand], _Node] | None = None
+) -> list[PodPlan]:
+    """First fit, largest pod first, onto ``nodes`` and then onto new ones; the pods that found no place."""
+    left: list[PodPlan] = []
+    for demand, group in _alike(pods):
+        # A node too full for one of these pods is too full for the next: nodes only fill up.
+        at = 0
+        for pod in group:
+            while at < len(nodes) and nodes[at].lacks(demand):
+                at += 1
+            if at == len(nodes):
+                if new_node is None:
+                    left.append(pod)
+                    continue
+                nodes.append(new_node(demand))
+            nodes[at].take(pod, demand)
+    return left
+
+
+def _needed(pods: Sequence[PodPlan], instances: Mapping[str, Instance]) -> Iterator[NodePlan]:
+    """The nodes for the pods that are bound to known instance types, by type.
+
+    Pods that may run on several types fill nodes that others need, then nodes of the first type that holds
+    them. A pod that is too large for its types has a node to itself; `fit` reports it.
+    """
+    by_types: dict[tuple[str, ...], list[PodPlan]] = defaultdict(list)
+    for pod in pods:
+        known = tuple(each for each in pod.nodes.types or () if each in instances)
+        if pod.nodes.is_bound and known:
+            by_types[known].append(pod)
+    nodes: list[_Node] = []
+    for types in sorted(by_types, key=lambda types: (len(types), types)):
+        there = [node for node in nodes if node.instance.type in types]
+        candidates = [instances[each] for each in types]
+        already = len(there)
+        _pack(by_types[types], there, partial(_new_node, candidates))
+        nodes += there[already:]
+    for node in sorted(nodes, key=lambda node: node.instance.type):
+        yield NodePlan(node.instance.type, node.instance.accelerator.count, tuple(node.pods))
+
+
+def _new_node(candidates: Sequence[Instance], demand: Demand) -> _Node:
+    """An empty node of the first type that holds ``demand``, or of the first type."""
+    fresh = [_Node(instance) for instance in candidates]
+    return next((node for node in fresh if not node.lacks(demand)), fresh[0])
+
+
+def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance]) -> list[str]:
+    """Why the plan cannot run whole on ``nodes``, as sentences; empty when it can.
+
+    ``nodes``: instance type or ``cpu`` → number.
+
+    Pods that are bound to instance types go there; the others take what is left on the nodes that they may
+    run on. Taints and pod affinities are ignored. Nodes are assumed to set
+    aside the huge pages that their pods ask for.
+    """
+    unknown = sorted(name for name in nodes if name != CPU_TYPE and name not in instances)
+    if unknown:
+        raise BiremeError(f"unknown node type {unknown[0]!r}: {suggestion(unknown[0], instances)}")
+    types = {name: _CPU_NODE if name == CPU_TYPE else instances[name] for name in nodes}
+    cluster = [_Node(types[name]) for name, count in nodes.items() for _ in range(count)]
+    problems: list[str] = []
+    for (role, choice), pods in _groups(plan.pods).items():
+        candidates = [node for node in cluster if choice.admits(node.instance.type)]
+        left = _pack(pods, candidates)
+        if left:
+            problems.append(_why(role, choice, pods, left, candidates, instances))
+    return problems
+
+
+def _groups(pods: Sequence[PodPlan]) -> dict[tuple[str, NodeChoice], list[PodPlan]]:
+    """Pods by role and by the nodes they may run on, those with the least choice first."""
+    groups: dict[tuple[str, NodeChoice], list[PodPlan]] = defaultdict(list)
+
+    def choice(pod: PodPlan) -> tuple[bool, float]:
+        return not pod.nodes.is_bound, math.inf if pod.nodes.types is None else len(pod.nodes.types)
+
+    for pod in sorted(pods, key=choice):
+        groups[pod.role, pod.nodes].append(pod)
+    return groups
+
+
+def _why(
+    role: str,
+    choice: NodeChoice,
+    pods: Sequence[PodPlan],
+    left: Sequence[PodPlan],
+    candidates: Sequence[_Node],
+    instances: Mapping[str, Instance],
+) -> str:
+    count = f"{len(left)} of {len(pods)}" if len(left) < len(pods) else str(len(pods))
+    who = f"{count} {role} {'pod' if len(pods) == 1 else 'pods'}"
+    types = choice.name
+    if choice.is_bound and not any(name in instances for name in choice.types or ()):
+        if types:
+            return f"{who} cannot be placed: they want {types} nodes, and values/instances has no such type"
+        return f"{who} cannot be placed: no type of values/instances has the labels that they want"
+    needed = f"{sum(1 for _ in _needed(pods, instances))} {types} nodes"
+    if not candidates:
+        if types:
+            return f"{who} cannot be placed: there are no {types} nodes, {needed} are needed"
+        rest = " that their node affinity admits" if choice.types is not None else ""
+        return f"{who} cannot be placed: there are no nodes{rest}"
+    demand = _demand(left[0])
+    where = f"{len(candidates)} {types} {'node' if len(candidates) == 1 else 'nodes'}".replace("  ", " ")
+    fresh = [_Node(node.instance) for node in candidates]
+    name = _commonest(node.lacks(demand) for node in fresh)
+    if name and all(node.lacks(demand) for node in fresh):
+        offered = format_quantity(name, max(node.free.get(name, Fraction()) for node in fresh))
+        wanted = format_quantity(name, demand[name])
+        return f"{who} can never fit {where}: a pod asks for {wanted} {name}, a whole node has {offered}"
+    name = _commonest(node.lacks(demand) for node in candidates) or "pods"
+    wanted = format_quantity(name, demand[name])
+    more = f", {needed} are needed" if types else ""
+    verb = "does" if len(left) == 1 else "do"
+    return f"{who} {verb} not fit on {where}: a pod asks for {wanted} {name} and no node has that left{more}"
+
+
+def _commonest(names: Iterable[str | None]) -> str | None:
+    counted = Counter(name for name in names if name)
+    return counted.most_common(1)[0][0] if counted else None

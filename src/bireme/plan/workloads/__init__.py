@@ -1,0 +1,86 @@
+"""The kinds of objects that make pods, a file each: every module here may have ``KINDS``."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from bireme.core.manifests import Manifest, read_as_kubernetes
+from bireme.plan.instances import Instance
+from bireme.plan.workloads.model import (
+    ObservedWorkload,
+    PodPlan,
+    WorkloadKind,
+    WorkloadPlan,
+    controller_of,
+    differing,
+)
+from bireme.plan.workloads.untaught import Untaught
+
+__all__ = [
+    "KINDS",
+    "ObservedWorkload",
+    "PodPlan",
+    "WorkloadKind",
+    "WorkloadPlan",
+    "differing",
+    "kind_of",
+    "kinds_with_state",
+    "plan_of",
+    "pod_templates",
+    "trace",
+]
+
+
+def _all() -> Mapping[str, WorkloadKind]:
+    modules = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    return {kind.name: kind for module in modules for kind in getattr(module, "KINDS", ())}
+
+
+KINDS = _all()
+"""Every kind that the harness knows, by its name."""
+
+
+def kind_of(manifest: Manifest) -> WorkloadKind | None:
+    """The kind of an object that makes pods, taught or not; None for objects that make none."""
+    known = KINDS.get(manifest.kind)
+    if known and manifest.group in ("", known.group):
+        return known
+    untaught = Untaught(manifest)
+    return untaught if untaught.makes_pods(manifest) else None
+
+
+def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan | None:
+    """The pods that an object becomes; None for objects that make none.
+
+    Raises BiremeError for a number that is none, and for an object that Kubernetes would not read either.
+    """
+    kind = kind_of(manifest)
+    with read_as_kubernetes(manifest):
+        return kind.plan(manifest, instances) if kind else None
+
+
+def kinds_with_state(namespace: str) -> dict[str, WorkloadKind]:
+    """The kinds whose live objects tell more than their pods, by the API path of these objects."""
+    return {kind.path(namespace): kind for kind in KINDS.values() if kind.has_state}
+
+
+def trace(pod: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Kind and name of the workload that made a live pod, and the planned pod that it stands for.
+
+    A kind that makes pods through objects of another kind, as an MPIJob does with a Job, stands for those.
+    """
+    controller = controller_of(pod)
+    claims = {name: owner for name, kind in KINDS.items() if (owner := kind.owner(pod)) is not None}
+    behind = [name for name in claims if controller is None or name != controller[0]]
+    for name in [*behind, *claims]:
+        return name, claims[name], KINDS[name].slot(pod, claims[name])
+    return *(controller or ("", "")), None
+
+
+def pod_templates(manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
+    """The {metadata, spec} of all the pods that an object makes; none for objects that make no pods."""
+    kind = kind_of(manifest)
+    return kind.pod_templates(manifest) if kind else ()

@@ -1,0 +1,118 @@
+"""JobSet: groups of Jobs, whose pods have the host names ``<jobset>-<group>-<job>-<pod>``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from bireme.core.manifests import Manifest
+from bireme.plan.instances import Instance
+from bireme.plan.workloads.job import pods_at_a_time
+from bireme.plan.workloads.model import (
+    LONGEST_NAME,
+    ObservedWorkload,
+    PodPlan,
+    WorkloadKind,
+    WorkloadPlan,
+    controller_of,
+    count_in,
+    differing,
+    elastic_bounds,
+    pod_plans,
+    role_of,
+    spec_of,
+    true_conditions,
+)
+
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+_MUTABLE = frozenset({"suspend", "ttlSecondsAfterFinished"})
+# What a Job adds to the name of each pod: a dash and five characters.
+_POD_SUFFIX = "-abcde"
+
+
+class JobSet(WorkloadKind):
+    """jobset.x-k8s.io/v1alpha2 JobSet. A rank counts the pods of one replicated job, Job by Job."""
+
+    name = "JobSet"
+    api_version = "jobset.x-k8s.io/v1alpha2"
+    suspension: ClassVar[Mapping[str, Any]] = {"suspend": True}
+
+    def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
+        return tuple(_template(group) for group in _groups(manifest))
+
+    def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
+        groups = [*_groups(manifest)]
+        pods = tuple(pod for group in groups for pod in _pods(manifest, group, instances))
+        count = len(pods)
+        bounds = elastic_bounds(_template(groups[0]).get("spec") or {}) if len(groups) == 1 else None
+        low, high = bounds or (count, count)
+        role, suspended = pods[-1].role if pods else manifest.name, bool(spec_of(manifest).get("suspend"))
+        return WorkloadPlan(manifest.name, self.name, role, count, low, high, pods, suspended)
+
+    def owner(self, pod: Mapping[str, Any]) -> str | None:
+        """The JobSet makes its pods through Jobs and puts its name on them."""
+        controller = controller_of(pod)
+        is_of_job = controller is not None and controller[0] == "Job"
+        return pod["metadata"].get("labels", {}).get(JOBSET_LABEL) if is_of_job else None
+
+    def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
+        found = pod["spec"].get("hostname")
+        return None if found is None else str(found)
+
+    def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
+        name, true = live["metadata"]["name"], true_conditions(live)
+        if "Failed" in true:
+            return ObservedWorkload(self.name, name, "Failed", true["Failed"])
+        return ObservedWorkload(self.name, name, "Complete" if "Completed" in true else "")
+
+    def is_stopped(self, live: Mapping[str, Any]) -> bool:
+        counts = live.get("status", {}).get("replicatedJobsStatus") or ()
+        return not any(group.get("active") for group in counts)
+
+    def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
+        changed = differing(spec_of(live), spec_of(wanted))
+        return tuple(part for part in changed if part not in _MUTABLE)
+
+    def name_problem(self, manifest: Manifest) -> str | None:
+        length = max((_longest_pod_name(manifest, group) for group in _groups(manifest)), default=0)
+        if length <= LONGEST_NAME:
+            return None
+        return f"pod names would have {length} characters with job and index, {LONGEST_NAME} is the most"
+
+
+def _groups(manifest: Manifest) -> Iterable[Mapping[str, Any]]:
+    return spec_of(manifest).get("replicatedJobs") or ()
+
+
+def _job_spec(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (group.get("template") or {}).get("spec") or {}
+
+
+def _template(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _job_spec(group).get("template") or {}
+
+
+def _is_indexed(group: Mapping[str, Any]) -> bool:
+    return bool(_job_spec(group).get("completionMode", "Indexed") == "Indexed")
+
+
+def _pods(
+    manifest: Manifest, group: Mapping[str, Any], instances: Mapping[str, Instance]
+) -> tuple[PodPlan, ...]:
+    jobs, pods = count_in(group, "replicas"), pods_at_a_time(_job_spec(group))
+    base = f"{manifest.name}-{group['name']}"
+    count_in({"replicas": jobs * pods}, "replicas")
+    names = [f"{base}-{job}-{pod}" for job in range(jobs) for pod in range(pods)]
+    template = _template(group)
+    role = role_of(manifest, template, group["name"])
+    hostnames, ranks = (names, range(len(names))) if _is_indexed(group) else (None, None)
+    return pod_plans(names, role, template, instances, hostnames, ranks)
+
+
+def _longest_pod_name(manifest: Manifest, group: Mapping[str, Any]) -> int:
+    last_job = max(0, count_in(group, "replicas") - 1)
+    last_pod = max(0, count_in(_job_spec(group), "completions") - 1)
+    return len(f"{manifest.name}-{group['name']}-{last_job}-{last_pod}{_POD_SUFFIX}")
+
+
+KINDS = (JobSet(),)

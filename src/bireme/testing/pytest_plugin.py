@@ -1,0 +1,342 @@
+"""The pytest plugin: fixtures that render, plan, install and observe charts.
+
+It works beside pytest-helm-charts and takes its options as they are: ``--cluster-type embedded``
+(the default) starts a control plane of its own before ``kube_cluster`` asks for one, ``--cluster-type
+existing`` uses ``--kubeconfig``. Namespaces come from pytest-helm-charts' own fixtures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bireme.clusters import Cluster
+from bireme.clusters.waiting import until
+from bireme.core.errors import BiremeError
+from bireme.core.labels import HOOK_ANNOTATION, RELEASE_LABEL
+from bireme.core.paths import Paths
+from bireme.helm import Render, Renderer, RenderRequest, Settings
+from bireme.helm import values as value_files
+from bireme.live import observe
+from bireme.live.deploy import Deployer
+from bireme.live.observe import Difference
+from bireme.live.pods import ObservedPod
+from bireme.live.release import Releases
+from bireme.plan.changes import Changes
+from bireme.plan.instances import Instance, load_instances
+from bireme.plan.topology import Plan, expand
+from bireme.plan.workloads import KINDS
+from bireme.testing.session_cluster import (
+    SharedCluster,
+    cluster_type,
+    session_cluster,
+    shares_cluster,
+    shown_progress,
+)
+from bireme.tools import Toolbox
+
+MARKERS = {
+    "embedded": "runs on a control plane without containers (the embedded tier)",
+    "kind": "runs real containers and needs a container engine (the kind tier)",
+    "torch": "runs real torch from the image's root file system",
+    "slow": "takes more than half a minute, because Kubernetes' own timeouts do",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options beside those of pytest-helm-charts."""
+    parser.addini(
+        "bireme_nodes", "nodes of the test cluster by type, e.g. p4d.24xlarge=3", default="p4d.24xlarge=3"
+    )
+    meaning = "overrides the ini option bireme_nodes; kind makes containers of these, else fake nodes"
+    group = parser.getgroup("bireme")
+    group.addoption("--bireme-nodes", help=meaning)
+    meaning = "with -n: all workers use one cluster, and their tests must not get in each other's way"
+    group.addoption("--bireme-share-cluster", action="store_true", help=meaning)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The markers of the tiers, and the cluster that workers share."""
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    if shares_cluster(config):
+        config.pluginmanager.register(SharedCluster(), "bireme-shared-cluster")
+
+
+@pytest.fixture(scope="session")
+def bireme_paths(pytestconfig: pytest.Config) -> Paths:
+    """The project's folders, found around pytest's root directory or around this package."""
+    return Paths.discover(start=pytestconfig.rootpath)
+
+
+@pytest.fixture(scope="session")
+def toolbox(bireme_paths: Paths) -> Toolbox:
+    """The pinned tools."""
+    return Toolbox(bireme_paths, Console(stderr=True, quiet="PYTEST_XDIST_WORKER" in os.environ))
+
+
+@pytest.fixture(scope="session")
+def instances(bireme_paths: Paths) -> Mapping[str, Instance]:
+    """The instance types of values/instances by name."""
+    return load_instances(bireme_paths)
+
+
+@pytest.fixture(scope="session")
+def renderer(toolbox: Toolbox, bireme_paths: Paths) -> Renderer:
+    """Charts rendered by the pinned Helm, once per content."""
+    return Renderer(toolbox, bireme_paths)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Makes a RenderRequest from what tests name: chart, instance type, workload, values."""
+
+    paths: Paths
+    root: Path
+
+    def __call__(
+        self,
+        chart: str | Path,
+        *,
+        instance: str | None = None,
+        workload: str | None = None,
+        files: Sequence[str | Path] = (),
+        values: Mapping[str, Any] | None = None,
+        sets: Sequence[str] = (),
+        **options: Any,
+    ) -> RenderRequest:
+        """A request for ``chart``: a name in charts/, or a folder as seen from pytest's root directory.
+
+        ``instance`` and ``workload`` are names in values/; ``files`` follow them, then ``values`` (a mapping)
+        and ``sets`` (as for --set). ``options`` are those of RenderRequest: release, namespace, helm, …
+        """
+        layers = [self.paths.values / "instances" / f"{instance}.yaml"] if instance else []
+        layers += [self.paths.values / "workloads" / f"{workload}.yaml"] if workload else []
+        layers += [self.root / file for file in files]
+        merged = value_files.merge(value_files.load(layers), values or {})
+        return RenderRequest(self.chart(chart), merged, settings=Settings(sets), **options)
+
+    def chart(self, chart: str | Path) -> Path:
+        """The folder of ``chart``."""
+        known = self.paths.charts / chart
+        return known if (known / "Chart.yaml").is_file() else self.root / chart
+
+
+@pytest.fixture(scope="session")
+def request_for(bireme_paths: Paths, pytestconfig: pytest.Config) -> Request:
+    """Makes RenderRequests from chart, instance, workload, files, values and sets."""
+    return Request(bireme_paths, pytestconfig.rootpath)
+
+
+@pytest.fixture(scope="session")
+def render(renderer: Renderer, request_for: Request) -> Callable[..., Render]:
+    """``render("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: the frozen manifests."""
+
+    def _render(chart: str | Path, **options: Any) -> Render:
+        return renderer.render(request_for(chart, **options))
+
+    return _render
+
+
+@pytest.fixture(scope="session")
+def plan(render: Callable[..., Render], instances: Mapping[str, Instance]) -> Callable[..., Plan]:
+    """Like ``render``, but the planned topology: workloads, pods, ranks, resources, nodes needed."""
+
+    def _plan(chart: str | Path, **options: Any) -> Plan:
+        rendered = render(chart, **options)
+        return expand(rendered.request.release, rendered.request.namespace, rendered.manifests, instances)
+
+    return _plan
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that use pytest-helm-charts' cluster start ours first, which writes the kubeconfig they read."""
+    for item in items:
+        names = getattr(item, "fixturenames", [])
+        if "kube_config" in names and cluster_type(item.config) != "existing":
+            names.insert(0, "cluster")
+
+
+ShowProgress = Callable[[], contextlib.AbstractContextManager[Console]]
+
+
+@pytest.fixture(scope="session")
+def show_progress(pytestconfig: pytest.Config) -> ShowProgress:
+    """``with show_progress() as console:`` shows at once what is printed in the block, also when it is piped.
+
+    For fixtures that take minutes: pytest keeps what they print until a test fails.
+    """
+
+    return lambda: shown_progress(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    pytestconfig: pytest.Config, bireme_paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
+) -> Iterator[Cluster]:
+    """The cluster of --cluster-type: embedded (default) or kind, for the session only; or existing."""
+    with session_cluster(pytestconfig, bireme_paths, toolbox, instances) as cluster:
+        yield cluster
+
+
+class InstalledRelease:
+    """A release that a test installed. The fixture makes its namespace and removes it."""
+
+    def __init__(
+        self,
+        request_for: Request,
+        toolbox: Toolbox,
+        renderer: Renderer,
+        instances: Mapping[str, Instance],
+        cluster: Any,
+    ) -> None:
+        self._request_for = request_for
+        self._toolbox = toolbox
+        self._renderer = renderer
+        self._instances = instances
+        self.cluster = cluster
+
+    def install(
+        self,
+        chart: str | Path,
+        name: str,
+        namespace: str,
+        replace: bool = False,
+        expect_differences: bool = False,
+        timeout: float = 120,
+        **options: Any,
+    ) -> InstalledRelease:
+        """Install or upgrade, and wait until it is as planned; differences fail unless they are expected."""
+        self.chart, self.name, self.namespace = chart, name, namespace
+        request = self._request(options)
+        outcome = self._deployer(request.helm).install(request, timeout, replace)
+        self.plan = outcome.plan
+        if outcome.differences and not expect_differences:
+            pytest.fail("\n".join(each.sentence for each in outcome.differences))
+        return self
+
+    def upgrade(self, **options: Any) -> InstalledRelease:
+        """Upgrade to other values: the same arguments as the ``release`` fixture takes."""
+        return self.install(self.chart, self.name, self.namespace, **options)
+
+    def changes(self, **options: Any) -> Changes:
+        """What an upgrade to these values will do."""
+        request = self._request(options)
+        return self._deployer(request.helm).changes(request)
+
+    def uninstall(self) -> None:
+        """Uninstall and wait until the pods are gone."""
+        self._deployer("helm").uninstall(self.name, self.namespace)
+
+    def exists(self) -> bool:
+        """Whether Helm knows the release."""
+        return Releases(self.cluster, self._toolbox).current(self.name, self.namespace) is not None
+
+    def pods(self) -> tuple[ObservedPod, ...]:
+        """The live pods."""
+        return observe.observe(self.cluster, self.name, self.namespace)
+
+    def differences(self) -> tuple[Difference, ...]:
+        """How they differ from the plan, now."""
+        return observe.check(self.cluster, self.plan).differences
+
+    def wait(self, timeout: float = 120, until: str | None = None) -> tuple[Difference, ...]:
+        """Wait until all is as planned or a difference of category ``until`` appears; the differences."""
+        if until is None:
+            return observe.wait(self.cluster, self.plan, timeout).differences
+        self.until(lambda: until in {each.category for each in self.differences()}, timeout)
+        return self.differences()
+
+    def until(self, done: Callable[[], bool], timeout: float = 120) -> None:
+        """Wait for ``done``; fail the test after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > deadline:
+                pytest.fail(
+                    f"not within {timeout:.0f} s: " + "; ".join(each.sentence for each in self.differences())
+                )
+            time.sleep(0.2)
+
+    def objects(self, plural: str) -> list[dict[str, Any]]:
+        """The live objects of the release by plural, e.g. ``pods``."""
+        path = _paths(self.namespace).get(plural, f"/api/v1/namespaces/{self.namespace}/{plural}")
+        items = self.cluster.api.get(path, labelSelector=f"{RELEASE_LABEL}={self.name}")["items"]
+        return [item for item in items if HOOK_ANNOTATION not in item["metadata"].get("annotations", {})]
+
+    def names(self, plural: str) -> list[str]:
+        """The names of ``objects``."""
+        return [item["metadata"]["name"] for item in self.objects(plural)]
+
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod, as a drain does."""
+        self.cluster.api.delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
+
+    def _request(self, options: Mapping[str, Any]) -> RenderRequest:
+        return self._request_for(self.chart, release=self.name, namespace=self.namespace, **options)
+
+    def _deployer(self, helm: str) -> Deployer:
+        releases = Releases(self.cluster, self._toolbox, helm)
+        return Deployer(self.cluster, releases, self._renderer, self._instances)
+
+
+def _paths(namespace: str) -> Mapping[str, str]:
+    """The API paths of objects that are not of Kubernetes' core, by plural."""
+    budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    return {"poddisruptionbudgets": budgets} | {each.plural: each.path(namespace) for each in KINDS.values()}
+
+
+ReleaseFactory = Callable[..., InstalledRelease]
+
+
+@pytest.fixture(scope="module")
+def test_namespace(random_namespace: Any, cluster: Cluster) -> Iterator[str]:
+    """A namespace for the module alone, made and removed by pytest-helm-charts."""
+    name: str = random_namespace.name
+    yield name
+    # Kubernetes looks again only after 8 to 15 s at a deleted namespace that still has some of these.
+    slow = [f"/api/v1/namespaces/{name}/{plural}" for plural in ("pods", "persistentvolumeclaims")]
+    for path in slow:
+        cluster.api.delete(path)
+    with contextlib.suppress(BiremeError):
+        until(
+            lambda: not any(cluster.api.get(path)["items"] for path in slow), 30, "pods and claims to be gone"
+        )
+
+
+@pytest.fixture(scope="session")
+def new_release(
+    cluster: Cluster,
+    request_for: Request,
+    toolbox: Toolbox,
+    renderer: Renderer,
+    instances: Mapping[str, Instance],
+) -> Callable[[], InstalledRelease]:
+    """``new_release().install(chart, name, namespace)``: for fixtures that outlive a test."""
+    return lambda: InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+
+
+@pytest.fixture
+def release(new_release: Callable[[], InstalledRelease], test_namespace: str) -> Iterator[ReleaseFactory]:
+    """``release("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: installed, as planned, and
+    removed when the test ends. Takes what ``render`` takes, and name, expect_differences and timeout.
+    """
+    installed: list[InstalledRelease] = []
+
+    def _release(chart: str | Path, name: str | None = None, **options: Any) -> InstalledRelease:
+        one = new_release()
+        installed.append(one)
+        return one.install(chart, name or f"t{uuid.uuid4().hex[:6]}", test_namespace, **options)
+
+    yield _release
+    for one in installed:
+        if one.exists():
+            one.uninstall()
