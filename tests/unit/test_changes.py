@@ -167,22 +167,6 @@ def test_a_deployment_can_change_its_pods_but_not_its_selector() -> None:
     ]
 
 
-def test_changes_are_plain_json() -> None:
-    assert json.loads(json.dumps(changes([job(3)], [job(5)]).to_json())) == {
-        "refused": False,
-        "changes": [
-            {
-                "object": "Job/imagenet-r1",
-                "action": "scale",
-                "what": "scale in place 3 → 5",
-                "parts": [],
-                "before": 3,
-                "after": 5,
-            }
-        ],
-    }
-
-
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [

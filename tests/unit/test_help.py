@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import shlex
-import shutil
-import signal
+import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -44,48 +40,27 @@ def test_the_list_of_commands_has_a_whole_sentence_for_each_on_80_columns() -> N
     assert [text for _, text in rows if text.endswith("...") or not text.endswith(".")] == []
 
 
-# zsh is tested where it is installed.
-SHELLS = {
-    "bash": ["bash", "--norc", "--noprofile", "-i"],
-    "zsh": ["zsh", "--no-rcs", "--no-globalrcs", "-i"],
-}
-
-
-@pytest.mark.parametrize("shell", [name for name in SHELLS if name == "bash" or shutil.which(name)])
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [("bireme unin", "bireme uninstall"), ("bireme logs --prev", "bireme logs --previous")],
-)
-def test_a_shell_with_the_lines_of_the_readme_completes(
-    shell: str, typed: str, completed: str, tmp_path: Path
-) -> None:
+def test_the_line_of_the_readme_completes_in_bash(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    lines = re.findall(rf'`({"autoload|" * (shell == "zsh")}eval "[^`]*{shell}_source)([^`]*)`', readme)
-    printed = in_terminal(SHELLS[shell], [*map("".join, lines), "echo loa''ded"], typed, completed, tmp_path)
-    assert completed in printed
+    (line,) = re.findall(r'`(eval "[^`]*bash_source[^`]*)`', readme)
+    typed = 'COMP_WORDS=(bireme unin); COMP_CWORD=1; _bireme_completion bireme; echo "${COMPREPLY[@]}"'
+    assert output(["bash", "-ec", f"{line}\n{typed}"], tmp_path) == "uninstall\n"
 
 
-def in_terminal(shell: list[str], lines: list[str], typed: str, awaited: str, home: Path) -> str:
-    """What a shell shows after ``lines`` have run and someone has typed ``typed`` and a tab."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        path = f"{BIREME.parent}{os.pathsep}{os.environ['PATH']}"
-        os.execvpe(shell[0], shell, {"PATH": path, "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"})
-    try:
-        os.write(terminal, "".join(f"{line}\n" for line in lines).encode())
-        shown(terminal, "loaded")
-        os.write(terminal, f"{typed}\t".encode())
-        return shown(terminal, awaited)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(terminal)
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("bireme unin", "uninstall"), ("bireme logs --prev", "--previous")]
+)
+def test_zsh_is_told_how_a_word_goes_on(typed: str, completed: str, tmp_path: Path) -> None:
+    asked = {
+        "_BIREME_COMPLETE": "zsh_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    assert completed in output([str(BIREME)], tmp_path, **asked).splitlines()
 
 
-def shown(terminal: int, awaited: str) -> str:
-    """What appears on the terminal until ``awaited`` does, or for 30 seconds."""
-    printed, end = "", time.monotonic() + 30
-    while awaited not in printed and time.monotonic() < end:
-        if select.select([terminal], [], [], 0.2)[0]:
-            printed += os.read(terminal, 4096).decode(errors="replace")
-    return printed
+def output(command: list[str], home: Path, **variables: str) -> str:
+    """What a command prints that finds bireme."""
+    path = f"{BIREME.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **variables}
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout

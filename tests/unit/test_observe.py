@@ -302,16 +302,6 @@ def test_an_empty_plan_matches_an_empty_namespace() -> None:
     assert compare(plan_of(), []) == ()
 
 
-def test_a_difference_is_plain_json() -> None:
-    (found,) = compare(plan_of(job(1)), [])
-    assert found.to_json() == {
-        "category": "missing",
-        "workload": "imagenet-r1",
-        "pod": "imagenet-r1-0",
-        "sentence": "imagenet-r1-0 (worker) is missing: Job imagenet-r1 has no such pod",
-    }
-
-
 def test_a_long_message_is_cut_and_its_lines_are_joined() -> None:
     assert shorten("one\ntwo.") == "one two"
     assert len(shorten("word " * 100)) == 240
