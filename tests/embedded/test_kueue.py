@@ -149,7 +149,7 @@ def test_a_job_waits_for_quota_in_its_place_and_status_says_why(queues: Queues) 
     queues.queue("training", nodes=2)
     first = queues.install("first", "training", "workers=2")
     assert first.differences == ()
-    assert [(each.state, each.pods) for each in first.turns] == [("admitted", 2)]
+    assert [(each.state, each.pods) for each in first.queue_positions] == [("admitted", 2)]
     second = queues.waits("second", "training", "workers=2")
     assert second.startswith("Job/second-r1 waits in queue training, place 1 of 1: ")
     assert f"insufficient unused quota for {DEVICES} in flavor p4d, 16 more needed" in second
@@ -220,7 +220,7 @@ def test_a_job_starts_with_as_many_workers_as_there_is_quota_for(
     sets = ("workers=4", *limits, "kueue.admission=partial")
     found = queues.install("partial", "training", *sets, chart=chart, seconds=5)
     queues.runs("partial", 3)
-    assert [(each.state, each.pods) for each in found.turns] == [("admitted", 3)]
+    assert [(each.state, each.pods) for each in found.queue_positions] == [("admitted", 3)]
     assert "waits" in queues.waits("late", "training", *sets, chart=chart)
 
 
@@ -239,8 +239,8 @@ def test_an_elastic_job_grows_and_shrinks_in_place_within_its_quota(
     assert first in {pod["metadata"]["uid"] for pod in queues.pods("elastic")}, "it was not restarted"
     grown = queues.install("elastic", "training", "workers=4", *sets, chart=chart, seconds=5)
     until(lambda: sorted(queues.phases("elastic")) == ["Pending", "Running", "Running", "Running"])
-    assert [(each.state, each.pods) for each in grown.turns] == [("admitted", 3)]
-    assert "insufficient unused quota" in grown.turns[0].why
+    assert [(each.state, each.pods) for each in grown.queue_positions] == [("admitted", 3)]
+    assert "insufficient unused quota" in grown.queue_positions[0].why
     queues.install("elastic", "training", "workers=2", *sets, chart=chart)
     queues.runs("elastic", 2)
     assert first in {pod["metadata"]["uid"] for pod in queues.pods("elastic")}

@@ -14,6 +14,7 @@ from bireme.cli import views
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
 from bireme.core.manifests import Manifest
+from bireme.live.pod_http import through_the_api
 from bireme.live.shards import shards
 from bireme.tools import Toolbox
 from tests.runtime.dispatcher_replicas import Dispatchers
@@ -87,6 +88,7 @@ def test_the_status_shows_shards_whichever_replica_answers(
 ) -> None:
     from bireme_runtime.dispatcher import Dispatcher
 
+    ask = through_the_api(cluster.api, 5, "services")
     follower = replicas.ports[1 - replicas.leader()]
     service = expose(follower)
     with Dispatcher(replicas.addresses, "run-1", "worker-0") as trainer:
@@ -98,8 +100,8 @@ def test_the_status_shows_shards_whichever_replica_answers(
         taken = trainer.shards()
         next(taken)
         # The API server knows the endpoints a moment later.
-        until(lambda: bool(shards(cluster.api, test_namespace, [service])), 60, "the service proxy")
-        (found,) = shards(cluster.api, test_namespace, [service])
+        until(lambda: bool(shards(ask, test_namespace, [service])), 60, "the service proxy")
+        (found,) = shards(ask, test_namespace, [service])
         taken.close()
     assert (found.dataset, found.number, found.passes, found.is_over) == ("run-1", 1, 2, False)
     assert (found.todo, found.pending, found.done, found.failed) == (1, 1, 1, ("bad",))
@@ -117,4 +119,5 @@ def test_the_status_shows_shards_whichever_replica_answers(
 def test_a_dispatcher_that_does_not_answer_is_left_out(
     cluster: EmbeddedCluster, test_namespace: str, expose: Callable[[int], Manifest]
 ) -> None:
-    assert shards(cluster.api, test_namespace, [expose(9)]) == ()
+    ask = through_the_api(cluster.api, 5, "services")
+    assert shards(ask, test_namespace, [expose(9)]) == ()

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bireme.cli.views import training_view
+from bireme.cli.views import worker_status_view
 from bireme.clusters.api import Api
-from bireme.live.training import Training, trainings
+from bireme.live.pod_http import through_the_api
+from bireme.live.worker_status import WorkerStatus, worker_statuses
 from bireme_runtime.elastic import progress
 from tests.runtime.etcd_servers import free_port
 from tests.runtime.told import Proxy, elastic_job, ready_pod
@@ -37,12 +38,14 @@ time.sleep(90)
 """
 
 
-def told(api: Api, port: int) -> Training | None:
+def told(api: Api, port: int) -> WorkerStatus | None:
     """What `bireme status` reads of a job with one worker."""
-    return next(iter(trainings(api, "default", [elastic_job(port)], [ready_pod()])), None)
+    return next(
+        iter(worker_statuses(through_the_api(api, 5), "default", [elastic_job(port)], [ready_pod()])), None
+    )
 
 
-def until(api: Api, port: int, worker: Worker, true: Callable[[Training], Any]) -> Training:
+def until(api: Api, port: int, worker: Worker, true: Callable[[WorkerStatus], Any]) -> WorkerStatus:
     deadline = time.monotonic() + 60
     while True:
         found = told(api, port)
@@ -70,7 +73,7 @@ def test_status_and_metrics_tell_who_failed_first_and_what_was_lost(
     )
     assert not found.waits
     console = Console(file=io.StringIO(), width=200)
-    console.print(training_view(found))
+    console.print(worker_status_view(found))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "round 3, 1 workers, step 12" in printed
     assert "first failures by node: node-a 2" in printed
@@ -123,7 +126,7 @@ def test_a_worker_that_is_left_over_is_named_as_a_spare(
     found = until(api, port, first, lambda found: found.spares)
     assert found.spares == (socket.gethostname(),)
     console = Console(file=io.StringIO(), width=200)
-    console.print(training_view(found, unit=2))
+    console.print(worker_status_view(found, unit=2))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "round 1, 2 workers in units of 2" in printed
     assert f"spare: {socket.gethostname()}" in printed

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bireme.clusters.api import Api
+from bireme.live.pod_http import through_the_api
 from bireme.live.timeline import Timeline
-from bireme.live.training import timelines
+from bireme.live.worker_status import timelines
 from bireme_runtime.elastic import failures, history, rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, free_port
@@ -38,7 +39,7 @@ while not (folder.parent / 'end').exists():
 
 
 def read(api: Api, port: int) -> Timeline | None:
-    return next(iter(timelines(api, "default", [elastic_job(port)], [ready_pod()])), None)
+    return next(iter(timelines(through_the_api(api, 5), "default", [elastic_job(port)], [ready_pod()])), None)
 
 
 def until(api: Api, port: int, true: Callable[[Timeline], bool]) -> Timeline:

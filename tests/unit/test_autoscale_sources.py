@@ -138,7 +138,7 @@ def elastic(size: int, name: str = "a", queue: str = "") -> RunningJob:
 
 
 def test_one_worker_that_saves_is_enough() -> None:
-    def ask(_: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any]:
+    def ask(_: str, pod: Mapping[str, Any], port: int, path: str) -> Mapping[str, Any]:
         return {"saving": (pod["status"]["podIP"], port) == ("10.0.0.7", 9464)}
 
     assert saving(ask, [elastic(8)]) == {"team/a"}
@@ -148,7 +148,7 @@ def test_one_worker_that_saves_is_enough() -> None:
 def test_workers_that_nobody_reaches_cost_few_time_outs() -> None:
     asked = []
 
-    def ask(_: str, pod: Mapping[str, Any], port: int) -> None:
+    def ask(_: str, pod: Mapping[str, Any], port: int, path: str) -> None:
         asked.append(pod["status"]["podIP"])
 
     assert saving(ask, [elastic(100)]) == set()
@@ -156,7 +156,7 @@ def test_workers_that_nobody_reaches_cost_few_time_outs() -> None:
 
 
 def test_the_throughput_is_that_of_the_worker_that_prints_it() -> None:
-    def ask(_: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any]:
+    def ask(_: str, pod: Mapping[str, Any], port: int, path: str) -> Mapping[str, Any]:
         return {"world": 8, "samplesPerSecond": 640.0 if pod["status"]["podIP"] == "10.0.0.2" else 0.0}
 
     assert throughput(ask, [elastic(8)]) == {"team/a": (8, 640.0)}

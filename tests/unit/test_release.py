@@ -90,7 +90,7 @@ def arguments(tmp_path: Path) -> list[str]:
 def test_an_install_does_not_wait_and_gives_its_timeout_a_unit(
     make_helm: MakeHelm, chart: Path, tmp_path: Path
 ) -> None:
-    notes = make_helm(DEPLOYED).install(chart, "web", "team", {}, timeout=90)
+    notes = make_helm(DEPLOYED).install(chart, "web", "team", {}, timeout=90).notes
     given = arguments(tmp_path)
     assert notes == "It runs."
     assert given[:3] == ["upgrade", "web", str(chart)]
@@ -149,9 +149,9 @@ def test_a_missing_release_has_no_revisions_and_can_be_uninstalled(
     assert helm.uninstall("web", "team") is False
 
 
-def test_the_notes_of_a_missing_release_are_an_error_with_advice(make_helm: MakeHelm) -> None:
+def test_the_objects_of_a_missing_release_are_an_error_with_advice(make_helm: MakeHelm) -> None:
     with pytest.raises(BiremeError, match="no release web in namespace team: bireme list shows the releases"):
-        make_helm(error="Error: release: not found").notes("web", "team")
+        _ = make_helm(error="Error: release: not found").read("web", "team").manifests
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_release_that_is_elsewhere_or_misspelt_is_named(
     listed = {"name": "web", "namespace": "team", "revision": "1", "status": "deployed", "chart": "web-1"}
     helm = make_helm(error="Error: release: not found", listed=[listed | {"updated": "2026-01-01"}])
     with pytest.raises(BiremeError, match=advice):
-        helm.notes(release, namespace)
+        _ = helm.read(release, namespace).manifests
     with pytest.raises(BiremeError, match=advice):
         helm.existing(release, namespace)
 
@@ -184,5 +184,15 @@ def test_the_current_revision_is_the_highest(make_helm: MakeHelm) -> None:
 
 def test_the_manifests_of_a_release_are_its_objects(make_helm: MakeHelm) -> None:
     text = "---\nkind: ConfigMap\nmetadata: {name: a}\n---\nkind: Job\nmetadata: {name: b}\n"
-    found = make_helm(text).manifests("web", "team")
+    found = make_helm(text).read("web", "team").manifests
     assert [manifest.identity for manifest in found] == ["ConfigMap/a", "Job/b"]
+
+
+def test_the_objects_of_a_new_release_are_those_that_the_install_printed(
+    make_helm: MakeHelm, chart: Path, tmp_path: Path
+) -> None:
+    text = "---\nkind: ConfigMap\nmetadata: {name: a}\n"
+    made = make_helm(DEPLOYED | {"manifest": text}).install(chart, "web", "team", {})
+    (tmp_path / "arguments").unlink()
+    assert [manifest.identity for manifest in made.manifests] == ["ConfigMap/a"]
+    assert not (tmp_path / "arguments").exists()

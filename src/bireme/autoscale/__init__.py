@@ -8,11 +8,12 @@ from bireme.autoscale.health import serve_health
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.policy import Policy, Schedule
 from bireme.autoscale.simulation import Outcome, Settings, simulate
-from bireme.autoscale.sources import directly, query, quotas, saving, through_the_api, throughput, unused
+from bireme.autoscale.sources import WORKER_SECONDS, query, quotas, saving, throughput, unused
 from bireme.autoscale.trace import PUBLISHED, TracedJob, read, sample
 
 __all__ = [
     "PUBLISHED",
+    "WORKER_SECONDS",
     "Comparison",
     "Controller",
     "ElasticJob",
@@ -29,7 +30,6 @@ __all__ = [
     "World",
     "compare",
     "decide",
-    "directly",
     "plan",
     "query",
     "quotas",
@@ -41,7 +41,6 @@ __all__ = [
     "serve_health",
     "simulate",
     "svg",
-    "through_the_api",
     "throughput",
     "unused",
 ]

@@ -17,10 +17,11 @@ from typing import Any
 from bireme.autoscale.cluster import RunningJob, World, plan, running
 from bireme.autoscale.decisions import Resize
 from bireme.autoscale.lease import Lease
-from bireme.autoscale.sources import Workers, measured, quotas, saving, throughput
+from bireme.autoscale.sources import measured, quotas, saving, throughput
 from bireme.clusters.api import MERGE_PATCH, Api, ApiError
 from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION, THROUGHPUT_ANNOTATION
+from bireme.live.pod_http import Ask
 
 MANAGER = "bireme-autoscaler"
 """The field manager of what the controller writes."""
@@ -50,7 +51,7 @@ class Controller:
         self,
         api: Api,
         options: Options,
-        ask: Workers,
+        ask: Ask,
         tell: Callable[[str], None],
         lease: Lease | None = None,
     ) -> None:

@@ -15,48 +15,20 @@ from types import MappingProxyType
 from typing import Any
 
 from bireme.autoscale.cluster import RunningJob, index
-from bireme.clusters.api import Api, ApiError
+from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
 from bireme.core.quantities import pod_requests, quantity
-from bireme.live.training import metrics_port
+from bireme.live.pod_http import Ask, metrics_port
 
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-_WORKER_SECONDS = 2.0
+WORKER_SECONDS = 2.0
+"""Time limit of a request to a worker."""
 _FIRST = 4
 _PARALLEL = 64
 _QUERY_SECONDS = 10.0
 
 
-Workers = Callable[[str, Mapping[str, Any], int], Mapping[str, Any] | None]
-"""Asks a worker for its status: by its namespace, its pod and the port; None when it does not answer."""
-
-
-def through_the_api(api: Api) -> Workers:
-    """Workers through the API server, for a controller outside the cluster."""
-
-    def ask(namespace: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any] | None:
-        name = pod["metadata"]["name"]
-        try:
-            return api.proxied(namespace, name, port, "v1/status", _WORKER_SECONDS, kind="pods")
-        except ApiError:
-            return None
-
-    return ask
-
-
-def directly(namespace: str, pod: Mapping[str, Any], port: int) -> Mapping[str, Any] | None:
-    """Workers at the addresses of their pods, for a controller inside the cluster."""
-    address = pod["status"]["podIP"]
-    host = f"[{address}]" if ":" in address else address
-    try:
-        with urllib.request.urlopen(f"http://{host}:{port}/v1/status", timeout=_WORKER_SECONDS) as answer:
-            found = json.load(answer)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def saving(ask: Workers, jobs: Sequence[RunningJob]) -> frozenset[str]:
+def saving(ask: Ask, jobs: Sequence[RunningJob]) -> frozenset[str]:
     """The keys of the jobs of which a worker says that it writes a checkpoint.
 
     A worker that does not answer does not say so. Where none of a job's first workers answers, the others
@@ -69,7 +41,7 @@ def saving(ask: Workers, jobs: Sequence[RunningJob]) -> frozenset[str]:
     return frozenset(key for key, answer in [*first, *_answers(ask, others)] if answer.get("saving"))
 
 
-def throughput(ask: Workers, jobs: Sequence[RunningJob]) -> dict[str, tuple[int, float]]:
+def throughput(ask: Ask, jobs: Sequence[RunningJob]) -> dict[str, tuple[int, float]]:
     """The number of workers and the samples a second that the training of each job tells, if it does.
 
     The worker of rank 0 prints them, one of the first mostly: no others are asked.
@@ -85,10 +57,10 @@ def throughput(ask: Workers, jobs: Sequence[RunningJob]) -> dict[str, tuple[int,
 
 
 def _answers(
-    ask: Workers, pods: Sequence[tuple[RunningJob, int, Mapping[str, Any]]]
+    ask: Ask, pods: Sequence[tuple[RunningJob, int, Mapping[str, Any]]]
 ) -> list[tuple[str, Mapping[str, Any]]]:
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        answers = list(pool.map(lambda each: ask(each[0].namespace, each[2], each[1]), pods))
+        answers = list(pool.map(lambda each: ask(each[0].namespace, each[2], each[1], "v1/status"), pods))
     return [(each[0].key, answer) for each, answer in zip(pods, answers, strict=True) if answer is not None]
 
 

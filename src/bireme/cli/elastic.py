@@ -18,6 +18,7 @@ from bireme.cli.options import App, Target, a_namespace, cli, output_option, pas
 from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
 from bireme.core.progress import step
+from bireme.live import pod_http
 
 _LEASE = "bireme-autoscaler"
 
@@ -181,7 +182,8 @@ def autoscale_command(
     """
     api = Api(None) if _is_in_a_pod(target) else app.cluster(target).api
     options = autoscale.Options(namespace, dry_run, prometheus)
-    ask = autoscale.directly if direct else autoscale.through_the_api(api)
+    limit = autoscale.WORKER_SECONDS
+    ask = pod_http.directly(limit) if direct else pod_http.through_the_api(api, limit)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = None if dry_run else autoscale.Lease(api, lease_namespace, _LEASE, holder)
     controller = autoscale.Controller(api, options, ask, _tell, lease)

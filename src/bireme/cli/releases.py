@@ -106,10 +106,9 @@ def doctor(
     cluster = app.cluster(target)
     left: tuple[Finding, ...] = ()
     if chart is None:
-        releases = Releases(cluster, app.toolbox)
-        manifests = releases.manifests(release, namespace)
-        revision = releases.current(release, namespace)
-        left = tuple(of_release(revision, app.paths.charts)) if revision else ()
+        installed = Releases(cluster, app.toolbox).read(release, namespace)
+        manifests = installed.manifests
+        left = tuple(of_release(installed.revision, app.paths.charts))
     else:
         request = request_of(app, chart=chart, **options)
         release, manifests = request.release, app.renderer.render(request).manifests
@@ -153,11 +152,10 @@ def diff(
     """
     namespace = options["namespace"]
     cluster = app.cluster(target)
-    releases = Releases(cluster, app.toolbox)
-    revision = releases.existing(release, namespace)
-    request = request_of(app, chart=chart or revision.chart_name, release=release, **options)
+    installed = Releases(cluster, app.toolbox).read(release, namespace)
+    request = request_of(app, chart=chart or installed.revision.chart_name, release=release, **options)
     if not options["files"]:
-        request = replace(request, values=releases.values(release, namespace))
+        request = replace(request, values=installed.values)
     with explained(app, request):
         found = app.deployer(cluster).diff(request)
     app.show(output, [each.to_json() for each in found], lambda: views.diff_view(found))

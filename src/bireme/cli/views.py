@@ -20,11 +20,11 @@ from bireme.live.deploy import Outcome
 from bireme.live.nccl import Verdict
 from bireme.live.observe import Difference
 from bireme.live.pods import ObservedPod
+from bireme.live.queue_position import sentence
 from bireme.live.release import Revision
 from bireme.live.shards import Shards
 from bireme.live.timeline import Timeline, clock, lasted
-from bireme.live.training import Training
-from bireme.live.turns import sentence
+from bireme.live.worker_status import WorkerStatus
 from bireme.plan.object_diff import ObjectDiff
 from bireme.plan.queues import Queued
 from bireme.plan.storage import CLAIM, CLASS, VOLUME, Storage
@@ -318,9 +318,9 @@ def outcome_view(outcome: Outcome) -> RenderableType:
     unknown = [each for each in outcome.plan.workloads if not each.is_known]
     remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
     units = {each.name: each.unit for each in outcome.plan.workloads}
-    trainings = (training_view(each, units.get(each.job, 1)) for each in outcome.trainings)
-    turns = (Text(sentence(each)) for each in outcome.turns if each.state != "waiting")
-    runs = (*turns, *trainings, *map(shards_view, outcome.shards))
+    statuses = (worker_status_view(each, units.get(each.job, 1)) for each in outcome.worker_statuses)
+    positions = (Text(sentence(each)) for each in outcome.queue_positions if each.state != "waiting")
+    runs = (*positions, *statuses, *map(shards_view, outcome.shards))
     return Group(
         pods_view(outcome.pods),
         *runs,
@@ -347,27 +347,27 @@ def _lacks(pods: Sequence[ObservedPod]) -> Iterable[Text]:
         yield Text(f"! {count} of {len(live)} pods: {lack}", style="yellow")
 
 
-def training_view(training: Training, unit: int = 1) -> RenderableType:
+def worker_status_view(status: WorkerStatus, unit: int = 1) -> RenderableType:
     """A run in one line, for what it waits, and who failed first in the last rounds.
 
     ``unit``: its workers train in multiples of that.
     """
     units = f" in units of {unit}" if unit > 1 else ""
-    line = f"{training.job}: round {training.round}, {training.world} workers{units}"
-    if training.step is not None:
-        line += f", step {training.step} ({training.steps_per_second:.2f} a second)"
-    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(training.restarts.items()))
+    line = f"{status.job}: round {status.round}, {status.world} workers{units}"
+    if status.step is not None:
+        line += f", step {status.step} ({status.steps_per_second:.2f} a second)"
+    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(status.restarts.items()))
     if causes:
-        line += f"; restarts: {causes}; {training.lost_steps} steps made again"
+        line += f"; restarts: {causes}; {status.lost_steps} steps made again"
     lines = [Text(line, style="bold")]
-    if training.spares:
-        lines.append(Text(f"  spare: {', '.join(training.spares)}"))
-    if training.waits:
-        lines.append(Text(f"waits for {training.waits}", style="yellow"))
-    lines += [Text(f"  {each}") for each in training.failures[-_SHOWN_FAILURES:]]
-    lines += [Text(f"  {each}", style="yellow") for each in training.events[-_SHOWN_FAILURES:]]
-    if training.nodes:
-        counts = ", ".join(f"{node} {count}" for node, count in training.nodes.items())
+    if status.spares:
+        lines.append(Text(f"  spare: {', '.join(status.spares)}"))
+    if status.waits:
+        lines.append(Text(f"waits for {status.waits}", style="yellow"))
+    lines += [Text(f"  {each}") for each in status.failures[-_SHOWN_FAILURES:]]
+    lines += [Text(f"  {each}", style="yellow") for each in status.events[-_SHOWN_FAILURES:]]
+    if status.nodes:
+        counts = ", ".join(f"{node} {count}" for node, count in status.nodes.items())
         lines.append(Text(f"  first failures by node: {counts}"))
     return Group(*lines)
 

@@ -17,12 +17,13 @@ from bireme.core.manifests import Manifest
 from bireme.helm import Renderer, RenderRequest
 from bireme.live import observe
 from bireme.live.observe import Difference
+from bireme.live.pod_http import Ask, through_the_api
 from bireme.live.pods import ObservedPod
-from bireme.live.release import Releases
+from bireme.live.queue_position import QueuePosition, are_held, leave, queue_positions, without_waiting
+from bireme.live.release import NoRelease, Release, Releases
 from bireme.live.shards import Shards, shards
 from bireme.live.timeline import Timeline
-from bireme.live.training import Training, timelines, trainings
-from bireme.live.turns import Turn, are_held, leave, turns, without_waiting
+from bireme.live.worker_status import WorkerStatus, timelines, worker_statuses
 from bireme.plan.changes import Changes, changes, run_number
 from bireme.plan.instances import Instance
 from bireme.plan.object_diff import ObjectDiff, object_diffs
@@ -30,14 +31,15 @@ from bireme.plan.topology import Plan, expand
 from bireme.plan.workloads import WorkloadKind, kind_of
 
 _POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The plan, the live pods, and how they differ.
 
-    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher; ``trainings``
-    the runs of its elastic jobs, and ``turns`` where its jobs stand in their queues.
+    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
+    ``worker_statuses`` the runs of its elastic jobs.
     """
 
     plan: Plan
@@ -45,13 +47,13 @@ class Outcome:
     differences: tuple[Difference, ...]
     notes: str = ""
     shards: tuple[Shards, ...] = ()
-    trainings: tuple[Training, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    worker_statuses: tuple[WorkerStatus, ...] = ()
+    queue_positions: tuple[QueuePosition, ...] = ()
 
     @property
     def is_held(self) -> bool:
         """Whether all that is missing are jobs that wait in their queues."""
-        return are_held(self.differences, self.turns)
+        return are_held(self.differences, self.queue_positions)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``."""
@@ -60,8 +62,8 @@ class Outcome:
             "pods": [pod.to_json() for pod in self.pods],
             "differences": [difference.to_json() for difference in self.differences],
             "shards": [each.to_json() for each in self.shards],
-            "trainings": [each.to_json() for each in self.trainings],
-            "turns": [each.to_json() for each in self.turns],
+            "workerStatuses": [each.to_json() for each in self.worker_statuses],
+            "queuePositions": [each.to_json() for each in self.queue_positions],
         }
 
 
@@ -93,14 +95,14 @@ class Deployer:
 
     def changes(self, wanted: RenderRequest) -> Changes:
         """What installing ``wanted`` will do to the release that is there. Raises BiremeError if none is."""
-        return self._foreseen(self._releases.manifests(wanted.release, wanted.namespace), wanted)
+        return self._foreseen(self._live(wanted), wanted)
 
     def diff(self, wanted: RenderRequest) -> tuple[ObjectDiff, ...]:
         """What installing ``wanted`` will change in the text of the release's objects.
 
         Raises BiremeError when there is no such release.
         """
-        return object_diffs(self._releases.manifests(wanted.release, wanted.namespace), self._upgrade(wanted))
+        return object_diffs(self._live(wanted).manifests, self._upgrade(wanted))
 
     def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
         """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
@@ -114,34 +116,35 @@ class Deployer:
         if replace_run:
             wanted = self._next_run(wanted, timeout)
         plan = self.plan(wanted)
-        notes = self._releases.install(
+        made = self._releases.install(
             wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
         )
-        if self._follows(self._releases.manifests(wanted.release, wanted.namespace)):
-            plan = self.planned(wanted.release, wanted.namespace)
+        if self._follows(made.manifests):
+            plan = self._planned(made)
         found = observe.wait(
             self._cluster, plan, timeout, self._console, lambda found: self._is_held(plan, found)
         )
         waits, differences = self._queues(plan, found.differences)
-        return Outcome(plan, found.pods, differences, notes, turns=waits)
+        return Outcome(plan, found.pods, differences, made.notes, queue_positions=waits)
 
     def status(self, release: str, namespace: str) -> Outcome:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
-        manifests = self._releases.manifests(release, namespace)
-        plan = self.planned(release, namespace)
+        installed = self._releases.read(release, namespace)
+        plan = self._planned(installed)
         found = observe.check(self._cluster, plan)
-        datasets = shards(self._cluster.api, namespace, manifests)
+        services = through_the_api(self._cluster.api, _ANSWER_SECONDS, "services")
+        datasets = shards(services, namespace, installed.manifests)
         # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
         pods = () if self._cluster.provider == "embedded" else found.pods
-        runs = trainings(self._cluster.api, namespace, manifests, pods)
+        runs = worker_statuses(self._workers, namespace, installed.manifests, pods)
         waits, differences = self._queues(plan, found.differences)
-        return Outcome(plan, found.pods, differences, shards=datasets, trainings=runs, turns=waits)
+        return Outcome(plan, found.pods, differences, "", datasets, runs, waits)
 
     def timeline(self, release: str, namespace: str) -> Timeline:
         """What happened in the run of a release. Raises BiremeError when no worker tells."""
-        manifests = self._releases.manifests(release, namespace)
+        manifests = self._releases.read(release, namespace).manifests
         pods = () if self._cluster.provider == "embedded" else self._pods(release, namespace)
-        found = timelines(self._cluster.api, namespace, manifests, pods)
+        found = timelines(self._workers, namespace, manifests, pods)
         if not found:
             raise BiremeError(
                 f"no worker of {release} tells of its run: it needs an elastic job with metrics.port, one of "
@@ -154,22 +157,21 @@ class Deployer:
 
         Jobs that follow the capacity have the workers that the controller has given them.
         """
-        manifests = self._releases.manifests(release, namespace)
-        live = (self._as_resized(each, namespace) if self._follows([each]) else each for each in manifests)
-        return expand(release, namespace, tuple(live), self._instances)
+        return self._planned(self._releases.read(release, namespace))
 
     def resized(self, release: str, namespace: str, workers: int, charts: Path) -> RenderRequest:
         """The request that gives a release of one of ``charts`` (their folder) another number of workers.
 
         Raises BiremeError when there is no such release, or when it was made from another chart or version.
         """
-        revision = self._releases.existing(release, namespace)
+        installed = self._releases.read(release, namespace)
+        revision = installed.revision
         if revision.version_here(charts) != revision.chart_version:
             raise BiremeError(
                 f"{release} was made from {revision.chart}, which is not among the charts here: "
                 f"use helm upgrade {release} CHART --reuse-values --set workers={workers}"
             )
-        values = self._releases.values(release, namespace)
+        values = installed.values
         if (values.get("autoscale") or {}).get("enabled"):
             raise BiremeError(
                 f"the number of workers of {release} follows the capacity: change autoscale.min and "
@@ -190,6 +192,20 @@ class Deployer:
             f"pods of {release} are still there after {timeout:.0f} s: bireme status {release} says why",
         )
 
+    @property
+    def _workers(self) -> Ask:
+        return through_the_api(self._cluster.api, _ANSWER_SECONDS)
+
+    def _live(self, wanted: RenderRequest) -> Release:
+        return self._releases.read(wanted.release, wanted.namespace)
+
+    def _planned(self, release: Release) -> Plan:
+        live = (
+            self._as_resized(each, release.namespace) if self._follows([each]) else each
+            for each in release.manifests
+        )
+        return expand(release.name, release.namespace, tuple(live), self._instances)
+
     @staticmethod
     def _follows(manifests: Sequence[Manifest]) -> bool:
         return any(AUTOSCALE_ANNOTATION in each.annotations for each in manifests)
@@ -207,8 +223,8 @@ class Deployer:
 
     def _queues(
         self, plan: Plan, differences: tuple[Difference, ...]
-    ) -> tuple[tuple[Turn, ...], tuple[Difference, ...]]:
-        found = turns(self._cluster.api, plan.namespace, plan.queued)
+    ) -> tuple[tuple[QueuePosition, ...], tuple[Difference, ...]]:
+        found = queue_positions(self._cluster.api, plan.namespace, plan.queued)
         return found, without_waiting(differences, plan.queued, found)
 
     def _is_held(self, plan: Plan, differences: tuple[Difference, ...]) -> bool:
@@ -216,18 +232,20 @@ class Deployer:
         waits, left = self._queues(plan, differences) if plan.queued else ((), ())
         return are_held(left, waits) and not any("preempt" in each.why.lower() for each in waits)
 
-    def _foreseen(self, live: Sequence[Manifest], wanted: RenderRequest) -> Changes:
-        return changes(live, self._upgrade(wanted))
+    def _foreseen(self, live: Release, wanted: RenderRequest) -> Changes:
+        return changes(live.manifests, self._upgrade(wanted))
 
     def _upgrade(self, wanted: RenderRequest) -> tuple[Manifest, ...]:
         return self._renderer.render(replace(wanted, is_upgrade=True)).manifests
 
     def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
         """``wanted``, or its next run if the live one cannot change in place; that one is then stopped."""
-        if self._releases.current(wanted.release, wanted.namespace) is None:
+        live = self._live(wanted)
+        try:
+            manifests = live.manifests
+        except NoRelease:
             return wanted
-        live = self._releases.manifests(wanted.release, wanted.namespace)
-        jobs = [(item, kind) for item in live if (kind := kind_of(item)) and kind.suspension]
+        jobs = [(item, kind) for item in manifests if (kind := kind_of(item)) and kind.suspension]
         foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
             run = max((run_number(job) or 0 for job, _ in jobs), default=0) + 1

@@ -23,7 +23,7 @@ from bireme.helm import parse, sentences
 from bireme.tools import Toolbox
 
 if TYPE_CHECKING:
-    from pyhelm3 import Chart, Client, Command
+    from pyhelm3 import Command
 
 T = TypeVar("T")
 
@@ -76,6 +76,36 @@ class Revision:
         }
 
 
+@dataclass(frozen=True)
+class Release:
+    """The latest revision of a release. Each of its facts is read from Helm once, when it is asked for.
+
+    ``text``: its objects, where the caller has them; ``notes``: what the chart printed when it was
+    installed just now.
+    """
+
+    releases: Releases
+    name: str
+    namespace: str
+    text: str | None = None
+    notes: str = ""
+
+    @cached_property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Its objects as Helm applied them, without hooks. Raises NoRelease."""
+        return parse(self.releases.manifest(self.name, self.namespace) if self.text is None else self.text)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The values that the user gave. Raises NoRelease."""
+        return self.releases.values(self.name, self.namespace)
+
+    @cached_property
+    def revision(self) -> Revision:
+        """Its number, chart and status. Raises NoRelease."""
+        return self.releases.existing(self.name, self.namespace)
+
+
 class NoRelease(BiremeError):
     """There is no release of that name in that namespace."""
 
@@ -101,36 +131,42 @@ class Releases:
         timeout: float = 300,
         create_namespace: bool = False,
         force_conflicts: bool = False,
-    ) -> str:
-        """Install a chart, or upgrade its release; returns the chart's notes.
+    ) -> Release:
+        """Install a chart, or upgrade its release.
 
         ``values`` are all the user's values: none of the last revision's are kept.
         Does not wait for pods; ``timeout`` in seconds is for Helm's own requests and hooks.
         ``force_conflicts`` takes over fields that another manager changed (Helm 4).
         """
-        described = self._chart(chart)
-        install = self._client.install_or_upgrade_release(
+        if not (chart / "Chart.yaml").is_file():
+            raise BiremeError(f"{chart} is not a chart: it has no readable Chart.yaml")
+        install = self._command.install_or_upgrade(
             release,
-            described,
+            chart,
             dict(values),
             create_namespace=create_namespace,
             force_conflicts=force_conflicts,
             namespace=namespace,
             timeout=_duration(timeout),
-            wait=False,
         )
-        revision = _run(install, release, namespace)
-        return (revision.notes or "").strip()
+        made = _run(install, release, namespace)
+        notes = (made["info"].get("notes") or "").strip()
+        return Release(self, release, namespace, made["manifest"], notes)
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300, wait: bool = False) -> bool:
         """Uninstall a release; False when there was none. ``wait`` until its objects are gone."""
-        if self.current(release, namespace) is None:
-            return False
-        uninstall = self._client.uninstall_release(
+        uninstall = self._command.uninstall(
             release, namespace=namespace, timeout=_duration(timeout), wait=wait
         )
-        _run(uninstall, release, namespace)
+        try:
+            _run(uninstall, release, namespace)
+        except NoRelease:
+            return False
         return True
+
+    def read(self, release: str, namespace: str) -> Release:
+        """The release of that name, which Helm is asked about when a fact of it is needed."""
+        return Release(self, release, namespace)
 
     def revisions(self, release: str, namespace: str) -> tuple[Revision, ...]:
         """The revisions that Helm keeps, the oldest first; none when there is no such release."""
@@ -198,17 +234,11 @@ class Releases:
         """The values that the user gave for the latest revision. Raises NoRelease."""
         return self._of_existing(self._command.get_values(release, namespace=namespace), release, namespace)
 
-    def manifests(self, release: str, namespace: str) -> tuple[Manifest, ...]:
-        """The objects of the latest revision as Helm applied them, without hooks."""
-        return parse(self._get("manifest", release, namespace))
-
-    def notes(self, release: str, namespace: str) -> str:
-        """The notes that the chart printed."""
-        return self._get("notes", release, namespace).removeprefix("NOTES:\n").strip()
-
-    @cached_property
-    def _executable(self) -> Path:
-        return self._toolbox.path(self._helm)
+    def manifest(self, release: str, namespace: str) -> str:
+        """The objects of the latest revision as Helm applied them, without hooks. Raises NoRelease."""
+        command = ["get", "manifest", release, "--namespace", namespace]
+        text: bytes = self._of_existing(self._command.run(command), release, namespace)
+        return text.decode()
 
     @cached_property
     def _command(self) -> Command:
@@ -218,35 +248,10 @@ class Releases:
         # It logs every failure that it also raises; without a handler Python would print them.
         logging.getLogger("pyhelm3").addHandler(logging.NullHandler())
         return Command(
-            executable=str(self._executable),
+            executable=str(self._toolbox.path(self._helm)),
             kubeconfig=self._cluster.kubeconfig,
             kubecontext=self._cluster.context,
         )
-
-    @cached_property
-    def _client(self) -> Client:
-        from pyhelm3 import Client
-
-        return Client(self._command, executable=str(self._executable))
-
-    def _chart(self, chart: Path) -> Chart:
-        """The chart for pyhelm3. Its metadata is read here, which saves a Helm process."""
-        from pydantic import ValidationError
-        from pyhelm3 import Chart
-
-        file = chart / "Chart.yaml"
-        try:
-            metadata = yaml.safe_load(file.read_text(encoding="utf-8"))
-            return Chart(self._command, ref=chart, metadata=metadata)
-        except OSError as error:
-            raise BiremeError(f"{chart} is not a chart: it has no readable Chart.yaml") from error
-        except (yaml.YAMLError, ValidationError) as error:
-            raise BiremeError(f"{file} does not describe a chart: {error}") from error
-
-    def _get(self, what: str, release: str, namespace: str) -> str:
-        command = ["get", what, release, "--namespace", namespace]
-        text: bytes = self._of_existing(self._command.run(command), release, namespace)
-        return text.decode()
 
     def _of_existing(self, call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
         try:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bireme.clusters.api import Api, ApiError
 from bireme.core.labels import COMPONENT_LABEL
 from bireme.core.manifests import Manifest
+from bireme.live.pod_http import Ask
 
 DISPATCHER = "dispatcher"
-_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -76,20 +75,11 @@ class Shards:
         }
 
 
-def shards(api: Api, namespace: str, manifests: Iterable[Manifest]) -> tuple[Shards, ...]:
-    """The datasets of a release's dispatcher; nothing without one, or while it does not answer."""
-    services = [
-        item
-        for item in manifests
-        if item.kind == "Service" and item.labels.get(COMPONENT_LABEL) == DISPATCHER
-    ]
+def shards(ask: Ask, namespace: str, manifests: Iterable[Manifest]) -> tuple[Shards, ...]:
+    """The datasets of a release's dispatcher, whose Service ``ask`` asks; nothing while it is silent."""
     found: list[Shards] = []
-    for service in services:
-        port = service["spec"]["ports"][0]["port"]
-        try:
-            status = api.proxied(namespace, service.name, port, "v1/status", _SECONDS)
-        except ApiError:
-            # The differences already tell what is wrong with its pods.
-            continue
-        found += [Shards.of(each) for each in status.get("datasets", ()) if each["defined"]]
+    for item in manifests:
+        if item.kind == "Service" and item.labels.get(COMPONENT_LABEL) == DISPATCHER:
+            status = ask(namespace, item, item["spec"]["ports"][0]["port"], "v1/status") or {}
+            found += [Shards.of(each) for each in status.get("datasets", ()) if each["defined"]]
     return tuple(found)

@@ -15,7 +15,7 @@ _GROUP = "/apis/kueue.x-k8s.io/v1beta2"
 
 
 @dataclass(frozen=True)
-class Turn:
+class QueuePosition:
     """What became of one job in its queue.
 
     ``state``: ``waiting``, ``admitted`` or ``finished``. ``place``: how many wait before it in the
@@ -37,8 +37,8 @@ class Turn:
         return asdict(self)
 
 
-def turns(api: Api, namespace: str, jobs: Iterable[Queued]) -> tuple[Turn, ...]:
-    """The turns of ``jobs``, in order; none without Kueue, where they start at once. Raises ApiError."""
+def queue_positions(api: Api, namespace: str, jobs: Iterable[Queued]) -> tuple[QueuePosition, ...]:
+    """The positions of ``jobs``, in order; none without Kueue, where they start at once. Raises ApiError."""
     jobs = tuple(jobs)
     if not jobs:
         return ()
@@ -46,7 +46,7 @@ def turns(api: Api, namespace: str, jobs: Iterable[Queued]) -> tuple[Turn, ...]:
     if own is None:
         return ()
     line = _line(api, namespace, {each.queue for each in jobs})
-    return tuple(_turn(each, [item for item in own if _is_of(item, each)], line) for each in jobs)
+    return tuple(_position(each, [item for item in own if _is_of(item, each)], line) for each in jobs)
 
 
 def leave(api: Api, namespace: str, jobs: Iterable[Queued]) -> None:
@@ -57,7 +57,7 @@ def leave(api: Api, namespace: str, jobs: Iterable[Queued]) -> None:
 
 
 def without_waiting(
-    differences: Iterable[Difference], jobs: Iterable[Queued], found: Iterable[Turn]
+    differences: Iterable[Difference], jobs: Iterable[Queued], found: Iterable[QueuePosition]
 ) -> tuple[Difference, ...]:
     """``differences`` with one sentence for each job that waits, instead of one for each of its pods."""
     differences = tuple(differences)
@@ -69,50 +69,50 @@ def without_waiting(
     return kept + tuple(map(_waits, waiting))
 
 
-def are_held(differences: Iterable[Difference], found: Iterable[Turn]) -> bool:
+def are_held(differences: Iterable[Difference], found: Iterable[QueuePosition]) -> bool:
     """Whether ``differences`` of `without_waiting` are of nothing but jobs that wait in their queues."""
     differences = set(differences)
     return bool(differences) and differences <= {_waits(each) for each in found if each.state == "waiting"}
 
 
-def _waits(turn: Turn) -> Difference:
-    return Difference("pending", turn.name, "", sentence(turn))
+def _waits(position: QueuePosition) -> Difference:
+    return Difference("pending", position.name, "", sentence(position))
 
 
-def sentence(turn: Turn) -> str:
-    """A turn in one line, for people."""
-    who = f"{turn.kind}/{turn.name}"
-    if turn.state != "waiting":
-        pods = f" with {turn.pods} pods" if turn.pods is not None else ""
-        more = f"; more wait: {turn.why}" if turn.why else ""
-        return f"{who} is {turn.state}{pods} by queue {turn.queue}{more}"
-    place = f", place {turn.place} of {turn.waiting}" if turn.place is not None else ""
-    return f"{who} waits in queue {turn.queue}{place}{f': {turn.why}' if turn.why else ''}"
+def sentence(position: QueuePosition) -> str:
+    """A position in one line, for people."""
+    who = f"{position.kind}/{position.name}"
+    if position.state != "waiting":
+        pods = f" with {position.pods} pods" if position.pods is not None else ""
+        more = f"; more wait: {position.why}" if position.why else ""
+        return f"{who} is {position.state}{pods} by queue {position.queue}{more}"
+    place = f", place {position.place} of {position.waiting}" if position.place is not None else ""
+    return f"{who} waits in queue {position.queue}{place}{f': {position.why}' if position.why else ''}"
 
 
-def _turn(job: Queued, workloads: list[dict[str, Any]], line: Mapping[str, list[str]]) -> Turn:
+def _position(job: Queued, workloads: list[dict[str, Any]], line: Mapping[str, list[str]]) -> QueuePosition:
     # An elastic job has a workload for each number of pods it had; the newest unfinished one counts.
     by_age = sorted(workloads, key=lambda each: str(each["metadata"]["creationTimestamp"]))
     open_ones = [each for each in by_age if not _condition(each, "Finished")]
     if not by_age:
-        return Turn(
+        return QueuePosition(
             job.kind, job.name, job.queue, "waiting", "Kueue has not seen it yet: is there such a queue?"
         )
     if not open_ones:
-        return Turn(job.kind, job.name, job.queue, "finished")
+        return QueuePosition(job.kind, job.name, job.queue, "finished")
     admitted = [each for each in open_ones if _condition(each, "Admitted")]
     if admitted:
         assigned = admitted[-1]["status"]["admission"]["podSetAssignments"]
         pods = sum(each.get("count", 0) for each in assigned)
         # An elastic job that has been given more workers than it got.
         why = "" if open_ones[-1] is admitted[-1] else _why(open_ones[-1])
-        return Turn(job.kind, job.name, job.queue, "admitted", why, pods=pods)
+        return QueuePosition(job.kind, job.name, job.queue, "admitted", why, pods=pods)
     waits = open_ones[-1]
     place = waiting = None
     for uids in line.values():
         if waits["metadata"]["uid"] in uids:
             place, waiting = uids.index(waits["metadata"]["uid"]) + 1, len(uids)
-    return Turn(job.kind, job.name, job.queue, "waiting", _why(waits), place, waiting)
+    return QueuePosition(job.kind, job.name, job.queue, "waiting", _why(waits), place, waiting)
 
 
 def _line(api: Api, namespace: str, queues: Iterable[str]) -> Mapping[str, list[str]]:
