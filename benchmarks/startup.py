@@ -37,7 +37,7 @@ from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.core.quantities import ACCELERATORS, pod_requests
-from bireme.helm import Renderer, RenderRequest, Settings, values
+from bireme.helm import Renderer, RenderRequest, SetFlags, values
 from bireme.live.release import Releases
 from bireme.tools import Toolbox
 
@@ -99,7 +99,7 @@ class Stage:
             yield
             return
         releases = Releases(self.cluster, self.toolbox)
-        request = RenderRequest(self.paths.charts / "mpijob", settings=Settings(contender.operator))
+        request = RenderRequest(self.paths.charts / "mpijob", settings=SetFlags(contender.operator))
         given = Renderer(self.toolbox, self.paths).merged(request).values
         releases.install(request.chart, "mpijob", "mpi-operator", given, create_namespace=True)
         # Its holder has ended: without it, the next one need not wait for the lease to end.

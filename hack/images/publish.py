@@ -24,7 +24,7 @@ import yaml
 
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.helm import Renderer, RenderError, RenderRequest, Settings
+from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags
 from bireme.plan.workloads import pod_templates
 from bireme.tools import Toolbox
 
@@ -77,7 +77,7 @@ def images_of_others(project: Path, region: str) -> list[str]:
     requests = []
     for file in sorted(project.glob("charts/*/ci/*-values.yaml")):
         chart = file.parents[1]
-        settings = Settings(sets=[f"region={region}"] if chart.name == "efa-device-plugin" else [])
+        settings = SetFlags(sets=[f"region={region}"] if chart.name == "efa-device-plugin" else [])
         requests.append(RenderRequest(chart, yaml.safe_load(file.read_text()) or {}, settings=settings))
     found = set()
     for render in Renderer(Toolbox(paths), paths).render_many(requests):

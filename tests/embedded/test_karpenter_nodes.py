@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.live.deploy import Deployer, Outcome
+from bireme.live.deploy import Deployer, ReleaseStatus
 from bireme.testing.pytest_plugin import Request
 from tests.embedded.addons import WithAddon
 from tests.support import waiting
@@ -34,7 +34,7 @@ class Site:
     request_for: Request
     installed: set[str]
 
-    def install(self, release: str, *sets: str, instance: str = TYPE) -> Outcome:
+    def install(self, release: str, *sets: str, instance: str = TYPE) -> ReleaseStatus:
         """Install a job and wait until it runs."""
         self.installed.add(release)
         options: dict[str, Any] = {"release": release, "namespace": "default", "sets": sets}

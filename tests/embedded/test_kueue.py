@@ -13,7 +13,7 @@ import pytest
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.live.deploy import Deployer, Outcome
+from bireme.live.deploy import Deployer, ReleaseStatus
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
@@ -86,7 +86,7 @@ class Queues:
 
     def install(
         self, release: str, queue: str, *sets: str, chart: str = "torch-elastic", seconds: float = 60
-    ) -> Outcome:
+    ) -> ReleaseStatus:
         """Install a job whose workers take whole nodes, and wait at most so long for its pods."""
         if release not in self.releases:
             self.releases.append(release)

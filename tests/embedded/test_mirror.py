@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from bireme.core.paths import Paths
-from bireme.helm import Renderer, RenderError, RenderRequest, Settings
+from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags
 from bireme.plan.workloads import pod_templates
 from bireme.tools import Toolbox
 from tests.support.registry import serving
@@ -51,7 +51,7 @@ def images_of_the_charts(toolbox: Toolbox, paths: Paths, registry: str) -> set[s
             continue
         for added in ("sidecars", "initContainers"):
             values.pop(added, None)
-        requests.append(RenderRequest(file.parents[1], values, settings=Settings(sets=[*sets, *region])))
+        requests.append(RenderRequest(file.parents[1], values, settings=SetFlags(sets=[*sets, *region])))
     found = set()
     for render in Renderer(toolbox, paths).render_many(requests):
         assert not isinstance(render, RenderError), render

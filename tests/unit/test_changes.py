@@ -9,7 +9,7 @@ import pytest
 
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.helm import Renderer, RenderRequest, Settings, load
+from bireme.helm import Renderer, RenderRequest, SetFlags, load
 from bireme.plan.changes import Changes, changes
 from bireme.plan.object_diff import object_diffs
 
@@ -186,7 +186,7 @@ def test_upgrades_of_torch_elastic_are_predicted(
             paths.charts / "torch-elastic",
             load([paths.values / "instances" / "p4d.24xlarge.yaml"]),
             release="imagenet",
-            settings=Settings(["workers=3", *sets]),
+            settings=SetFlags(["workers=3", *sets]),
         )
         return renderer.render(request).manifests
 

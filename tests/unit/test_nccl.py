@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from bireme.cli import cli, main
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.live.nccl import Asked, Measured, judge, load_measured, parse
+from bireme.live.nccl import JobNetwork, Measured, judge, load_measured, parse
 from bireme.plan.instances import Instance
 
 Facts = tuple[Measured, ...]
@@ -153,7 +153,7 @@ def test_a_log_without_a_result_is_one_sentence(log: str, sentence: str) -> None
 def test_two_p4d_are_compared_with_what_was_published(
     efa: int, average: float, maximum: float, measured: Facts, instances: Instances
 ) -> None:
-    found = judge(parse(new_log()), Asked(P4D, 2, efa), measured, instances)
+    found = judge(parse(new_log()), JobNetwork(P4D, 2, efa), measured, instances)
     assert (found.expected_average, found.expected_maximum) == (average, maximum)
     assert found.line_rate == 50
     assert not found.problems
@@ -163,21 +163,21 @@ def test_two_p4d_are_compared_with_what_was_published(
 def test_a_bandwidth_far_below_what_such_nodes_reached_is_remarked(
     measured: Facts, instances: Instances
 ) -> None:
-    found = judge(parse(new_log(average="4.12")), Asked(P4D, 2, 4), measured, instances)
+    found = judge(parse(new_log(average="4.12")), JobNetwork(P4D, 2, 4), measured, instances)
     assert found.remarks == ("the average of 4.12 GB/s is 50% of the 8.24 that such nodes reached",)
 
 
 def test_sweeps_over_other_sizes_are_not_compared(measured: Facts, instances: Instances) -> None:
     small = {size: row for size, row in SWEEP.items() if size < 1 << 20}
-    found = judge(parse(old_log(sizes=small)), Asked(P4D, 2, 4), measured, instances)
+    found = judge(parse(old_log(sizes=small)), JobNetwork(P4D, 2, 4), measured, instances)
     assert (found.expected_average, found.expected_maximum) == (None, None)
     larger = {size: row for size, row in SWEEP.items() if size > 1 << 20}
-    found = judge(parse(old_log(sizes=larger)), Asked(P4D, 2, 4), measured, instances)
+    found = judge(parse(old_log(sizes=larger)), JobNetwork(P4D, 2, 4), measured, instances)
     assert (found.expected_average, found.expected_maximum) == (None, 42.04)
 
 
 def test_nodes_without_published_figures_have_only_a_line_rate(measured: Facts, instances: Instances) -> None:
-    found = judge(parse(new_log()), Asked("p5.48xlarge", 2, 32), measured, instances)
+    found = judge(parse(new_log()), JobNetwork("p5.48xlarge", 2, 32), measured, instances)
     assert (found.expected_average, found.expected_maximum, found.line_rate) == (None, None, 400)
 
 
@@ -191,9 +191,9 @@ def test_nodes_without_published_figures_have_only_a_line_rate(measured: Facts, 
 def test_a_job_that_asked_for_efa_and_uses_another_network_has_a_problem(
     network: str, sentence: str, measured: Facts, instances: Instances
 ) -> None:
-    (problem,) = judge(parse(new_log(network)), Asked(P4D, 2, 4), measured, instances).problems
+    (problem,) = judge(parse(new_log(network)), JobNetwork(P4D, 2, 4), measured, instances).problems
     assert sentence in problem
-    assert not judge(parse(new_log(network)), Asked(P4D, 2, 0), measured, instances).problems
+    assert not judge(parse(new_log(network)), JobNetwork(P4D, 2, 0), measured, instances).problems
 
 
 def test_wrong_sums_are_a_problem_on_any_network(measured: Facts, instances: Instances) -> None:

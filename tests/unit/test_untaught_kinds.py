@@ -13,7 +13,7 @@ from rich.console import Console
 from bireme.cli.views import outcome_view
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.live.deploy import Outcome
+from bireme.live.deploy import ReleaseStatus
 from bireme.live.observe import compare
 from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes
@@ -151,7 +151,7 @@ def test_a_status_without_differences_still_names_it(instances: Mapping[str, Ins
     plan = expand("run", "default", [ray], instances)
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(outcome_view(Outcome(plan, (), ())))
+        console.print(outcome_view(ReleaseStatus(plan, (), ())))
     assert f"! RayCluster/a: {RAY_NOTE}" in captured.get()
 
 

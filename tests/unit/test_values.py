@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bireme.core.errors import BiremeError
-from bireme.helm import Renderer, RenderError, RenderRequest, Settings, values
+from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags, values
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]
@@ -48,7 +48,7 @@ def as_doubles(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def ours(renderer: Renderer, chart: Path, files: Sequence[Path], settings: Settings, helm: str) -> Any:
+def ours(renderer: Renderer, chart: Path, files: Sequence[Path], settings: SetFlags, helm: str) -> Any:
     """What templates see of files and merged settings, None when they are refused."""
     try:
         request = RenderRequest(chart, values.load(files), helm=helm, settings=settings)
@@ -68,7 +68,7 @@ def assert_same(
     flags = [f"--values={file}" for file in files] + [f"--set={text}" for text in sets]
     for helm in helms:
         theirs = shown(toolbox, helm, chart, flags)
-        assert as_doubles(ours(renderer, chart, files, Settings(sets), helm)) == as_doubles(theirs), helm
+        assert as_doubles(ours(renderer, chart, files, SetFlags(sets), helm)) == as_doubles(theirs), helm
 
 
 # --- reading YAML ---
@@ -233,7 +233,7 @@ def test_all_kinds_of_settings_apply_in_helms_order(
         ],
     }
     flags = [word for option, texts in args.items() for text in texts for word in (option, text)]
-    given_settings = Settings(
+    given_settings = SetFlags(
         sets=args["--set"],
         strings=args["--set-string"],
         jsons=args["--set-json"],
@@ -249,7 +249,7 @@ def test_a_file_that_a_setting_names_is_read_again_when_it_changes(
     renderer: Renderer, make_chart: MakeChart, tmp_path: Path
 ) -> None:
     request = RenderRequest(
-        make_chart("show", templates={"show.yaml": SHOW}), settings=Settings(files=[f"a={tmp_path}/text"])
+        make_chart("show", templates={"show.yaml": SHOW}), settings=SetFlags(files=[f"a={tmp_path}/text"])
     )
     for text in ("one", "two"):
         (tmp_path / "text").write_text(text)
@@ -264,14 +264,14 @@ def test_merging_without_settings_changes_nothing(renderer: Renderer, tmp_path: 
 @pytest.mark.parametrize(
     ("refused", "sentence"),
     [
-        (Settings(sets=["workers"]), '--set: key "workers" has no value'),
-        (Settings(jsons=["a={"]), "--set-json a={: it is no JSON that Helm can read"),
-        (Settings(jsons=['{"a":']), '--set-json {"a":: it is no JSON that Helm can read'),
-        (Settings(files=["a=/nowhere/none"]), "open /nowhere/none: no such file or directory"),
+        (SetFlags(sets=["workers"]), '--set: key "workers" has no value'),
+        (SetFlags(jsons=["a={"]), "--set-json a={: it is no JSON that Helm can read"),
+        (SetFlags(jsons=['{"a":']), '--set-json {"a":: it is no JSON that Helm can read'),
+        (SetFlags(files=["a=/nowhere/none"]), "open /nowhere/none: no such file or directory"),
     ],
 )
 def test_the_error_for_a_refused_setting_says_which_and_why(
-    refused: Settings, sentence: str, renderer: Renderer, make_chart: MakeChart
+    refused: SetFlags, sentence: str, renderer: Renderer, make_chart: MakeChart
 ) -> None:
     request = RenderRequest(make_chart("show"), settings=refused)
     for refuse in (renderer.merged, renderer.render, renderer.values):

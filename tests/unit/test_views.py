@@ -17,7 +17,7 @@ from rich.console import Console
 
 from bireme.cli import views
 from bireme.core.manifests import Manifest
-from bireme.live.deploy import Outcome
+from bireme.live.deploy import ReleaseStatus
 from bireme.live.observe import Difference
 from bireme.live.pods import observed_pod
 from bireme.plan.instances import Instance
@@ -142,7 +142,7 @@ def test_the_traceback_of_a_failed_worker_is_shown_with_its_lines() -> None:
         )
         for index in (0, 1)
     ]
-    printed = shown(views.outcome_view(Outcome(expand("a", "default", [], {}), tuple(pods), ())), 200)
+    printed = shown(views.outcome_view(ReleaseStatus(expand("a", "default", [], {}), tuple(pods), ())), 200)
     assert printed.count("Traceback") == 1
     assert f"{NAME}-0 said last:\n  Traceback (most recent call last):\n" in printed
     assert f"\n  {error}\n" in re.sub(r" +\n", "\n", printed)

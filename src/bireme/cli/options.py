@@ -21,7 +21,7 @@ from bireme.cli import views
 from bireme.clusters import Cluster, list_clusters, provider
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.paths import Paths
-from bireme.helm import Charts, Renderer, RenderError, RenderRequest, Settings
+from bireme.helm import Charts, Renderer, RenderError, RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.live.deploy import Deployer
 from bireme.live.release import Releases
@@ -264,7 +264,7 @@ def request_of(
     plain_http: bool,
     namespace: str,
 ) -> RenderRequest:
-    settings = Settings(sets, set_strings, ((image,) if image else ()) + set_jsons, set_files)
+    settings = SetFlags(sets, set_strings, ((image,) if image else ()) + set_jsons, set_files)
     folder = app.charts.find(chart, plain_http)
     values = value_files.load([_values_file(app.paths, name) for name in files])
     release = release or folder.resolve().name

@@ -32,12 +32,12 @@ from bireme.core.errors import BiremeError, suggestion
 from bireme.helm import values as value_files
 from bireme.live import timeline_picture
 from bireme.live.admission import Finding
-from bireme.live.deploy import Outcome
+from bireme.live.deploy import ReleaseStatus
 from bireme.live.doctor import Doctor
 from bireme.live.doctor import release as of_release
 from bireme.live.logs import log as pod_log
 from bireme.live.logs import main_log, main_pod, named_pod
-from bireme.live.nccl import Asked, asked_by, judge, load_measured, parse
+from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
 from bireme.live.release import Releases
 from bireme.live.timeline import read as timeline_from
 from bireme.plan.topology import expand
@@ -374,7 +374,7 @@ def nccl(
         raise BiremeError(f"--instance: unknown type {instance!r}: {suggestion(instance, app.instances)}")
     if log:
         report = parse(value_files.read_text(log, "log"), str(log))
-        asked = Asked(instance, nodes or report.hosts or 0, efa) if instance or efa else None
+        asked = JobNetwork(instance, nodes or report.hosts or 0, efa) if instance or efa else None
     else:
         name, cluster = str(release), app.cluster(target)
         planned = app.deployer(cluster).planned(name, namespace)
@@ -389,7 +389,7 @@ def nccl(
 _HELD = 3
 
 
-def _conclude(app: App, /, outcome: Outcome, output: str) -> None:
+def _conclude(app: App, /, outcome: ReleaseStatus, output: str) -> None:
     app.show(output, outcome.to_json(), lambda: views.outcome_view(outcome))
     sys.exit(_HELD if outcome.is_held else 1 if outcome.differences else 0)
 

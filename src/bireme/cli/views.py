@@ -16,7 +16,7 @@ from bireme.autoscale import Comparison, rows
 from bireme.clusters import ClusterInfo
 from bireme.lint import Finding
 from bireme.live.admission import Finding as Diagnosis
-from bireme.live.deploy import Outcome
+from bireme.live.deploy import ReleaseStatus
 from bireme.live.nccl import Verdict
 from bireme.live.observe import Difference
 from bireme.live.pods import ObservedPod
@@ -308,7 +308,7 @@ def _resources(resources: Mapping[str, str]) -> str:
     return " ".join(f"{name.rsplit('/', 1)[-1]}={amount}" for name, amount in resources.items())
 
 
-def outcome_view(outcome: Outcome) -> RenderableType:
+def outcome_view(outcome: ReleaseStatus) -> RenderableType:
     """The live pods, then that all is as planned, or every difference."""
     if outcome.differences:
         verdict: RenderableType = differences_view(outcome.differences)

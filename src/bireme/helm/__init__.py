@@ -3,7 +3,7 @@
 from bireme.helm.charts import Charts
 from bireme.helm.output import parse, sentences
 from bireme.helm.render import Render, Renderer, RenderError, RenderRequest, tree_digest
-from bireme.helm.values import ChartValues, Settings, load
+from bireme.helm.values import ChartValues, SetFlags, load
 
 __all__ = [
     "ChartValues",
@@ -12,7 +12,7 @@ __all__ = [
     "RenderError",
     "RenderRequest",
     "Renderer",
-    "Settings",
+    "SetFlags",
     "load",
     "parse",
     "sentences",

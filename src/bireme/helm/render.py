@@ -27,7 +27,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm.output import sentences, split
-from bireme.helm.values import ChartValues, Settings, printing_chart, printing_copy
+from bireme.helm.values import ChartValues, SetFlags, printing_chart, printing_copy
 from bireme.helm.yaml import json_number
 from bireme.tools import Toolbox
 
@@ -47,7 +47,7 @@ class RenderRequest:
     is_upgrade: bool = False
     skips_schema: bool = False
     helm: str = "helm"
-    settings: Settings = field(default_factory=Settings)
+    settings: SetFlags = field(default_factory=SetFlags)
 
     def flags(self) -> list[str]:
         """Helm's arguments except the chart and its values."""
@@ -142,7 +142,7 @@ class Renderer:
         with tempfile.TemporaryDirectory() as folder:
             chart = printing_chart(Path(folder) / "values")
             printed = self._printed(replace(request, chart=chart))
-        return replace(request, values=printed["values"], settings=Settings())
+        return replace(request, values=printed["values"], settings=SetFlags())
 
     def values(self, request: RenderRequest) -> ChartValues:
         """What the templates of ``request`` see as .Values, whether or not a schema or a rule refuses it.

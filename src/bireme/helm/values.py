@@ -33,7 +33,7 @@ schemas: {{ include "schemas" . | b64enc }}
 
 
 @dataclass(frozen=True)
-class Settings:
+class SetFlags:
     """The arguments of --set, --set-string, --set-json and --set-file.
 
     Whatever their order on the command line, Helm applies ``jsons`` first, then ``sets``, ``strings`` and

@@ -35,7 +35,7 @@ _ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReleaseStatus:
     """The plan, the live pods, and how they differ.
 
     ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
@@ -104,7 +104,9 @@ class Deployer:
         """
         return object_diffs(self._live(wanted).manifests, self._upgrade(wanted))
 
-    def install(self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False) -> Outcome:
+    def install(
+        self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False
+    ) -> ReleaseStatus:
         """Install ``wanted``, or upgrade the release to it, and wait until it is as planned.
 
         A job that a queue holds, not for others to make room at once, is not waited for. ``timeout`` in
@@ -125,9 +127,9 @@ class Deployer:
             self._cluster, plan, timeout, self._console, lambda found: self._is_held(plan, found)
         )
         waits, differences = self._queues(plan, found.differences)
-        return Outcome(plan, found.pods, differences, made.notes, queue_positions=waits)
+        return ReleaseStatus(plan, found.pods, differences, made.notes, queue_positions=waits)
 
-    def status(self, release: str, namespace: str) -> Outcome:
+    def status(self, release: str, namespace: str) -> ReleaseStatus:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
         installed = self._releases.read(release, namespace)
         plan = self._planned(installed)
@@ -138,7 +140,7 @@ class Deployer:
         pods = () if self._cluster.provider == "embedded" else found.pods
         runs = worker_statuses(self._workers, namespace, installed.manifests, pods)
         waits, differences = self._queues(plan, found.differences)
-        return Outcome(plan, found.pods, differences, "", datasets, runs, waits)
+        return ReleaseStatus(plan, found.pods, differences, "", datasets, runs, waits)
 
     def timeline(self, release: str, namespace: str) -> Timeline:
         """What happened in the run of a release. Raises BiremeError when no worker tells."""

@@ -76,7 +76,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobNetwork:
     """What a job asked for: instance type, pods with ranks (one per node), EFA interfaces per pod."""
 
     type: str | None
@@ -88,7 +88,7 @@ class Asked:
 class Measured:
     """The bandwidth that a sweep from ``min_bytes`` to ``max_bytes`` reached on such nodes, in GB/s."""
 
-    asked: Asked
+    asked: JobNetwork
     min_bytes: int
     max_bytes: int
     average: float
@@ -105,7 +105,7 @@ class Verdict:
     """
 
     report: Report
-    asked: Asked | None
+    asked: JobNetwork | None
     expected_average: float | None
     expected_maximum: float | None
     line_rate: float | None
@@ -170,7 +170,7 @@ def load_measured(paths: Paths) -> tuple[Measured, ...]:
     try:
         return tuple(
             Measured(
-                Asked(str(each["type"]), int(each["nodes"]), int(each["efa"])),
+                JobNetwork(str(each["type"]), int(each["nodes"]), int(each["efa"])),
                 int(each["minBytes"]),
                 int(each["maxBytes"]),
                 float(each["average"]),
@@ -185,16 +185,16 @@ def load_measured(paths: Paths) -> tuple[Measured, ...]:
         ) from error
 
 
-def asked_by(plan: Plan) -> Asked | None:
+def asked_by(plan: Plan) -> JobNetwork | None:
     """What the pods of ``plan`` that have ranks ask for; None if none has."""
     pods = [pod for pod in plan.pods if pod.rank is not None]
     if not pods:
         return None
-    return Asked(pods[0].instance_type, len(pods), min(pod.efa for pod in pods))
+    return JobNetwork(pods[0].instance_type, len(pods), min(pod.efa for pod in pods))
 
 
 def judge(
-    report: Report, asked: Asked | None, measured: Iterable[Measured], instances: Mapping[str, Instance]
+    report: Report, asked: JobNetwork | None, measured: Iterable[Measured], instances: Mapping[str, Instance]
 ) -> Verdict:
     """Compare a report with what such nodes reached elsewhere; ``asked`` is None if the nodes are unknown."""
     instance = instances.get(asked.type) if asked and asked.type else None
@@ -215,7 +215,7 @@ def judge(
     )
 
 
-def _problems(report: Report, asked: Asked | None) -> Iterable[str]:
+def _problems(report: Report, asked: JobNetwork | None) -> Iterable[str]:
     if report.wrong:
         yield f"{report.wrong} of the sums are wrong: do not train on this network before that is explained"
     if asked is None or not asked.efa or report.is_efa:

@@ -14,7 +14,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorldMember:
     """A worker of a world by its name (the index of its pod); ``start`` differs for each of its agents."""
 
     worker: str
@@ -34,7 +34,7 @@ class World:
     begin: float
     end: float
     why: str
-    seats: tuple[Seat, ...]
+    seats: tuple[WorldMember, ...]
     steps: tuple[tuple[float, int], ...]
     lost_steps: int
     lost_seconds: float
@@ -72,7 +72,7 @@ class Timeline:
             if steps:
                 last = max(steps, key=lambda each: (each[1], each[0]))
                 highest = last if highest is None or last[1] > highest[1] else highest
-            seats = tuple(Seat(*each) for each in record["workers"])
+            seats = tuple(WorldMember(*each) for each in record["workers"])
             before = worlds[-1].seats if worlds else None
             worlds.append(
                 World(
@@ -165,7 +165,9 @@ def _end(record: Mapping[str, Any], after: Mapping[str, Any] | None, now: float)
     return max(float(record["time"]), min(float(failed), float(after["time"])))
 
 
-def _why(record: Mapping[str, Any], before: Sequence[Seat] | None, seats: Sequence[Seat]) -> str:
+def _why(
+    record: Mapping[str, Any], before: Sequence[WorldMember] | None, seats: Sequence[WorldMember]
+) -> str:
     """Why a world began: who failed first, and who came and went."""
     if "why" in record:
         return str(record["why"])

@@ -24,7 +24,7 @@ from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.labels import HOOK_ANNOTATION, RELEASE_LABEL
 from bireme.core.paths import Paths
-from bireme.helm import Render, Renderer, RenderRequest, Settings
+from bireme.helm import Render, Renderer, RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.live import observe
 from bireme.live.deploy import Deployer
@@ -123,7 +123,7 @@ class Request:
         layers += [self.paths.values / "workloads" / f"{workload}.yaml"] if workload else []
         layers += [self.root / file for file in files]
         merged = value_files.merge(value_files.load(layers), values or {})
-        return RenderRequest(self.chart(chart), merged, settings=Settings(sets), **options)
+        return RenderRequest(self.chart(chart), merged, settings=SetFlags(sets), **options)
 
     def chart(self, chart: str | Path) -> Path:
         """The folder of ``chart``."""

@@ -17,7 +17,7 @@ from bireme.plan.workloads.model import (
     controller_of,
     differing,
 )
-from bireme.plan.workloads.untaught import Untaught
+from bireme.plan.workloads.unknown import UnknownKind
 
 __all__ = [
     "KINDS",
@@ -48,7 +48,7 @@ def kind_of(manifest: Manifest) -> WorkloadKind | None:
     known = KINDS.get(manifest.kind)
     if known and manifest.group in ("", known.group):
         return known
-    untaught = Untaught(manifest)
+    untaught = UnknownKind(manifest)
     return untaught if untaught.makes_pods(manifest) else None
 
 

@@ -19,7 +19,7 @@ _WITHOUT_TEMPLATE = frozenset(
 )
 
 
-class Untaught(WorkloadKind):
+class UnknownKind(WorkloadKind):
     """The kind of one object. Its pods are not counted; the plan's note says so."""
 
     has_state = False
