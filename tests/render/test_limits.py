@@ -179,15 +179,50 @@ def test_pods_of_the_namespace_reach_an_etcd_of_its_own(render: Callable[..., Re
     assert [port["port"] for port in rule["ports"]] == [2379]
 
 
-@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+BOARDS = pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+BOARD = [
+    "tensorboard.enabled=true",
+    "tensorboard.logDir=/logs",
+    "claims[0].claimName=a",
+    "claims[0].mountPath=/logs",
+]
+BALANCED = [
+    *BOARD,
+    "tensorboard.service.type=LoadBalancer",
+    "tensorboard.service.port=80",
+    r"tensorboard.service.annotations.example\.com/scheme=internet-facing",
+    "tensorboard.service.loadBalancerSourceRanges={192.0.2.0/24,198.51.100.7/32}",
+]
+
+
+@BOARDS
 def test_tensorboard_is_placed_by_values_of_its_own(render: Callable[..., Render], chart: str) -> None:
-    board = [
-        "tensorboard.enabled=true",
-        "tensorboard.logDir=/logs",
-        "claims[0].claimName=a",
-        "claims[0].mountPath=/logs",
-    ]
-    sets = [*board, "tensorboard.nodeSelector.pool=cpu", "tensorboard.tolerations[0].key=team"]
+    sets = [*BOARD, "tensorboard.nodeSelector.pool=cpu", "tensorboard.tolerations[0].key=team"]
     spec = the(render(chart, sets=sets), "Deployment")["spec"]["template"]["spec"]
     assert dict(spec["nodeSelector"]) == {"pool": "cpu"}
     assert [dict(each) for each in spec["tolerations"]] == [{"key": "team"}]
+
+
+@BOARDS
+def test_tensorboard_is_reached_from_named_networks_on_request(
+    render: Callable[..., Render], chart: str
+) -> None:
+    def service(sets: list[str]) -> Mapping[str, Any]:
+        return the(render(chart, sets=sets), "Service", "-tensorboard").thaw()
+
+    own = service(BOARD)
+    assert (own["spec"]["type"], own["spec"]["ports"][0]["port"]) == ("ClusterIP", 6006)
+    balanced = service(BALANCED)
+    assert balanced["metadata"]["annotations"] == {"example.com/scheme": "internet-facing"}
+    assert balanced["spec"]["type"] == "LoadBalancer"
+    assert balanced["spec"]["loadBalancerSourceRanges"] == ["192.0.2.0/24", "198.51.100.7/32"]
+    assert balanced["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "http"}]
+
+
+@BOARDS
+def test_a_policy_lets_the_load_balancer_reach_tensorboard(render: Callable[..., Render], chart: str) -> None:
+    def ports(sets: list[str]) -> list[int]:
+        rules = the(render(chart, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]["ingress"][1:]
+        return [port["port"] for rule in rules for port in rule["ports"]]
+
+    assert (ports(BOARD), ports(BALANCED)) == ([], [6006])

@@ -313,6 +313,18 @@ TORCH: list[tuple[str, dict[str, Any], list[str], str]] = [
         "tensorboard.logDir: (not set) is not on one of the claims",
     ),
     (
+        "TensorBoard on the internet",
+        {},
+        ["tensorboard.service.type=LoadBalancer"],
+        "tensorboard.service.loadBalancerSourceRanges: TensorBoard asks for no password",
+    ),
+    (
+        "networks without a load balancer",
+        {},
+        ["tensorboard.service.loadBalancerSourceRanges={192.0.2.0/24}"],
+        "tensorboard.service.loadBalancerSourceRanges: a Service of type ClusterIP does not look at them",
+    ),
+    (
         "a name that is too long",
         {},
         [f"fullnameOverride={'x' * 60}"],

@@ -60,6 +60,7 @@ Arguments: root.
 */}}
 {{- define "common.tensorboardService" -}}
 {{- $root := required "common.tensorboardService needs root" .root }}
+{{- $service := $root.Values.tensorboard.service }}
 {{- if $root.Values.tensorboard.enabled -}}
 apiVersion: v1
 kind: Service
@@ -68,17 +69,34 @@ metadata:
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" "tensorboard") | nindent 4 }}
+  {{- with $service.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
-  type: ClusterIP
+  type: {{ $service.type }}
+  {{- with $service.loadBalancerSourceRanges }}
+  loadBalancerSourceRanges:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   selector:
     {{- include "common.selectorLabels" (dict "root" $root "component" "tensorboard") | nindent 4 }}
   ports:
-    - {name: http, port: 6006, targetPort: http}
+    - {name: http, port: {{ int64 $service.port }}, targetPort: http}
 {{- end }}
 {{- end }}
 
 {{/*
-TensorBoard reads a folder that is on a claim.
+What a NetworkPolicy admits to a TensorBoard that is reached from outside the cluster, as a JSON list of rules.
+Arguments: root.
+*/}}
+{{- define "common.tensorboardIngress" -}}
+{{- $board := (required "common.tensorboardIngress needs root" .root).Values.tensorboard }}
+{{- if and $board.enabled (ne $board.service.type "ClusterIP") }}{{ include "common.networkPolicy.open" (dict "port" 6006) }}{{ else }}[]{{ end }}
+{{- end }}
+
+{{/*
+TensorBoard reads a folder that is on a claim, and is not open to the internet by accident.
 Arguments: root.
 */}}
 {{- define "common.rules.tensorboard" -}}
@@ -89,5 +107,12 @@ Arguments: root.
 {{- end }}
 {{- if and $v.tensorboard.enabled (not $under) }}
 tensorboard.logDir: {{ $v.tensorboard.logDir | default "(not set)" }} is not on one of the claims; mount a claim there, or set logDir to a folder on one
+{{- end }}
+{{- $service := $v.tensorboard.service }}
+{{- if and (eq $service.type "LoadBalancer") (not $service.loadBalancerSourceRanges) }}
+tensorboard.service.loadBalancerSourceRanges: TensorBoard asks for no password, and the load balancer would be open to all; name the networks that may reach it, e.g. [192.0.2.0/24]
+{{- end }}
+{{- if and $service.loadBalancerSourceRanges (ne $service.type "LoadBalancer") }}
+tensorboard.service.loadBalancerSourceRanges: a Service of type {{ $service.type }} does not look at them; set tensorboard.service.type=LoadBalancer, or leave them out
 {{- end }}
 {{- end }}
