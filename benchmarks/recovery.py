@@ -80,8 +80,8 @@ BIREME = tuple(
     for backend in (OURS, WARM, SPARE)
     for event, program in (
         (DELETE, ""),
-        (KILL_AGENT, "bireme_runtime.elastic.launch"),
-        (KILL_ALL, "bireme_runtime.elastic.supervisor"),
+        (KILL_AGENT, "bireme_runtime.elastic.agent.launch"),
+        (KILL_ALL, "bireme_runtime.elastic.agent.supervisor"),
     )
 )
 # Stock torchrun is the first process of its container: when it ends, all others are killed.

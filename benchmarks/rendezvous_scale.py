@@ -31,7 +31,7 @@ from figures import CONSOLE, machine
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.tools import Toolbox
-from bireme_runtime.elastic import rendezvous, rules
+from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import auth
 from tests.runtime.etcd_servers import EtcdServer
@@ -115,7 +115,7 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> None:
         raise errors[0]
 
 
-def until_noticed(members: Iterable[rendezvous.Rendezvous]) -> None:
+def until_noticed(members: Iterable[membership.Rendezvous]) -> None:
     """Wait until each of them knows that its round has to end. One thread asks for all."""
     left = list(members)
     while left := [each for each in left if not each.waiting()]:
@@ -134,13 +134,13 @@ def run_members(
         keep_alive_max_attempt=lease,
     )  # fmt: skip
 
-    def make(slot: int) -> rendezvous.Rendezvous:
+    def make(slot: int) -> membership.Rendezvous:
         # A member without CPU must not give up on answers that came long ago.
         timeout = max(settings.heartbeat_timeout, lease / 6)
         client = etcd.Client(etcd.parse_endpoints(endpoint), credentials, timeout, login_ms=LOGIN_MS)
         client.expect(total)
-        identity = rendezvous.Identity(rendezvous.new_base(f"bench-r1-{slot}"), slot, "10.123.45.67")
-        return rendezvous.Rendezvous(client, settings, identity)
+        identity = membership.Identity(membership.new_base(f"bench-r1-{slot}"), slot, "10.123.45.67")
+        return membership.Rendezvous(client, settings, identity)
 
     threading.stack_size(256 * 1024)
     members = [make(slot) for slot in slots]

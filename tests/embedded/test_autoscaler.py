@@ -18,7 +18,8 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
-from bireme_runtime.elastic import failures, progress, status
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.monitor import failures, status
 from tests.embedded.elastic_jobs import (
     BIREME,
     REGISTRY,

@@ -17,7 +17,7 @@ from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from bireme_runtime.elastic import topology
+from bireme_runtime.elastic.rendezvous import topology
 
 P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
 

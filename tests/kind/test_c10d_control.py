@@ -136,4 +136,4 @@ def test_the_charts_own(
 ) -> None:
     job = trial(torch, values)
     job.join()
-    assert fatal(job, "bireme_runtime.elastic.launch") == ends_all
+    assert fatal(job, "bireme_runtime.elastic.agent.launch") == ends_all

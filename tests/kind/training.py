@@ -142,7 +142,7 @@ class Training:
 
     def kill(self, index: int, *, agent: bool) -> None:
         """SIGKILL a worker's torchrun agent or its training process, as soon as it exists."""
-        words = ("bireme_runtime.elastic.launch",) if agent else (self.script, "bireme_runtime")
+        words = ("bireme_runtime.elastic.agent.launch",) if agent else (self.script, "bireme_runtime")
         program = ("--", "python3", "-c", KILL, *words)
 
         def killed() -> bool:

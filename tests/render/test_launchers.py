@@ -25,7 +25,7 @@ def test_accelerate_starts_a_script_with_its_configuration(renderer: Renderer, r
     }
     found = trainer(renderer, request_for, values, "p4d.24xlarge")
     env = environment_of(found)
-    assert found["command"] == ["python3", "-m", "bireme_runtime.elastic.supervisor", "--"]
+    assert found["command"] == ["python3", "-m", "bireme_runtime.elastic.agent.supervisor", "--"]
     assert found["args"] == values["args"]
     assert (env["BIREME_LAUNCHER"], env["PET_NPROC_PER_NODE"]) == ("accelerate", "8")
     config = {"mixed_precision": "bf16", "fsdp_config": {"a": "$$(HOME)"}}

@@ -630,7 +630,7 @@ def test_without_setup_nothing_is_put_before_the_entry_point(
 ) -> None:
     found = rendered(renderer, request_for, "torch-elastic", {})
     trainer = container_of(job_of("torch-elastic", found)["spec"]["template"]["spec"], "trainer")
-    assert trainer["command"] == ["python3", "-m", "bireme_runtime.elastic.supervisor", "--"]
+    assert trainer["command"] == ["python3", "-m", "bireme_runtime.elastic.agent.supervisor", "--"]
 
 
 @pytest.mark.parametrize("chart", JOBS)

@@ -16,8 +16,9 @@ from bireme.helm import Render, RenderError
 from bireme.plan.picture import svg
 from bireme.plan.topology import Plan
 from bireme.plan.workloads import pod_templates
-from bireme_runtime.elastic import failures, progress
-from bireme_runtime.elastic.status import Starts, Status
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.monitor import failures
+from bireme_runtime.elastic.monitor.status import Starts, Status
 from tests.support.rendered import environment_of, the
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.elastic import rendezvous
+from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
 from tests.runtime.workers import MAIN, TINY, Start, Worker
@@ -59,13 +59,13 @@ while not os.path.exists({str(end)!r}):
     third = start(script, **env, JOB_COMPLETION_INDEX="2")
     client = etcd.Client(etcd.parse_endpoints(on_etcd["PET_RDZV_ENDPOINT"]))
     root = on_etcd["PET_RDZV_CONF"].partition(",")[0].partition("=")[2] + "run/"
-    until(lambda: len(rendezvous.spares_of(client, root)) == 1, 60)
+    until(lambda: len(membership.spares_of(client, root)) == 1, 60)
     fourth = start(script, **env, JOB_COMPLETION_INDEX="3")
-    until(lambda: len(rendezvous.spares_of(client, root)) == 2, 60)
+    until(lambda: len(membership.spares_of(client, root)) == 2, 60)
     second.process.terminate()
     assert first.file("round-2", 60) == "0 of 2"
     assert third.file("round-2", 60) == "1 of 2", "the one with the lower index comes first"
-    assert len(rendezvous.spares_of(client, root)) == 1
+    assert len(membership.spares_of(client, root)) == 1
     end.touch()
     assert [each.end(60) for each in (first, third, fourth)] == [0, 0, 0]
     assert "the run has succeeded, while this worker waited" in fourth.words
@@ -292,7 +292,7 @@ def test_while_a_process_saves_the_membership_is_kept(
     assert client.range(f"{prefix}run/members/").keys
     assert worker.end() == 143
     assert not client.range(f"{prefix}run/members/").keys
-    assert rendezvous.outcome_of(client, f"{prefix}run/") == ""
+    assert membership.outcome_of(client, f"{prefix}run/") == ""
 
 
 def test_waiting_for_etcd_is_limited_logged_and_ended_by_sigterm(
@@ -339,7 +339,7 @@ def with_another_worker(on_etcd: dict[str, str], start: Start) -> Worker:
     return other
 
 
-REAL = (sys.executable, "-m", "bireme_runtime.elastic.supervisor", "--")
+REAL = (sys.executable, "-m", "bireme_runtime.elastic.agent.supervisor", "--")
 
 
 def test_what_is_wrong_in_one_worker_of_a_run_ends_only_that_worker(
@@ -384,7 +384,7 @@ def test_a_scripts_own_exit_code_does_not_look_like_the_agents(
 
 
 def test_without_torch_in_the_image_the_real_launcher_reports_that(start: Start) -> None:
-    worker = start("", command=(sys.executable, "-m", "bireme_runtime.elastic.supervisor", "--"))
+    worker = start("", command=(sys.executable, "-m", "bireme_runtime.elastic.agent.supervisor", "--"))
     assert worker.end() == 78
     assert "No module named 'torch'" in worker.words
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bireme_runtime.elastic import report
+from bireme_runtime.elastic.agent import report
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.elastic import launch
+from bireme_runtime.elastic.agent import launch
 from bireme_runtime.process import devices
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG, TEMPORARY
@@ -128,7 +128,7 @@ def run(module: str, env: Mapping[str, str], tmp_path: Path) -> tuple[int, str, 
 @pytest.mark.parametrize(
     ("module", "env"),
     [
-        ("bireme_runtime.elastic.supervisor", {}),
+        ("bireme_runtime.elastic.agent.supervisor", {}),
         ("bireme_runtime.mpi.supervisor", {"BIREME_MPI_ROLE": "worker"}),
         ("bireme_runtime.mpi.supervisor", {"JOB_COMPLETION_INDEX": "0"}),
         ("bireme_runtime.paddle.supervisor trainer", {}),

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.elastic import rendezvous
-from bireme_runtime.elastic.rendezvous import Rendezvous
-from bireme_runtime.elastic.rules import Settings
+from bireme_runtime.elastic.rendezvous import membership
+from bireme_runtime.elastic.rendezvous.membership import Rendezvous
+from bireme_runtime.elastic.rendezvous.rules import Settings
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer
@@ -39,7 +39,7 @@ def start(prefix: str) -> Iterator[Start]:
         settings = Settings("run", count, count, **fields)
         for slot in range(count):
             client = etcd.Client(endpoints, etcd.Credentials(user, user[:1]), settings.heartbeat_timeout)
-            identity = rendezvous.Identity(rendezvous.new_base(f"m{slot}"), slot, "10.0.0.1")
+            identity = membership.Identity(membership.new_base(f"m{slot}"), slot, "10.0.0.1")
             members.append(Rendezvous(client, settings, identity))
         join_all(members, spread)
         return members
@@ -119,7 +119,7 @@ def test_pauses_between_attempts_differ(prefix: str) -> None:
 
         threading.Thread(target=hang_up, daemon=True).start()
         client = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{nobody.getsockname()[1]}"))
-        identity = rendezvous.Identity("a", 0, "10.0.0.1")
+        identity = membership.Identity("a", 0, "10.0.0.1")
         member = Rendezvous(client, Settings("run", 1, 1, prefix, join_timeout=120), identity)
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(member.join)

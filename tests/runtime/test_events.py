@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.elastic import failures, progress
-from bireme_runtime.elastic.observer import Limits, Observer
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.agent.observer import Limits, Observer
+from bireme_runtime.elastic.monitor import failures
 from tests.runtime.test_failures import COUNT
 from tests.runtime.workers import Start
 

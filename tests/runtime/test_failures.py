@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.elastic import failures, progress
-from bireme_runtime.elastic.observer import Said
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.agent.observer import Said
+from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 from tests.runtime.workers import MAIN, Start
@@ -143,7 +144,7 @@ def test_a_scripts_own_70_does_not_look_like_the_agents(start: Start, tmp_path: 
     torchrun.write_text("import sys; sys.exit(70)")
     worker = start("", command=(sys.executable, "-c", MAIN.replace("tiny_torchrun.py", "no.py"), "--"))
     assert worker.end() != 70
-    main = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(torchrun)!r}]))"  # noqa: E501
+    main = f"import sys; from bireme_runtime.elastic.agent import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(torchrun)!r}]))"  # noqa: E501
     assert start("", command=(sys.executable, "-c", main, "--")).end() == 1
 
 

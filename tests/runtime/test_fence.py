@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bireme_runtime.elastic import fence, rendezvous, rules
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy
 from tests.support import waiting
 
-Member = Callable[[], tuple[rendezvous.Rendezvous, dict[str, str]]]
+Member = Callable[[], tuple[membership.Rendezvous, dict[str, str]]]
 
 
 @pytest.fixture
@@ -28,16 +29,16 @@ def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
 @pytest.fixture
 def member(proxy: Proxy, prefix: str) -> Iterator[Member]:
     """Make a member in a world, and the environment of its training processes."""
-    made: list[rendezvous.Rendezvous] = []
+    made: list[membership.Rendezvous] = []
     settings = rules.Settings(
         "a-run", 1, 4, prefix, join_timeout=60, last_call_timeout=0.1, settle_timeout=0,
         keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
     )  # fmt: skip
 
-    def make() -> tuple[rendezvous.Rendezvous, dict[str, str]]:
+    def make() -> tuple[membership.Rendezvous, dict[str, str]]:
         client = etcd.Client(etcd.parse_endpoints(proxy.endpoint), timeout=1)
-        identity = rendezvous.Identity(rendezvous.new_base("m"), 0, "10.0.0.1")
-        made.append(rendezvous.Rendezvous(client, settings, identity))
+        identity = membership.Identity(membership.new_base("m"), 0, "10.0.0.1")
+        made.append(membership.Rendezvous(client, settings, identity))
         token = made[-1].token(made[-1].join())
         return made[-1], {"PET_RDZV_ENDPOINT": proxy.endpoint, **token}
 
@@ -77,7 +78,7 @@ def test_a_process_that_outlives_its_round_in_its_agent_may_not_commit(member: M
 def test_a_member_whose_lease_is_gone_may_not_commit(member: Member, shared_etcd: EtcdServer) -> None:
     agent, env = member()
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    (lease,) = rendezvous.leases_of(client, agent.settings.root, agent.identity.base)
+    (lease,) = membership.leases_of(client, agent.settings.root, agent.identity.base)
     client.lease_revoke(lease)
     waiting.until(agent.waiting, seconds=5, every=0.01)
     with pytest.raises(fence.Fenced, match="this worker has left round 1"):

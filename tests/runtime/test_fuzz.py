@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from bireme_runtime.elastic import rendezvous, rules
+from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 
@@ -29,14 +29,14 @@ class Agent:
     settings: rules.Settings
     proxy: Proxy
     chance: random.Random
-    worlds: list[rendezvous.World] = field(default_factory=list)
+    worlds: list[membership.World] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         client = etcd.Client(etcd.parse_endpoints(self.proxy.endpoint), timeout=0.7)
-        identity = rendezvous.Identity(rendezvous.new_base(f"m{self.slot}"), self.slot, f"10.0.0.{self.slot}")
-        self.member = rendezvous.Rendezvous(client, self.settings, identity)
+        identity = membership.Identity(membership.new_base(f"m{self.slot}"), self.slot, f"10.0.0.{self.slot}")
+        self.member = membership.Rendezvous(client, self.settings, identity)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -101,7 +101,7 @@ class Fuzz:
     def lose_lease(self) -> None:
         if self.live:
             base = self.chance.choice(self.live).member.identity.base
-            for lease in rendezvous.leases_of(self.client, self.settings.root, base):
+            for lease in membership.leases_of(self.client, self.settings.root, base):
                 self.client.lease_revoke(lease)
 
     def disturb(self) -> None:

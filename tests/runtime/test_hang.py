@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.elastic import failures, hang, progress
-from bireme_runtime.elastic.observer import Limits, Observer
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.agent.observer import Limits, Observer
+from bireme_runtime.elastic.monitor import failures, hang
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 from tests.runtime.workers import Start

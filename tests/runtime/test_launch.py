@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bireme_runtime.elastic import launch, rendezvous, report
+from bireme_runtime.elastic.agent import launch, report
+from bireme_runtime.elastic.rendezvous import membership
 from tests.runtime.etcd_servers import RUNTIME
 
 
@@ -41,7 +42,7 @@ class ChildFailedError(Exception):
         (ImportError("libcudart.so.12: cannot open shared object file"), report.MACHINE, 1),
         (launch.DeviceMissing("Cuda is not available."), report.MACHINE, 1),
         (launch.ArgumentError("nproc"), report.CONFIG, 1),
-        (rendezvous.ThreadEnded("a thread ended"), report.MACHINE, 1),
+        (membership.ThreadEnded("a thread ended"), report.MACHINE, 1),
         (ValueError("somewhere"), report.AGENT, 1),
         (RuntimeError("store"), report.AGENT, 1),
     ],
@@ -64,7 +65,9 @@ def test_a_torch_that_the_agent_knows_passes() -> None:
 
 
 def test_an_old_python_is_named_in_a_sentence() -> None:
-    as_in_an_old_image = "import sys; sys.version_info = (3, 8, 10); import bireme_runtime.elastic.supervisor"
+    as_in_an_old_image = (
+        "import sys; sys.version_info = (3, 8, 10); import bireme_runtime.elastic.agent.supervisor"
+    )
     done = subprocess.run(
         [sys.executable, "-c", as_in_an_old_image],
         env={"PYTHONPATH": str(RUNTIME)}, capture_output=True, text=True, check=False,

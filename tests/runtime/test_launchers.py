@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.elastic import launchers
+from bireme_runtime.elastic.agent import launchers
 from bireme_runtime.process.errors import Stop
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.workers import Start
@@ -26,7 +26,7 @@ def test_a_command_has_the_nodes_place_and_none_of_a_rank(tmp_path: Path) -> Non
         "BIREME_LAUNCHER_PORT": "4321", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1", "TEAM": "vision",
     }  # fmt: skip
     show = "import json, os; print(json.dumps(dict(os.environ)))"
-    command = [sys.executable, "-m", "bireme_runtime.elastic.launchers", "node", sys.executable, "-c", show]
+    command = [sys.executable, "-m", launchers.__name__, "node", sys.executable, "-c", show]
     env = json.loads(subprocess.run(command, env=agent, capture_output=True, check=True).stdout)
     assert {key: env[key] for key in NODE.environment()} == NODE.environment()
     assert env["TEAM"] == "vision"

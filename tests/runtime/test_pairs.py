@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bireme_runtime.elastic.pairs import phases, to_blame
+from bireme_runtime.elastic.agent.pairs import phases, to_blame
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 9, 128])

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bireme_runtime.elastic import rendezvous, torch_handler
-from bireme_runtime.elastic.rendezvous import Rendezvous, World
-from bireme_runtime.elastic.rules import Settings
+from bireme_runtime.elastic.agent import torch_handler
+from bireme_runtime.elastic.rendezvous import membership
+from bireme_runtime.elastic.rendezvous.membership import Rendezvous, World
+from bireme_runtime.elastic.rendezvous.rules import Settings
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer
@@ -51,7 +52,7 @@ def make(shared_etcd: EtcdServer, prefix: str) -> Iterator[Callable[..., Job]]:
         def member(name: str, slot: int) -> Rendezvous:
             client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
             reaches = lambda address: address == name or not job.cut & {address, name}  # noqa: E731
-            identity = rendezvous.Identity(name, slot, name)
+            identity = membership.Identity(name, slot, name)
             return Rendezvous(client, settings, identity, None, lambda: True, reaches)
 
         job.members.update({name: member(name, slot) for slot, name in enumerate("abc")})
@@ -67,7 +68,7 @@ def make(shared_etcd: EtcdServer, prefix: str) -> Iterator[Callable[..., Job]]:
 def test_who_does_not_reach_rank_0_leaves_and_joins_when_it_does(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_UNREACHED_SECONDS", 1.0)
+    monkeypatch.setattr(membership, "_UNREACHED_SECONDS", 1.0)
     job = make()
     worlds = job.join("a", "b", "c")
     job.cut = {"c"}
@@ -89,7 +90,7 @@ def test_rank_0_leaves_when_most_do_not_reach_it(
     make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They notice at different times.
-    monkeypatch.setattr(rendezvous, "_UNREACHED_SECONDS", 60.0)
+    monkeypatch.setattr(membership, "_UNREACHED_SECONDS", 60.0)
     job = make()
     worlds = job.join("a", "b", "c")
     job.cut = {"a"}

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.elastic import rendezvous, rules
-from bireme_runtime.elastic.rendezvous import Rendezvous
-from bireme_runtime.elastic.rules import Joined, Member, Over, Propose, Round, Settings, View, Wait
+from bireme_runtime.elastic.rendezvous import membership, rules
+from bireme_runtime.elastic.rendezvous.membership import Rendezvous
+from bireme_runtime.elastic.rendezvous.rules import Joined, Member, Over, Propose, Round, Settings, View, Wait
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 from tests.support import waiting
@@ -209,7 +209,7 @@ def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
         **changes: Any,
     ) -> Rendezvous:
         client = etcd.Client(etcd.parse_endpoints(endpoint), timeout=1)
-        identity = rendezvous.Identity(rendezvous.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
+        identity = membership.Identity(membership.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
         members.append(Rendezvous(client, replace(settings, **changes), identity, wanted=wanted))
         return members[-1]
 
@@ -218,7 +218,7 @@ def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
         each.leave()
 
 
-def join_all(*members: Rendezvous) -> list[rendezvous.World]:
+def join_all(*members: Rendezvous) -> list[membership.World]:
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(lambda each: each.join(), members))
 
@@ -306,7 +306,7 @@ def test_members_interrupt_a_round_only_when_they_are_a_whole_unit(make: Make) -
     join_all(a, b)
     with ThreadPoolExecutor(4) as pool:
         third = pool.submit(c.join)
-        until(lambda: len(rendezvous.spares_of(a._client, a.settings.root)) == 1)
+        until(lambda: len(membership.spares_of(a._client, a.settings.root)) == 1)
         assert (a.waiting(), b.waiting(), third.done()) == (0, 0, False)
         fourth = pool.submit(d.join)
         until(lambda: a.waiting() and b.waiting())
@@ -317,7 +317,7 @@ def test_members_interrupt_a_round_only_when_they_are_a_whole_unit(make: Make) -
         left = pool.submit(c.join)
         again = [pool.submit(each.join) for each in (a, b)]
         assert [each.result().size for each in again] == [2, 2]
-        assert rendezvous.spares_of(a._client, a.settings.root) == ("m2",)
+        assert membership.spares_of(a._client, a.settings.root) == ("m2",)
         a.leave()
         until(b.waiting)
         assert (b.join().rank, left.result().rank) == (0, 1)
@@ -351,7 +351,7 @@ def test_a_member_whose_proposals_are_all_refused_gives_up_and_says_why(
         return 0
 
     a = make(0, wanted=disturb, join_timeout=1.5)
-    with pytest.raises(rendezvous.JoinTimeout, match=r"waiting for round 1 to be agreed: the members change"):
+    with pytest.raises(membership.JoinTimeout, match=r"waiting for round 1 to be agreed: the members change"):
         a.join()
 
 
@@ -367,7 +367,7 @@ def test_who_waits_while_others_train_waits_as_long_as_they_do(make: Make) -> No
 
 
 def test_fewer_members_than_the_minimum_time_out_with_the_reason(make: Make) -> None:
-    with pytest.raises(rendezvous.JoinTimeout, match="there are 1, and 2 is the minimum"):
+    with pytest.raises(membership.JoinTimeout, match="there are 1, and 2 is the minimum"):
         make(0, min_nodes=2, join_timeout=0.8).join()
 
 
@@ -448,12 +448,12 @@ def test_only_a_mark_ends_a_run_and_the_first_one_is_kept(
     join_all(a, b)
     a.leave()
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    assert rendezvous.outcome_of(client, settings.root) == ""
-    rendezvous.end_run(client, settings.root, rules.SUCCESS)
-    rendezvous.end_run(client, settings.root, rules.CLOSED)
-    assert rendezvous.outcome_of(client, settings.root) == "success"
+    assert membership.outcome_of(client, settings.root) == ""
+    membership.end_run(client, settings.root, rules.SUCCESS)
+    membership.end_run(client, settings.root, rules.CLOSED)
+    assert membership.outcome_of(client, settings.root) == "success"
     for each in (b, make(2)):
-        with pytest.raises(rendezvous.RunOver) as over:
+        with pytest.raises(membership.RunOver) as over:
             each.join()
         assert over.value.outcome == "success"
 
@@ -470,7 +470,7 @@ def test_rank_zero_publishes_its_store_and_a_broken_round_has_none(make: Make) -
 
 
 def outcome(server: EtcdServer, settings: Settings) -> str:
-    return rendezvous.outcome_of(etcd.Client(etcd.parse_endpoints(server.endpoint)), settings.root)
+    return membership.outcome_of(etcd.Client(etcd.parse_endpoints(server.endpoint)), settings.root)
 
 
 def test_a_run_succeeds_when_all_members_of_its_round_have_finished(
@@ -486,7 +486,7 @@ def test_a_run_succeeds_when_all_members_of_its_round_have_finished(
     assert outcome(shared_etcd, settings) == "success"
     a.leave()
     until(b.all_finished)
-    with pytest.raises(rendezvous.RunOver, match="success"):
+    with pytest.raises(membership.RunOver, match="success"):
         make(2).join()
 
 
@@ -528,7 +528,7 @@ def test_a_member_that_goes_after_it_has_finished_interrupts_nobody(make: Make) 
         time.sleep(0.5)
         assert b.waiting() == 0, "neither that it goes nor who comes for it interrupts what b still saves"
         until(b.all_finished)
-        with pytest.raises(rendezvous.RunOver, match="success"):
+        with pytest.raises(membership.RunOver, match="success"):
             joining.result()
 
 
@@ -590,8 +590,8 @@ def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: 
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(second.join)
         time.sleep(0.3)
-        rendezvous.end_run(client, second.settings.root, rules.SUCCESS)
-        with pytest.raises(rendezvous.RunOver):
+        membership.end_run(client, second.settings.root, rules.SUCCESS)
+        with pytest.raises(membership.RunOver):
             joining.result(timeout=60)
 
 
@@ -618,11 +618,11 @@ def test_a_thread_that_ends_unexpectedly_ends_the_member_with_a_sentence(
     join_all(a)
     etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(f"{settings.root}round", "hello")
     with pytest.raises(
-        rendezvous.ThreadEnded, match=r"bireme-follow ended .*the key .*round .*cannot be read"
+        membership.ThreadEnded, match=r"bireme-follow ended .*the key .*round .*cannot be read"
     ):
         until(a.waiting)
     for ask in (a.join, a.all_finished, b.join):
-        with pytest.raises(rendezvous.ThreadEnded):
+        with pytest.raises(membership.ThreadEnded):
             ask()
 
 
@@ -632,8 +632,8 @@ def test_the_leases_of_a_member_are_found_by_its_name(
     a, b = make(0), make(1)
     join_all(a, b)
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    (lease,) = rendezvous.leases_of(client, settings.root, b.identity.base)
+    (lease,) = membership.leases_of(client, settings.root, b.identity.base)
     client.lease_revoke(lease)
     until(a.waiting)
-    assert rendezvous.leases_of(client, settings.root, b.identity.base) == ()
+    assert membership.leases_of(client, settings.root, b.identity.base) == ()
     assert threading.active_count() < 50

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bireme_runtime.elastic import rendezvous
-from bireme_runtime.elastic.rendezvous import Rendezvous
-from bireme_runtime.elastic.rules import Settings
+from bireme_runtime.elastic.rendezvous import membership
+from bireme_runtime.elastic.rendezvous.membership import Rendezvous
+from bireme_runtime.elastic.rendezvous.rules import Settings
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 from tests.support import waiting
@@ -72,7 +72,7 @@ def members(server: EtcdServer) -> Iterator[list[Rendezvous]]:
     endpoints = etcd.parse_endpoints(server.endpoint)
 
     def make(slot: int) -> Rendezvous:
-        identity = rendezvous.Identity(rendezvous.new_base(f"job-{slot}"), slot, "10.0.0.1")
+        identity = membership.Identity(membership.new_base(f"job-{slot}"), slot, "10.0.0.1")
         return Rendezvous(etcd.Client(endpoints), settings, identity)
 
     members = [make(slot) for slot in range(N)]
@@ -81,7 +81,7 @@ def members(server: EtcdServer) -> Iterator[list[Rendezvous]]:
         list(pool.map(Rendezvous.leave, members))
 
 
-def join(members: list[Rendezvous]) -> list[rendezvous.World]:
+def join(members: list[Rendezvous]) -> list[membership.World]:
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(Rendezvous.join, members))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from bireme_runtime.elastic import fence
-from bireme_runtime.elastic.rules import View
+from bireme_runtime.elastic.rendezvous.rules import View
 from tests.runtime.simulation.run import Broken, Job
 from tests.runtime.simulation.scheduler import Stuck
 

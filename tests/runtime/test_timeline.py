@@ -11,7 +11,8 @@ from bireme.clusters.api import Api
 from bireme.live.pod_http import through_the_api
 from bireme.live.timeline import Timeline
 from bireme.live.worker_status import timelines
-from bireme_runtime.elastic import failures, history, rules
+from bireme_runtime.elastic.monitor import failures, history
+from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.told import elastic_job, ready_pod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bireme_runtime.elastic import topology
+from bireme_runtime.elastic.rendezvous import topology
 
 
 @dataclass(frozen=True)

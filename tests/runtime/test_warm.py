@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.elastic import warm
+from bireme_runtime.elastic.agent import warm
 from tests.runtime.etcd_servers import RUNTIME
 
 DRIVER = Path(__file__).with_name("warm_driver.py")

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 
-from bireme_runtime.elastic import fence, rendezvous, report, rules, torch_handler
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.agent import report, torch_handler
+from bireme_runtime.elastic.rendezvous import membership, rules
 
 
-def member() -> rendezvous.Rendezvous | None:
+def member() -> membership.Rendezvous | None:
     if os.environ.get("PET_RDZV_BACKEND") != "bireme-etcd":
         return None
     low, high = os.environ["PET_NNODES"].split(":")
@@ -24,7 +26,7 @@ def member() -> rendezvous.Rendezvous | None:
     return torch_handler.new_member(settings, os.environ["PET_RDZV_ENDPOINT"], conf)[0]
 
 
-def start(member: rendezvous.Rendezvous | None, reporter: report.Reporter) -> list[subprocess.Popen[bytes]]:
+def start(member: membership.Rendezvous | None, reporter: report.Reporter) -> list[subprocess.Popen[bytes]]:
     env = os.environ
     env.update(WORLD_SIZE="1", AGENT_PID=str(os.getpid()), GROUP_RANK="0")
     if member:
@@ -51,11 +53,11 @@ def main() -> int:
     reporter = report.Reporter.from_env()
     try:
         return run(reporter)
-    except rendezvous.JoinTimeout:
+    except membership.JoinTimeout:
         # The real one reports that the rendezvous failed: as if the agent had died.
         os.kill(os.getpid(), signal.SIGKILL)
         raise
-    except rendezvous.RunOver as over:
+    except membership.RunOver as over:
         reporter.ended(report.RENDEZVOUS, 1, str(over))
         return 1
 

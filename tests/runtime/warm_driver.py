@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from bireme_runtime.elastic import warm
-from bireme_runtime.elastic.supervisor import LAUNCHER
+from bireme_runtime.elastic.agent import warm
+from bireme_runtime.elastic.agent.supervisor import LAUNCHER
 from bireme_runtime.process import children
 
 script = sys.argv[1:]

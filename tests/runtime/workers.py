@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.runtime.etcd_servers import RUNTIME
 
 TINY = Path(__file__).with_name("tiny_torchrun.py")
-MAIN = f"import sys; from bireme_runtime.elastic import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
+MAIN = f"import sys; from bireme_runtime.elastic.agent import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
 
 
 class Worker:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ADR = ROOT / "docs/adr/0002-one-direction-of-imports.md"
-PACKAGES = ["src/bireme", "runtime/src/bireme_runtime"]
+PACKAGES = ["src/bireme", "runtime/src/bireme_runtime", "runtime/src/bireme_runtime/elastic"]
 
 
 def order(package: str) -> list[str]:
@@ -34,7 +34,7 @@ def modules(package: str) -> dict[str, Path]:
 @functools.cache
 def imports(package: str) -> dict[str, set[str]]:
     """The modules of ``package`` that each of them imports, also inside its functions."""
-    there, name = modules(package), Path(package).name
+    there, name = modules(package), package.partition("src/")[2].replace("/", ".")
 
     def module_of(dotted: str) -> str | None:
         """The module that ``dotted`` is, or that defines it."""

@@ -198,7 +198,7 @@ def test_the_wheel_prints_the_values_of_a_type(site: Path, paths: Paths) -> None
 
 def test_the_wheel_has_the_library_and_the_runtime_in_each_chart(site: Path) -> None:
     inside = site / "bireme/project/charts/torch-elastic/charts/common/files"
-    assert (inside / "runtime/bireme_runtime/elastic/supervisor.py").is_file()
+    assert (inside / "runtime/bireme_runtime/elastic/agent/supervisor.py").is_file()
     assert (inside / "instances/p5.48xlarge.yaml").is_file()
 
 

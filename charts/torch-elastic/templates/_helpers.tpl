@@ -7,7 +7,7 @@ The command that starts the workers' processes, as a JSON list. Kubernetes takes
 */}}
 {{- define "torch-elastic.entryPoint" -}}
 {{- if include "common.hasRuntime" (dict "root" .) }}
-{{- toJson (list .Values.python "-m" "bireme_runtime.elastic.supervisor" "--") }}
+{{- toJson (list .Values.python "-m" "bireme_runtime.elastic.agent.supervisor" "--") }}
 {{- else }}
 {{- toJson (list "sh" "-ec" (.Files.Get "files/torchrun.sh" | replace "$" "$$") .Values.python) }}
 {{- end }}

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from bireme_runtime.elastic import fence, rendezvous, rules
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd import connections
 from bireme_runtime.process.errors import BiremeError
@@ -68,7 +69,7 @@ class Worker:
     alive: bool = True
     ranks: Ranks | None = None
     agent: Process | None = None
-    member: rendezvous.Rendezvous | None = None
+    member: membership.Rendezvous | None = None
     outcome: str = ""
     agents: int = 0
 
@@ -90,24 +91,24 @@ class Worker:
             self.board.clear()
             client = self.job.client()
             place = (f"switch {self.slot % 2}",)
-            identity = rendezvous.Identity(rendezvous.new_base(self.name), self.slot, self.name, place)
-            member = self.member = rendezvous.Rendezvous(
+            identity = membership.Identity(membership.new_base(self.name), self.slot, self.name, place)
+            member = self.member = membership.Rendezvous(
                 client, self.job.settings(self.run), identity, self.board,
                 wanted=lambda: self.job.size if self.job.spares else 0,
             )  # fmt: skip
             try:
                 self._train(member)
-            except rendezvous.RunOver as over:
+            except membership.RunOver as over:
                 self._end(over.outcome)
             except BiremeError as error:
-                if isinstance(error, rendezvous.ThreadEnded):
+                if isinstance(error, membership.ThreadEnded):
                     raise Broken(str(error)) from error
                 sim.log(f"{self.name}: the agent ends: {error}")
             self._stop_ranks(0)
             member.leave()
             sim.sleep(1.0)
 
-    def _train(self, member: rendezvous.Rendezvous) -> None:
+    def _train(self, member: membership.Rendezvous) -> None:
         sim, job = self.job.sim, self.job
         while True:
             world = member.join()
@@ -132,7 +133,7 @@ class Worker:
             self._stop_ranks(0)
             job.check_threads(self)
 
-    def _meet(self, member: rendezvous.Rendezvous, world: rendezvous.World) -> bool:
+    def _meet(self, member: membership.Rendezvous, world: membership.World) -> bool:
         """What torch's store does: all find rank 0, and wait for one another."""
         if world.rank == 0:
             if not member.publish_store(world, self.name):
@@ -156,7 +157,7 @@ class Worker:
 
     # Its training processes ----------------------------------------
 
-    def _start_ranks(self, member: rendezvous.Rendezvous, world: rendezvous.World) -> Ranks:
+    def _start_ranks(self, member: membership.Rendezvous, world: membership.World) -> Ranks:
         env = {"PET_RDZV_ENDPOINT": "etcd:2379", **member.token(world)}
         ranks = Ranks(
             (self.run, world.number, world.mod_revision),
@@ -167,7 +168,7 @@ class Worker:
         self.job.sim.spawn(ranks.process, lambda: self._script(ranks, world, env))
         return ranks
 
-    def _script(self, ranks: Ranks, world: rendezvous.World, env: dict[str, str]) -> None:
+    def _script(self, ranks: Ranks, world: membership.World, env: dict[str, str]) -> None:
         """Train steps together with the others, and commit checkpoints."""
         job, sim = self.job, self.job.sim
         sim.sleep(sim.random.uniform(0.5, 3))
@@ -471,7 +472,7 @@ def _installed(job: Job) -> Iterator[None]:
         def put(module: Any, **fields: Any) -> None:
             stack.enter_context(mock.patch.multiple(module, **fields))
 
-        put(rendezvous, time=time, threading=threading, secrets=secrets, random=sim.random)
+        put(membership, time=time, threading=threading, secrets=secrets, random=sim.random)
         put(fence, time=time)
         put(fence.Board, at=staticmethod(board_at))
         put(etcd, time=time, secrets=secrets, connect=job.network.connect)

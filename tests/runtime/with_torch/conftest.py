@@ -60,7 +60,7 @@ class Job:
         mounts = " && ".join(f"mount --rbind {source} {ROOT}/{target}" for source, target in binds)
         script = self.script or ["/mnt/train.py", "/mnt", name, *self.arguments]
         command = ["env", "-i", *(f"{key}={value}" for key, value in inside.items()),
-                   "python3", "-m", "bireme_runtime.elastic.supervisor", "--", *script]  # fmt: skip
+                   "python3", "-m", "bireme_runtime.elastic.agent.supervisor", "--", *script]  # fmt: skip
         with (self.folder / f"{name}.err").open("ab") as errors:
             inside_root = f'{mounts} && exec chroot {ROOT} "$@"'
             self.workers[name] = subprocess.Popen(

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from bireme_runtime.elastic import rendezvous
-from bireme_runtime.elastic.rules import Settings
+from bireme_runtime.elastic.rendezvous import membership
+from bireme_runtime.elastic.rendezvous.rules import Settings
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 from tests.support import waiting
@@ -32,11 +32,11 @@ def test_a_worker_does_not_wait_for_ever_for_a_store_that_is_silent(
     job: Callable[..., Any], shared_etcd: EtcdServer, prefix: str
 ) -> None:
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    paused = rendezvous.Rendezvous(
-        client, Settings("run", 2, 3, prefix), rendezvous.Identity("paused", 0, "127.0.0.1")
+    paused = membership.Rendezvous(
+        client, Settings("run", 2, 3, prefix), membership.Identity("paused", 0, "127.0.0.1")
     )
     run = job(PET_NNODES="2:3", steps=10)
-    worlds: list[rendezvous.World] = []
+    worlds: list[membership.World] = []
     joining = threading.Thread(target=lambda: worlds.append(paused.join()))
     joining.start()
     run.start("b", 1)

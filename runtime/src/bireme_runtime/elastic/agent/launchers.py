@@ -1,8 +1,8 @@
 """Launchers that start the training processes of a node themselves: accelerate, deepspeed, or any command.
 
-torchrun's agent runs `python3 -m bireme_runtime.elastic.launchers LAUNCHER ARGS…` as its only process of the
-node. That writes what the launcher reads, sets the variables of docs/runtime.md, and becomes the launcher. So
-rendezvous, restarts, SIGTERM and exit codes are those of torchrun.
+torchrun's agent runs `python3 -m bireme_runtime.elastic.agent.launchers LAUNCHER ARGS…` as its only process
+of the node. That writes what the launcher reads, sets the variables of docs/runtime.md, and becomes the
+launcher. So rendezvous, restarts, SIGTERM and exit codes are those of torchrun.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bireme_runtime.elastic import torch_handler
+from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.process import children, environment
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import CONFIG, USAGE

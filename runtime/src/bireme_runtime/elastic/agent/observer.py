@@ -12,8 +12,10 @@ from typing import Any
 
 from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
-from bireme_runtime.elastic import failures, hang, history, launchers, progress, report
-from bireme_runtime.elastic.status import Starts
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.agent import launchers, report
+from bireme_runtime.elastic.monitor import failures, hang, history
+from bireme_runtime.elastic.monitor.status import Starts
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
 from bireme_runtime.process.log import Say

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bireme_runtime.elastic import failures, rules
+from bireme_runtime.elastic.monitor import failures
+from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.etcd import client as etcd
 
 # Of large worlds fewer are kept.

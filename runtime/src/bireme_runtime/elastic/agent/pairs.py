@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import progress, torch_handler
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.log import Say
@@ -147,7 +148,7 @@ def _try(store: Any, pair: Pair, rank: int, over: Callable[[], bool], say: Say) 
     _wait(store, f"{key}1", over)
     count = max(1, gpus)
     arguments = [*address.split(), str(2 * count), "cuda" if gpus else "cpu"]
-    command = [sys.executable, "-m", "bireme_runtime.elastic.pairs", *arguments]
+    command = [sys.executable, "-m", "bireme_runtime.elastic.agent.pairs", *arguments]
     started = [
         subprocess.Popen([*command, str(side * count + local), str(local)], stdout=subprocess.PIPE)
         for local in range(count)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bireme_runtime.elastic.rules import Settings
+from bireme_runtime.elastic.rendezvous.rules import Settings
 from bireme_runtime.etcd import client as etcd
 
 

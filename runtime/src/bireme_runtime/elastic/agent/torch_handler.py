@@ -1,4 +1,4 @@
-"""The torchrun rendezvous backend `bireme-etcd`: torch's interface to rendezvous.py, for torch 2.1 and newer.
+"""The torchrun rendezvous backend `bireme-etcd`: torch's interface to membership.py, for torch 2.1 and newer.
 
 torchrun finds it by the entry point `torchrun.handlers` (torch 2.6 and newer), or launch.py registers it. It
 reads PET_RDZV_ENDPOINT (host:port[,host:port…]), PET_RDZV_CONF (torch's names and `etcd_prefix`, `protocol`,
@@ -23,7 +23,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from bireme_runtime.elastic import fence, progress, rendezvous, rules, topology
+from bireme_runtime.elastic import fence, progress
+from bireme_runtime.elastic.rendezvous import membership, rules, topology
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
@@ -61,7 +62,7 @@ def create_handler(params: Any) -> Any:
 
 def new_member(
     settings: rules.Settings, endpoint: str, config: Mapping[str, Any], address: str = ""
-) -> tuple[rendezvous.Rendezvous, etcd.Client]:
+) -> tuple[membership.Rendezvous, etcd.Client]:
     """The member that an agent is, as its environment says, and the client that it shares."""
     settings = replace(
         settings,
@@ -72,13 +73,13 @@ def new_member(
     client = etcd.client_from(endpoint, os.environ, settings.heartbeat_timeout, config)
     client.expect(settings.first_nodes)
     address = address or own_address(client.endpoints[0])
-    base = os.environ.get("BIREME_MEMBER") or rendezvous.new_base(socket.gethostname())
+    base = os.environ.get("BIREME_MEMBER") or membership.new_base(socket.gethostname())
     slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", rules.NO_SLOT)
-    identity = rendezvous.Identity(base, slot, address, topology.place_of(os.environ))
+    identity = membership.Identity(base, slot, address, topology.place_of(os.environ))
     board = fence.Board.at(os.environ[fence.BOARD]) if fence.BOARD in os.environ else None
     moment = progress.Moment.from_env(os.environ)
     wanted = functools.partial(wanted_workers, os.environ)
-    return rendezvous.Rendezvous(client, settings, identity, board, moment.is_now, reaches, wanted), client
+    return membership.Rendezvous(client, settings, identity, board, moment.is_now, reaches, wanted), client
 
 
 def first_workers(env: Mapping[str, str]) -> int:
@@ -117,12 +118,12 @@ def _handler_class() -> Any:
         Its `shutdown` revokes its own lease and closes nothing for others.
         """
 
-        def __init__(self, member: rendezvous.Rendezvous, client: etcd.Client) -> None:
+        def __init__(self, member: membership.Rendezvous, client: etcd.Client) -> None:
             self._member = member
             self._client = client
             self._store: Any = None
             self._tether = Tether()
-            self._world: rendezvous.World | None = None
+            self._world: membership.World | None = None
 
         def get_backend(self) -> str:
             return BACKEND
@@ -138,9 +139,9 @@ def _handler_class() -> Any:
         def next_rendezvous(self) -> Any:
             try:
                 return self._next_world()
-            except rendezvous.RunOver as error:
+            except membership.RunOver as error:
                 raise api.RendezvousClosedError(str(error)) from error
-            except rendezvous.JoinTimeout as error:
+            except membership.JoinTimeout as error:
                 raise api.RendezvousTimeoutError(str(error)) from error
             except (Unreachable, etcd.EtcdError) as error:
                 raise api.RendezvousConnectionError(str(error)) from error
@@ -173,7 +174,7 @@ def _handler_class() -> Any:
             return bool(self._member.outcome)
 
         def set_closed(self) -> None:
-            rendezvous.end_run(self._client, self._member.settings.root, rules.CLOSED)
+            membership.end_run(self._client, self._member.settings.root, rules.CLOSED)
 
         def all_finished(self) -> bool:
             """Whether the processes of all agents have succeeded, as this agent's have. launch.py asks."""
@@ -247,7 +248,7 @@ def reaches(address: str) -> bool:
     return True
 
 
-def _open_store(member: rendezvous.Rendezvous, world: rendezvous.World) -> tuple[Any, str, int] | None:
+def _open_store(member: membership.Rendezvous, world: membership.World) -> tuple[Any, str, int] | None:
     """Open the store of the round and wait there for all members. None when the round broke meanwhile.
 
     Returns the store, and the address and port at which rank 0 of the training processes will open its own.
@@ -269,7 +270,7 @@ def _open_store(member: rendezvous.Rendezvous, world: rendezvous.World) -> tuple
     return store, host, master_port
 
 
-def _reach_store(member: rendezvous.Rendezvous, world: rendezvous.World, host: str, port: int) -> Any:
+def _reach_store(member: membership.Rendezvous, world: membership.World, host: str, port: int) -> Any:
     deadline, answered = time.monotonic() + member.settings.read_timeout, time.monotonic()
     while True:
         if reaches(json.dumps([host, port])):
@@ -292,7 +293,7 @@ def _reach_store(member: rendezvous.Rendezvous, world: rendezvous.World, host: s
                 raise Unreachable(f"{where} cannot be reached: {error}") from error
 
 
-def _all_are_here(store: Any, member: rendezvous.Rendezvous, world: rendezvous.World) -> bool:
+def _all_are_here(store: Any, member: membership.Rendezvous, world: membership.World) -> bool:
     """Wait until all members have reached the store, so that none blocks there later for a lost one."""
 
     def over() -> bool:
@@ -316,7 +317,7 @@ def _all_are_here(store: Any, member: rendezvous.Rendezvous, world: rendezvous.W
         except (RuntimeError, OSError) as error:
             if time.monotonic() >= deadline:
                 missing = f"not all {world.size} members of round {world.number} reached its store"
-                raise rendezvous.JoinTimeout(missing) from error
+                raise membership.JoinTimeout(missing) from error
             # Without its server a store fails at once, before the loss of rank 0 is known.
             time.sleep(0.05)
     return False

@@ -34,8 +34,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bireme_runtime.elastic import fence
-from bireme_runtime.elastic.lock import Locked, RunLock
-from bireme_runtime.elastic.rules import (
+from bireme_runtime.elastic.rendezvous.lock import Locked, RunLock
+from bireme_runtime.elastic.rendezvous.rules import (
     CLOSED,
     SUCCESS,
     Decision,

@@ -1,6 +1,6 @@
 """The rules of the rendezvous: what stands in etcd, and what a waiting member does about it.
 
-Nothing here asks etcd, waits or knows the time: rendezvous.py does.
+Nothing here asks etcd, waits or knows the time: membership.py does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from bireme_runtime.elastic import topology
+from bireme_runtime.elastic.rendezvous import topology
 from bireme_runtime.etcd import client as etcd
 
 DEFAULT_PREFIX = "/bireme/rendezvous/"

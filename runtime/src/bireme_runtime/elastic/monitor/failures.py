@@ -26,7 +26,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from bireme_runtime.elastic import hang, progress
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.monitor import hang
 from bireme_runtime.etcd import client as etcd
 
 # What processes say that lost another one. They did not fail by themselves.

@@ -1,4 +1,6 @@
-"""torchrun as the supervisor starts it: `python3 -m bireme_runtime.elastic.launch [OPTIONS] SCRIPT ARGS…`.
+"""torchrun as the supervisor starts it.
+
+`python3 -m bireme_runtime.elastic.agent.launch [OPTIONS] SCRIPT ARGS…`
 
 It runs torch's own `torch.distributed.run` with these changes: the backend is registered also on releases
 without entry points, the store uses a transport that the build of torch has, the agent stops its processes
@@ -20,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from bireme_runtime.elastic import fence, launchers, pairs, rendezvous, torch_handler, warm
-from bireme_runtime.elastic.report import (
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.agent import launchers, pairs, torch_handler, warm
+from bireme_runtime.elastic.agent.report import (
     AGENT,
     CONFIG,
     MACHINE,
@@ -31,6 +34,7 @@ from bireme_runtime.elastic.report import (
     USAGE,
     Reporter,
 )  # fmt: skip
+from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import as_shell
@@ -124,7 +128,7 @@ def classify(error: Exception) -> tuple[str, int]:
         return RENDEZVOUS, 1
     if isinstance(error, (ArgumentError, KernelsMissing, ModuleNotFoundError)):
         return CONFIG, 1
-    if isinstance(error, (DeviceMissing, ImportError, pairs.Unfit, rendezvous.ThreadEnded)):
+    if isinstance(error, (DeviceMissing, ImportError, pairs.Unfit, membership.ThreadEnded)):
         return MACHINE, 1
     return AGENT, 1
 

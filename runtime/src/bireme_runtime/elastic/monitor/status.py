@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bireme_runtime.elastic import failures, history, progress
+from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.monitor import failures, history
 from bireme_runtime.process import http
 from bireme_runtime.process.errors import BiremeError
 

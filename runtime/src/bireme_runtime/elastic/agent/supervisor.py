@@ -1,4 +1,4 @@
-"""The entry point of a worker: `python3 -m bireme_runtime.elastic.supervisor [--] SCRIPT ARGS…`.
+"""The entry point of a worker: `python3 -m bireme_runtime.elastic.agent.supervisor [--] SCRIPT ARGS…`.
 
 It starts torchrun, configured by PET_* variables, and supervises it: it restarts torchrun inside the
 container when torchrun's agent dies, returns the script's own failure, gives the training processes time to
@@ -21,23 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bireme_runtime.elastic import (
-    failures,
-    fence,
-    hang,
-    history,
-    launchers,
-    preflight,
-    progress,
-    rendezvous,
-    report,
-    rules,
-    torch_handler,
-    warm,
-)
-from bireme_runtime.elastic.lock import RunLock
-from bireme_runtime.elastic.observer import Limits, Observer
-from bireme_runtime.elastic.status import Status, serve
+from bireme_runtime.elastic import fence, progress
+from bireme_runtime.elastic.agent import launchers, preflight, report, torch_handler, warm
+from bireme_runtime.elastic.agent.observer import Limits, Observer
+from bireme_runtime.elastic.monitor import failures, hang, history
+from bireme_runtime.elastic.monitor.status import Status, serve
+from bireme_runtime.elastic.rendezvous import membership, rules
+from bireme_runtime.elastic.rendezvous.lock import RunLock
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop
@@ -54,7 +44,7 @@ from bireme_runtime.process.exits import (
 from bireme_runtime.process.http import parse_address
 from bireme_runtime.process.log import last_words, log_of
 
-LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.launch")
+LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.agent.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
 _ETCD_SECONDS = 2.0
 _FENCE_SECONDS = 0.25
@@ -259,13 +249,13 @@ class EtcdBackend(Backend):
             raise Stop(TEMPORARY, str(error)) from error
 
     def environment(self) -> dict[str, str]:
-        self._base = rendezvous.new_base(socket.gethostname())
+        self._base = membership.new_base(socket.gethostname())
         self._board.clear()
         return {"BIREME_MEMBER": self._base, fence.BOARD: self._board.path, **self._login}
 
     def succeeded(self) -> bool:
         try:
-            return rendezvous.outcome_of(self._client, self._root) == rules.SUCCESS
+            return membership.outcome_of(self._client, self._root) == rules.SUCCESS
         except etcd.EtcdError as error:
             say(f"cannot read from etcd whether the run has ended: {error}")
             return False
@@ -286,7 +276,7 @@ class EtcdBackend(Backend):
 
     def has_begun(self) -> bool:
         try:
-            return rendezvous.has_begun(self._client, self._root)
+            return membership.has_begun(self._client, self._root)
         except etcd.EtcdError as error:
             say(f"cannot read from etcd whether the run has begun: {error}")
             return True
@@ -298,7 +288,7 @@ class EtcdBackend(Backend):
         return f"run {holder.run} to end: it trains with {holder.members} workers"
 
     def spares(self) -> tuple[str, ...]:
-        return rendezvous.spares_of(self._client, self._root)
+        return membership.spares_of(self._client, self._root)
 
     def ledger(self) -> failures.EtcdLedger:
         return failures.EtcdLedger(self._client, self._prefix, self._run_id)
@@ -307,7 +297,7 @@ class EtcdBackend(Backend):
         return history.History(self._client, self._prefix, self._run_id, self.ledger())
 
     def _leases(self) -> tuple[int, ...]:
-        return rendezvous.leases_of(self._client, self._root, self._base) if self._base else ()
+        return membership.leases_of(self._client, self._root, self._base) if self._base else ()
 
 
 def _shared_file() -> dict[str, str]:
@@ -633,7 +623,8 @@ def check_script(arguments: Sequence[str]) -> None:
     """Raise Stop when the script is missing. torchrun would only retry."""
     if not arguments:
         raise Stop(
-            USAGE, "no script is given; write: python3 -m bireme_runtime.elastic.supervisor -- SCRIPT ARGS…"
+            USAGE,
+            "no script is given; write: python3 -m bireme_runtime.elastic.agent.supervisor -- SCRIPT ARGS…",
         )
     script = arguments[0]
     if not script.startswith("-") and not os.path.isfile(script):

@@ -1,0 +1,1 @@
+"""What a run shows: failures, pauses, status and history."""
