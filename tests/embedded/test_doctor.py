@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from bireme.cli import cli
 from bireme.clusters.api import Api
 from bireme.clusters.embedded import EmbeddedCluster
+from bireme.core.findings import Finding
 from bireme.core.paths import Paths
-from bireme.live.admission import Finding
 from bireme.live.doctor import Doctor, release
 from bireme.live.release import Releases, Revision
 from bireme.plan.instances import Instance
@@ -410,7 +410,7 @@ def test_workers_that_leave_efa_alone_use_tcp(
         options = {"instance": "p4d.24xlarge", "sets": ["workers=2", *sets]}
         manifests = render("torch-elastic", release="job", namespace=namespace, **options).manifests
         plan = expand("job", namespace, manifests, instances)
-        return [each.topic for each in Doctor(cluster.api, plan, manifests, instances).after()]
+        return [each.rule for each in Doctor(cluster.api, plan, manifests, instances).after()]
 
     assert topics("efa=0") == ["network"]
     assert topics("efa=all") == []
@@ -454,13 +454,12 @@ def test_the_command_prints_findings_as_json_and_ends_with_1(
     command = ["doctor", chart, *options, "--kubeconfig", str(cluster.kubeconfig)]
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 1, done.output
-    (finding,) = json.loads(done.stdout)["findings"]
-    assert finding["topic"] == "storage"
-    assert finding["command"].startswith("helm install")
+    finding, *notes = json.loads(done.stdout)["findings"]
+    assert (finding["rule"], finding["severity"]) == ("storage", "error")
+    assert finding["remedy"].startswith("helm install")
     cluster.add_claim("fsx-pvc", namespace)
     wait_until_bound(cluster, namespace)
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 0, done.output
-    answer = json.loads(done.stdout)
-    assert answer["findings"] == []
-    assert [each["topic"] for each in answer["unseen"]] == ["network"]
+    assert json.loads(done.stdout)["findings"] == notes
+    assert [(each["rule"], each["severity"]) for each in notes] == [("network", "note")]

@@ -8,7 +8,7 @@ import pytest
 
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
-from bireme.lint import kubeconform, object_problems
+from bireme.lint import kubeconform, object_findings
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.render.cases import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
@@ -36,7 +36,7 @@ def rendered(matrix: Matrix, case: Case, helm: str) -> Render:
 def test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix: Matrix, case: Case) -> None:
     new, old = (rendered(matrix, case, helm) for helm in HELMS)
     assert by_identity(new) == by_identity(old)
-    assert object_problems(new.manifests) == []
+    assert object_findings(new.manifests) == []
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=str)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bireme.core.manifests import Manifest
-from bireme.lint import object_problems
+from bireme.lint import object_findings
 from bireme.live.observe import compare
 from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes
@@ -154,6 +154,6 @@ def test_only_suspend_and_ttl_change_in_place() -> None:
 
 
 def test_the_longest_pod_name_has_63_characters() -> None:
-    assert object_problems([jobset(group(replicas=10, pods=10), name="j" * 45)]) == []
-    [(_, _, problem)] = object_problems([jobset(group(replicas=11, pods=10), name="j" * 45)])
-    assert problem.endswith("pod names would have 64 characters with job and index, 63 is the most")
+    assert object_findings([jobset(group(replicas=10, pods=10), name="j" * 45)]) == []
+    [problem] = object_findings([jobset(group(replicas=11, pods=10), name="j" * 45)])
+    assert problem.sentence.endswith("pod names would have 64 characters with job and index, 63 is the most")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from click.testing import CliRunner
 
 from bireme import schemas
 from bireme.cli import cli
+from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.lint import Finding, Linter, file_findings, find_charts, kubeconform, object_problems
+from bireme.lint import Linter, file_findings, find_charts, kubeconform, object_findings
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]
@@ -45,39 +47,53 @@ def test_a_chart_that_renders_valid_objects_has_no_findings(linter: Linter, make
 
 
 @pytest.mark.parametrize(
-    ("template", "check", "sentence"),
+    ("template", "rule", "path", "sentence", "remedy"),
     [
         (
             "{apiVersion: v1, kind: ConfigMap, metadata: {name: web}, dat: {}}",
             "kubernetes",
-            "ConfigMap/web: the object: additional properties 'dat' not allowed",
+            "ConfigMap/web",
+            "the object: additional properties 'dat' not allowed",
+            "",
         ),
         (
             "{apiVersion: v1, kind: ConfigMap, metadata: {name: Web}}",
             "names",
-            "ConfigMap/Web: the name 'Web' may only hold lower-case letters, digits and '-', "
-            "as a DNS name does",
+            "ConfigMap/Web",
+            "the name 'Web' may only hold lower-case letters, digits and '-', as a DNS name does",
+            "",
         ),
         (
             "{apiVersion: v1, kind: ConfigMap, metadata: {name: web}}\n---\n"
             "{apiVersion: v1, kind: ConfigMap, metadata: {name: web}}",
             "duplicates",
-            "ConfigMap/web: two objects have this name: rename one",
+            "ConfigMap/web",
+            "two objects have this name",
+            "rename one",
         ),
         (
             "{apiVersion: v1, kind: Service, metadata: {name: web}, "
             "spec: {ports: [{name: a, port: 1}, {name: a, port: 2}]}}",
             "duplicates",
-            "Service/web: two ports are named a: rename one",
+            "Service/web",
+            "two ports are named a",
+            "rename one",
         ),
     ],
 )
 def test_what_is_wrong_with_an_object_is_found_once_and_names_its_template(
-    template: str, check: str, sentence: str, linter: Linter, make_chart: MakeChart
+    template: str,
+    rule: str,
+    path: str,
+    sentence: str,
+    remedy: str,
+    linter: Linter,
+    make_chart: MakeChart,
 ) -> None:
     chart = make_chart("web", templates={"a.yaml": template})
     add_values(chart, "more", more=True)
-    assert linter.lint([chart]) == [Finding(str(chart), check, "templates/a.yaml", sentence, "defaults")]
+    expected = Finding(rule, sentence, remedy, file=f"{chart}/templates/a.yaml", path=path)
+    assert linter.lint([chart]) == [expected]
 
 
 def test_a_finding_that_only_a_values_file_shows_names_that_file(
@@ -87,7 +103,6 @@ def test_a_finding_that_only_a_values_file_shows_names_that_file(
     add_values(chart, "fine", a="blue")
     add_values(chart, "upper", a="Web")
     [finding] = linter.lint([chart])
-    assert finding.values == "ci/upper-values.yaml"
     assert str(finding).startswith(f"{chart}/templates/a.yaml: ConfigMap/Web: the name 'Web'")
     assert str(finding).endswith("(with ci/upper-values.yaml)")
 
@@ -98,7 +113,7 @@ def test_a_finding_on_one_version_of_kubernetes_names_that_version(
     newest = '{{ if semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version }}wrong: 1{{ end }}\n'
     chart = make_chart("web", values="a: 1\n", templates={"a.yaml": CONFIG % "web" + newest})
     [finding] = linter.lint([chart])
-    assert "'wrong' not allowed (Kubernetes 1.36." in finding.sentence
+    assert "'wrong' not allowed (with Kubernetes 1.36." in finding.sentence
 
 
 def test_a_version_that_the_chart_does_not_support_is_left_out(
@@ -110,7 +125,7 @@ def test_a_version_that_the_chart_does_not_support_is_left_out(
     assert linter.lint([chart]) == []
     (chart / "Chart.yaml").write_text(json.dumps(about | {"kubeVersion": ">=1.99.0-0"}))
     [finding] = Linter(Renderer(toolbox, own_paths), toolbox).lint([chart])
-    assert (finding.check, finding.where) == ("render", "Chart.yaml")
+    assert (finding.rule, finding.file) == ("render", f"{chart}/Chart.yaml")
     assert "chart requires kubeVersion: >=1.99.0-0" in finding.sentence
 
 
@@ -118,27 +133,21 @@ def test_a_template_that_does_not_render_is_found_once(linter: Linter, make_char
     chart = make_chart("web", templates={"a.yaml": "a: {{ .Values.a.b.c }}\n"})
     add_values(chart, "more", more=True)
     [finding] = linter.lint([chart])
-    assert (finding.check, finding.where, finding.values) == ("render", "templates", "defaults")
+    assert (finding.rule, finding.file) == ("render", f"{chart}/templates")
     assert "nil pointer evaluating" in finding.sentence
 
 
 def test_defaults_may_be_refused_if_a_values_file_renders(linter: Linter, make_chart: MakeChart) -> None:
     chart = make_chart("web", values={"a": ""}, templates={"a.yaml": NEEDS_A})
     assert [str(finding) for finding in linter.lint([chart])] == [
-        f"{chart}/values.yaml: a: the chart needs it: add a ci/*-values.yaml that gives what the chart needs"
-        " (with defaults)"
+        f"{chart}/values.yaml: a: the chart needs it\n"
+        "    add a ci/*-values.yaml that gives what the chart needs"
     ]
     add_values(chart, "given", a="x")
     assert linter.lint([chart]) == []
     add_values(chart, "refused", a="")
     assert linter.lint([chart]) == [
-        Finding(
-            str(chart),
-            "render",
-            "ci/refused-values.yaml",
-            "a: the chart needs it",
-            "ci/refused-values.yaml",
-        )
+        Finding("render", "a: the chart needs it", file=f"{chart}/ci/refused-values.yaml")
     ]
 
 
@@ -163,29 +172,20 @@ def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp
     make_chart("good", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
     wrong = "{apiVersion: v1, kind: Secret, metadata: {name: web}, dat: {}}"
     bad = make_chart("bad", templates={"a.yaml": wrong})
-    sentence = "Secret/web: the object: additional properties 'dat' not allowed"
-    done = CliRunner().invoke(cli, ["lint", str(tmp_path)], env={"COLUMNS": "300"})
-    assert (done.exit_code, done.output.splitlines()) == (
-        1,
-        [f"{bad}/templates/a.yaml: {sentence} (with defaults)", "charts: 2, findings: 1"],
-    )
+    sentence = "the object: additional properties 'dat' not allowed"
+    done = CliRunner().invoke(cli, ["lint", str(tmp_path)])
+    assert (done.exit_code, done.output) == (1, f"✗ {bad}/templates/a.yaml: Secret/web: {sentence}\n")
 
-    done = CliRunner().invoke(cli, ["lint", str(bad), "-o", "json"])
-    finding = {
-        "chart": str(bad),
-        "check": "kubernetes",
-        "where": "templates/a.yaml",
-        "sentence": sentence,
-        "values": "defaults",
-    }
+    done = CliRunner().invoke(cli, ["lint", str(bad), "-o", "sarif"])
     assert done.exit_code == 1
-    assert json.loads(done.output) == {"charts": [str(bad)], "findings": [finding]}
+    [result] = json.loads(done.output)["runs"][0]["results"]
+    assert (result["ruleId"], result["message"]) == ("kubernetes", {"text": sentence})
 
 
 def test_the_command_exits_with_0_without_findings(make_chart: MakeChart) -> None:
     chart = make_chart("good", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
     done = CliRunner().invoke(cli, ["lint", str(chart)])
-    assert (done.exit_code, done.output) == (0, "charts: 1, findings: 0\n")
+    assert (done.exit_code, done.output) == (0, "✓ nothing found\n")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_folder_stands_for_its_charts_and_no_chart_is_named_twice(
 
 
 def parity_findings(chart: Path, project: Paths) -> list[str]:
-    return [f"{each.where}: {each.sentence}" for each in file_findings(chart, project)]
+    return [str(each).removeprefix(f"{chart}/") for each in file_findings(chart, project)]
 
 
 VALUES = """# -- Number of workers
@@ -267,7 +267,7 @@ def test_a_schema_that_is_not_json_is_found(make_chart: MakeChart, paths: Paths)
     chart = make_chart("web", VALUES)
     (chart / schemas.BUNDLE).write_text("{")
     [finding] = file_findings(chart, paths)
-    assert (finding.check, finding.where) == ("schema", "values.schema.json")
+    assert (finding.rule, finding.file) == ("schema", f"{chart}/values.schema.json")
     assert finding.sentence.startswith("it is not valid JSON: Expecting property name")
 
 
@@ -277,22 +277,25 @@ def test_a_schema_that_is_not_json_is_found(make_chart: MakeChart, paths: Paths)
         (
             "shm:",
             "# -- New\nnew: 1\nshm:",
-            "values.schema.json: it has no property `new`, a key of values.yaml: add it, or remove the key",
+            "values.schema.json: new: values.yaml has this key, the schema does not\n"
+            "    add it, or remove the key",
         ),
         (
             "# -- Number of workers\n",
             "",
-            "values.yaml: `workers` has no description: write a `# --` comment above it",
+            "values.yaml: workers: it has no description\n    write a `# --` comment above it",
         ),
         (
             "workers: 1\n",
             "",
-            "values.yaml: `workers` is missing, a property of values.schema.json: add it with its default",
+            "values.yaml: workers: the schema has this key, values.yaml does not\n"
+            "    add it with its default",
         ),
         (
             "  size:",
             "  sise:",
-            "values.yaml: `shm.size` is missing, a property of values.schema.json: add it with its default",
+            "values.yaml: shm.size: the schema has this key, values.yaml does not\n"
+            "    add it with its default",
         ),
     ],
 )
@@ -325,7 +328,7 @@ def test_a_schema_that_does_not_follow_from_its_source_is_found(
     (tmp_path / "schemas" / "common.schema.json").write_text("{}")
     (tmp_path / "schemas" / "web.schema.json").write_text(json.dumps(SCHEMA))
     project = Paths(tmp_path, own_paths.cache, own_paths.state)
-    drifted = "values.schema.json: it does not follow from schemas/ and values.yaml: run `make schemas`"
+    drifted = "values.schema.json: it does not follow from schemas/ and values.yaml\n    make schemas"
     assert drifted in parity_findings(chart, project)
     schemas.write(project)
     assert file_findings(chart, project) == []
@@ -378,7 +381,7 @@ def test_patterns_that_only_one_engine_knows_are_found(
 ) -> None:
     chart = make_chart("web", schema={"items": [{"patternProperties": {pattern: {}}}]})
     [finding] = file_findings(chart, paths)
-    assert (finding.check, finding.where) == ("patterns", "values.schema.json")
+    assert (finding.rule, finding.file) == ("patterns", f"{chart}/values.schema.json")
     assert finding.sentence.startswith(f"pattern {pattern}: ")
     assert finding.sentence.endswith(": write it otherwise")
 
@@ -387,7 +390,7 @@ def test_patterns_that_only_one_engine_knows_are_found(
 
 
 def problems(*manifests: Manifest) -> list[str]:
-    return [sentence for _, _, sentence in object_problems(manifests)]
+    return [str(replace(each, file="")) for each in object_findings(manifests)]
 
 
 def pod(**spec: Any) -> dict[str, Any]:
@@ -438,7 +441,7 @@ def test_list_items_that_server_side_apply_cannot_tell_apart_are_found(
     spec: dict[str, Any], pair: str
 ) -> None:
     [sentence] = problems(Manifest(pod(**spec)))
-    assert sentence == f"Pod/p: two entries in {pair}: keep one"
+    assert sentence == f"Pod/p: two entries in {pair}\n    keep one"
 
 
 def test_duplicates_are_found_in_pod_templates_services_and_claims() -> None:
@@ -447,15 +450,15 @@ def test_duplicates_are_found_in_pod_templates_services_and_claims() -> None:
     ports = [{"port": 1, "name": "a"}, {"port": 1, "protocol": "UDP", "name": "a"}, {"port": 1, "name": "b"}]
     service = Manifest({"kind": "Service", "metadata": {"name": "s"}, "spec": {"ports": ports}})
     assert problems(service) == [
-        "Service/s: two entries in ports of service have port 1, protocol TCP: keep one",
-        "Service/s: two ports are named a: rename one",
+        "Service/s: two entries in ports of service have port 1, protocol TCP\n    keep one",
+        "Service/s: two ports are named a\n    rename one",
     ]
     claims = [{"metadata": {"name": "data"}}] * 2
     members = Manifest(
         {"kind": "StatefulSet", "metadata": {"name": "m"}, "spec": {"volumeClaimTemplates": claims}}
     )
     assert problems(members) == [
-        "StatefulSet/m: two entries in volumeClaimTemplates of spec have name data: keep one"
+        "StatefulSet/m: two entries in volumeClaimTemplates of spec have name data\n    keep one"
     ]
 
 
@@ -464,7 +467,7 @@ def test_both_roles_of_an_mpi_job_are_checked() -> None:
     once = {"metadata": {"labels": {"app": "a b"}}, "spec": {"containers": [{"name": "c"}]}}
     found = mpi_job("m", Launcher={"template": once}, Worker={"template": twice})
     assert problems(found) == [
-        "MPIJob/m: two entries in env of container c have name A: keep one",
+        "MPIJob/m: two entries in env of container c have name A\n    keep one",
         "MPIJob/m: pod label app='a b' must be at most 63 letters, digits, '-', '_' or '.'",
     ]
 
@@ -525,6 +528,6 @@ def test_the_schemas_of_kubernetes_are_applied_to_many_renders_at_once(toolbox: 
     other = Manifest({"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "m"}})
     found = kubeconform({"fine": [good, other], "nothing": [], "broken": [good, bad]}, None, toolbox)
     assert list(found) == ["broken"]
-    [(refused, sentence)] = found["broken"]
-    assert refused == "Pod/p"
-    assert "spec.containers.0.image" in sentence
+    [finding] = found["broken"]
+    assert finding.path == "Pod/p"
+    assert "spec.containers.0.image" in finding.sentence

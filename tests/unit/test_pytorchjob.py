@@ -10,7 +10,7 @@ import pytest
 
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
-from bireme.lint import object_problems
+from bireme.lint import object_findings
 from bireme.live.observe import compare
 from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes
@@ -172,6 +172,8 @@ def test_it_scales_in_place_and_new_templates_wait_for_new_pods() -> None:
 
 def test_the_longest_host_name_has_63_characters() -> None:
     roles = {"Worker": replica(11)}
-    assert object_problems([pytorch_job("t" * 53, roles)]) == []
-    [(_, _, problem)] = object_problems([pytorch_job("t" * 54, roles)])
-    assert problem.endswith("host names would have 64 characters with role and index, 63 is the most")
+    assert object_findings([pytorch_job("t" * 53, roles)]) == []
+    [problem] = object_findings([pytorch_job("t" * 54, roles)])
+    assert problem.sentence.endswith(
+        "host names would have 64 characters with role and index, 63 is the most"
+    )

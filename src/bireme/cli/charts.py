@@ -22,11 +22,13 @@ from bireme.cli.options import (
     kept_values,
     output_option,
     pass_app,
+    report,
     request_of,
     target_options,
 )
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
+from bireme.core.findings import WRITERS
 from bireme.helm import values as value_files
 from bireme.lint import Linter, find_charts
 from bireme.plan.picture import svg
@@ -118,7 +120,7 @@ def validate(app: App, /, output: str, **options: Any) -> None:
 
 @cli.command()
 @click.argument("charts", metavar="[CHART]...", nargs=-1, type=click.Path(path_type=Path))
-@output_option("text", "json", "yaml")
+@output_option(*WRITERS)
 @pass_app
 def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
     """Check charts: values, schema, and the objects they render to.
@@ -136,12 +138,7 @@ def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
     with Progress(*columns, console=app.err, transient=True, disable=not app.err.is_terminal) as bar:
         task = bar.add_task("rendering")
         findings = linter.lint(chosen, lambda done, total: bar.update(task, completed=done, total=total))
-    app.show(
-        output,
-        {"charts": [str(chart) for chart in chosen], "findings": [each.to_json() for each in findings]},
-        lambda: views.lint_view(len(chosen), findings),
-    )
-    sys.exit(1 if findings else 0)
+    report(output, findings)
 
 
 @cli.command()

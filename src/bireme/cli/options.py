@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce, wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import click
 import yaml
@@ -20,6 +20,7 @@ from bireme import __version__
 from bireme.cli import views
 from bireme.clusters import Cluster, list_clusters, provider
 from bireme.core.errors import BiremeError, suggestion
+from bireme.core.findings import WRITERS, Finding
 from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer, RenderError, RenderRequest, SetFlags
 from bireme.helm import values as value_files
@@ -102,6 +103,12 @@ class App:
             click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
         else:
             (self.unlimited if output == "wide" else self.out).print(view())
+
+
+def report(output: str, findings: Sequence[Finding]) -> NoReturn:
+    """Print ``findings`` and exit, with 1 if one of them is wrong."""
+    click.echo(WRITERS[output](findings))
+    sys.exit(1 if any(each.is_wrong for each in findings) else 0)
 
 
 pass_app = click.make_pass_decorator(App, ensure=True)

@@ -23,15 +23,16 @@ from bireme.cli.options import (
     pass_app,
     release_argument,
     release_option,
+    report,
     request_of,
     target_options,
     timeout_option,
     values_options,
 )
 from bireme.core.errors import BiremeError, suggestion
+from bireme.core.findings import WRITERS, Finding
 from bireme.helm import values as value_files
 from bireme.live import timeline_picture
-from bireme.live.admission import Finding
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.doctor import Doctor
 from bireme.live.doctor import release as of_release
@@ -81,7 +82,7 @@ def install(
 @values_options
 @release_option
 @target_options
-@output_option("text", "json", "yaml")
+@output_option(*WRITERS)
 @pass_app
 def doctor(
     app: App,
@@ -114,14 +115,9 @@ def doctor(
         release, manifests = request.release, app.renderer.render(request).manifests
     planned = expand(release, namespace, manifests, app.instances)
     found = Doctor(cluster.api, planned, manifests, app.instances)
-    findings = (*left, *found.before(installed=chart is None), *(() if chart else found.after()))
-    unseen = found.unseen() if chart else ()
-    data = {
-        name: [each.to_json() for each in group]
-        for name, group in (("findings", findings), ("unseen", unseen))
-    }
-    app.show(output, data, lambda: views.doctor_view(findings, unseen))
-    sys.exit(1 if findings else 0)
+    report(
+        output, [*left, *found.before(installed=chart is None), *(found.unseen if chart else found.after)()]
+    )
 
 
 @cli.command()

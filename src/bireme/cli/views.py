@@ -14,8 +14,6 @@ from rich.text import Text
 
 from bireme.autoscale import Comparison, rows
 from bireme.clusters import ClusterInfo
-from bireme.lint import Finding
-from bireme.live.admission import Finding as Diagnosis
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.nccl import Verdict
 from bireme.live.observe import Difference
@@ -156,19 +154,6 @@ def diff_view(diffs: Sequence[ObjectDiff]) -> RenderableType:
         )
     ]
     return Group(*(lines or [Text("nothing changes")]))
-
-
-def doctor_view(findings: Sequence[Diagnosis], unseen: Sequence[Diagnosis] = ()) -> RenderableType:
-    """A sentence and a command for each finding, then for what cannot be seen."""
-    lines = [Text(f"✗ {each.sentence}\n    {each.command}", overflow="fold") for each in findings]
-    rest = [Text(f"? {each.sentence}\n    {each.command}", overflow="fold") for each in unseen]
-    return Group(*(lines or [Text("✓ nothing found")]), *rest)
-
-
-def lint_view(charts: int, findings: Sequence[Finding]) -> RenderableType:
-    """A line for each finding, then how many there are."""
-    lines = [Text(str(each), overflow="fold") for each in findings]
-    return Group(*lines, Text(f"charts: {charts}, findings: {len(findings)}", style="bold"))
 
 
 def pods_view(pods: Sequence[ObservedPod]) -> RenderableType:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.plan.workloads import pod_templates
 
@@ -30,40 +32,39 @@ _CONTAINER_LISTS: Mapping[str, tuple[str, ...]] = {
 _DEFAULTS = {"protocol": "TCP"}
 
 
-def duplicates(manifest: Manifest) -> list[str]:
-    """Entries of one list that server-side apply cannot tell apart, a sentence each."""
-    found: list[str] = []
+def duplicates(manifest: Manifest) -> list[Finding]:
+    """Entries of one list that server-side apply cannot tell apart."""
+    found: list[Finding] = []
     for template in pod_templates(manifest):
         pod = template.get("spec") or {}
-        found += _repeated(manifest, "pod", pod, _POD_LISTS)
+        found += _repeated("pod", pod, _POD_LISTS)
         for container in [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]:
-            found += _repeated(manifest, f"container {container.get('name')}", container, _CONTAINER_LISTS)
+            found += _repeated(f"container {container.get('name')}", container, _CONTAINER_LISTS)
     spec = manifest.get("spec")
     if manifest.kind == "Service" and isinstance(spec, Mapping):
-        found += _repeated(manifest, "service", spec, {"ports": ("port", "protocol")})
-        found += _same_names(manifest, spec.get("ports") or ())
+        found += _repeated("service", spec, {"ports": ("port", "protocol")})
+        found += _same_names(spec.get("ports") or ())
     if isinstance(spec, Mapping) and "volumeClaimTemplates" in spec:
         claims = [claim.get("metadata") or {} for claim in spec.get("volumeClaimTemplates") or ()]
-        found += _repeated(
-            manifest, "spec", {"volumeClaimTemplates": claims}, {"volumeClaimTemplates": ("name",)}
-        )
-    return found
+        found += _repeated("spec", {"volumeClaimTemplates": claims}, {"volumeClaimTemplates": ("name",)})
+    return [replace(each, path=manifest.identity) for each in found]
 
 
 def _repeated(
-    manifest: Manifest, where: str, holder: Mapping[str, Any], lists: Mapping[str, tuple[str, ...]]
-) -> Iterator[str]:
+    where: str, holder: Mapping[str, Any], lists: Mapping[str, tuple[str, ...]]
+) -> Iterator[Finding]:
     for name, keys in lists.items():
         seen: set[tuple[Any, ...]] = set()
         for item in holder.get(name) or ():
             identity = tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
             if identity in seen:
                 pair = ", ".join(f"{key} {value}" for key, value in zip(keys, identity, strict=True))
-                yield f"{manifest.identity}: two entries in {name} of {where} have {pair}: keep one"
+                sentence = f"two entries in {name} of {where} have {pair}"
+                yield Finding("duplicates", sentence, "keep one")
             seen.add(identity)
 
 
-def _same_names(manifest: Manifest, ports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _same_names(ports: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     names = [port.get("name") for port in ports]
     for name in sorted({str(name) for name in names if name and names.count(name) > 1}):
-        yield f"{manifest.identity}: two ports are named {name}: rename one"
+        yield Finding("duplicates", f"two ports are named {name}", "rename one")

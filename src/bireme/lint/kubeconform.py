@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bireme.core.errors import BiremeError
+from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.lint.kubernetes import kubernetes_schemas, schema_location
 from bireme.tools import Toolbox
@@ -21,8 +22,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 def kubeconform(
     renders: Mapping[Key, Sequence[Manifest]], version: str | None, toolbox: Toolbox
-) -> dict[Key, list[tuple[str, str]]]:
-    """What Kubernetes ``version`` (None: the default) refuses, by the keys of ``renders``: object, sentence.
+) -> dict[Key, list[Finding]]:
+    """What Kubernetes ``version`` (None: the default) refuses, by the keys of ``renders``.
 
     All of it is checked in one kubeconform process against the offline schemas of Kubernetes' own kinds;
     other kinds are not checked. Raises BiremeError when kubeconform itself fails.
@@ -42,12 +43,13 @@ def kubeconform(
         resources = json.loads(done.stdout)["resources"] or []
     except (ValueError, KeyError) as error:
         raise BiremeError(f"kubeconform failed: {done.stderr.strip() or done.stdout.strip()}") from error
-    refused: dict[Key, list[tuple[str, str]]] = defaultdict(list)
+    refused: dict[Key, list[Finding]] = defaultdict(list)
     for resource in resources:
         if resource["status"] in {"statusInvalid", "statusError"}:
             identity = f"{resource['kind']}/{resource['name']}"
-            refused[keys[resource["filename"]]].append((identity, _sentence(resource)))
-    return {key: sorted(refused[key]) for key in renders if key in refused}
+            found = Finding("kubernetes", _sentence(resource), path=identity)
+            refused[keys[resource["filename"]]].append(found)
+    return {key: sorted(refused[key], key=str) for key in renders if key in refused}
 
 
 _LEAF = re.compile(r"- at '(?P<pointer>[^']*)': (?P<why>.*?)(?=\s+- at '|$)")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bireme.core.errors import BiremeError
+from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer, RenderError, RenderRequest, load
 from bireme.helm.values import read_file
 from bireme.lint.duplicates import duplicates
 from bireme.lint.files import file_findings
-from bireme.lint.findings import Finding
 from bireme.lint.kubeconform import kubeconform
 from bireme.lint.names import name_problems
 from bireme.tools import Toolbox
@@ -39,17 +39,18 @@ def _charts(path: Path) -> list[Path]:
     return charts
 
 
-def object_problems(manifests: Sequence[Manifest]) -> list[tuple[Manifest, str, str]]:
-    """What is wrong with the objects of one render: the object, the name of the check and a sentence."""
-    found: list[tuple[Manifest, str, str]] = []
+def object_findings(manifests: Sequence[Manifest]) -> list[Finding]:
+    """What is wrong with the objects of one render; the files are templates of the chart."""
+    found: list[Finding] = []
     seen: set[tuple[str, str, str | None]] = set()
     for item in manifests:
-        found += [(item, "duplicates", sentence) for sentence in duplicates(item)]
-        found += [(item, "names", sentence) for sentence in name_problems(item)]
+        own = [*duplicates(item), *name_problems(item)]
         key = (item.api_version, item.identity, item.namespace)
         if key in seen:
-            found.append((item, "duplicates", f"{item.identity}: two objects have this name: rename one"))
+            sentence = "two objects have this name"
+            own.append(Finding("duplicates", sentence, "rename one", path=item.identity))
         seen.add(key)
+        found += [replace(each, file=_source(item)) for each in own]
     return found
 
 
@@ -107,9 +108,9 @@ class Linter:
             for version in self._kubernetes:
                 yield _Case(chart, values, version)
 
-    def _refused(self, results: _Results) -> Mapping[_Case, Sequence[tuple[str, str]]]:
-        """What the schemas of Kubernetes refuse: the object and a sentence, by case."""
-        refused: dict[_Case, list[tuple[str, str]]] = {}
+    def _refused(self, results: _Results) -> Mapping[_Case, Sequence[Finding]]:
+        """What the schemas of Kubernetes refuse, by case."""
+        refused: dict[_Case, list[Finding]] = {}
         for version in self._kubernetes:
             renders = {
                 case: result.manifests
@@ -120,7 +121,7 @@ class Linter:
         return refused
 
     def _render_findings(
-        self, results: _Results, refused: Mapping[_Case, Sequence[tuple[str, str]]]
+        self, results: _Results, refused: Mapping[_Case, Sequence[Finding]]
     ) -> Iterator[Finding]:
         """The findings in the renders of one chart; what several of them show is one finding."""
         supported = [
@@ -131,7 +132,7 @@ class Linter:
         if not supported:
             # No version is supported: the error for the newest one stands for all.
             for case, error in list(results.items())[-1:]:
-                yield Finding(str(case.chart), "render", "Chart.yaml", str(error))
+                yield Finding("render", str(error), file=f"{case.chart}/Chart.yaml")
         has_values = any(case.values and isinstance(results[case], Render) for case in supported)
         shown_by: dict[Finding, list[_Case]] = defaultdict(list)
         for case in supported:
@@ -139,29 +140,29 @@ class Linter:
                 shown_by[finding].append(case)
         versions = {case.kubernetes for case in supported}
         for finding, cases in shown_by.items():
-            only = "" if {case.kubernetes for case in cases} == versions else cases[0].kubernetes
-            sentence = f"{finding.sentence} (Kubernetes {only})" if only else finding.sentence
-            yield replace(finding, sentence=sentence, values=cases[0].values or "defaults")
+            case = cases[0]
+            shown = [case.values] if case.values and case.values != finding.file else []
+            if {each.kubernetes for each in cases} != versions:
+                shown.append(f"Kubernetes {case.kubernetes}")
+            sentence = f"{finding.sentence} (with {', '.join(shown)})" if shown else finding.sentence
+            yield replace(finding, sentence=sentence, file=f"{case.chart}/{finding.file}")
 
 
 def _case_findings(
-    case: _Case, result: Render | RenderError, refused: Sequence[tuple[str, str]], has_values: bool
+    case: _Case, result: Render | RenderError, refused: Sequence[Finding], has_values: bool
 ) -> Iterator[Finding]:
-    chart = str(case.chart)
     if isinstance(result, RenderError):
         if not any(mark in result.raw for mark in _REFUSALS):
-            yield Finding(chart, "render", "templates", str(result))
+            yield Finding("render", str(result), file="templates")
         elif case.values:
-            yield Finding(chart, "render", case.values, str(result))
+            yield Finding("render", str(result), file=case.values)
         elif not has_values:  # a chart may need values of the user, such as a region
             advice = "add a ci/*-values.yaml that gives what the chart needs"
-            yield Finding(chart, "render", "values.yaml", f"{result}: {advice}")
+            yield Finding("render", str(result), advice, file="values.yaml")
         return
     sources = {item.identity: _source(item) for item in result.manifests}
-    for item, check, sentence in object_problems(result.manifests):
-        yield Finding(chart, check, _source(item), sentence)
-    for identity, sentence in refused:
-        yield Finding(chart, "kubernetes", sources.get(identity, "templates"), f"{identity}: {sentence}")
+    yield from object_findings(result.manifests)
+    yield from (replace(each, file=sources.get(each.path, "templates")) for each in refused)
 
 
 def _source(item: Manifest) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.plan.workloads import kind_of, pod_templates
 
@@ -16,9 +17,10 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _RBAC_KINDS = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 
 
-def name_problems(manifest: Manifest) -> list[str]:
+def name_problems(manifest: Manifest) -> list[Finding]:
     """What Kubernetes, or the pods made from the object, would not accept in its names and labels."""
-    return [f"{manifest.identity}: {why}" for why in [*_object_name(manifest), *_label_values(manifest)]]
+    problems = [*_object_name(manifest), *_label_values(manifest)]
+    return [Finding("names", why, path=manifest.identity) for why in problems]
 
 
 def _object_name(manifest: Manifest) -> Iterator[str]:

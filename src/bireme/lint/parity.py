@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bireme.core.findings import Finding
 from bireme.schemas import BUNDLE, KeyPath, resolved, written
 
 _VALUES = "values.yaml"
@@ -20,8 +21,8 @@ def parity(
     descriptions: Mapping[KeyPath, str],
     schema: Mapping[str, Any],
     dependencies: Collection[str] = (),
-) -> list[tuple[str, str]]:
-    """Where the keys of values.yaml, their ``descriptions`` and ``schema`` differ: file and sentence each.
+) -> list[Finding]:
+    """Where the keys of values.yaml, their ``descriptions`` and ``schema`` differ.
 
     Every key has a property, and every property a key. Every key has a description, unless none has. Keys
     that Helm adds need none, and what stands under a dependency's name is for that chart to describe.
@@ -36,7 +37,7 @@ class _Parity:
     descriptions: Mapping[KeyPath, str]
     dependencies: Collection[str]
 
-    def of_keys(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[tuple[str, str]]:
+    def of_keys(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[Finding]:
         """Keys of values.yaml that lack a property or a description."""
         properties = self._properties(schema)
         if not properties:
@@ -44,28 +45,33 @@ class _Parity:
         patterns = resolved(self.root, schema).get("patternProperties", {})
         for key, value in values.items():
             here = (*path, key)
-            name = written(here)
             if key not in properties:
                 if not any(_matches(pattern, key) for pattern in patterns):
-                    advice = "add it, or remove the key"
-                    yield BUNDLE, f"it has no property `{name}`, a key of values.yaml: {advice}"
+                    yield _finding(
+                        BUNDLE,
+                        here,
+                        "values.yaml has this key, the schema does not",
+                        "add it, or remove the key",
+                    )
                 continue
             below = properties[key]
             if self.descriptions and here not in self.descriptions and not self._has_own(value, below):
-                yield _VALUES, f"`{name}` has no description: write a `# --` comment above it"
+                yield _finding(_VALUES, here, "it has no description", "write a `# --` comment above it")
             if isinstance(value, dict) and key not in self.dependencies:
                 yield from self.of_keys(value, below, here)
 
-    def of_properties(
-        self, values: Mapping[str, Any], schema: Any, path: KeyPath
-    ) -> Iterator[tuple[str, str]]:
+    def of_properties(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[Finding]:
         """Properties of the schema that values.yaml does not have."""
         for key, below in resolved(self.root, schema).get("properties", {}).items():
             here = (*path, key)
             if key not in values:
                 if path or key not in (*_OF_HELM, *self.dependencies):
-                    name = written(here)
-                    yield _VALUES, f"`{name}` is missing, a property of {BUNDLE}: add it with its default"
+                    yield _finding(
+                        _VALUES,
+                        here,
+                        "the schema has this key, values.yaml does not",
+                        "add it with its default",
+                    )
             elif isinstance(values[key], dict) and values[key] and key not in self.dependencies:
                 yield from self.of_properties(values[key], below, here)
 
@@ -85,6 +91,10 @@ class _Parity:
         return bool(properties) and all(
             "description" in resolved(self.root, each) for each in properties.values()
         )
+
+
+def _finding(file: str, path: KeyPath, sentence: str, remedy: str) -> Finding:
+    return Finding("parity", sentence, remedy, file=file, path=written(path))
 
 
 def _matches(pattern: str, key: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from bireme.clusters.api import Api, ApiError
+from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.core.quantities import quantity
 from bireme.plan.topology import Plan
@@ -18,19 +18,6 @@ OLDEST = (1, 32)
 """The oldest Kubernetes that the charts accept, as in their Chart.yaml."""
 _REFUSED = (403, 422)
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong: its topic, a sentence, and the command that helps or shows more."""
-
-    topic: str
-    sentence: str
-    command: str
-
-    def to_json(self) -> dict[str, str]:
-        """Plain JSON for ``-o json``."""
-        return {"topic": self.topic, "sentence": self.sentence, "command": self.command}
 
 
 def version(api: Api) -> Iterator[Finding]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bireme.clusters.api import Api, ApiError
+from bireme.core.findings import Finding
 from bireme.core.labels import INSTANCE_TYPE_LABEL, RELEASE_LABEL, ZONE_LABEL
 from bireme.core.manifests import Manifest
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
 from bireme.live import admission
-from bireme.live.admission import Finding
 from bireme.live.release import Revision
 from bireme.plan.instances import Instance
 from bireme.plan.scheduling import tolerated
@@ -85,6 +85,7 @@ class Doctor:
                     "Whether the nodes' security group lets all traffic to itself through, as EFA needs, "
                     "shows only between two nodes",
                     f"helm install check charts/torch-elastic --set workers=2,instance.type={type_}",
+                    "note",
                 )
             )
         for name in sorted({self._account(spec) for spec in self._specs if "s3://" in str(spec)}):
@@ -94,6 +95,7 @@ class Doctor:
                     f"Whether the ServiceAccount {name} has a role for S3 is known to AWS only; the nodes' "
                     "role takes its place only where the hop limit of the instance metadata is 2",
                     f"aws eks list-pod-identity-associations --cluster-name CLUSTER --service-account {name}",
+                    "note",
                 )
             )
         return tuple(found)

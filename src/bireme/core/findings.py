@@ -1,0 +1,107 @@
+"""What a check finds, and how it is written: for people, as JSON, as SARIF 2.1.0 and as JUnit's XML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from bireme import __version__
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to change: ``sentence`` says what is wrong, ``remedy`` what helps or shows more.
+
+    ``rule`` names the check. The place is a ``file`` with a ``line`` (0 where no line is known), and ``path``
+    is the key or the object in it. A note says what nobody can check from here.
+    """
+
+    rule: str
+    sentence: str
+    remedy: str = ""
+    severity: Literal["error", "warning", "note"] = "error"
+    file: str = ""
+    line: int = 0
+    path: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the command that finds it exits with 1."""
+        return self.severity != "note"
+
+    @property
+    def _place(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+    def __str__(self) -> str:
+        said = ": ".join(part for part in (self._place, self.path, self.sentence) if part)
+        return said + (f"\n    {self.remedy}" if self.remedy else "")
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    marks = {"error": "✗", "warning": "!", "note": "?"}
+    nothing = [] if any(each.is_wrong for each in findings) else ["✓ nothing found"]
+    return "\n".join([*nothing, *(f"{marks[each.severity]} {each}" for each in findings)])
+
+
+def _json(findings: Sequence[Finding]) -> str:
+    return json.dumps({"findings": [asdict(each) for each in findings]}, indent=2)
+
+
+def _sarif(findings: Sequence[Finding]) -> str:
+    rules = [{"id": rule} for rule in dict.fromkeys(each.rule for each in findings)]
+    driver = {"name": "bireme", "version": __version__, "rules": rules}
+    results = [
+        {
+            "ruleId": each.rule,
+            "level": each.severity,
+            "message": {"text": "\n".join(filter(None, (each.sentence, each.remedy)))},
+            "locations": [_location(each)],
+        }
+        for each in findings
+    ]
+    return json.dumps(
+        {
+            "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+            "version": "2.1.0",
+            "runs": [{"tool": {"driver": driver}, "results": results}],
+        },
+        indent=2,
+    )
+
+
+def _location(finding: Finding) -> dict[str, object]:
+    found: dict[str, object] = {}
+    if finding.path:
+        found["logicalLocations"] = [{"fullyQualifiedName": finding.path}]
+    if finding.file:
+        region = {"region": {"startLine": finding.line}} if finding.line else {}
+        found["physicalLocation"] = {"artifactLocation": {"uri": quote(finding.file)}, **region}
+    return found
+
+
+def _junit(findings: Sequence[Finding]) -> str:
+    failures = sum(each.is_wrong for each in findings)
+    numbers = {"tests": len(findings), "failures": failures, "skipped": len(findings) - failures}
+    suite = ElementTree.Element(
+        "testsuite", {key: str(number) for key, number in numbers.items()}, name="bireme"
+    )
+    for each in findings:
+        case = ElementTree.SubElement(suite, "testcase", classname=each.rule, name=each._place or each.rule)
+        kind = "failure" if each.is_wrong else "skipped"
+        ElementTree.SubElement(case, kind, message=each.sentence).text = str(each)
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+WRITERS: Mapping[str, Callable[[Sequence[Finding]], str]] = {
+    "text": _text,
+    "json": _json,
+    "sarif": _sarif,
+    "junit": _junit,
+}
+"""Writers of findings, by the name of the format."""
