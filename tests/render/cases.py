@@ -36,6 +36,7 @@ WORKLOADS = {
     "maskrcnn-tensorpack": "mpi-training",
     "maskrcnn-optimized": "mpi-training",
     "nccl-tests": "mpi-training",
+    "paddle-mpi": "mpi-training",
     "paddle-tutorial": "paddle",
     "paddle-word2vec": "paddle",
 }
@@ -44,6 +45,7 @@ SOME = {
     "maskrcnn-tensorpack": ("p3.16xlarge", "p3dn.24xlarge"),
     "maskrcnn-optimized": ("p3.16xlarge", "p3dn.24xlarge"),
     "nccl-tests": ("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"),
+    "paddle-mpi": (None, "p3.8xlarge"),
     "paddle-tutorial": (None, "p3.8xlarge"),
     "paddle-word2vec": (None, "p3.8xlarge"),
 }

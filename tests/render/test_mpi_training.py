@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -285,6 +288,38 @@ def test_the_tensorflow_workloads_need_an_image_of_the_user(
     assert container(rendered)["image"] == "team/model:v1"
     assert "--logdir=/efs/runs/$(BIREME_NAME)" in container(rendered)["args"]
     assert environment(rendered)["BIREME_NAME"] == "night"
+
+
+@pytest.mark.parametrize(
+    ("rank", "endpoint"), [("1", "night-r1-0.night:7165"), ("2", "night-r1-1.night:7164")]
+)
+def test_ranks_of_mpirun_are_the_trainers_of_paddle(
+    render: Callable[..., Render], tmp_path: Path, rank: str, endpoint: str
+) -> None:
+    """The shell of the values file runs, as mpirun starts it, with a python3 that shows what it is given."""
+    sets = ["image.repository=team/paddle", "image.tag=v1", "workers=2", "slots=2"]
+    rendered = render("mpi-training", workload="paddle-mpi", sets=sets, release="night")
+    (tmp_path / "python3").write_text('#!/bin/sh\necho "$@"\nenv\n')
+    (tmp_path / "python3").chmod(0o755)
+    given = {f"OMPI_COMM_WORLD_{key}": value for key, value in (("RANK", rank), ("SIZE", "4"))}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    started = subprocess.run(
+        container(rendered)["args"],
+        env={**environment(rendered), **given, **path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    arguments, *variables = started.stdout.splitlines()
+    assert arguments.startswith("/opt/bireme/collective.py --checkpoints=/efs/runs/")
+    assert {
+        f"PADDLE_TRAINER_ID={rank}",
+        "PADDLE_TRAINERS_NUM=4",
+        f"PADDLE_CURRENT_ENDPOINT={endpoint}",
+        "PADDLE_TRAINER_ENDPOINTS="
+        "night-r1-0.night:7164,night-r1-0.night:7165,night-r1-1.night:7164,night-r1-1.night:7165",
+        "PADDLE_DISTRI_BACKEND=gloo",
+    } <= set(variables)
 
 
 @pytest.mark.parametrize(("sets", "efa"), [([], "4"), (["efa=1"], "1"), (["efa=0"], None)])
