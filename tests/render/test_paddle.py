@@ -57,6 +57,42 @@ def test_each_pod_of_the_tutorial_is_a_pserver_and_a_trainer(render: Callable[..
     assert environment(rendered, "tutorial-r1", "pserver")["TRAINING_ROLE"] == "PSERVER"
 
 
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"workload": "paddle-tutorial"}, ("2", "2", "3", "False")),
+        ({"workload": "paddle-word2vec"}, ("1", "1", "1", "False")),
+        (
+            {"workload": "paddle-word2vec", "instance": "p3.8xlarge", "sets": ["useGpu=true"]},
+            ("1", "1", "1", "True"),
+        ),
+    ],
+)
+def test_the_parameters_of_the_guide_have_their_names(
+    render: Callable[..., Render], given: dict[str, Any], values: tuple[str, ...]
+) -> None:
+    rendered = render("paddle", release="job", namespace="team", **given)
+    variables = environment(rendered, "job-r1", "trainer")
+    ports, sparse, threads, gpu = values
+    expected = {
+        "PORT": "7164",
+        "PORTS_NUM": ports,
+        "PORTS_NUM_FOR_SPARSE": sparse,
+        "NUM_GRADIENT_SERVERS": "3",
+        "TRAINER_COUNT": threads,
+        "USE_GPU": gpu,
+    }
+    assert {name: variables[f"PADDLE_INIT_{name}"] for name in expected} == expected
+    addresses = [each.rpartition(":")[0] for each in variables["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")]
+    assert variables["PADDLE_INIT_PSERVERS"].split(",") == addresses
+    (trainer,) = [
+        each["valueFrom"]["fieldRef"]["fieldPath"]
+        for each in container(rendered, "job-r1", "trainer")["env"]
+        if each["name"] == "PADDLE_INIT_TRAINER_ID"
+    ]
+    assert trainer == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
 def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: Callable[..., Render]) -> None:
     rendered = render("paddle", **TUTORIAL)
     variables = environment(rendered, "tutorial-data-r1", "data")
