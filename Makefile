@@ -63,11 +63,11 @@ test-eks: setup ## hack/eks with a mocked provider and on moto as AWS, and eksct
 	$(PYTEST) tests/eks
 
 .PHONY: test-torch
-test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, six minutes)
+test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, some minutes)
 	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) -m "not whole" tests/runtime/with_torch
 
 KIND_NODES := p5.4xlarge=3
-KIND_IMAGES := etcd python torch mpi-4 mpi-5 mpi-operator paddle nfs moto
+KIND_IMAGES := etcd python torch mpi-5 mpi-operator paddle nfs moto
 # Two workers share one cluster: its tests wait more than they compute. KIND_WORKERS=0 runs one test at a time.
 KIND_WORKERS ?= 2
 TOPOLOGY_TESTS := $(patsubst %,tests/embedded/test_%.py,torch_elastic mpi_training mpijob paddle)

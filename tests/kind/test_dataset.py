@@ -242,6 +242,7 @@ def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
     assert "/staged is complete: 20 files" in log
 
 
+@pytest.mark.whole
 def test_two_jobs_that_change_one_dataset_with_a_script_wait_for_each_other(
     place: Place, stage: Callable[..., InstalledRelease]
 ) -> None:

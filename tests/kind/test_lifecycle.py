@@ -41,6 +41,7 @@ def traces(name: str) -> list[str]:
     return [line for each in listed for line in each.stdout.split() if name in line]
 
 
+@pytest.mark.whole
 def test_a_cluster_of_fake_nodes_has_a_tainted_control_plane_and_leaves_nothing(
     clusters: KindProvider, name: str, tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_cluster_of_fake_nodes_has_a_tainted_control_plane_and_leaves_nothing(
         clusters.get(name)
 
 
+@pytest.mark.whole
 def test_ctrl_c_while_a_cluster_starts_leaves_nothing(
     clusters: KindProvider, name: str, tmp_path: Path
 ) -> None:

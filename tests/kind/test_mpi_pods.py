@@ -22,7 +22,7 @@ OPEN_MPI, OTHERS = ("mpi-4", "mpi-5"), ("mpi-intel", "mpi-mpich")
 USER = ["--user=1000", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT = ["--user=0", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT += [f"--cap-add={name}" for name in ("SETUID", "SETGID", "SYS_CHROOT")]
-EACH_MPI = [pytest.param(mpi, marks=() if mpi in OPEN_MPI else pytest.mark.whole) for mpi in IMPLEMENTATIONS]
+EACH_MPI = [pytest.param(mpi, marks=() if mpi == "mpi-5" else pytest.mark.whole) for mpi in IMPLEMENTATIONS]
 MAKE_KEY = "ssh-keygen -q -t ecdsa -m PEM -N '' -f /tmp/key && cat /tmp/key"
 
 # Each step is an all-reduce. When one rank gets SIGTERM, every rank saves and prints so.
@@ -135,6 +135,7 @@ def start(image: Callable[[str], str], bireme_paths: Paths, tmp_path: Path) -> I
     docker("network", "rm", pods.job)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("options", [USER, ROOT], ids=["user", "root"])
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_four_ranks_on_two_hosts_add_up_in_their_pods_environment(
@@ -156,6 +157,7 @@ def test_a_worker_that_is_killed_ends_the_job_and_is_named(start: Callable[..., 
     assert f"{pods.job}-1 went away while the program ran" in pods.output()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mpi", OPEN_MPI)
 def test_ranks_that_are_all_on_one_host_do_not_start(start: Callable[..., Pods], mpi: str) -> None:
     elsewhere = json.dumps(["--oversubscribe", "--map-by", "ppr:4:node"])
@@ -165,6 +167,7 @@ def test_ranks_that_are_all_on_one_host_do_not_start(start: Callable[..., Pods],
     assert "step" not in pods.output()
 
 
+@pytest.mark.whole
 def test_the_programs_exit_code_is_the_jobs(start: Callable[..., Pods]) -> None:
     pods = start("mpi-5", USER, ["sh", "-c", "exit 3"])
     assert pods.exit_code() == 3
@@ -179,6 +182,7 @@ def test_ranks_save_when_all_pods_are_told_to_end(start: Callable[..., Pods], mp
     assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.output().splitlines()), pods.output()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mpi", ["mpi-5", *(pytest.param(mpi, marks=pytest.mark.whole) for mpi in OTHERS)])
 def test_the_ranks_of_an_earlier_launcher_save_before_others_start(
     start: Callable[..., Pods], mpi: str
@@ -194,12 +198,14 @@ def test_the_ranks_of_an_earlier_launcher_save_before_others_start(
     assert {f"rank {rank} saved" for rank in (0, 1)} <= set(pods.output(2).splitlines()), pods.output(2)
 
 
+@pytest.mark.whole
 def test_a_worker_that_never_comes_is_waited_for_and_named(start: Callable[..., Pods]) -> None:
     pods = start("mpi-5", USER, ["true"], BIREME_MPI_WORKERS="3", BIREME_WAIT_SECONDS="3")
     assert pods.exit_code() == 75
     assert f"{pods.job}-2: no sshd answers after 3 s" in pods.output()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("env", "options", "words"),
     [
@@ -236,6 +242,7 @@ SSH_PROGRAMS = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("options", [USER, ROOT], ids=["user", "root"])
 @pytest.mark.parametrize("program", SSH_PROGRAMS)
 def test_programs_that_call_ssh_themselves_reach_all_workers(
@@ -247,6 +254,7 @@ def test_programs_that_call_ssh_themselves_reach_all_workers(
         assert f'said it\'s "told" $HOME on {pods.job}-{index}' in pods.output()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_the_check_of_helm_test_passes(start: Callable[..., Pods], mpi: str) -> None:
     pods = start(mpi, USER, [], BIREME_MPI_ROLE="check")

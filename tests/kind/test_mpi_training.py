@@ -36,11 +36,7 @@ MPIS = {
     "intel2021": ("Intel", "mpi-intel"),
     "mpich5": ("MPICH", "mpi-mpich"),
 }
-# These four have every pair of the three properties; the whole tier has all combinations.
-CORE = {
-    ("Job", "user", "openmpi4"), ("Job", "root", "openmpi5"),
-    ("MPIJob", "user", "openmpi5"), ("MPIJob", "root", "openmpi4"),
-}  # fmt: skip
+CORE = {("Job", "root", "openmpi5"), ("MPIJob", "user", "openmpi5")}
 COMBINATIONS = [
     pytest.param(*each, marks=() if each in CORE else pytest.mark.whole)
     for each in itertools.product(ORCHESTRATORS, ("user", "root"), MPIS)
@@ -266,7 +262,8 @@ def test_ranks_of_an_mpijob_save_when_its_launcher_is_replaced(steps: Run, shell
     assert made[-(150 - first) :] == list(range(first, 150))
 
 
-@pytest.mark.parametrize("orchestrator", ["Job", pytest.param("MPIJob", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@EACH_ORCHESTRATOR
 def test_helm_test_says_that_the_image_has_what_it_takes(
     run: Run, shell: Shell, test_namespace: str, orchestrator: str
 ) -> None:

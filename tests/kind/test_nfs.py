@@ -52,6 +52,7 @@ def exported(shell: Shell, *command: str) -> str:
     return shell.kubectl("exec", "-n", SERVER, SERVER, "--", "env", "-C", "/export", *command)
 
 
+@pytest.mark.whole
 def test_two_pods_on_two_nodes_write_one_file_by_turns(efs: InstalledRelease, shell: Shell) -> None:
     where = ("-n", efs.namespace)
     shell.helm("test", efs.name, *where, "--timeout", "2m")

@@ -65,6 +65,7 @@ def test_nodes_carry_the_labels_taints_and_devices_of_their_instance_type(cluste
             assert (offer["nvidia.com/gpu"], offer["vpc.amazonaws.com/efa"]) == ("1", "1")
 
 
+@pytest.mark.whole
 def test_the_control_plane_takes_pods_without_accelerators(cluster: KindCluster) -> None:
     (node,) = nodes_of_type(cluster, "m7i.2xlarge")
     assert "node-role.kubernetes.io/control-plane" in node["metadata"]["labels"]
@@ -72,6 +73,7 @@ def test_the_control_plane_takes_pods_without_accelerators(cluster: KindCluster)
     assert cluster.nodes == {"cpu": 1, NODE_TYPE: 3}
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("etcd_images")
 def test_a_pod_reaches_one_on_another_node_by_its_services_name(
     cluster: KindCluster, shell: Shell, test_namespace: str
@@ -94,6 +96,7 @@ def test_a_pod_reaches_one_on_another_node_by_its_services_name(
     assert shell.kubectl("logs", "client", "-n", test_namespace).strip().endswith("200")
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("etcd_images")
 def test_a_claim_is_one_host_directory_on_every_node(
     cluster: KindCluster, shell: Shell, test_namespace: str

@@ -78,6 +78,7 @@ def end(run: Any, replicas: Dispatchers, names: Sequence[str], failed: Sequence[
     return again
 
 
+@pytest.mark.whole
 def test_a_shard_does_not_fail_because_a_peer_is_lost(run: Callable[..., Any], replicas: Dispatchers) -> None:
     here = run(failures=1)
     gone = ranks(here)[2]

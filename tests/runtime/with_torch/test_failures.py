@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 Make = Callable[..., Any]
 LIMIT = {"BIREME_FAILURES_WITHOUT_PROGRESS": "3"}
 
 
+@pytest.mark.whole
 def test_a_deterministic_bug_ends_the_run_on_all_nodes(job: Make) -> None:
     run = job(**LIMIT)
     (run.folder / "train.py").write_text(
@@ -43,6 +46,7 @@ def test_a_bad_node_ends_its_own_worker_while_the_other_trains(job: Make) -> Non
     assert run.workers["a"].poll() is None
 
 
+@pytest.mark.whole
 def test_new_steps_bring_back_all_restarts(job: Make) -> None:
     run = job(**LIMIT, PET_NNODES="1:1", PET_MAX_RESTARTS="1")
     (run.folder / "train.py").write_text(

@@ -81,6 +81,7 @@ def two_nodes(make: Make, **env: Any) -> Any:
     return run
 
 
+@pytest.mark.whole
 def test_a_torchrun_by_hand_trains_on_all_nodes(job: Make) -> None:
     run = two_nodes(job, steps=10, pause=0.1)
     assert [run.end(name) for name in "ab"] == [0, 0]
@@ -102,6 +103,7 @@ def test_a_lost_node_lets_the_other_train_on_and_rejoins(job: Make) -> None:
     run.check_steps(120)
 
 
+@pytest.mark.whole
 def test_a_killed_launcher_leaves_no_training_process_behind(job: Make) -> None:
     run = two_nodes(job, steps=60, pause=0.2)
     run.wait_for("b", "step", world=4)

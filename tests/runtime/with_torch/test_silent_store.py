@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.rendezvous.rules import Settings
 from bireme_runtime.etcd import client as etcd
@@ -28,6 +30,7 @@ def asked(server: socket.socket) -> list[socket.socket]:
     return found
 
 
+@pytest.mark.whole
 def test_a_worker_does_not_wait_for_ever_for_a_store_that_is_silent(
     job: Callable[..., Any], shared_etcd: EtcdServer, prefix: str
 ) -> None:
@@ -46,7 +49,7 @@ def test_a_worker_does_not_wait_for_ever_for_a_store_that_is_silent(
         connections = asked(server)
         store = f'["127.0.0.1", {server.getsockname()[1]}, 1]'
         assert paused.publish_store(worlds[0], store)
-        waiting.until(lambda: connections, 120, lambda: run.words("b")[-3000:])
+        waiting.until(lambda: connections, what=lambda: run.words("b")[-3000:])
         # As when the lease of a paused worker ends.
         paused.leave()
         run.start("a", 0)

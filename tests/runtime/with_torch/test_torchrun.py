@@ -48,7 +48,7 @@ def test_three_workers_finish_and_a_late_one_has_nothing_to_do(job: Make) -> Non
     assert "the run has already succeeded" in run.words("late")
 
 
-@pytest.mark.parametrize("victim", NAMES)
+@pytest.mark.parametrize("victim", ["b", *(pytest.param(each, marks=pytest.mark.whole) for each in "ac")])
 def test_a_killed_agent_restarts_and_the_run_finishes(job: Make, victim: str) -> None:
     run = three_workers(job)
     since = time.time()
@@ -122,6 +122,7 @@ def test_no_worker_succeeds_while_another_of_its_round_still_saves(job: Make) ->
     assert len((run.folder / "starts").read_text()) <= 3, "a member that has finished interrupts nobody"
 
 
+@pytest.mark.whole
 def test_a_failed_final_save_is_made_again_before_any_worker_succeeds(job: Make) -> None:
     fails_once = '(folder / "failed").exists() or ((folder / "failed").touch(), sys.exit(3))'
     run = two_that_save(job, fails_once, 3)
@@ -129,6 +130,7 @@ def test_a_failed_final_save_is_made_again_before_any_worker_succeeds(job: Make)
     assert [run.end(name) for name in ("a", "b")] == [0, 0]
 
 
+@pytest.mark.whole
 def test_with_c10d_a_failed_final_save_is_made_again_before_a_success(job: Make) -> None:
     fails_once = '(folder / "failed").exists() or ((folder / "failed").touch(), sys.exit(3))'
     run = two_that_save(job, fails_once, 3, **c10d())
@@ -136,6 +138,7 @@ def test_with_c10d_a_failed_final_save_is_made_again_before_a_success(job: Make)
     assert [run.end(name) for name in ("a", "b")] == [0, 0]
 
 
+@pytest.mark.whole
 def test_with_c10d_the_loss_of_worker_0_before_its_final_save_is_no_success(job: Make) -> None:
     run = two_that_save(job, "", 6, **c10d())
     run.wait_for_file("two")
@@ -146,6 +149,7 @@ def test_with_c10d_the_loss_of_worker_0_before_its_final_save_is_no_success(job:
     assert [run.end(name) for name in ("a", "b")] == [0, 0]
 
 
+@pytest.mark.whole
 def test_when_a_worker_goes_before_its_final_save_the_others_make_it(job: Make) -> None:
     run = two_that_save(job, "", 6)
     run.wait_for_file("two")
@@ -181,6 +185,7 @@ time.sleep(120)
 """
 
 
+@pytest.mark.whole
 def test_a_process_that_cannot_be_killed_takes_only_its_own_worker_out(
     job: Make, shared_etcd: EtcdServer, prefix: str
 ) -> None:
@@ -210,7 +215,7 @@ def test_a_killed_training_process_is_restarted_by_its_agent(job: Make) -> None:
     run.check_steps(60)
 
 
-@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("empty", [True, pytest.param(False, marks=pytest.mark.whole)])
 def test_a_run_survives_a_restart_and_the_loss_of_etcds_data(
     job: Make, new_etcd: Callable[..., EtcdServer], empty: bool
 ) -> None:
@@ -237,6 +242,7 @@ def test_the_exit_code_of_a_script_that_always_fails_is_returned(job: Make) -> N
     assert "the script failed for good, with code 42" in run.words("a")
 
 
+@pytest.mark.whole
 def test_an_option_that_torchrun_does_not_know_is_a_usage_error(job: Make) -> None:
     run = job()
     (run.folder / "train.py").write_text("")
@@ -259,6 +265,7 @@ def test_with_c10d_a_worker_that_receives_sigterm_does_not_close_the_run(job: Ma
     run.check_steps(60)
 
 
+@pytest.mark.whole
 def test_a_run_survives_random_kills_of_agents_and_training_processes(job: Make) -> None:
     kills = int(os.environ.get("BIREME_KILLS", "5"))
     run = three_workers(job, steps=40 * (kills + 1))
@@ -274,6 +281,7 @@ def test_a_run_survives_random_kills_of_agents_and_training_processes(job: Make)
     run.check_steps(40 * (kills + 1))
 
 
+@pytest.mark.whole
 def test_a_newcomer_leaves_healthy_processes_the_time_to_save(job: Make) -> None:
     run = job(steps=30, pause=2)
     run.env["PET_RDZV_CONF"] += ",settle_timeout=0"

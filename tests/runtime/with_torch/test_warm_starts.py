@@ -33,17 +33,18 @@ def seconds_to_a_step(run: Any, warm: str) -> float:
 
 
 def test_a_run_survives_the_loss_of_an_agent_and_no_start_is_cold(job: Make) -> None:
-    run = job(steps=80, pause=0.2, **WARM)
+    run = job(steps=240, pause=0.2, **WARM)
     seconds_to_a_step(run, "warm")
     rank = run.notes("a", "start")[-1]
     # A rank is its agent's child, as in a cold start, and the agent is the supervisor's.
     assert parent(rank["pid"]) == rank["agent"]
     assert [run.end(name) for name in "ab"] == [0, 0]
-    run.check_steps(80)
+    run.check_steps(240)
     for name in "ab":
         assert "cold" not in run.words(name)
 
 
+@pytest.mark.whole
 def test_sigterm_lets_forked_ranks_save(job: Make) -> None:
     run = job(**WARM)
     for index, name in enumerate("ab"):
@@ -57,6 +58,7 @@ def test_sigterm_lets_forked_ranks_save(job: Make) -> None:
     assert run.wait_for("b", "start", since, world=1)["step"] >= saved["step"]
 
 
+@pytest.mark.whole
 def test_a_failing_script_ends_with_its_code_and_its_traceback(job: Make) -> None:
     run = job(PET_MAX_RESTARTS="1", PET_NNODES="1:1", **WARM)
     (run.folder / "train.py").write_text(
@@ -66,6 +68,7 @@ def test_a_failing_script_ends_with_its_code_and_its_traceback(job: Make) -> Non
     assert run.end("a") == 23
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("modules", ["auto", "torch"])
 def test_several_ranks_of_a_worker_are_forked_with_one_thread_each(job: Make, modules: str) -> None:
     run = job(steps=5, PET_NNODES="1:1", PET_NPROC_PER_NODE="2", BIREME_WARM_MODULES=modules, **WARM)
