@@ -21,9 +21,10 @@ from bireme.live.release import Releases
 from bireme.plan.instances import Instance
 from bireme.tools import Toolbox
 from tests.support import git_server, gitops
-from tests.support.flux import Flux, path_of, until
-from tests.support.gitops import CASES, EACH_JOB, ELASTIC_JOBS, JOBS, TYPE, Job, Site
+from tests.support.flux import Flux, path_of
+from tests.support.gitops import CASES, EACH_JOB, JOBS, TYPE, Job, Site
 from tests.support.processes import autoscaler
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.embedded, pytest.mark.whole]
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "etcd": {"persistence": {"enabled": False}},
     "fsx": {"provisioning": "static", "zone": "us-west-2b", "static": FILE_SYSTEM, "checkDriver": False},
     "gpu-metrics": {"agent": "dcgm"},
+    "paddle": {"workers": 2, "jobClaim": {"existingClaim": "efsvol"}},
     "autoscaler": {"global": {"imageRegistries": {"bireme": "registry.example.com"}}},
 }
 Object = dict[str, Any]
@@ -117,87 +119,30 @@ def flux(team: Team) -> Iterator[Flux]:
     team.flux.clear()
 
 
-def test_a_release_from_a_registry_is_installed_scaled_and_removed(team: Team, flux: Flux) -> None:
-    flux.apply(team.source("torch-elastic"))
-    manifest = copy.deepcopy(MANIFESTS["HelmRelease"])
-    name = manifest["metadata"]["name"]
-    path = flux.apply(manifest)
-    flux.ready(path)
-    team.as_planned(name)
-    first = team.pods(name)
-    assert len(first) == manifest["spec"]["values"]["workers"]
-    flux.change(path, values={"workers": 3})
-    flux.ready(path)
-    team.as_planned(name)
-    scaled = team.pods(name)
-    assert len(scaled) == 3
-    assert first.items() <= scaled.items(), "those that trained go on"
-    flux.remove(path)
-    team.is_gone(name)
-
-
 @EACH_JOB
-def test_a_second_sync_changes_nothing(team: Team, flux: Flux, case: str) -> None:
-    path = team.install(CASES[case])
-    objects, pods = team.objects("run"), team.pods("run")
-    (revision,) = flux.ready(path)["history"]
-    assert objects
-    assert pods
-    (again,) = flux.sync(path)["history"]
-    assert again["version"] == revision["version"] == 1
-    assert team.objects("run") == objects
-    assert team.pods("run") == pods
-
-
-@pytest.mark.parametrize("chart", OTHERS)
-def test_each_chart_without_a_job_is_installed_and_a_second_sync_changes_nothing(
-    team: Team, flux: Flux, chart: str
-) -> None:
-    flux.apply(team.source(chart))
-    path = flux.apply(team.release("run", chart, OTHERS[chart]))
-    flux.ready(path)
-    objects = team.objects("run")
-    assert objects
-    (again,) = flux.sync(path)["history"]
-    assert again["version"] == 1
-    assert team.objects("run") == objects
-    flux.remove(path)
-    team.is_gone("run")
-
-
-def test_what_another_changed_in_a_job_is_changed_back(team: Team, flux: Flux) -> None:
-    path = team.install(CASES["torch-elastic"])
-    job = f"{JOBS}/run-r1"
-    team.cluster.api.patch(job, {"spec": {"completions": 3, "parallelism": 3}})
-    flux.sync(path)
-    until(lambda: team.cluster.api.get(job)["spec"]["parallelism"] == 2, what="two workers again")
-    team.as_planned("run")
-
-
-@ELASTIC_JOBS
-def test_a_job_from_a_registry_is_scaled_taken_back_and_removed(team: Team, flux: Flux, case: str) -> None:
-    path = team.install(CASES[case])
-    first = team.pods("run")
-    flux.change(path, values={"workers": 3})
-    flux.ready(path)
-    team.as_planned("run")
-    scaled = team.pods("run")
-    assert first.items() <= scaled.items(), "those that train go on"
-    assert len(scaled) == len(first) + 1
-    flux.change(path, values={"workers": 2})
-    flux.ready(path)
-    team.as_planned("run")
-    assert team.pods("run") == first
-    flux.remove(path)
-    team.is_gone("run")
-
-
-@EACH_JOB
-def test_a_new_run_is_a_commit_that_suspends_and_one_that_raises_run(
+def test_a_job_from_a_registry_is_installed_kept_scaled_replaced_and_removed(
     team: Team, flux: Flux, case: str
 ) -> None:
     path = team.install(CASES[case])
-    first = team.pods("run")
+    first, objects = team.pods("run"), team.objects("run")
+    assert first
+    assert [each["version"] for each in flux.sync(path)["history"]] == [1]
+    assert team.objects("run") == objects, "a second sync changes nothing"
+    if CASES[case].is_elastic:
+        job = f"{JOBS}/run-r1"
+        team.cluster.api.patch(job, {"spec": {"completions": 3, "parallelism": 3}})
+        flux.sync(path)
+        until(lambda: team.cluster.api.get(job)["spec"]["parallelism"] == 2, what="two workers again")
+        team.as_planned("run")
+        first = team.pods("run")
+        flux.change(path, values={"workers": 3})
+        flux.ready(path)
+        team.as_planned("run")
+        assert first.items() <= team.pods("run").items(), "those that train go on"
+        flux.change(path, values={"workers": 2})
+        flux.ready(path)
+        team.as_planned("run")
+        assert team.pods("run") == first
     flux.change(path, values={"env": {"SEED": "1"}})
     assert "which Kubernetes does not change in place" in flux.refused(path)
     flux.change(path, values={"run": 2})
@@ -209,19 +154,23 @@ def test_a_new_run_is_a_commit_that_suspends_and_one_that_raises_run(
     flux.change(path, values={"run": 2, "workers": 3, "env": {"SEED": "1"}, "suspend": None})
     flux.ready(path)
     team.as_planned("run")
-    second = team.pods("run")
-    assert len(second) == len(first) + 1
-    assert all("-r2-" in name for name in second)
-    # What needed a new run is taken back by another one.
-    flux.change(path, values={"suspend": True})
-    flux.ready(path)
-    flux.change(path, values={"run": 3, "workers": 2, "env": None, "suspend": None})
-    flux.ready(path)
-    team.as_planned("run")
-    assert len(team.pods("run")) == len(first)
-    assert all("-r3" in name for name in team.jobs("run"))
+    assert len(team.pods("run")) == len(first) + 1
+    assert all("-r2-" in name for name in team.pods("run"))
     flux.remove(path)
     team.is_gone("run")
+
+
+def test_each_other_chart_is_installed_and_a_second_sync_changes_nothing(team: Team, flux: Flux) -> None:
+    for chart, values in OTHERS.items():
+        flux.apply(team.source(chart))
+        path = flux.apply(team.release("run", chart, values))
+        flux.ready(path)
+        objects = team.objects("run")
+        assert objects, chart
+        assert [each["version"] for each in flux.sync(path)["history"]] == [1], chart
+        assert team.objects("run") == objects, chart
+        flux.remove(path)
+        team.is_gone("run")
 
 
 @dataclass(frozen=True)
@@ -285,25 +234,20 @@ def committed(team: Team, flux: Flux, case: str, tmp_path: Path) -> Iterator[Com
         flux.clear()
 
 
-@ELASTIC_JOBS
-def test_commits_install_scale_take_back_and_remove_a_job(committed: Committed) -> None:
+@EACH_JOB
+def test_commits_install_scale_replace_and_remove_a_job(committed: Committed) -> None:
     committed.commit()
     first = committed.pods()
     assert first
-    committed.commit(workers=3)
-    assert len(committed.pods()) == len(first) + 1
-    committed.revert()
-    assert committed.pods() == first, "those that trained from the start"
-    committed.remove()
-
-
-@EACH_JOB
-def test_commits_start_a_new_run_take_it_back_by_another_and_remove_it(committed: Committed) -> None:
-    committed.commit()
-    first = committed.pods()
+    if committed.job.is_elastic:
+        committed.commit(workers=3)
+        assert len(committed.pods()) == len(first) + 1
+        committed.revert()
+        assert committed.pods() == first, "those that trained from the start"
     committed.commit(suspend=True)
     committed.commit(run=2, workers=3, env={"SEED": "1"})
     assert len(committed.pods()) == len(first) + 1
+    # What needed a new run is taken back by another one.
     committed.commit(run=2, workers=3, env={"SEED": "1"}, suspend=True)
     committed.commit(run=3)
     assert len(committed.pods()) == len(first)

@@ -19,7 +19,7 @@ from bireme.core.paths import Paths
 from bireme.live.release import Releases
 from bireme.tools import Toolbox
 from tests.support import registry
-from tests.support.flux import until
+from tests.support.waiting import until
 
 TYPE = "p4d.24xlarge"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
@@ -49,24 +49,11 @@ class Job:
 
 CASES = {
     "torch-elastic": Job("torch-elastic", {"instance": {"type": TYPE}, "workers": 2, "maxWorkers": 4}, True),
-    "mpi-training": Job("mpi-training", {"instance": {"type": TYPE}, "workers": 2}),
+    # It takes another number of workers with a new run only.
     "mpijob": Job("mpi-training", {"instance": {"type": TYPE}, "workers": 2, "orchestrator": "MPIJob"}),
-    "horovod": Job(
-        "mpi-training",
-        {
-            "instance": {"type": TYPE},
-            "workers": 2,
-            "elastic": {"minWorkers": 1, "maxWorkers": 4},
-            "args": ["python3", "/opt/train.py"],
-        },
-        True,
-    ),
-    "paddle": Job("paddle", {"workers": 2, "jobClaim": {"existingClaim": "efsvol"}}, True),
 }
-CHARTS = ("torch-elastic", "mpi-training", "paddle")
-EACH_JOB = pytest.mark.parametrize("case", sorted(CASES))
-# The others take another number of workers with a new run only.
-ELASTIC_JOBS = pytest.mark.parametrize("case", sorted(name for name, job in CASES.items() if job.is_elastic))
+CHARTS = ("torch-elastic", "mpi-training")
+EACH_JOB = pytest.mark.parametrize("case", CASES)
 
 
 @dataclass(frozen=True)
