@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
     from bireme.tools import Toolbox
 
-_COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
+# Those after the API server give up at their start when it is slow to answer.
+_CLIENTS = ("kube-controller-manager", "kube-scheduler", "kwok-controller")
+_COMPONENTS = ("etcd", "kube-apiserver", *_CLIENTS)
+_STARTS_AGAIN = 3
+_STARTED_AGAIN = "bireme: started again\n"
 _PORT_OPTIONS = (
     "etcdPort",
     "etcdPeerPort",
@@ -145,20 +149,9 @@ class EmbeddedCluster(FakeNodes):
         """Kill the API server; at the end of the block it starts again, and answers."""
         folder = cluster_dir(self.paths, self.name)
         (pid,) = [pid for pid, program in _processes(folder) if Path(program).name == "kube-apiserver"]
-        listed = subprocess.run(
-            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
-        )
         os.kill(pid, signal.SIGKILL)
         yield
-        (log,) = folder.glob("kwok/clusters/*/logs/kube-apiserver.log")
-        with log.open("ab") as output:
-            subprocess.Popen(
-                listed.stdout.split(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        log = _start_again(folder, "kube-apiserver")
         until(self._is_ready, _UP_SECONDS, f"the API server to be ready again; its log is {log}")
 
     def _is_ready(self) -> bool:
@@ -167,8 +160,16 @@ class EmbeddedCluster(FakeNodes):
         except ApiError:
             return False
 
-    def _check(self) -> None:
-        _check_components(cluster_dir(self.paths, self.name))
+    def _runs(self) -> bool:
+        folder = cluster_dir(self.paths, self.name)
+        lost = _lost_components(folder)
+        ends = [end for name in lost if (end := _end_for_good(folder, name))]
+        if ends:
+            raise BiremeError(f"in the embedded control plane {'; '.join(ends)}")
+        if lost and self._is_ready():
+            for name in lost:
+                _start_again(folder, name)
+        return not lost
 
 
 # --- processes -------------------------------------------------------------------------------------------
@@ -204,7 +205,6 @@ def _start(
         ]
         environment = _environment(work)
         _run_kwokctl(command, environment, folder)
-    _check_components(folder)
 
 
 def _environment(work: Path) -> dict[str, str]:
@@ -251,20 +251,42 @@ def _last_line(log: Path) -> str:
 
 def _lost_components(folder: Path) -> list[str]:
     """The components that do not run (any more), for example for lack of a port."""
-    running = {_component(Path(program).name) for _, program in _processes(folder)}
+    running = {Path(program).name for _, program in _processes(folder)}
     return [name for name in _COMPONENTS if name not in running]
 
 
-def _check_components(folder: Path) -> None:
-    """Raise BiremeError when a component has ended, with the end of its log, which may be removed."""
-    if lost := _lost_components(folder):
-        (logs,) = folder.glob("kwok/clusters/*/logs")
-        ends = [f"{name} has ended; its log ends with: {_last_line(logs / f'{name}.log')}" for name in lost]
-        raise BiremeError(f"in the embedded control plane {'; '.join(ends)}")
+def _end_for_good(folder: Path, name: str) -> str:
+    """How a component has ended; empty if it may start again. The log goes with the cluster."""
+    log = _log(folder, name)
+    if name in _CLIENTS and log.read_text(errors="replace").count(_STARTED_AGAIN) < _STARTS_AGAIN:
+        return ""
+    return f"{name} has ended; its log ends with: {_last_line(log)}"
 
 
-def _component(program: str) -> str:
-    return "kwok" if program == "kwok-controller" else program
+def _start_again(folder: Path, name: str) -> Path:
+    """Start a component as kwokctl did; returns its log."""
+    (config,) = folder.glob("kwok/clusters/*/kwok.yaml")
+    documents = yaml.safe_load_all(config.read_text(encoding="utf-8"))
+    components = [each for document in documents for each in document.get("components", ())]
+    (component,) = [each for each in components if each["name"] == name]
+    log = _log(folder, name)
+    with log.open("ab") as output:
+        output.write(_STARTED_AGAIN.encode())
+        output.flush()
+        subprocess.Popen(
+            [component["binary"], *component["args"]],
+            cwd=component["workDir"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return log
+
+
+def _log(folder: Path, name: str) -> Path:
+    (logs,) = folder.glob("kwok/clusters/*/logs")
+    return logs / f"{name}.log"
 
 
 def _kwok_config(
