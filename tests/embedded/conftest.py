@@ -74,4 +74,4 @@ def mpi_operator(
         yield operator
     operator.uninstall()
     cluster.api.delete(mpi_kind)
-    until(lambda: cluster.api.find(mpi_kind) is None, 60, "the kind MPIJob to be gone")
+    until(lambda: cluster.api.find(mpi_kind) is None, 120, "the kind MPIJob to be gone")

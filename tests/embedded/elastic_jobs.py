@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.support import waiting
 
 BIREME = Path(sys.executable).with_name("bireme")
 TYPE = "p4d.24xlarge"
 REGISTRY = "global.imageRegistries.bireme=registry.example.com"
-until = partial(waiting.until, seconds=90)
 
 
 def elastic(release: ReleaseFactory, *sets: str, workers: int = 2, **more: Any) -> InstalledRelease:

@@ -28,11 +28,11 @@ from tests.embedded.elastic_jobs import (
     options,
     running,
     service,
-    until,
     workers,
 )
 from tests.runtime.etcd_servers import free_port
 from tests.support.processes import autoscaler
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def add_claim(cluster: EmbeddedCluster, namespace: str, name: str = "fsx-pvc", *
 
 def wait_until_bound(cluster: EmbeddedCluster, namespace: str, name: str = "fsx-pvc") -> None:
     path = f"{CORE}/{namespace}/persistentvolumeclaims/{name}"
-    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Bound", 120)
+    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Bound")
 
 
 def make_job(cluster: EmbeddedCluster, namespace: str, **spec: Any) -> None:
@@ -104,7 +104,7 @@ def make_job(cluster: EmbeddedCluster, namespace: str, **spec: Any) -> None:
 def the_pod(cluster: EmbeddedCluster, namespace: str) -> dict[str, Any]:
     path = f"{CORE}/{namespace}/pods"
     own = "app.kubernetes.io/instance=job"
-    waiting.until(lambda: bool(cluster.api.get(path, labelSelector=own)["items"]), 120)
+    waiting.until(lambda: bool(cluster.api.get(path, labelSelector=own)["items"]))
     return dict(cluster.api.get(path, labelSelector=own)["items"][0])
 
 
@@ -122,10 +122,10 @@ def test_claims_that_are_missing_pending_or_for_one_node(
     (missing,) = before("torch-elastic", **JOB)
     assert missing == f"There is no claim fsx-pvc in namespace {namespace}, which the job mounts"
     add_claim(cluster, namespace, storageClassName="nobody")
-    waiting.until(lambda: before("torch-elastic", **JOB) == ["The claim fsx-pvc is Pending"], 60)
+    waiting.until(lambda: before("torch-elastic", **JOB) == ["The claim fsx-pvc is Pending"])
     cluster.api.delete(f"{CORE}/{namespace}/persistentvolumeclaims/fsx-pvc")
     path = f"{CORE}/{namespace}/persistentvolumeclaims/fsx-pvc"
-    waiting.until(lambda: cluster.api.find(path) is None, 120)
+    waiting.until(lambda: cluster.api.find(path) is None)
     add_claim(cluster, namespace, accessModes=["ReadWriteOnce"])
     wait_until_bound(cluster, namespace)
     assert before("torch-elastic", **JOB) == ["The claim fsx-pvc is ReadWriteOnce, and 3 workers mount it"]
@@ -252,7 +252,7 @@ def test_a_quota_that_is_too_small(cluster: EmbeddedCluster, namespace: str, bef
     hard = {"requests.nvidia.com/gpu": "16", "pods": "50", "requests.cpu": "1000"}
     path = f"{CORE}/{namespace}/resourcequotas"
     cluster.api.create(path, {"metadata": {"name": "team"}, "spec": {"hard": hard}})
-    waiting.until(lambda: cluster.api.get(f"{path}/team").get("status", {}).get("used"), 60)
+    waiting.until(lambda: cluster.api.get(f"{path}/team").get("status", {}).get("used"))
     (finding,) = before("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])
     assert finding == (
         f"The quota team of namespace {namespace} has 16 of 16 requests.nvidia.com/gpu left, "
@@ -282,7 +282,7 @@ def test_a_limit_that_is_lower_than_a_worker(
     limit = {"type": "Container", "max": {"memory": "64Gi"}}
     path = f"{CORE}/{namespace}/limitranges"
     cluster.api.create(path, {"metadata": {"name": "small"}, "spec": {"limits": [limit]}})
-    waiting.until(lambda: before("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"]), 60)
+    waiting.until(lambda: before("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"]))
     found = before("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"])
     assert [each for each in found if "maximum memory usage per Container is 64Gi" in each]
 
@@ -302,7 +302,7 @@ def test_a_running_job_is_in_order(
     make_job(cluster, namespace)
     pod = the_pod(cluster, namespace)["metadata"]["name"]
     path = f"{CORE}/{namespace}/pods/{pod}"
-    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Running", 120)
+    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Running")
     assert after() == ()
 
 
@@ -320,9 +320,9 @@ def test_a_job_that_has_used_up_its_restarts(
     make_job(cluster, namespace, backoffLimit=0)
     pod = the_pod(cluster, namespace)["metadata"]["name"]
     path = f"{CORE}/{namespace}/pods/{pod}"
-    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Running", 120)
+    waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Running")
     cluster.fail(pod, 3, namespace)
-    waiting.until(lambda: bool(after()), 120)
+    waiting.until(lambda: bool(after()))
     (finding,) = after()
     assert "The Job job has used up its restarts" in finding.sentence
 
@@ -333,7 +333,7 @@ def test_pods_that_the_namespace_refuses(
     labels = {"pod-security.kubernetes.io/enforce": "baseline"}
     cluster.api.patch(f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
     make_job(cluster, namespace, container={"securityContext": {"privileged": True}})
-    waiting.until(lambda: bool(after()), 120)
+    waiting.until(lambda: bool(after()))
     assert "cannot make pods" in after()[0].sentence
     assert "PodSecurity" in after()[0].sentence
 
@@ -342,7 +342,7 @@ def test_a_pod_that_no_node_takes(
     cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
 ) -> None:
     make_job(cluster, namespace, pod={"nodeSelector": {"nowhere": "yes"}})
-    waiting.until(lambda: bool(after()), 120)
+    waiting.until(lambda: bool(after()))
     (finding,) = after()
     assert "has no node: 0/" in finding.sentence
 

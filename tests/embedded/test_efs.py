@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,14 +10,12 @@ import pytest
 from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import ReleaseFactory
-from tests.support import waiting
+from tests.support.waiting import until
 
 SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
 VOLUMES = "/api/v1/persistentvolumes"
 NFS: dict[str, Any] = {"type": "nfs", "server": SERVER, "size": "50Gi", "capacity": "100Gi"}
 # The controller binds within this time: a claim that is unbound after it stays unbound.
-SECONDS = 60
-until = partial(waiting.until, seconds=SECONDS)
 
 
 def claims_path(namespace: str) -> str:

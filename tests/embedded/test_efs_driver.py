@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tests.embedded.csi import (
     volumes_of,
 )
 from tests.runtime.s3_servers import LOCK, environment_of
-from tests.support import waiting
+from tests.support.waiting import until
 
 DRIVER = "efs.csi.aws.com"
 REGION = "us-east-1"
@@ -41,7 +40,6 @@ TASK = {
     "TaskARN": f"arn:aws:ecs:{REGION}:123456789012:task/test/0123456789abcdef0123456789abcdef",
     "AvailabilityZone": f"{REGION}a",
 }
-until = partial(waiting.until, seconds=120)
 
 
 class Metadata(BaseHTTPRequestHandler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ import pytest
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.support import waiting
 from tests.support.fsx import DYNAMIC, STATIC
+from tests.support.waiting import until
 
 DRIVERS = "/apis/storage.k8s.io/v1/csidrivers"
 VOLUMES = "/api/v1/persistentvolumes"
-SECONDS = 60
-until = partial(waiting.until, seconds=SECONDS)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,14 +14,13 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.live.deploy import Deployer, ReleaseStatus
 from bireme.testing.pytest_plugin import Request
 from tests.embedded.addons import WithAddon
-from tests.support import waiting
+from tests.support.waiting import until
 
 PODS, NODES = "/api/v1/namespaces/default/pods", "/api/v1/nodes"
 KARPENTER = "/apis/karpenter.sh/v1"
 TYPE = "g5.12xlarge"
 POOL = f"{KARPENTER}/nodepools/{TYPE.replace('.', '-')}"
 HALF = ("accelerators=2", "workers=1")
-until = partial(waiting.until, seconds=120)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from bireme.live.deploy import Deployer, ReleaseStatus
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
-from tests.support import waiting
 from tests.support.processes import autoscaler
+from tests.support.waiting import until
 
 VERSION = "kueue.x-k8s.io/v1beta2"
 KUEUE = f"/apis/{VERSION}"
@@ -38,7 +37,6 @@ DEVICES = "nvidia.com/gpu"
 LARGE = {"hugepages-2Mi": "1Pi", "vpc.amazonaws.com/efa": "1k"}
 # Of a flavor of their own: pods without accelerators must not be bound to nodes that have some.
 ANYWHERE = {"cpu": "10k", "memory": "1Pi", "ephemeral-storage": "1Pi"}
-until = partial(waiting.until, seconds=90)
 
 
 def group(flavor: str, quotas: Mapping[str, str]) -> dict[str, Any]:

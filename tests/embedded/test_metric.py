@@ -15,9 +15,10 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
-from tests.embedded.elastic_jobs import BIREME, REGISTRY, elastic, until, workers
+from tests.embedded.elastic_jobs import BIREME, REGISTRY, elastic, workers
 from tests.runtime.etcd_servers import free_port
 from tests.support import api_server
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.whole
 

@@ -6,7 +6,6 @@ import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,11 +18,10 @@ from bireme.live.pods import ObservedPod
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, expand
 from bireme.tools import Toolbox
-from tests.support import waiting
+from tests.support.waiting import until
 
 TYPE = "p4d.24xlarge"
 pytestmark = pytest.mark.usefixtures("mpi_operator")
-until = partial(waiting.until, seconds=60)
 
 
 def manifest(name: str, workers: int, **policy: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def install(
         if one.exists():
             one.uninstall()
     cluster.api.delete(mpi_kind)
-    until(lambda: cluster.api.find(mpi_kind) is None, 30, "the kind MPIJob to be gone")
+    until(lambda: cluster.api.find(mpi_kind) is None, 120, "the kind MPIJob to be gone")
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_uninstalling_removes_the_kind_and_its_jobs_if_configured(
     operator = install(here, sets=["crds.keep=false"])
     job = mpi_job(cluster, here)
     operator.uninstall()
-    until(lambda: cluster.api.find(mpi_kind) is None, 30, "the kind MPIJob to be gone")
+    until(lambda: cluster.api.find(mpi_kind) is None, 120, "the kind MPIJob to be gone")
     assert cluster.api.find(job) is None
 
 
@@ -164,7 +164,7 @@ def test_an_operator_for_one_namespace_ignores_jobs_of_others(
     mpi_job(cluster, others)
     with controllers.running(cluster, "mpijob", ours, toolbox.path("mpi-operator")):
         mpi_job(cluster, team)
-        until(lambda: len(pods(cluster, team)) == 2, 60, "launcher and worker")
+        until(lambda: len(pods(cluster, team)) == 2, 120, "launcher and worker")
     assert pods(cluster, others) == []
     for resource in ("secrets", "configmaps", "pods", "services"):
         assert may(cluster, ours, "list", resource, team)
@@ -182,7 +182,7 @@ def test_an_operator_without_its_rights_ends_with_an_error(
         pytest.raises(BiremeError, match=r"(?s)ended with exit code.*forbidden"),
         controllers.running(cluster, "mpijob", ours, toolbox.path("mpi-operator")) as operator,
     ):
-        until(operator.has_ended, 60, "the operator to end")
+        until(operator.has_ended, 120, "the operator to end")
 
 
 # Everything that its code does (pkg/controller of mpi-operator), and rights that other operators have.

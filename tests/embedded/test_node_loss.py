@@ -33,14 +33,14 @@ def test_lost_machines_are_reported_and_their_workers_replaced(release: ReleaseF
     job.cluster.cut_node(silent)
     job.cluster.remove_node(deleted)
 
-    until(lambda: is_ready_off(job, 0, (deleted, silent)), 120)
+    until(lambda: is_ready_off(job, 0, (deleted, silent)))
 
-    until(lambda: any(each.category == "unreachable" for each in job.differences()), 120)
+    until(lambda: any(each.category == "unreachable" for each in job.differences()))
     (report,) = [each for each in job.differences() if each.category == "unreachable"]
     assert silent in report.sentence
     assert "node.kubernetes.io/out-of-service" in report.sentence
 
     job.cluster.taint_out_of_service(silent)
-    until(lambda: is_ready_off(job, 1, (deleted, silent)), 120)
-    until(lambda: job.differences() == (), 60)
+    until(lambda: is_ready_off(job, 1, (deleted, silent)))
+    until(lambda: job.differences() == ())
     assert node_of(job, 2) == kept

@@ -19,7 +19,8 @@ from bireme.live.release import Releases
 from bireme.plan.instances import Instance
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
-from tests.embedded.elastic_jobs import BIREME, REGISTRY, TYPE, options, service, until
+from tests.embedded.elastic_jobs import BIREME, REGISTRY, TYPE, options, service
+from tests.support.waiting import until
 
 
 @pytest.fixture

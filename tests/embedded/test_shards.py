@@ -100,7 +100,7 @@ def test_the_status_shows_shards_whichever_replica_answers(
         taken = trainer.shards()
         next(taken)
         # The API server knows the endpoints a moment later.
-        until(lambda: bool(shards(ask, test_namespace, [service])), 60, "the service proxy")
+        until(lambda: bool(shards(ask, test_namespace, [service])), 120, "the service proxy")
         (found,) = shards(ask, test_namespace, [service])
         taken.close()
     assert (found.dataset, found.number, found.passes, found.is_over) == ("run-1", 1, 2, False)

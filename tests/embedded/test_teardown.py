@@ -57,7 +57,7 @@ def test_a_cluster_is_emptied_once_the_loss_of_data_is_accepted(
     def is_bound() -> bool:
         return all(each["status"].get("phase") == "Bound" for each in claims(cluster, namespace))
 
-    waiting.until(is_bound, 120)
+    waiting.until(is_bound)
 
     listed = teardown()
     assert listed.returncode == 0, listed.stderr
@@ -107,7 +107,7 @@ def test_a_volume_that_is_kept_needs_no_permission(
             },
         }
         cluster.api.create(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", claim)
-        waiting.until(lambda: claims(cluster, namespace)[0]["status"].get("phase") == "Bound", 120)
+        waiting.until(lambda: claims(cluster, namespace)[0]["status"].get("phase") == "Bound")
         done = teardown("--yes")
         assert done.returncode == 0, done.stderr
         assert claims(cluster, namespace) == []

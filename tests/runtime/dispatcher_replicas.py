@@ -72,7 +72,7 @@ class Dispatchers:
 
     def kill(self, number: int, how: signal.Signals = signal.SIGKILL) -> None:
         self.processes[number].send_signal(how)
-        self.processes[number].wait(60)
+        self.processes[number].wait(120)
 
     def restart(self, number: int, port: int | None = None) -> None:
         self.ports[number] = port or self.ports[number]

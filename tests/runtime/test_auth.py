@@ -144,7 +144,7 @@ def test_the_clients_of_a_pod_share_one_login_also_after_a_restart_of_etcd(
     server.stop()
     server.start()
     for each in clients:
-        waiting.until(lambda each=each: succeeds(partial(each.put, "/bireme/a", "2")), seconds=90)  # type: ignore[misc]
+        waiting.until(lambda each=each: succeeds(partial(each.put, "/bireme/a", "2")))  # type: ignore[misc]
     assert logins(server) <= 1, "the login may have outlived the restart"
 
 
@@ -177,7 +177,7 @@ def test_a_client_logs_in_again_where_etcd_has_lost_its_data(
     server.stop()
     new_etcd(port=server.port, peer_port=server.peer_port).start()
     assert auth.main(secret) == 0
-    waiting.until(lambda: succeeds(lambda: late.get("/bireme/a")), seconds=60)
+    waiting.until(lambda: succeeds(lambda: late.get("/bireme/a")))
     assert late.txn([], [etcd.put_op("/bireme/a", "2")]).succeeded
 
 
@@ -234,17 +234,17 @@ def test_the_container_at_a_member_follows_the_secret_and_a_new_one_an_empty_etc
     server: EtcdServer, secret: dict[str, str], new_etcd: NewEtcd, tmp_path: Path
 ) -> None:
     with kept_up(secret, tmp_path / "users") as probe:
-        waiting.until(lambda: is_ready(probe), 60)
+        waiting.until(lambda: is_ready(probe))
         with pytest.raises(etcd.AuthError, match="user name is empty"):
             client(server, "", "").get("/bireme/a")
         assert lets_in(server, "one")
         write(tmp_path / "users", "two")
-        waiting.until(lambda: lets_in(server, "two"), 60)
+        waiting.until(lambda: lets_in(server, "two"))
     server.stop()
     new_etcd(port=server.port, peer_port=server.peer_port).start()
     assert client(server, "", "").get("/bireme/a") is None, "it has lost its users"
     with kept_up(secret, tmp_path / "users") as probe:
-        waiting.until(lambda: is_ready(probe), 60)
+        waiting.until(lambda: is_ready(probe))
         assert lets_in(server, "one")
         assert not lets_in(server, "")
 
@@ -255,5 +255,5 @@ def test_members_that_start_together_make_the_users_together(
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(kept_up(secret, tmp_path / f"users-{i}")) for i in range(3)]
         for probe in probes:
-            waiting.until(lambda probe=probe: is_ready(probe), 60)  # type: ignore[misc]
+            waiting.until(lambda probe=probe: is_ready(probe))  # type: ignore[misc]
         assert lets_in(server, "one")

@@ -121,7 +121,7 @@ def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
     command = [sys.executable, "-m", "bireme_runtime.dataset", "stage"]
     process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stderr=subprocess.DEVNULL)
     journal = tmp_path / ".data.staging/.bireme/journal-0.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (journal.exists() and journal.read_text().count("path") > 12):
         assert time.monotonic() < deadline
         assert process.poll() is None, "it was done before it could be killed"

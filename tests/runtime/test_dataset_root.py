@@ -191,7 +191,7 @@ def test_other_workers_wait_until_the_first_has_taken_an_interrupted_attempt_bac
     assert run("stage", one)[0] == 0
     interrupt(claim, 2, one)
     second = start("stage", other)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while "waiting for worker 0" not in (line := second.stderr.readline().decode() if second.stderr else ""):
         assert time.monotonic() < deadline, line
     assert run("stage", one)[0] == 0

@@ -302,7 +302,7 @@ def test_a_supervisor_decides_whether_the_shard_of_an_ended_trainer_failed(
         assert victim.stdout.readline() == "a\n"
         if end == TRAIN_AND_HANG:
             victim.kill()
-        victim.wait(60)
+        victim.wait(120)
         (note,) = notes.read()
         assert (note.pid, note.rank, note.for_all) == (victim.pid, 3, False)
         assert of(shared, survivor.dataset)["failedShards"] == []
@@ -640,7 +640,7 @@ def test_killed_and_restarted_leaders_lose_and_repeat_nothing(
         fleet.add(f"t{number}")
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     for limit, how in ((50, signal.SIGKILL), (250, signal.SIGTERM), (400, signal.SIGKILL)):
-        until(lambda limit=limit: sum(fleet.trained.values()) > limit, 60, f"shard {limit}")  # type: ignore[misc]
+        until(lambda limit=limit: sum(fleet.trained.values()) > limit, 120, f"shard {limit}")  # type: ignore[misc]
         leader = replicas.leader()
         replicas.kill(leader, how)
         replicas.restart(leader)
@@ -825,7 +825,7 @@ def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None
     code = "initialise = save = lambda: print('once')\ntrain = print\n" + script
     dataset = prefix.strip("/").replace("/", "-")
     done = start_trainer(shared, dataset, code)
-    out, _ = done.communicate(timeout=60)
+    out, _ = done.communicate(timeout=120)
     passes = [f"part-{number:05d}" for number in range(2)] * 3
     assert [line for line in out.split() if line != "once"] == passes
     # One initialisation of the parameters, and one save for each pass.

@@ -70,7 +70,7 @@ def test_a_silent_etcd_among_three_ends_no_lease_and_delays_no_round(
     with ThreadPoolExecutor(6) as pool:
         failed = pool.submit(members[0].join)
         for each in members[1:]:
-            waiting.until(each.waiting, seconds=6, what="a member to see the failure of another", every=0.02)
+            waiting.until(each.waiting, what="a member to see the failure of another", every=0.02)
         worlds = [failed, *[pool.submit(each.join) for each in members[1:]]]
         assert {(each.result().number, each.result().size) for each in worlds} == {(2, 6)}
     assert time.monotonic() - stopped < 10

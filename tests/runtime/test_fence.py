@@ -80,7 +80,7 @@ def test_a_member_whose_lease_is_gone_may_not_commit(member: Member, shared_etcd
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     (lease,) = membership.leases_of(client, agent.settings.root, agent.identity.base)
     client.lease_revoke(lease)
-    waiting.until(agent.waiting, seconds=5, every=0.01)
+    waiting.until(agent.waiting, every=0.01)
     with pytest.raises(fence.Fenced, match="this worker has left round 1"):
         fence.check(env)
 
@@ -92,7 +92,7 @@ def test_without_etcd_a_member_may_commit_until_its_lease_may_have_ended(
     proxy.mode = "refuse"
     proxy.cut()
     fence.check(env)
-    waiting.until(lambda: agent.board.expired, seconds=5, every=0.01)
+    waiting.until(lambda: agent.board.expired, every=0.01)
     with pytest.raises(fence.Fenced, match="was not renewed in time"):
         fence.check(env)
 

@@ -138,7 +138,7 @@ class Fuzz:
         """Without further failures, all members end in one world, or as spares beside a full one."""
         while len(self.live) < MIN:
             self.add()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 120
         while not self._settled():
             assert time.monotonic() < deadline, "no world of all members came about"
             time.sleep(0.05)

@@ -98,9 +98,9 @@ def test_after_a_learnt_time_processes_start_again_where_that_is_asked_for(
                 observer.tick()
                 return any("have told where they stand" in sentence for sentence in said)
 
-            waiting.until(told, 60, lambda: "\n".join(said))
+            waiting.until(told, what=lambda: "\n".join(said))
             if learnt:
-                assert process.wait(60) == -9
+                assert process.wait(120) == -9
             else:
                 assert process.poll() is None
         finally:
@@ -172,7 +172,7 @@ def test_where_there_is_py_spy_it_sees_what_has_no_handler(monkeypatch: pytest.M
             assert process.stdout
             assert process.stdout.readline() == b"here\n"
             monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-            waiting.until(lambda: hang.spied_stacks(process.pid), 60)
+            waiting.until(lambda: hang.spied_stacks(process.pid))
             frames = hang.frames_of(hang.spied_stacks(process.pid))
             assert [frame.partition(" ")[0] for frame in frames] == ["<module>", "load_batch"]
             monkeypatch.setenv("PATH", "/nowhere")
@@ -182,7 +182,7 @@ def test_where_there_is_py_spy_it_sees_what_has_no_handler(monkeypatch: pytest.M
 
 
 def test_a_process_without_the_handler_is_not_killed_by_the_question() -> None:
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     try:
         assert hang.print_stacks(process.pid, list) == []
         assert process.poll() is None

@@ -75,7 +75,7 @@ class Pods:
 
     def names(self) -> list[str]:
         """The names of the members, once all running ones have published theirs."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 120
         while True:
             try:
                 names = sorted(each.name for each in self.client().members())
@@ -87,7 +87,7 @@ class Pods:
             time.sleep(0.05)
 
     def write(self, key: str) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 120
         while True:
             try:
                 self.client().put(key, "kept")

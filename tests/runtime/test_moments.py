@@ -29,8 +29,8 @@ def test_a_newcomer_waits_for_the_next_checkpoint(start: Start, on_etcd: dict[st
     assert not (second.folder / "world-2").exists()
     assert not (first.folder / "world-2").exists()
     (first.folder / "save").touch()
-    first.file("world-2", 60)
-    second.file("world-2", 60)
+    first.file("world-2")
+    second.file("world-2")
 
 
 # Saves only when it is asked to.
@@ -53,8 +53,8 @@ def test_a_checkpoint_is_asked_for_when_a_newcomer_waits_for_it(
     first = start(SAVES_WHEN_ASKED, **on_etcd)
     first.file("world-1")
     second = start(SAVES_WHEN_ASKED, **on_etcd)
-    first.file("saved-1", 60)
-    second.file("world-2", 60)
+    first.file("saved-1")
+    second.file("world-2")
     assert not (second.folder / "saved-1").exists()
     assert not (first.folder / "saved-2").exists(), "nobody waits any more"
 
@@ -64,7 +64,7 @@ def test_newcomers_do_not_wait_for_ever(start: Start, on_etcd: dict[str, str]) -
     first = start(TRAIN, **on_etcd)
     first.file("world-1")
     start(TRAIN, **on_etcd)
-    first.file("world-2", 60)
+    first.file("world-2")
 
 
 def test_a_checkpoint_counts_when_newcomers_wait_already() -> None:

@@ -29,7 +29,7 @@ def run(*argv: str, **env: str) -> tuple[int, str]:
     """The exit code and the output of the entry point."""
     command = [sys.executable, "-m", "bireme_runtime.mpi.supervisor", *argv]
     environ = {"PYTHONPATH": str(RUNTIME), "PATH": os.environ["PATH"], **env}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stderr
 
 

@@ -106,11 +106,11 @@ def test_discovery_lists_the_workers_that_answer_also_one_that_comes_back(sshd: 
 
         return refreshed
 
-    until(lists("127.0.0.1", "127.0.0.3"), 60, "the two workers that answer")
+    until(lists("127.0.0.1", "127.0.0.3"), what="the two workers that answer")
     sshd.stop("127.0.0.3")
-    until(lists("127.0.0.1"), 60, "the lost worker to be left out")
+    until(lists("127.0.0.1"), what="the lost worker to be left out")
     sshd.start("127.0.0.2", "127.0.0.3")
-    until(lists(*HOSTS), 60, "the lost worker to come back, and a new one")
+    until(lists(*HOSTS), what="the lost worker to come back, and a new one")
 
 
 def test_a_worker_that_horovodrun_has_forgotten_is_listed_again(sshd: Sshd, tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_worker_that_horovodrun_has_forgotten_is_listed_again(sshd: Sshd, tmp_
 
         return refreshed
 
-    until(lists("127.0.0.1", "127.0.0.3"), 60, "both workers")
-    until(lists("127.0.0.1"), 60, "the worker without a rank to be left out")
-    until(lists("127.0.0.1", "127.0.0.3"), 60, "both workers again")
+    until(lists("127.0.0.1", "127.0.0.3"), what="both workers")
+    until(lists("127.0.0.1"), what="the worker without a rank to be left out")
+    until(lists("127.0.0.1", "127.0.0.3"), what="both workers again")
 
 
 @pytest.fixture
@@ -206,12 +206,12 @@ def test_a_worker_that_is_told_to_end_waits_for_its_ranks_without_a_signal_to_th
     pod: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     worker = pod(sshd=RANK, BIREME_MPI_ROLE="worker")
-    until((tmp_path / "up").exists, 60, "the rank to start")
+    until((tmp_path / "up").exists, what="the rank to start")
     worker.send_signal(signal.SIGTERM)
     assert worker.stdout
     assert "commit and go on without the ranks of this pod" in worker.stdout.readline()
     (tmp_path / "go").touch()
-    assert worker.wait(60) == 143
+    assert worker.wait(120) == 143
     assert not (tmp_path / "term").exists()
 
 
@@ -219,6 +219,6 @@ def test_ranks_whose_launcher_is_gone_are_ended(
     pod: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     pod(sshd=BROKEN_LOGIN, BIREME_MPI_ROLE="worker")
-    until((tmp_path / "login").exists, 60, "the login")
+    until((tmp_path / "login").exists, what="the login")
     left = Path("/proc") / (tmp_path / "login").read_text().strip()
-    until(lambda: not left.exists(), 60, "the ranks of the broken login to end")
+    until(lambda: not left.exists(), what="the ranks of the broken login to end")

@@ -50,12 +50,12 @@ for step in range(100000):
     if rank:
         told = peers[0].recv(1)
         while not told:
-            time.sleep(60)
+            time.sleep(600)
         over = told == b"1"
     if over:
         break
     while (folder / "hang").exists() and step > 5:
-        time.sleep(60)
+        time.sleep(600)
     print("step", step, flush=True)
     time.sleep(0.1)
 """
@@ -148,7 +148,7 @@ def test_a_worker_that_is_asked_to_go_lets_the_others_wait_for_its_replacement(
     job.until(both_train(job, 1), "both workers to train")
     pod = job.pods.pop(("collective", 1))
     pod.send_signal(signal.SIGTERM)
-    assert pod.wait(60) == 143
+    assert pod.wait(120) == 143
     start(1)
     job.until(both_train(job, 2), "both workers to train again")
     job.go.write_text("")
@@ -166,4 +166,4 @@ def test_a_clock_that_jumps_makes_no_script_look_hung_or_awake(
     os.utime(logs / "worker.0", (4e9, 4e9))
     monkeypatch.setattr(time, "time", lambda: 1e9)
     first = script.quiet(logs)
-    waiting.until(lambda: script.quiet(logs) > first, 60)
+    waiting.until(lambda: script.quiet(logs) > first)

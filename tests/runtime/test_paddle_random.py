@@ -109,7 +109,7 @@ class Runs:
         for index in indices:
             self.trainers[index].send_signal(how)
         for index in indices:
-            assert self.trainers.pop(index).wait(30) in (0, 143, -how), self.log(index)
+            assert self.trainers.pop(index).wait(120) in (0, 143, -how), self.log(index)
 
     def close(self) -> None:
         """End the run, wherever it is."""
@@ -153,7 +153,7 @@ def test_each_shard_is_in_the_final_model_once_whenever_trainer_0_is_lost(
                 kills += how == signal.SIGKILL
                 runs.start(0)
         for index in range(TRAINERS):
-            assert runs.trainers[index].wait(30) == 0, runs.log(index)
+            assert runs.trainers[index].wait(120) == 0, runs.log(index)
     finally:
         runs.close()
     save = last_save(runs.output)

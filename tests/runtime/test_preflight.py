@@ -98,6 +98,6 @@ def test_the_worker_ends_with_the_sentence_as_its_last_words(tmp_path: Path) -> 
     words.touch()
     env = gpus(tmp_path, "exit 9") | {"PYTHONPATH": str(RUNTIME), "BIREME_TERMINATION_LOG": str(words)}
     command = [sys.executable, "-m", "bireme_runtime.elastic.agent.supervisor", "--", __file__]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == TEMPORARY
     assert "ip-10-0-0-1 cannot train: nvidia-smi fails: exit code 9" in words.read_text()

@@ -22,7 +22,7 @@ from tests.support import waiting
 # Decisions ----------------------------------------
 
 SETTINGS = Settings("run", 2, 3)
-until = partial(waiting.until, seconds=60, every=0.01)
+until = partial(waiting.until, every=0.01)
 
 
 def member(base: str, slot: int, ready: int = 1, **fields: Any) -> Member:
@@ -565,7 +565,7 @@ def test_a_second_run_of_a_release_waits_says_why_and_goes_on_when_the_first_is_
         assert more.join().size == 1, "the first run is disturbed by none of it"
         # Its last member dies without a word, and its lease ends.
         more._closing.set()
-        assert joining.result(timeout=60).size == 1
+        assert joining.result(timeout=120).size == 1
     assert caplog.text.count("waiting for run first") == 1
 
 
@@ -580,7 +580,7 @@ def test_of_two_runs_that_start_at_the_same_time_one_trains(make: Make) -> None:
         for each in members:
             if each.settings.run_id in done:
                 each.leave()
-        assert {future.result(timeout=60).size for future in joining} == {2}
+        assert {future.result(timeout=120).size for future in joining} == {2}
 
 
 def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: EtcdServer) -> None:
@@ -592,7 +592,7 @@ def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: 
         time.sleep(0.3)
         membership.end_run(client, second.settings.root, rules.SUCCESS)
         with pytest.raises(membership.RunOver):
-            joining.result(timeout=60)
+            joining.result(timeout=120)
 
 
 def test_foreign_keys_among_the_members_are_ignored(

@@ -88,7 +88,7 @@ def test_a_signal_reaches_the_script(tmp_path: Path) -> None:
         "if os.environ['RANK'] == '1':\n"
         "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
         f"    pathlib.Path({str(ready)!r}).touch()\n"
-        "    time.sleep(60)\n",
+        "    time.sleep(600)\n",
     )
     found, _, _ = run(script, BIREME_TEST_READY=str(ready))
     assert found["codes"] == [0, 5]

@@ -31,7 +31,7 @@ for run in range(2):
         time.sleep(0.01)
     if run and ready:
         process.terminate()
-    codes.append(process.wait(60))
+    codes.append(process.wait(120))
     pids.append(pid)
 print(json.dumps({"codes": codes, "pids": pids, "template": template.pid}), flush=True)
 template.close()

@@ -28,7 +28,7 @@ class Worker:
             self.process = subprocess.Popen([*command, str(folder / "train.py"), "one", "two"],
                                             env=environ, cwd=folder, stderr=errors)  # fmt: skip
 
-    def file(self, name: str, seconds: float = 40) -> str:
+    def file(self, name: str, seconds: float = 120) -> str:
         """What a training process wrote; waits for it."""
         path, deadline = self.folder / name, time.monotonic() + seconds
         while not path.exists() or not path.read_text():
@@ -37,7 +37,7 @@ class Worker:
             time.sleep(0.01)
         return path.read_text()
 
-    def wait_for(self, words: str, seconds: float = 60) -> None:
+    def wait_for(self, words: str, seconds: float = 120) -> None:
         """Wait until the worker has said these words."""
         deadline = time.monotonic() + seconds
         while words not in self.words:
@@ -48,7 +48,7 @@ class Worker:
     def words(self) -> str:
         return self.errors.read_text()
 
-    def end(self, seconds: float = 45) -> int:
+    def end(self, seconds: float = 120) -> int:
         return self.process.wait(seconds)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from bireme.clusters import Cluster
-from tests.support import waiting
+from tests.support.waiting import until
 
 _PLURALS = {
     "GitRepository": "gitrepositories",
@@ -17,7 +16,6 @@ _PLURALS = {
     "Kustomization": "kustomizations",
     "OCIRepository": "ocirepositories",
 }
-until = partial(waiting.until, seconds=120)
 Object = dict[str, Any]
 
 

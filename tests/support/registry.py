@@ -37,7 +37,7 @@ def serving(toolbox: Toolbox, folder: Path, host: str = "127.0.0.1") -> Iterator
         process = subprocess.Popen(command, stdout=log, stderr=log, env=without_traces)
     try:
         said = (folder / "log").read_text
-        waiting.until(lambda: _answers(port), 60, lambda: f"the registry to answer; it says: {said()}")
+        waiting.until(lambda: _answers(port), what=lambda: f"the registry to answer; it says: {said()}")
         yield f"localhost:{port}"
     finally:
         process.terminate()

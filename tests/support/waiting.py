@@ -9,7 +9,7 @@ import pytest
 
 
 def until(
-    done: Callable[[], object], seconds: float = 30, what: str | Callable[[], str] = "it", every: float = 0.1
+    done: Callable[[], object], seconds: float = 120, what: str | Callable[[], str] = "it", every: float = 0.1
 ) -> None:
     """Return once ``done()`` is true; fail the test after ``seconds``.
 

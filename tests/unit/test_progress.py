@@ -19,7 +19,7 @@ def output_of(console: Console) -> str:
 def test_a_long_step_is_announced_while_it_runs_and_prints_its_time() -> None:
     console = Console(file=io.StringIO())
     with step(console, "building torch", short_seconds=0.05):
-        until(lambda: output_of(console) == "building torch …\n", 10, "the first line")
+        until(lambda: output_of(console) == "building torch …\n", what="the first line")
     assert output_of(console) == "building torch …\nbuilding torch: 0 s\n"
 
 
@@ -34,7 +34,7 @@ def test_a_step_that_fails_prints_no_time() -> None:
     console = Console(file=io.StringIO())
     try:
         with step(console, "building torch", short_seconds=0):
-            until(lambda: output_of(console) != "", 10, "the first line")
+            until(lambda: output_of(console) != "", what="the first line")
             raise OSError("no space left")
     except OSError:
         pass

@@ -35,7 +35,7 @@ PROJECT = Paths.discover().root
 OS, ARCH = this_platform()
 NOBODY = "http://127.0.0.1:9"
 """A mirror that refuses connections, so that no test depends on the internet."""
-until = partial(waiting.until, seconds=60, every=0.02)
+until = partial(waiting.until, every=0.02)
 
 
 def script(prints: str) -> str:
@@ -444,7 +444,7 @@ def test_ctrl_c_during_a_build_ends_go_and_leaves_nothing(bench: Bench) -> None:
     until(started.exists)
 
     process.send_signal(signal.SIGINT)
-    process.wait(60)
+    process.wait(120)
 
     assert bench.left_in_cache() == []
     until(lambda: gone(int(started.read_text())))

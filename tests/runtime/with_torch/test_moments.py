@@ -26,7 +26,7 @@ def test_a_newcomer_gets_a_checkpoint_early_and_no_step_is_made_again(job: Calla
     run.script = ["/mnt/digits.py", "--checkpoints=/mnt/run", "--steps=400", "--step-seconds=0.1"]
     run.script += ["--checkpoint-every=100000", "--tensorboard=/tmp/events"]
     run.start("a", 0)
-    waiting.until(lambda: events(run, "step"), 120, lambda: run.words("a")[-3000:])
+    waiting.until(lambda: events(run, "step"), what=lambda: run.words("a")[-3000:])
     run.start("b", 1)
     waiting.until(lambda: events(run, "resume"), 180, lambda: run.words("a")[-3000:])
     # The checkpoint, that of SIGTERM right after it, and no other.
