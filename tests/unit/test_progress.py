@@ -23,6 +23,14 @@ def test_a_long_step_is_announced_while_it_runs_and_prints_its_time() -> None:
     assert output_of(console) == "building torch …\nbuilding torch: 0 s\n"
 
 
+def test_a_long_step_says_again_and_again_how_far_it_is() -> None:
+    console = Console(file=io.StringIO())
+    packages = iter(range(100_000))
+    with step(console, "building helm", 0, lambda: f"{next(packages)} packages", every_seconds=0.01):
+        until(lambda: "building helm … 3 packages\n" in output_of(console), 10, "the fourth line")
+    assert output_of(console).startswith("building helm … 0 packages\nbuilding helm … 1 packages\n")
+
+
 def test_a_short_step_prints_nothing() -> None:
     console = Console(file=io.StringIO())
     with step(console, "building torch", short_seconds=60):

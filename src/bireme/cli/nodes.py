@@ -28,6 +28,7 @@ from bireme.core.progress import step
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
 from bireme.plan.instances import CPU_TYPE
+from bireme.plan.topology import expand
 from bireme.provision import (
     Capacity,
     Fleet,
@@ -250,9 +251,11 @@ def demo(app: App, /) -> None:
     request = RenderRequest(
         app.paths.charts / "torch-elastic", value_files.load(values) | {"workers": 3}, "imagenet"
     )
+    # The plan needs Helm only, and is there to read while the control plane is got or built.
+    manifests = app.renderer.render(request).manifests
+    app.out.print(views.plan_view(expand(request.release, request.namespace, manifests, app.instances)))
     with _demo_cluster(app) as cluster:
         deployer = app.deployer(cluster)
-        app.out.print(views.plan_view(deployer.plan(request)))
         outcome = deployer.install(request)
         app.out.print(views.outcome_view(outcome))
         deployer.uninstall(request.release, request.namespace)

