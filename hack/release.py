@@ -1,24 +1,27 @@
 """Release the charts: `release.py check`, `release.py propose`, or `release.py cut [--date YYYY-MM-DD]`.
 
-hack/released has each chart as it was last released. A release has one version, that of the harness; a chart
-that changed since takes it, and one that did not keeps its own.
+hack/releases.toml has the commit of each release, from which git reads its charts again. A release has one
+version, that of the harness; a chart that changed since takes it, and one that did not keeps its own.
 
 `check` exits with 1 and names each chart that changed and kept its version. `propose` raises the versions by
 what changed: the major one (before 1.0 the minor one) when a schema refuses what it accepted, the minor one
-when values came, else the patch. `cut` closes CHANGELOG.md's section, replaces hack/released, commits and
-tags.
+when values came, else the patch. `cut` closes CHANGELOG.md's section, commits, tags, and adds the commit to
+hack/releases.toml.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
-RELEASED = Path("hack/released")
+RELEASES = Path("hack/releases.toml")
 _HARNESS = ("pyproject.toml", "src/bireme/__init__.py")
 _RUNTIME = (
     "runtime/pyproject.toml",
@@ -45,16 +48,18 @@ Version = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Packed:
-    """The content of a packed chart: ``files`` by their names inside the chart's folder."""
+    """A chart as `make package` packs it: ``files`` by their names inside the chart's folder."""
 
     name: str
     version: Version
     files: Mapping[str, bytes]
 
     @classmethod
-    def read(cls, archive: Path) -> Packed:
-        """Raises KeyError when the archive has no Chart.yaml."""
-        files = {name.partition("/")[2]: content for name, content in contents(archive).items()}
+    def read(cls, toolbox: Toolbox, chart: Path) -> Packed:
+        """Pack the chart in the folder ``chart``."""
+        with tempfile.TemporaryDirectory() as scratch:
+            packed = contents(pack_chart(toolbox, chart, Path(scratch), 0))
+        files = {name.partition("/")[2]: content for name, content in packed.items()}
         about = yaml.safe_load(files["Chart.yaml"])
         return cls(about["name"], version_of(about["version"]), files)
 
@@ -151,6 +156,24 @@ def next_version(current: Version, old: Packed, new: Packed) -> Version:
     return major, minor, patch + 1
 
 
+def read_release(paths: Paths, folder: Path) -> Paths:
+    """Write the project as it was last released into the empty ``folder``.
+
+    Raises BiremeError when the clone does not have its commit.
+    """
+    releases = tomllib.loads((paths.root / RELEASES).read_text(encoding="utf-8"))
+    last = max(releases, key=version_of)
+    try:
+        tree = _git(paths.root, "archive", releases[last])
+    except BiremeError as error:
+        raise BiremeError(
+            f"{RELEASES} has {last}, and this clone cannot read it ({error}): git fetch --unshallow"
+        ) from error
+    with tarfile.open(fileobj=io.BytesIO(tree)) as files:
+        files.extractall(folder, filter="data")
+    return replace(paths, root=folder)
+
+
 @dataclass(frozen=True)
 class Tree:
     """The charts of the project and, where there is one, their last release."""
@@ -160,16 +183,16 @@ class Tree:
     pairs: tuple[tuple[Packed | None, Packed], ...]
 
     @classmethod
-    def read(cls, paths: Paths, scratch: Path) -> Tree:
-        """Pack the charts into ``scratch``, and read what was released."""
+    def read(cls, paths: Paths) -> Tree:
+        """Pack the charts as they are and as they were last released."""
         toolbox = Toolbox(paths)
-        last = {each.name: each for each in map(Packed.read, sorted((paths.root / RELEASED).glob("*.tgz")))}
-        now = [Packed.read(pack_chart(toolbox, chart, scratch, 0)) for chart in application_charts(paths)]
-        text = (paths.root / "pyproject.toml").read_text(encoding="utf-8")
-        found = re.search(r'^version = "(.*)"$', text, re.MULTILINE)
-        assert found, "pyproject.toml has no version"
+        with tempfile.TemporaryDirectory() as folder:
+            released = application_charts(read_release(paths, Path(folder)))
+            last = {chart.name: Packed.read(toolbox, chart) for chart in released}
+        now = [Packed.read(toolbox, chart) for chart in application_charts(paths)]
+        project = tomllib.loads((paths.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         pairs = tuple((last.get(each.name), each) for each in now)
-        return cls(paths.root, version_of(found[1]), pairs)
+        return cls(paths.root, version_of(project["version"]), pairs)
 
     @property
     def changed(self) -> tuple[tuple[Packed, Packed], ...]:
@@ -236,38 +259,34 @@ def close_section(changelog: str, version: Version, date: str) -> str:
     return f"{head}{_HEADING}\n## [{dotted(version)}] - {date}\n{rest}"
 
 
-def cut(paths: Paths, tree: Tree, scratch: Path, date: str) -> str:
-    """Close the changelog, keep the charts as they are now, commit and tag; returns the tag.
+def cut(tree: Tree, date: str) -> str:
+    """Close the changelog, commit, tag, and add the commit to the table of releases; returns the tag.
 
     Raises BiremeError, and changes nothing, when `check` finds something or the clone has other changes.
     """
+    root, version = tree.root, dotted(tree.harness)
     findings = tree.findings()
-    if _git(paths.root, "status", "--porcelain"):
+    if _git(root, "status", "--porcelain"):
         findings.append("the clone has changes that are not committed: commit them first")
     if findings:
         raise BiremeError("\n".join(findings))
-    changelog = paths.root / "CHANGELOG.md"
+    changelog = root / "CHANGELOG.md"
     closed = close_section(changelog.read_text(encoding="utf-8"), tree.harness, date)
     changelog.write_text(closed, encoding="utf-8")
-    folder = paths.root / RELEASED
-    for old, new in tree.pairs:
-        if old is None or new.version > old.version:
-            for gone in folder.glob(f"{new.name}-[0-9]*.tgz"):
-                gone.unlink()
-            name = f"{new.name}-{dotted(new.version)}.tgz"
-            (folder / name).write_bytes((scratch / name).read_bytes())
-    tag = f"v{dotted(tree.harness)}"
-    _git(paths.root, "add", "CHANGELOG.md", str(RELEASED))
-    body = "hack/released has the charts as they are published; the next changes are compared with them."
-    _git(paths.root, "commit", "--quiet", "-m", f"Release {dotted(tree.harness)}", "-m", body)
-    _git(paths.root, "tag", "-a", tag, "-m", f"Bireme {dotted(tree.harness)}")
-    return tag
+    body = "These are the charts as they are published."
+    _git(root, "commit", "--quiet", "-m", f"Release {version}", "-m", body, "CHANGELOG.md")
+    _git(root, "tag", "-a", f"v{version}", "-m", f"Bireme {version}")
+    with (root / RELEASES).open("a", encoding="utf-8") as table:
+        table.write(f'"{version}" = "{_git(root, "rev-parse", "HEAD").decode().strip()}"\n')
+    body = "The next changes of the charts are compared with this release."
+    _git(root, "commit", "--quiet", "-m", f"{RELEASES} has {version}", "-m", body, str(RELEASES))
+    return f"v{version}"
 
 
-def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+def _git(root: Path, *words: str) -> bytes:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, check=False)
     if done.returncode:
-        raise BiremeError(f"git {words[0]} fails: {done.stderr.strip()}")
+        raise BiremeError(f"git {words[0]} fails: {done.stderr.decode().strip()}")
     return done.stdout
 
 
@@ -278,19 +297,18 @@ def main() -> None:
     options.add_argument("--date", default=f"{datetime.now(UTC):%Y-%m-%d}")
     given = options.parse_args()
     paths = Paths.discover()
-    with tempfile.TemporaryDirectory() as scratch:
-        tree = Tree.read(paths, Path(scratch))
-        try:
-            if given.command == "check":
-                if findings := tree.findings():
-                    raise BiremeError("\n".join(findings))
-            elif given.command == "propose":
-                print(f"the next release is {dotted(raise_versions(tree))}")
-            else:
-                tag = cut(paths, tree, Path(scratch), given.date)
-                print(f"{tag} is tagged here: git push --follow-tags publishes it, make package packs it")
-        except BiremeError as error:
-            sys.exit(str(error))
+    try:
+        tree = Tree.read(paths)
+        if given.command == "check":
+            if findings := tree.findings():
+                raise BiremeError("\n".join(findings))
+        elif given.command == "propose":
+            print(f"the next release is {dotted(raise_versions(tree))}")
+        else:
+            tag = cut(tree, given.date)
+            print(f"{tag} is tagged here: git push --follow-tags publishes it, make package there packs it")
+    except BiremeError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

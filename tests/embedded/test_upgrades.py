@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from release import read_release
 
 from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.helm import Charts
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.support.fsx import STATIC
 
-ROOT = Path(__file__).parents[2]
 IN_POD = "persistence.enabled=false"
 NFS = {"type": "nfs", "server": "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com", "size": "5Gi"}
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
@@ -39,16 +38,17 @@ OTHERS: dict[str, dict[str, Any]] = {
     "mpijob": {"sets": ["crds.keep=false"]},
     "autoscaler": {"sets": ["global.imageRegistries.bireme=registry.example.com"]},
 }
-ARCHIVES = {file.name.rpartition("-")[0]: file for file in (ROOT / "hack/released").glob("*.tgz")}
 
 
-def test_every_released_chart_is_upgraded() -> None:
-    assert ARCHIVES.keys() <= JOBS.keys() | OTHERS.keys()
+@pytest.fixture(scope="module")
+def released(bireme_paths: Paths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the charts as they were last released."""
+    return read_release(bireme_paths, tmp_path_factory.mktemp("released")).charts
 
 
-def released(chart: str, paths: Paths, toolbox: Toolbox) -> str:
-    """The folder of the chart as it was last released."""
-    return str(Charts(paths, toolbox).find(str(ARCHIVES[chart])))
+def test_every_released_chart_is_upgraded(released: Path) -> None:
+    charts = {chart.name for chart in released.iterdir()}
+    assert charts == {"common"} | JOBS.keys() | OTHERS.keys()
 
 
 def uids(release: InstalledRelease) -> set[str]:
@@ -64,11 +64,11 @@ def roll_back(release: InstalledRelease, toolbox: Toolbox, cluster: Cluster) -> 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("chart", sorted(JOBS.keys() & ARCHIVES))
+@pytest.mark.parametrize("chart", sorted(JOBS))
 def test_an_upgraded_job_keeps_its_pods_or_is_refused_and_can_be_rolled_back(
-    release: ReleaseFactory, bireme_paths: Paths, toolbox: Toolbox, cluster: Cluster, chart: str
+    release: ReleaseFactory, released: Path, toolbox: Toolbox, cluster: Cluster, chart: str
 ) -> None:
-    job = release(released(chart, bireme_paths, toolbox), **JOBS[chart])
+    job = release(str(released / chart), **JOBS[chart])
     first, before = job.plan, uids(job)
     job.chart = chart
     if job.changes(**JOBS[chart]).is_refused:
@@ -95,12 +95,12 @@ def fsx_driver(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fsx_driver")
-@pytest.mark.parametrize("chart", sorted(OTHERS.keys() & ARCHIVES))
+@pytest.mark.parametrize("chart", sorted(OTHERS))
 def test_an_upgrade_of_other_charts_works_in_place_and_back(
-    release: ReleaseFactory, bireme_paths: Paths, toolbox: Toolbox, cluster: Cluster, chart: str
+    release: ReleaseFactory, released: Path, toolbox: Toolbox, cluster: Cluster, chart: str
 ) -> None:
     options = OTHERS[chart]
-    installed = release(released(chart, bireme_paths, toolbox), **options)
+    installed = release(str(released / chart), **options)
     first = installed.plan
     installed.chart = chart
     assert not installed.changes(**options).is_refused

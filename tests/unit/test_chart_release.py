@@ -1,4 +1,4 @@
-"""`hack/release` tells which charts need a new version, raises versions, and keeps what was released."""
+"""`hack/release` tells which charts need a new version, raises versions, and reads releases from git."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
+from bireme.tools import Toolbox
 
 RUNTIME = "runtime/src/bireme_runtime/__init__.py"
 CARRIED = "charts/web/charts/common/files/runtime/bireme_runtime/__init__.py"
@@ -54,12 +56,10 @@ def project(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (root / "CHANGELOG.md").write_text(CHANGELOG)
     git(tmp_path, "init", "--quiet", str(root))
     shutil.copytree(paths.root / "hack/tools", root / "hack/tools")
-    project = Paths(root, paths.cache, tmp_path / "state")
-    folder = root / release.RELEASED
-    folder.mkdir(parents=True)
-    read(project, folder)
     commit(root)
-    return project
+    (root / release.RELEASES).write_text(f'"0.1.0" = "{git(root, "rev-parse", "HEAD").strip()}"\n')
+    commit(root)
+    return Paths(root, paths.cache, tmp_path / "state")
 
 
 def write(root: Path, name: str, properties: Mapping[str, Any], version: str = "0.1.0") -> None:
@@ -74,25 +74,20 @@ def write(root: Path, name: str, properties: Mapping[str, Any], version: str = "
     (folder / "values.schema.json").write_text(json.dumps(schema))
 
 
-def read(paths: Paths, scratch: Path) -> release.Tree:
-    scratch.mkdir(exist_ok=True)
-    return release.Tree.read(paths, scratch)
-
-
 def commit(root: Path) -> None:
     git(root, "add", ".")
     git(root, "commit", "--quiet", "-m", "All")
 
 
-def test_charts_as_they_were_released_need_no_version(project: Paths, tmp_path: Path) -> None:
-    tree = read(project, tmp_path / "scratch")
+def test_charts_as_they_were_released_need_no_version(project: Paths) -> None:
+    tree = release.Tree.read(project)
     assert tree.findings() == []
     assert tree.changed == ()
 
 
-def test_a_chart_that_changed_and_kept_its_version_is_named(project: Paths, tmp_path: Path) -> None:
+def test_a_chart_that_changed_and_kept_its_version_is_named(project: Paths) -> None:
     (project.root / "charts/web/templates/map.yaml").write_text("kind: Secret\n")
-    (sentence,) = read(project, tmp_path / "scratch").findings()
+    (sentence,) = release.Tree.read(project).findings()
     assert sentence.startswith("charts/web differs from its release 0.1.0, and its version is 0.1.0")
 
 
@@ -107,17 +102,17 @@ def test_a_chart_that_changed_and_kept_its_version_is_named(project: Paths, tmp_
     ],
 )
 def test_the_version_rises_by_what_the_schema_takes(
-    project: Paths, tmp_path: Path, properties: Any, version: release.Version
+    project: Paths, properties: Any, version: release.Version
 ) -> None:
     write(project.root, "web", properties)
-    old, new = next(pair for pair in read(project, tmp_path / "scratch").pairs if pair[1].name == "web")
+    old, new = next(pair for pair in release.Tree.read(project).pairs if pair[1].name == "web")
     assert old is not None
     assert release.next_version((1, 2, 3), old, new) == version
 
 
-def test_before_one_an_incompatible_change_raises_the_minor_version(project: Paths, tmp_path: Path) -> None:
+def test_before_one_an_incompatible_change_raises_the_minor_version(project: Paths) -> None:
     write(project.root, "web", {}, version="0.1.1")
-    (sentence,) = read(project, tmp_path / "scratch").findings()
+    (sentence,) = release.Tree.read(project).findings()
     assert sentence == "charts/web needs 0.2.0 instead of 0.1.1: workers is gone"
 
 
@@ -130,17 +125,17 @@ def test_a_required_key_that_the_chart_has_a_default_for_breaks_nobody(
     schema["properties"]["port"] = {"type": "integer"}
     (chart / "values.schema.json").write_text(json.dumps({**schema, "required": ["port"]}))
     (chart / "values.yaml").write_text("port: 80\n")
-    (sentence,) = read(project, tmp_path / "with").findings()
+    (sentence,) = release.Tree.read(project).findings()
     assert sentence == "charts/web needs 0.2.0 instead of 0.1.1: it has new values"
     (chart / "values.yaml").write_text("{}\n")
-    (sentence,) = read(project, tmp_path / "without").findings()
+    (sentence,) = release.Tree.read(project).findings()
     assert sentence == "charts/web needs 0.2.0 instead of 0.1.1: port is required"
 
 
-def test_a_proposal_raises_the_harness_and_the_charts_that_changed(project: Paths, tmp_path: Path) -> None:
+def test_a_proposal_raises_the_harness_and_the_charts_that_changed(project: Paths) -> None:
     write(project.root, "web", {"workers": {"type": "integer"}, "image": {"type": "string"}})
     about = project.root / "charts/other/Chart.yaml"
-    assert release.raise_versions(read(project, tmp_path / "scratch")) == (0, 2, 0)
+    assert release.raise_versions(release.Tree.read(project)) == (0, 2, 0)
     assert "version: 0.2.0\n" in (project.root / "charts/web/Chart.yaml").read_text()
     assert "version: 0.1.0\n" in about.read_text()
     assert '__version__ = "0.2.0"\n' in (project.root / "src/bireme/__init__.py").read_text()
@@ -148,12 +143,12 @@ def test_a_proposal_raises_the_harness_and_the_charts_that_changed(project: Path
 
 @pytest.mark.parametrize(("changed", "version"), [(False, "0.1.0"), (True, "0.1.1")])
 def test_the_runtime_takes_the_version_only_when_it_changed(
-    project: Paths, tmp_path: Path, changed: bool, version: str
+    project: Paths, changed: bool, version: str
 ) -> None:
     (project.root / "charts/web/templates/map.yaml").write_text("kind: Secret\n")
     if changed:
         (project.root / CARRIED).write_text("rank = 0\n")
-    release.raise_versions(read(project, tmp_path / "scratch"))
+    release.raise_versions(release.Tree.read(project))
     assert (project.root / RUNTIME).read_text() == f'__version__ = "{version}"\n'
     metadata = project.root / "runtime/src/bireme_runtime.dist-info/METADATA"
     assert metadata.read_text() == f"Version: {version}\n"
@@ -163,24 +158,31 @@ def test_a_cut_closes_the_changelog_and_tags_what_the_next_is_held_against(
     project: Paths, tmp_path: Path
 ) -> None:
     write(project.root, "web", {"image": {"type": "string"}})
-    release.raise_versions(read(project, tmp_path / "scratch"))
+    release.raise_versions(release.Tree.read(project))
     commit(project.root)
-    scratch = tmp_path / "packed"
-    assert release.cut(project, read(project, scratch), scratch, "2026-11-24") == "v0.2.0"
+    assert release.cut(release.Tree.read(project), "2026-11-24") == "v0.2.0"
     assert git(project.root, "tag").split() == ["v0.2.0"]
     assert git(project.root, "status", "--porcelain") == ""
     changelog = (project.root / "CHANGELOG.md").read_text()
     assert "## [Unreleased]\n\n## [0.2.0] - 2026-11-24\n\n### Charts\n\n- `web`: a key." in changelog
-    names = sorted(file.name for file in (project.root / release.RELEASED).iterdir())
-    assert names == ["other-0.1.0.tgz", "web-0.2.0.tgz"]
-    assert read(project, tmp_path / "after").findings() == []
+    write(project.root, "web", {"image": {"type": "string"}, "port": {}}, version="0.2.0")
+    (sentence,) = release.Tree.read(project).findings()
+    assert sentence.startswith("charts/web differs from its release 0.2.0, and its version is 0.2.0")
 
 
-def test_nothing_is_cut_with_changes_that_are_not_committed(project: Paths, tmp_path: Path) -> None:
+def test_a_clone_without_the_commit_of_the_last_release_says_how_to_get_it(
+    project: Paths, tmp_path: Path
+) -> None:
+    shallow = tmp_path / "shallow"
+    git(tmp_path, "clone", "--quiet", "--depth", "1", project.root.as_uri(), str(shallow))
+    with pytest.raises(BiremeError, match=r"0\.1\.0, and this clone cannot read it .* git fetch --unshallow"):
+        release.Tree.read(replace(project, root=shallow))
+
+
+def test_nothing_is_cut_with_changes_that_are_not_committed(project: Paths) -> None:
     (project.root / "charts/web/templates/map.yaml").write_text("kind: Secret\n")
-    scratch = tmp_path / "packed"
     with pytest.raises(BiremeError, match="commit them first"):
-        release.cut(project, read(project, scratch), scratch, "2026-11-24")
+        release.cut(release.Tree.read(project), "2026-11-24")
     assert git(project.root, "tag") == ""
 
 
@@ -190,11 +192,10 @@ def test_nothing_is_cut_without_a_word_in_the_changelog() -> None:
 
 
 def test_a_packed_chart_says_what_changed_in_it(project: Paths, tmp_path: Path) -> None:
-    read(project, tmp_path / "scratch")
-    packed = package.contents(tmp_path / "scratch/web-0.1.0.tgz")["web/Chart.yaml"]
-    annotations = yaml.safe_load(packed)["annotations"]
+    packed = package.pack_chart(Toolbox(project), project.charts / "web", tmp_path, 0)
+    annotations = yaml.safe_load(package.chart_yaml(packed))["annotations"]
     assert yaml.safe_load(annotations["artifacthub.io/changes"]) == ["`web`: a key.", "All: two lines."]
 
 
-def test_every_chart_of_the_project_has_a_version_for_what_changed(paths: Paths, tmp_path: Path) -> None:
-    assert read(paths, tmp_path / "scratch").findings() == []
+def test_every_chart_of_the_project_has_a_version_for_what_changed(paths: Paths) -> None:
+    assert release.Tree.read(paths).findings() == []
