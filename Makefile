@@ -107,7 +107,7 @@ instances: setup ## Write charts/common's lists of instance types, from values/i
 .PHONY: docs
 docs: setup ## Write charts/*/README.md, the picture of the README, and the documents as a site into site/
 	$(BIN)/python hack/generate.py docs
-	$(BIN)/python hack/docs_site.py site
+	$(BIN)/mkdocs build --strict
 
 .PHONY: crds
 crds: setup ## Write the CustomResourceDefinition of charts/mpijob from the Go types of the pinned mpi-operator
