@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.api import Api, ApiError
+from bireme.clusters.existing import ExistingProvider
 from tests.support.api_server import Quiet, serving, write_kubeconfig
 
 
@@ -79,3 +80,18 @@ def test_a_server_that_takes_connections_and_says_nothing_is_given_up(tmp_path: 
     assert f"the cluster at http://127.0.0.1:{port} does not answer" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
     assert time.monotonic() - since < 120
+
+
+def test_several_kubeconfigs_are_one_as_for_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "token").write_text("secret")
+    contexts = [{"name": "dev", "context": {"cluster": "here", "user": "me"}}]
+    first = tmp_path / "first"
+    first.write_text(json.dumps({"current-context": "dev", "contexts": contexts}))
+    cluster = {"name": "here", "cluster": {"server": "http://127.0.0.1:1"}}
+    user = {"name": "me", "user": {"tokenFile": "token"}}
+    second = tmp_path / "keys" / "second"
+    other = {"name": "dev", "context": {"cluster": "elsewhere"}}
+    second.write_text(json.dumps({"contexts": [other], "clusters": [cluster], "users": [user]}))
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(tmp_path / "missing"), str(first), str(second)]))
+    assert ExistingProvider().get().api.server == "http://127.0.0.1:1"

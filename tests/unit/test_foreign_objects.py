@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -146,3 +147,37 @@ def test_a_wrong_value_anywhere_is_planned_or_refused_with_a_sentence(
     assert sentences
     bad = [where for where, text in sentences.items() if not text or len(text) > 400 or "\n" in text]
     assert bad == []
+
+
+def test_objects_in_lists_are_planned_like_others(bireme_plan: Callable[..., str]) -> None:
+    job = {"metadata": {"name": "train"}, "spec": {"parallelism": 2, "template": {"spec": POD}}}
+    known = {"apiVersion": "batch/v1", "kind": "Job"}
+    lists = [
+        {"apiVersion": "v1", "kind": "List", "items": [known | job]},
+        {"apiVersion": "batch/v1", "kind": "JobList", "items": [{**job, "metadata": {"name": "other"}}]},
+    ]
+    text = "---\n".join(json.dumps(each) + "\n" for each in lists)
+    plan = json.loads(bireme_plan(text, "-o", "json"))
+    assert sorted(each["name"] for each in plan["workloads"]) == ["other", "train"]
+    assert plan["totals"]["pods"] == 4
+
+
+def test_a_name_that_leaves_no_room_for_an_index_is_refused(bireme_plan: Callable[..., str]) -> None:
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j" * 61}}
+    spec = {"completionMode": "Indexed", "completions": 12, "template": {"spec": POD}}
+    said = bireme_plan(json.dumps(job | {"spec": spec}), fails=True)
+    assert "pod names would have 64 characters with their index, 63 is the most: give --release" in said
+
+
+def test_a_selector_without_a_value_is_named(bireme_plan: Callable[..., str]) -> None:
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}}
+    spec = {"template": {"spec": {**POD, "nodeSelector": {"team/pool": None}}}}
+    said = bireme_plan(json.dumps(job | {"spec": spec}), fails=True)
+    assert said == "Job/train: nodeSelector.team/pool has no value: give it one, or leave the key out"
+
+
+def test_a_daemonset_names_the_labels_that_nodes_must_be_given(bireme_plan: Callable[..., str]) -> None:
+    about = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "mps"}}
+    pod = {"nodeSelector": {"nvidia.com/mps.capable": "true"}, "containers": [{"name": "mps", "image": "a"}]}
+    said = bireme_plan(json.dumps(about | {"spec": {"template": {"spec": pod}}}))
+    assert "a mps pod on each node labelled nvidia.com/mps.capable=true" in said

@@ -106,6 +106,21 @@ def test_it_is_efa_only_if_all_ranks_that_name_a_provider_use_it(
     assert not report.is_efa
 
 
+def test_a_plugin_that_chose_efa_and_then_failed_to_start_is_no_efa() -> None:
+    failed = f"{EFA_NEW}\nNCCL WARN NET/OFI aws-ofi-nccl initialization failed\n{SOCKET}"
+    assert parse(new_log(network=failed)).providers == ("socket",)
+    assert parse(new_log(network=f"{EFA_NEW}\nNCCL INFO Using network AWS Libfabric")).is_efa
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["2026-01-12T10:11:12.123456789Z ", "[pod/nccl-0/main] ", "2026-01-12T10:11:12.123+00:00\t"],
+)
+def test_logs_with_times_or_the_names_of_pods_read_as_without_them(prefix: str) -> None:
+    log = new_log()
+    assert parse("\n".join(prefix + line for line in log.splitlines())) == parse(log)
+
+
 def test_of_several_sweeps_in_a_log_the_last_one_counts() -> None:
     report = parse("\n".join([old_log("1.5", sizes={8: LARGE[268435456]}), new_log(average="7.5")]))
     assert report.average == 7.5

@@ -248,7 +248,6 @@ def test_spot_nodes_count_against_another_quota_and_blocks_against_none(
     [
         (["--capacity", "block"], "--capacity block needs the id of a capacity reservation"),
         (["--reservation", "cr-1"], "--reservation needs --capacity reservation"),
-        (["--zones", "us-west-2a"], "name at least two zones of us-west-2"),
         (["--zones", "us-east-1a,us-east-1b"], "for example us-west-2a,us-west-2b"),
         (["--region", "west"], "is not a region"),
         (["--name", "My_Cluster"], "lower-case letters"),

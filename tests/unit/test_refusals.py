@@ -149,6 +149,7 @@ def test_square_brackets_are_text(text: str) -> None:
         ),
         (["eksctl", "--nodes", "p4d.24xlarge=1", "--zones", ""], "name at least two zones"),
         (["eksctl", "--nodes", "p4d.24xlarge=1", "--admit", "x"], "--admit: 'x' does not appear to be"),
+        (["karpenter", "--nodes", "p4d.24xlarge=1", "--zones", ""], "name at least a zone"),
         (["plan", "torch-elastik"], "there is no chart torch-elastik: name a folder, an archive, oci://…"),
         (["plan", "torch-elastik"], "did you mean torch-elastic?"),
         (["plan", "torch-elastic", "-f", "p4d.24xlage"], "neither a file nor an instance type or a workload"),
@@ -277,3 +278,10 @@ def test_nodes_that_are_none_are_refused_before_a_plan_is_printed() -> None:
 def test_a_file_without_end_is_refused(words: list[str]) -> None:
     said = refused(*words, "/dev/zero")
     assert re.fullmatch(r"[a-z ]+ /dev/zero has more than 256 MiB", said)
+
+
+def test_a_key_that_a_values_file_has_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("env:\n  A: b\nargs: [train.py]\nenv:\n  C: d\n")
+    said = refused("validate", "torch-elastic", "-f", str(values))
+    assert said.startswith(f"{values} line 4: the key env is there twice, first in line 1")

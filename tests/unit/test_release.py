@@ -108,9 +108,17 @@ def test_helm_gets_the_clusters_kubeconfig_and_context(
 
 
 def test_values_reach_helm_as_they_are(make_helm: MakeHelm, chart: Path, tmp_path: Path) -> None:
-    values = {"args": ["--a", "b c"], "extra": None, "nested": {"n": 1.5, "text": "1.10"}}
+    values = {
+        "args": ["--a", "b c"],
+        "extra": None,
+        "nested": {"n": 1.5, "text": "1.10"},
+        "rocket": "\\ud83d 🚀",
+    }
     make_helm(DEPLOYED).install(chart, "web", "team", values)
-    assert json.loads((tmp_path / "values").read_text()) == values
+    text = (tmp_path / "values").read_text()
+    assert json.loads(text) == values
+    # Helm's reader takes no escaped pair of surrogates.
+    assert "🚀" in text
 
 
 def test_a_folder_that_is_no_chart_is_refused_before_helm_runs(make_helm: MakeHelm, tmp_path: Path) -> None:

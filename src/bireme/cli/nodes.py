@@ -182,6 +182,8 @@ def _as_fleet(app: App, options: Mapping[str, Any], system_nodes: int = 0) -> Fl
         instances=app.instances,
         capacity=Capacity(options["capacity"], options["reservation"]),
         placement_group=options["placement_group"],
+        # EKS wants two zones, Karpenter none.
+        least_zones=2 if system_nodes else 1,
     )
 
 

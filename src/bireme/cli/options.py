@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -274,8 +275,9 @@ def request_of(
     settings = SetFlags(sets, set_strings, ((image,) if image else ()) + set_jsons, set_files)
     folder = app.charts.find(chart, plain_http)
     values = value_files.load([_values_file(app.paths, name) for name in files])
-    release = release or folder.resolve().name
-    refuse_name("--release", release, 53)
+    refuse_name("--release", release or "r", 53)
+    release = release or folder.resolve().name.lower()
+    refuse_name(f"the folder {folder} names the release, or give --release", release, 53)
     return RenderRequest(folder, values, release, namespace, settings=settings)
 
 
@@ -329,7 +331,10 @@ class _Group(click.Group):
             raise
         except OSError as error:
             name = str(error.filename or "a file")[:200]
-            raise BiremeError(f"{name}: {error.strerror or error}") from error
+            elsewhere = ""
+            if error.errno in (errno.EROFS, errno.EACCES):
+                elsewhere = " (BIREME_CACHE and BIREME_STATE name folders for the cache and for clusters)"
+            raise BiremeError(f"{name}: {error.strerror or error}{elsewhere}") from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bireme.clusters.api import Api
 from bireme.clusters.base import ClusterInfo
+from bireme.clusters.kubeconfig import merged
 from bireme.core.errors import BiremeError
 from bireme.core.labels import INSTANCE_TYPE_LABEL
 
@@ -57,7 +58,7 @@ class ExistingCluster:
 class ExistingProvider:
     """Clusters by kubeconfig and context.
 
-    ``kubeconfig``: the file; by default the first of ``$KUBECONFIG``, else ~/.kube/config.
+    ``kubeconfig``: the file; by default those of ``$KUBECONFIG`` together, else ~/.kube/config.
     """
 
     name = "existing"
@@ -89,5 +90,11 @@ class ExistingProvider:
 
 
 def _default_kubeconfig(environ: Mapping[str, str]) -> Path:
-    given = [part for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return Path(given[0]) if given else Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"
+    """The files of $KUBECONFIG as one, or else ~/.kube/config. Missing files are skipped, as kubectl does."""
+    given = [Path(part) for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    there = [file for file in given if file.is_file()]
+    if len(there) > 1:
+        return merged(there)
+    if given:
+        return (there or given)[0]
+    return Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,9 @@ _PROVIDER = {
     "type": ["object", "null"],
     "properties": {"name": {"const": "oidc"}, "config": {"type": ["object", "null"]}},
 }
+
+
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
 def _named(kind: str, below: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -87,6 +94,33 @@ def load(file: Path, context: str | None, configuration: Any) -> None:
         loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, BiremeError, OSError, ValueError) as error:
         raise BiremeError(f"{file} cannot be used as kubeconfig: {error}") from error
+
+
+def merged(files: Sequence[Path]) -> Path:
+    """The kubeconfigs ``files`` as one, for this process: of equal names the first counts, as in kubectl.
+
+    Raises BiremeError when one cannot be read.
+    """
+    whole: dict[str, Any] = {"apiVersion": "v1", "kind": "Config"}
+    for file in files:
+        content = value_files.read_file(file, "kubeconfig")
+        whole["current-context"] = whole.get("current-context") or content.get("current-context")
+        for kind in ("contexts", "clusters", "users"):
+            known = {each["name"] for each in whole.setdefault(kind, [])}
+            items = [each for each in content.get(kind) or () if isinstance(each, dict) and "name" in each]
+            whole[kind] += [_absolute(each, file) for each in items if each["name"] not in known]
+    descriptor, name = tempfile.mkstemp(prefix="bireme-kubeconfig-")
+    atexit.register(Path(name).unlink, missing_ok=True)
+    with os.fdopen(descriptor, "w") as stream:
+        json.dump(whole, stream)
+    return Path(name)
+
+
+def _absolute(item: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """``item`` with the paths of certificates and keys, which are relative to ``file``, made absolute."""
+    kind, body = next(((key, value) for key, value in item.items() if isinstance(value, dict)), ("", {}))
+    paths = {key: str(file.absolute().parent / body[key]) for key in _FILES if body.get(key)}
+    return {**item, kind: {**body, **paths}} if kind else dict(item)
 
 
 def _check(content: Mapping[str, Any], context: Any) -> None:

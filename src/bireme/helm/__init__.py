@@ -4,6 +4,7 @@ from bireme.helm.charts import Charts
 from bireme.helm.output import parse, sentences
 from bireme.helm.render import Render, Renderer, RenderError, RenderRequest, tree_digest
 from bireme.helm.values import ChartValues, SetFlags, load
+from bireme.helm.yaml import as_json
 
 __all__ = [
     "ChartValues",
@@ -13,6 +14,7 @@ __all__ = [
     "RenderRequest",
     "Renderer",
     "SetFlags",
+    "as_json",
     "load",
     "parse",
     "sentences",

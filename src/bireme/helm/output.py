@@ -22,12 +22,19 @@ def parse(text: str) -> tuple[Manifest, ...]:
 
 
 def split(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(source, object) for every non-empty document of ``text``. Raises BiremeError as `parse` does."""
+    """(source, object) for every object of ``text``, those in a List too. Raises BiremeError as `parse` does.
+
+    An item of a ConfigMapList or the like takes its kind from the list, as in kubectl and Helm.
+    """
     for document in _DOCUMENT.split(text):
         found = _SOURCE.search(document)
         source = found.group(1).strip() if found else ""
         content = parse_yaml(document, source or "the rendered text")
-        if content:
+        kind, items = str((content or {}).get("kind") or ""), (content or {}).get("items")
+        if kind.endswith("List") and isinstance(items, list):
+            given = {} if kind == "List" else {"apiVersion": content.get("apiVersion"), "kind": kind[:-4]}
+            yield from ((source, given | item) for item in items if isinstance(item, dict))
+        elif content:
             yield source, content
 
 

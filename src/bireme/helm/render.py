@@ -28,10 +28,10 @@ from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm.output import sentences, split
 from bireme.helm.values import ChartValues, SetFlags, printing_chart, printing_copy
-from bireme.helm.yaml import json_number
+from bireme.helm.yaml import as_json, json_number
 from bireme.tools import Toolbox
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ class Renderer:
         try:
             finished = subprocess.run(
                 [*command, "--", str(request.chart)],
-                input=_canonical(request.values),
+                input=as_json(request.values),
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 # Helm repeats a setting that is no UTF-8.
                 errors="backslashreplace",
                 env=self._environment(),
@@ -226,7 +226,7 @@ class Renderer:
             str(_FORMAT),
             self._helm(request.helm)[1],
             self._tree(request.chart),
-            _canonical(request.values),
+            as_json(request.values),
             *request.flags(),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -279,10 +279,6 @@ def _decoded(text: str) -> Any:
         parse_int=lambda digits: json_number(int(digits)),
         parse_float=lambda digits: json_number(float(digits)),
     )
-
-
-def _canonical(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), default=dict, allow_nan=False)
 
 
 # --- a chart's files ---

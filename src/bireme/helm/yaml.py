@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -44,15 +45,18 @@ class _Loader(yaml.CSafeLoader):
         return tag
 
 
-def parse_yaml(text: str, where: str) -> Values:
+def parse_yaml(text: str, where: str, keys_once: bool = False) -> Values:
     """Read ``text`` as Helm reads a values file: YAML 1.1 booleans, Go's integers, dates as strings.
 
     Several documents are merged in order, as Helm 4 does (Helm 3 reads only the first). ``where`` names the
-    source in errors. Raises BiremeError for broken YAML (with its line) and for anything but a mapping.
+    source in errors. Raises BiremeError for broken YAML (with its line), for anything but a mapping, and with
+    ``keys_once`` for a key that a mapping has twice, of which Helm takes the last.
     """
     merged: Values = {}
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
+            if keys_once:
+                _refuse_twice(node, where)
             document = _plain(node, where, frozenset())
             if document is not None and not isinstance(document, dict):
                 raise BiremeError(
@@ -105,6 +109,27 @@ def _events(text: str) -> Iterator[yaml.Event]:
         yield from yaml.parse(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError:
         return  # parse_yaml says where
+
+
+def _refuse_twice(root: yaml.Node | None, where: str) -> None:
+    todo, seen = [root], set[int]()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            todo += node.value
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+                raise BiremeError(
+                    f"{where} line {line}: the key {key.value} is there twice, first in line "
+                    f"{lines[key.value]}: Helm would take the last and forget the first, put them together"
+                )
+            todo.append(value)
 
 
 def _plain(node: yaml.Node | None, where: str, inside: frozenset[int]) -> Any:
@@ -199,6 +224,15 @@ def json_number(value: int | float) -> int | float:
     """A number as Helm keeps it after converting YAML to JSON: a double, an int when it is whole."""
     double = float(value)
     return int(double) if double.is_integer() and abs(double) <= _EXACT else double
+
+
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|.)")
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """``values`` as JSON for Helm, whose YAML reader takes no escaped pairs of surrogates."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=dict, allow_nan=False)
+    return _ESCAPE.sub(lambda each: json.loads(f'"{each[0]}"') if len(each[0]) == 12 else each[0], text)
 
 
 def type_name(value: Any) -> str:

@@ -15,7 +15,7 @@ from bireme.core.manifests import Manifest
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
 from bireme.live import admission
 from bireme.live.release import Revision
-from bireme.plan.instances import Instance
+from bireme.plan.instances import Instance, admits, other_labels
 from bireme.plan.scheduling import tolerated
 from bireme.plan.topology import Plan, fit
 from bireme.plan.workloads import WorkloadKind, kind_of
@@ -171,6 +171,7 @@ class Doctor:
             for sentence in fit(_bound(self.plan), counts, self.instances):
                 yield Finding("nodes", sentence, _make(*_most(self.plan)))
         yield from self._taints(usable)
+        yield from self._without_nodes(usable)
 
     def _taints(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         for spec in self._specs:
@@ -189,6 +190,18 @@ class Doctor:
                             "which the job does not tolerate",
                             f"kubectl describe node {name}, then add the taint to the values' tolerations",
                         )
+
+    def _without_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        """DaemonSets that no node of the cluster is labelled for: nothing else tells that they run no pod."""
+        for item in self.manifests:
+            spec = item["spec"]["template"]["spec"] if item.kind == "DaemonSet" else {}
+            labels = " and ".join(other_labels(spec))
+            if labels and not any(admits(spec, node["metadata"]["name"], _labels(node)) for node in nodes):
+                yield Finding(
+                    "nodes",
+                    f"No node has the label {labels}, so {item.identity} runs no pod",
+                    f"kubectl label node NODE {' '.join(other_labels(spec))}",
+                )
 
     def _claims(self) -> Iterator[Finding]:
         own = {item.name for item in self.manifests if item.kind == "PersistentVolumeClaim"}

@@ -17,8 +17,12 @@ EFA_PROVIDER = "efa"
 SHARE_EXPECTED = 0.8
 """Less than this share of the bandwidth measured elsewhere is remarked; placement alone changes a tenth."""
 
-# mpirun --tag-output puts [job,rank]<stdout>: before a line, --timestamp-output the time.
-_TAG = re.compile(r"^\S.*?<std(?:out|err)>:\s?")
+# mpirun --tag-output puts [job,rank]<stdout>: before a line, --timestamp-output the time. kubectl logs
+# --prefix puts [pod/NAME/CONTAINER], --timestamps and CloudWatch's export put the time.
+_TAG = re.compile(
+    r"^(?:\[pod/\S+\] )?(?:\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?[ \t])?"
+    r"(?:\S.*?<std(?:out|err)>:\s?)?"
+)
 # No number that nccl-tests print is longer than 18 digits; longer ones are not theirs.
 _SIZES = re.compile(r"^\s*(\d{1,18})\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+(-?\d.*)$")
 _FIGURE = re.compile(r"\d{1,18}(\.\d{1,18})?")
@@ -29,8 +33,9 @@ _NRANKS = re.compile(r"\bnranks (\d{1,18})\b")
 _PROVIDER = re.compile(
     r"NET/OFI Selected provider is ([\w;-]+)(?:.*\(found (\d{1,18}) nics?\))?", re.IGNORECASE
 )
-# NCCL without a plugin names its own transport.
-_TRANSPORT = re.compile(r"NCCL INFO Using network (Socket|IB)\b")
+# What NCCL took in the end: a plugin may choose efa, and then fail to start.
+_NETWORK = re.compile(r"NCCL INFO Using network (\S.*?)\s*$")
+_OWN_TRANSPORTS = ("Socket", "IB")
 _GB_PER_GBIT = 1 / 8
 
 
@@ -152,7 +157,10 @@ def parse(log: str, name: str = "the log") -> Report:
     ranks = {int(found[1]): found[2] for found in _found(_RANK, sweep)}
     world_sizes = [int(found[1]) for found in _found(_NRANKS, lines)]
     providers = list(_found(_PROVIDER, lines))
-    chosen = [found[1] for found in providers] or [found[1] for found in _found(_TRANSPORT, lines)]
+    networks = [found[1] for found in _found(_NETWORK, lines)]
+    own = [each for each in networks if each in _OWN_TRANSPORTS]
+    from_plugin = [found[1] for found in providers] if not networks or len(own) < len(networks) else []
+    chosen = [*own, *from_plugin]
     return Report(
         providers=tuple(sorted({each.lower() for each in chosen})),
         interfaces=min((int(found[2]) for found in providers if found[2]), default=None),

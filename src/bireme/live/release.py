@@ -6,6 +6,7 @@ docs/adr/0004-pyhelm3-and-pytest-helm-charts.md lists the calls that bypass pyhe
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Coroutine, Mapping
@@ -19,7 +20,7 @@ import yaml
 from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.manifests import Manifest
-from bireme.helm import parse, sentences
+from bireme.helm import as_json, parse, sentences
 from bireme.tools import Toolbox
 
 if TYPE_CHECKING:
@@ -140,16 +141,11 @@ class Releases:
         """
         if not (chart / "Chart.yaml").is_file():
             raise BiremeError(f"{chart} is not a chart: it has no readable Chart.yaml")
-        install = self._command.install_or_upgrade(
-            release,
-            chart,
-            dict(values),
-            create_namespace=create_namespace,
-            force_conflicts=force_conflicts,
-            namespace=namespace,
-            timeout=_duration(timeout),
-        )
-        made = _run(install, release, namespace)
+        command = ["upgrade", release, chart, "--install", "--namespace", namespace, "--output", "json"]
+        command += ["--timeout", _duration(timeout), "--values", "-"]
+        command += ["--create-namespace"] if create_namespace else []
+        command += ["--force-conflicts"] if force_conflicts else []
+        made = json.loads(_run(self._command.run(command, as_json(values).encode()), release, namespace))
         notes = (made["info"].get("notes") or "").strip()
         return Release(self, release, namespace, made["manifest"], notes)
 

@@ -235,11 +235,19 @@ def admits(pod_spec: Mapping[str, Any], name: str, labels: Mapping[str, str]) ->
     return any(all(each.accepts(facts) for each in term) for term in _terms(pod_spec))
 
 
+def other_labels(pod_spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels of a pod's node selector that no instance type gives its nodes, as KEY=VALUE."""
+    selector = pod_spec.get("nodeSelector") or {}
+    return tuple(f"{key}={value}" for key, value in selector.items() if key not in _GIVEN)
+
+
 def _terms(pod_spec: Mapping[str, Any]) -> Iterator[list[_Requirement]]:
     """The alternatives that a pod's node selector and affinity leave, each a list of requirements."""
-    selector = [
-        _Requirement(key, "In", (value,)) for key, value in (pod_spec.get("nodeSelector") or {}).items()
-    ]
+    selector = []
+    for key, value in (pod_spec.get("nodeSelector") or {}).items():
+        if value is None:
+            raise BiremeError(f"nodeSelector.{key} has no value: give it one, or leave the key out")
+        selector.append(_Requirement(key, "In", (value,)))
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if not required:

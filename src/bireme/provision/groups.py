@@ -81,9 +81,9 @@ class Group:
 class Fleet:
     """A cluster's name and place, and how many nodes of each type it has.
 
-    ``zones``: at least two; accelerated nodes are in the first one, because EFA, placement groups, FSx and
-    reservations have one zone. ``nodes`` as `bireme.clusters.nodes.parse_nodes` returns them. Raises
-    BiremeError when a name or a zone is none.
+    ``zones``: at least ``least_zones``. Accelerated nodes are in the first one, because EFA, placement
+    groups, FSx and reservations have one zone. ``nodes`` as `bireme.clusters.nodes.parse_nodes` returns
+    them. Raises BiremeError when a name or a zone is none.
     """
 
     name: str
@@ -93,6 +93,7 @@ class Fleet:
     instances: Mapping[str, Instance]
     capacity: Capacity = Capacity()
     placement_group: str | None = None
+    least_zones: int = 2
 
     def __post_init__(self) -> None:
         if not _CLUSTER.fullmatch(self.name):
@@ -100,12 +101,12 @@ class Fleet:
         if not _REGION.fullmatch(self.region):
             raise BiremeError(f"--region {self.region!r} is not a region: write for example us-west-2")
         outside = [zone for zone in self.zones if not zone.startswith(self.region) or zone == self.region]
-        if outside or len(set(self.zones)) < 2:
+        if outside or len(set(self.zones)) < self.least_zones:
+            least = "two zones" if self.least_zones == 2 else "a zone"
             raise BiremeError(
-                f"--zones {','.join(self.zones)}: name at least two zones of {self.region}, "
+                f"--zones {','.join(self.zones)}: name at least {least} of {self.region}, "
                 f"for example {self.region}a,{self.region}b; accelerated nodes are in the first"
             )
-
         managed = [name for name in self.nodes if name.startswith(HYPERPOD)]
         if managed:
             raise BiremeError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.plan.instances import Instance
 from bireme.plan.workloads.model import (
@@ -55,11 +56,16 @@ def kind_of(manifest: Manifest) -> WorkloadKind | None:
 def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan | None:
     """The pods that an object becomes; None for objects that make none.
 
-    Raises BiremeError for a number that is none, and for an object that Kubernetes would not read either.
+    Raises BiremeError for a number that is none, for a name that leaves its pods none, and for an object that
+    Kubernetes would not read either.
     """
     kind = kind_of(manifest)
     with read_as_kubernetes(manifest):
-        return kind.plan(manifest, instances) if kind else None
+        problem = kind.name_problem(manifest) if kind else None
+        planned = kind.plan(manifest, instances) if kind else None
+    if problem:
+        raise BiremeError(f"{manifest.identity[:80]}: {problem}: give --release a shorter name")
+    return planned
 
 
 def kinds_with_state(namespace: str) -> dict[str, WorkloadKind]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bireme.core.manifests import Manifest
-from bireme.plan.instances import HYPERPOD, Instance, choose_nodes
+from bireme.plan.instances import HYPERPOD, Instance, choose_nodes, other_labels
 from bireme.plan.workloads.model import (
     ObservedWorkload,
     WorkloadKind,
@@ -25,12 +25,14 @@ class DaemonSet(WorkloadKind):
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         template = spec_of(manifest).get("template") or {}
-        choice, role = choose_nodes(template.get("spec") or {}, instances), role_of(manifest, template)
+        pod_spec = template.get("spec") or {}
+        choice, role = choose_nodes(pod_spec, instances), role_of(manifest, template)
         known = {each for each in instances if choice.admits(each)}
         # A type of HyperPod has the facts of another one, which stands for both.
         named = {each for each in choice.types or () if each.removeprefix(HYPERPOD) not in known}
         types = tuple(sorted(known | named))
-        note = f"a {role} pod on each node"
+        labels = " and ".join(other_labels(pod_spec))
+        note = f"a {role} pod on each node" + (f" labelled {labels}" if labels else "")
         return WorkloadPlan(manifest.name, self.name, role, 0, 0, 0, (), instance_types=types, note=note)
 
     def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
