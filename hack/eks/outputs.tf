@@ -51,6 +51,15 @@ output "fsx_values" {
   }) : null
 }
 
+output "fsx_dynamic_values" {
+  description = "Values for charts/fsx with a file system that the driver makes: terraform output -raw fsx_dynamic_values > fsx-dynamic.yaml"
+  value = yamlencode({
+    provisioning = "dynamic"
+    zone         = var.zones[0]
+    dynamic      = { subnetId = aws_subnet.private[var.zones[0]].id, securityGroupIds = [aws_security_group.storage.id] }
+  })
+}
+
 output "dataset_values" {
   description = "Values for charts/dataset: terraform output -raw dataset_values > dataset.yaml"
   value       = length(var.buckets) > 0 ? yamlencode({ serviceAccount = { create = true, name = "data" } }) : null

@@ -35,6 +35,11 @@ OUTPUTS: dict[str, Any] = {
     "efs_values": {
         "volumes": {"efsvol": {"type": "csi", "fileSystemId": FILE_SYSTEM, "uid": 1000, "gid": 1000}}
     },
+    "fsx_dynamic_values": {
+        "provisioning": "dynamic",
+        "zone": "us-west-2a",
+        "dynamic": {"subnetId": "subnet-0123456789abcdef0", "securityGroupIds": ["sg-0123456789abcdef0"]},
+    },
     "dataset_values": {"serviceAccount": {"create": True, "name": "data"}},
     "fsx_values": {
         "provisioning": "static",
