@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.agent.observer import Said
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.output import Copier
 from tests.runtime.etcd_servers import EtcdServer
 from tests.runtime.workers import MAIN, Start
 
@@ -183,6 +185,20 @@ def test_what_processes_print_arrives_unchanged(start: Start) -> None:
         (["epoch 1/90", "epoch 2/90"], True),
         (["epoch 1, step 900", "epoch 2, step 3"], True),
         (["global_step=100 loss=3", "global_step=101 loss=3"], True),
+        ([" iteration      301/  500000 |", " iteration      302/  500000 |"], True),
+        ([f"Epoch 0:  3%|#  | {n}/1000 [00:31<01:10, loss=1, global_step={n}.0]" for n in (31, 32)], True),
+        ([f"Epoch 0:  3%|#  | {n}/1000 [00:31<01:10]" for n in (31, 32)], True),
+        ([f"  3%|#  | {n}/1000 [00:31<01:10, 1.9it/s]" for n in (31, 32)], True),
+        (["  3%|#  | 31/1000 [00:31<01:10]", " 10%|#  | 29/300 [00:31<01:10]"], True),
+        ([f"Map:  3%|#  | {n}/1000 [00:31<01:10]" for n in (31, 32)], False),
+        ([f"Epoch(train)  [3][ {n}/500]  lr: 1" for n in (10, 20)], True),
+        ([f"Epoch(val)  [3][ {n}/500]" for n in (10, 20)], False),
+        ([f"Iter(train) [  {n}/ 500]" for n in (10, 20)], True),
+        ([f"\x1b[31mstep:  {n}  \x1b[32mloss:  8.1" for n in (1, 2)], True),
+        ([f"epoch 001:  {n} / 1000 loss=8, num_updates={n}" for n in (1, 2)], True),
+        (["step 10", "+ torchrun train.py --steps 20 step 20"], False),
+        (["step 10", "running train.py --save-step 1000000"], False),
+        (["step 10", "step " + "9" * 400], False),
         (["loss 1", "loss 2"], False),
         (["a stepping stone 1", "a stepping stone 2"], False),
     ],
@@ -193,6 +209,37 @@ def test_steps_are_found_in_lines(lines: list[str], rises: bool) -> None:
     before = progress.merged({}, seen.look())
     seen.take(lines[1].encode())
     assert (progress.merged(before, seen.look()) != before) == rises
+
+
+def test_an_evaluation_with_a_bar_of_its_own_hides_no_later_step() -> None:
+    seen = progress.Progress()
+    for number, total in ((10, 100), (500, 500), (11, 100)):
+        seen.take(f" 10%|#  | {number}/{total} [00:31<01:10]".encode())
+    assert seen.step == 11
+
+
+def test_a_gradient_that_is_no_number_counts_like_a_loss() -> None:
+    seen = progress.Progress()
+    for _ in range(3):
+        seen.take(b" iteration      303/  500000 | lm loss: 0.0E+00 | grad norm: nan |")
+    assert seen.bad_losses == 3
+    seen.take(b" iteration      304/  500000 | lm loss: 2.0E+00 | grad norm: 1.2 |")
+    assert seen.bad_losses == 0
+
+
+def test_output_is_copied_on_when_reading_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(line: bytes) -> None:
+        raise OverflowError("int too large")
+
+    copier = Copier(fail)
+    copier.start()
+    for text in (b"one\n", b"two\n"):
+        os.write(copier.writers[0], text)
+        copier.drain(60)
+    copier.close(60)
+    printed = capfd.readouterr()
+    assert printed.out == "one\ntwo\n"
+    assert printed.err.count("reading the output failed") == 1
 
 
 def test_another_pattern_can_be_given() -> None:
@@ -211,6 +258,14 @@ def test_another_pattern_can_be_given() -> None:
         "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
         "NCCL communicator was aborted on rank 3.",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)",
+        "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, …",
+        "NCCL WARN socketStartConnect: Connect to 10.0.0.2<45013> failed : Connection timed out",
+        "NCCL WARN NET/IB : Got completion from peer 10.0.0.2 with error 12, opcode 0, len 0",
+        "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 103. Error: Unresponsive receiver",
+        "RuntimeError: Rank 1 failed to pass monitoredBarrier in 30000 ms",
+        "OSError: [Errno 113] No route to host",
+        "UCX ERROR ucp_ep_h 0x7f: Endpoint timeout",
     ],
 )
 def test_who_lost_a_peer_did_not_fail_first(words: str) -> None:
@@ -276,6 +331,13 @@ def test_the_run_ends_only_when_several_nodes_fail(
 ) -> None:
     found = [failure(number, node) for number, node in enumerate(failed_on)]
     assert failures.judge(found, mine, nodes, 3) == verdict
+
+
+def test_rounds_in_which_all_have_lost_a_peer_blame_no_node() -> None:
+    words = "Watchdog caught collective operation timeout"
+    found = [failure(number, "healthy", words=words) for number in range(5)]
+    assert failures.judge(found, "healthy", ["healthy", "bad"], 5) == "run"
+    assert failures.judge([*found, failure(5, "bad")], "healthy", ["healthy", "bad"], 5) == ""
 
 
 def test_kills_from_outside_count_half() -> None:

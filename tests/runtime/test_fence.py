@@ -65,6 +65,34 @@ def test_a_process_of_an_older_round_may_not_commit(member: Member, shared_etcd:
         fence.check(env)
 
 
+def test_below_a_launcher_that_drops_torchruns_variables_etcd_is_asked_all_the_same(
+    member: Member, shared_etcd: EtcdServer
+) -> None:
+    _, env = member()
+    below = {**env, **fence.kept(env)}
+    del below["PET_RDZV_ENDPOINT"]
+    fence.check(below)
+    round_2 = rules.Round(2, ()).to_json()
+    etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(env["BIREME_ROUND_KEY"], round_2)
+    with pytest.raises(fence.Fenced, match="the newest is 2"):
+        fence.check(below)
+
+
+def test_a_process_that_does_not_know_where_etcd_is_may_not_commit(member: Member) -> None:
+    _, env = member()
+    del env["PET_RDZV_ENDPOINT"]
+    with pytest.raises(fence.Fenced, match="says where etcd is"):
+        fence.check(env)
+
+
+def test_an_etcd_that_has_lost_the_round_lets_nobody_commit(member: Member, shared_etcd: EtcdServer) -> None:
+    _, env = member()
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    client.txn([], [etcd.delete_op(env["BIREME_ROUND_KEY"])])
+    with pytest.raises(fence.Fenced, match="the newest is 0"):
+        fence.check(env)
+
+
 def test_a_process_that_outlives_its_round_in_its_agent_may_not_commit(member: Member) -> None:
     agent, env = member()
     agent.join()

@@ -23,6 +23,7 @@ def test_a_command_has_the_nodes_place_and_none_of_a_rank(tmp_path: Path) -> Non
         "PATH": os.environ["PATH"], "PYTHONPATH": str(RUNTIME), "BIREME_LAUNCHER_FOLDER": str(tmp_path),
         "GROUP_RANK": "1", "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "run",
         "PET_RDZV_BACKEND": "bireme-etcd", "PET_NPROC_PER_NODE": "8", "BIREME_NODES": "10.0.0.1,10.0.0.2",
+        "PET_RDZV_ENDPOINT": "etcd:2379",
         "BIREME_LAUNCHER_PORT": "4321", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1", "TEAM": "vision",
     }  # fmt: skip
     show = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -31,6 +32,8 @@ def test_a_command_has_the_nodes_place_and_none_of_a_rank(tmp_path: Path) -> Non
     assert {key: env[key] for key in NODE.environment()} == NODE.environment()
     assert env["TEAM"] == "vision"
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "PET_RDZV_BACKEND"} & env.keys()
+    # The fence asks etcd below a launcher, too.
+    assert env["BIREME_FENCE_ENDPOINT"] == "etcd:2379"
     assert Path(env["BIREME_HOSTFILE"]).read_text() == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
     config = json.loads(Path(env["BIREME_ACCELERATE_CONFIG"]).read_text())
     assert (config["num_machines"], config["machine_rank"], config["num_processes"]) == (2, 1, 16)

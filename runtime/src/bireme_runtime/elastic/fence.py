@@ -28,6 +28,9 @@ from bireme_runtime.process.page import Page
 STOP_SHARE, KILL_SHARE = 2 / 3, 5 / 6
 BOARD, RUN, ROUND, KEY = "BIREME_FENCE", "BIREME_RUN", "BIREME_ROUND", "BIREME_ROUND_KEY"
 _ETCD_SECONDS = 2.0
+# Where etcd is: as torchrun is told, or kept under names that launchers below it do not read.
+_ENDPOINT, _CONF = "PET_RDZV_ENDPOINT", "PET_RDZV_CONF"
+_KEPT = {_ENDPOINT: "BIREME_FENCE_ENDPOINT", _CONF: "BIREME_FENCE_CONF"}
 
 
 class Fenced(BiremeError):
@@ -89,6 +92,11 @@ def environment(run_id: str, number: int, key: str, board: Board) -> dict[str, s
     return {RUN: run_id, ROUND: str(number), KEY: key, BOARD: board.path}
 
 
+def kept(env: Mapping[str, str]) -> dict[str, str]:
+    """What `check` needs below a launcher that gets no variables of torchrun."""
+    return {name: env[given] for given, name in _KEPT.items() if given in env}
+
+
 def check(env: Mapping[str, str] = os.environ) -> None:
     """Raise Fenced unless this process may commit a checkpoint now. Outside a round it does nothing.
 
@@ -116,9 +124,14 @@ def check(env: Mapping[str, str] = os.environ) -> None:
 
 def _newest_round(env: Mapping[str, str]) -> int | None:
     """The number of the newest round in etcd, 0 if there is none; None when etcd does not say."""
-    conf = dict(part.partition("=")[::2] for part in env.get("PET_RDZV_CONF", "").split(",") if "=" in part)
+    endpoint, given = (env.get(name) or env.get(_KEPT[name], "") for name in (_ENDPOINT, _CONF))
+    if not endpoint:
+        raise Fenced(
+            f"neither {_ENDPOINT} nor {_KEPT[_ENDPOINT]} says where etcd is: nothing may be committed"
+        )
+    conf = dict(part.partition("=")[::2] for part in given.split(",") if "=" in part)
     try:
-        client = etcd.client_from(env.get("PET_RDZV_ENDPOINT", ""), env, _ETCD_SECONDS, conf)
+        client = etcd.client_from(endpoint, env, _ETCD_SECONDS, conf)
         kv = client.get(env[KEY])
         return int(json.loads(kv.value)["number"]) if kv else 0
     except (etcd.EtcdError, ValueError, KeyError, OSError):

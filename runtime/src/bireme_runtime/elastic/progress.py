@@ -27,12 +27,23 @@ from bireme_runtime.process import environment
 from bireme_runtime.process.page import Page
 
 BOARD = "BIREME_PROGRESS"
-# `step 12`, `"step": 12`, `global_step=12`, `iter 12/9`, `Epoch: [3][ 12/900]`, `epoch 3, step 12`, `epoch 3`
+# `step 12`, `"step": 12`, `iter 12/9`, `Epoch: [3][ 12/900]`, `epoch 3, step 12`, `epoch 3`. Counts of the
+# whole run come first: `global_step=12` (Lightning), `num_updates=12` (fairseq). Then bars of tqdm without a
+# name (Hugging Face's Trainer), which count only beside bars of the same total. `Epoch(train)` is MMEngine's,
+# the wide space that of Megatron-LM. An option such as `--save-step 12` is no step.
 DEFAULT_PATTERN = (
-    r"(?i)\bepoch\W{1,4}(\d+)(?:\W{1,6}(\d+)\s*/|\D{1,40}?\b(?:step|iter(?:ation)?|batch)\W{1,4}(\d+))"
-    r"|\b(?:global[_ ]?)?(?:step|iter(?:ation)?)\W{1,4}(\d+)"
+    r"(?i)^.*?\b(?:global[_ ]?step|num_updates)\W{1,4}(\d+)"
+    r"|^\s*\d+%\|[^|]{0,80}\|\s*(\d+)/(?P<form>\d+) \["
+    r"|\bepoch(?:\(train\))?\W{1,6}(\d+)(?::\s*\d+%\|[^|]{0,80}\|\s*(\d+)/|\W{1,6}(\d+)\s*/"
+    r"|\D{1,40}?\b(?:step|iter(?:ation)?|batch)\W{1,4}(\d+))"
+    r"|(?<![\w-])(?:step|iter(?:ation)?)(?:\(train\))?\W{1,12}(\d+)"
     r"|\bepoch\W{1,4}(\d+)"
 )
+# Colours, and what a shell with `set -x` repeats.
+_COLOUR, _ECHO = re.compile(rb"\x1b\[[0-9;]*m"), re.compile(rb"\++ ")
+# Longer numbers are no steps, and no float has room for them.
+_MOST_DIGITS = 18
+_BAD_GRADIENT = re.compile(rb"(?i)grad(?:ient)?[ _]?norm\W{1,4}(?:nan\b|inf(?:inity)?\b)")
 # The loss, in a pattern without a group of that name.
 _LOSS = re.compile(rb"(?i)(?<![a-z])loss\W{1,4}(?P<loss>nan\b|inf(?:inity)?\b|\d)")
 _SAMPLES = re.compile(rb"samples_per_second\W{1,4}(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
@@ -248,14 +259,15 @@ def _median(numbers: list[float]) -> float:
 class Progress:
     """The highest steps that this worker has seen.
 
-    ``pattern`` finds them in lines; its groups are numbers, but for the group `loss`. Raises re.error if it
-    cannot be used. Steps whose loss is NaN or infinite are not new.
+    ``pattern`` finds them in lines; its groups are numbers, but for the group `loss`, and the group `form`,
+    by which steps are told apart. Raises re.error if it cannot be used. Steps whose loss or gradient is NaN
+    or infinite are not new.
     """
 
     def __init__(self, pattern: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._pattern = re.compile((pattern or DEFAULT_PATTERN).encode())
-        self._loss = self._pattern.groupindex.get("loss", 0)
-        if self._pattern.groups <= bool(self._loss):
+        self._loss, self._form = (self._pattern.groupindex.get(name, 0) for name in ("loss", "form"))
+        if self._pattern.groups <= bool(self._loss) + bool(self._form):
             raise re.error("the pattern has no group for the number of the step")
         self._clock = clock
         self.marks: Marks = {}
@@ -294,17 +306,20 @@ class Progress:
 
     def take(self, line: bytes) -> None:
         """Look for a step and a loss in a line."""
-        line = line[:_LONGEST_BYTES]
-        found = self._pattern.search(line)
+        line = _COLOUR.sub(b"", line[:_LONGEST_BYTES])
+        found = None if _ECHO.match(line) else self._pattern.search(line)
         loss = (found if self._loss else _LOSS.search(line)) if self._loss or b"oss" in line.lower() else None
         if loss and loss["loss"]:
-            self._bad = self._bad + 1 if _NO_NUMBER.match(loss["loss"]) else 0
+            is_bad = _NO_NUMBER.match(loss["loss"]) or _BAD_GRADIENT.search(line)
+            self._bad = self._bad + 1 if is_bad else 0
         if found:
-            texts = [(at, text) for at, text in enumerate(found.groups()) if text and at + 1 != self._loss]
+            apart = (self._loss, self._form)
+            texts = [(at, text) for at, text in enumerate(found.groups()) if text and at + 1 not in apart]
             groups = [at for at, _ in texts]
-            numbers = [int(text) for _, text in texts if text.isdigit()]
+            numbers = [int(text) for _, text in texts if text.isdigit() and len(text) <= _MOST_DIGITS]
+            of = f"/{found[self._form].decode(errors='replace')}" if self._form and found[self._form] else ""
             if numbers:
-                self._seen("".join(map(str, groups)), numbers, self._clock())
+                self._seen("".join(map(str, groups)) + of, numbers, self._clock())
         if b"samples_per_second" in line and (told := _SAMPLES.search(line)):
             self._samples.append(float(told[1]))
 

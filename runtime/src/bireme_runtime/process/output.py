@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from bireme_runtime.process.log import log_of
+
 _LONGEST_LINE = 65536
 _ENDS = re.compile(rb"[\r\n]")
 
@@ -22,11 +24,13 @@ Take = Callable[[bytes], None]
 class Copier:
     """Two pipes for the standard output and error of processes. A thread copies them to this process's own.
 
-    ``take`` gets each line, without its end. It runs in that thread, and must not fail.
+    ``take`` gets each line, without its end, in that thread. Its first failure is told, and copying goes on:
+    without this thread every process would block in its next print.
     """
 
     def __init__(self, take: Take) -> None:
         self._take = take
+        self._failed = False
         self._lock = threading.Lock()
         self._parts: dict[int, bytes] = {}
         self._targets: dict[int, int] = {}
@@ -81,9 +85,13 @@ class Copier:
                 rest = rest[os.write(self._targets[reader], rest) :]
         *lines, part = _ENDS.split(self._parts[reader] + chunk)
         self._parts[reader] = part[-_LONGEST_LINE:]
-        for line in lines:
-            if line:
+        for line in filter(None, lines):
+            try:
                 self._take(line)
+            except Exception as error:
+                if not self._failed:
+                    log_of("output")(f"reading the output failed: {error!r}; it is still passed on")
+                self._failed = True
 
 
 def _waiting(descriptor: int) -> int:

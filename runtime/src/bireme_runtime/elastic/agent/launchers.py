@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.process import children, environment
 from bireme_runtime.process.errors import SettingError, Stop
@@ -179,6 +180,7 @@ def main(argv: Sequence[str]) -> None:
     env = {
         **inherited,
         **node.environment(),
+        **fence.kept(os.environ),
         "BIREME_HOSTFILE": str(files / "hostfile"),
         "BIREME_ACCELERATE_CONFIG": str(files / "accelerate.json"),
     }

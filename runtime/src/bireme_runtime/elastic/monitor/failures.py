@@ -30,11 +30,25 @@ from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import hang
 from bireme_runtime.etcd import client as etcd
 
-# What processes say that lost another one. They did not fail by themselves.
+# What processes say that lost another one, or wait for one that hangs. They did not fail by themselves.
 _SECONDARY = re.compile(
-    r"closed by peer|reset by peer|remote process exited|ncclRemoteError|communicator was aborted"
-    r"|aborted comm|Broken pipe|recvValue failed|sendBytes failed|DistNetworkError|Timed out waiting"
-    r"|Connection refused",
+    "|".join(
+        (
+            # gloo and torch's stores (gloo/transport/tcp, torch/csrc/distributed/c10d/TCPStore.cpp)
+            r"closed by peer|reset by peer|recvValue failed|sendBytes failed|DistNetworkError",
+            r"Timed out waiting|failed to pass monitoredBarrier",
+            # the kernel's words for a peer that does not answer (errno: EPIPE, ECONNREFUSED, ETIMEDOUT, …)
+            r"Broken pipe|Connection refused|Connection timed out|No route to host|Network is unreachable",
+            # NCCL (src/misc/socket.cc, src/transport/net_ib) and aws-ofi-nccl (NET/OFI)
+            r"remote process exited|ncclRemoteError|communicator was aborted|aborted comm",
+            r"socketStartConnect: Connect to|Got completion .{0,200}with (?:error|status)",
+            r"NET/OFI .{0,200}error",
+            # torch's watchdog (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)
+            r"Watchdog caught collective operation timeout|Some NCCL operations have failed or timed out",
+            # UCX (src/ucp, src/uct) and libfabric's EFA provider (prov/efa)
+            r"Endpoint timeout|Endpoint is not connected|FI_ECONNABORTED|Unresponsive receiver",
+        )
+    ),
     re.IGNORECASE,
 )
 _KEPT_ROUNDS = 20
@@ -117,7 +131,8 @@ def judge(failures: Iterable[Failure], mine: str, nodes: Iterable[str], limit: i
     # A kill from outside may be the kernel's, for memory; but it is half as likely to come from the script.
     if not limit or len(rounds) + len(own) < 2 * limit:
         return ""
-    guilty = {each.node for each in found if each.by_itself} or {each.node for each in found}
+    # Where all have lost a peer, nobody is to blame, and the run ends.
+    guilty = {each.node for each in found if each.by_itself} or {UNKNOWN}
     if len(guilty) > 1 or len({*nodes, *guilty}) == 1 or UNKNOWN in guilty:
         return "run"
     return "worker" if mine in guilty else ""
