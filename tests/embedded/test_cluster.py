@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -27,7 +26,6 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.embedded
 
 Objects = list[dict[str, Any]]
-JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
@@ -49,75 +47,14 @@ def fleet(provider: EmbeddedProvider) -> Iterator[EmbeddedCluster]:
     provider.down("fleet")
 
 
-@pytest.fixture
-def job(fleet: EmbeddedCluster) -> Iterator[Callable[..., None]]:
-    """Create Indexed Jobs of whole-node workers by kubectl; the test removes them at its end."""
-    made: list[str] = []
-
-    def make(name: str, workers: int, **spec: Any) -> None:
-        made.append(name)
-        kubectl(fleet, "create", "-f", "-", given=json.dumps(indexed_job(name, workers, spec)))
-
-    yield make
-    for name in made:
-        fleet.api.delete(f"{JOBS}/{name}", propagationPolicy="Foreground")
-    until(lambda: not fleet.api.get(PODS)["items"])
-
-
-def indexed_job(name: str, workers: int, spec: dict[str, Any]) -> dict[str, Any]:
-    devices = {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi", "memory": "900Gi"}
-    pod = {
-        "restartPolicy": "Never",
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-        "nodeSelector": {"node.kubernetes.io/instance-type": "p4d.24xlarge"},
-        "initContainers": [{"name": "prepare", "image": "none"}],
-        "containers": [{"name": "trainer", "image": "none", "resources": {"limits": devices}}],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": workers,
-            "parallelism": workers,
-            "backoffLimitPerIndex": 2,
-            "podReplacementPolicy": "Failed",
-            "template": {"spec": pod},
-            **spec,
-        },
-    }
-
-
-def kubectl(cluster: EmbeddedCluster, *arguments: str, given: str = "") -> str:
+def kubectl(cluster: EmbeddedCluster, *arguments: str) -> str:
     command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), *arguments]
-    return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
-
-
-def pods_of(cluster: EmbeddedCluster, name: str) -> Objects:
-    pods: Objects = cluster.api.get(PODS, labelSelector=f"job-name={name}")["items"]
-    return sorted(pods, key=lambda pod: pod["metadata"]["name"])
-
-
-def pod_at(cluster: EmbeddedCluster, name: str, index: int) -> dict[str, Any]:
-    """The newest pod of an index."""
-    label = "batch.kubernetes.io/job-completion-index"
-    mine = [pod for pod in pods_of(cluster, name) if pod["metadata"]["labels"][label] == str(index)]
-    return max(mine, key=lambda pod: pod["metadata"]["creationTimestamp"])
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True"
-
-
-def all_ready(cluster: EmbeddedCluster, name: str, count: int) -> Callable[[], bool]:
-    return lambda: [is_ready(pod) for pod in pods_of(cluster, name)] == [True] * count
-
-
-def status_of(cluster: EmbeddedCluster, name: str) -> dict[str, Any]:
-    status: dict[str, Any] = cluster.api.get(f"{JOBS}/{name}")["status"]
-    return status
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -305,83 +242,6 @@ def test_down_removes_what_a_killed_up_left(doomed: EmbeddedProvider, tmp_path: 
 # --- pods ---
 
 
-def test_whole_node_workers_get_a_node_each_and_stay_running(
-    fleet: EmbeddedCluster, job: Callable[..., None]
-) -> None:
-    job("train", 3)
-    until(all_ready(fleet, "train", 3))
-    pods = pods_of(fleet, "train")
-    assert len({pod["spec"]["nodeName"] for pod in pods}) == 3
-    assert len({pod["status"]["podIP"] for pod in pods}) == 3
-    prepared = pods[0]["status"]["initContainerStatuses"][0]["state"]["terminated"]
-    assert prepared["exitCode"] == 0
-    time.sleep(2)
-    assert status_of(fleet, "train")["ready"] == 3
-
-
-def test_a_worker_without_a_free_node_stays_pending(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
-    job("train", 5)
-    until(lambda: sum(is_ready(pod) for pod in pods_of(fleet, "train")) == 4)
-
-    def said() -> str:
-        """What the scheduler says of the pod that waits; it may look at that one last."""
-        (waiting,) = [pod for pod in pods_of(fleet, "train") if pod["status"]["phase"] == "Pending"]
-        conditions = waiting["status"].get("conditions", [])
-        return "".join(each.get("message", "") for each in conditions if each["type"] == "PodScheduled")
-
-    until(said)
-    assert "Insufficient nvidia.com/gpu" in said()
-
-
-def test_a_pod_completes_on_demand(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
-    job("train", 2)
-    until(all_ready(fleet, "train", 2))
-    for pod in pods_of(fleet, "train"):
-        fleet.complete(pod["metadata"]["name"])
-    until(lambda: status_of(fleet, "train").get("succeeded") == 2)
-    assert status_of(fleet, "train")["completedIndexes"] == "0,1"
-
-
-def test_a_pod_fails_on_demand_and_is_replaced_with_its_index(
-    fleet: EmbeddedCluster, job: Callable[..., None]
-) -> None:
-    job("train", 2)
-    until(all_ready(fleet, "train", 2))
-    first = pod_at(fleet, "train", 1)
-    fleet.fail(first["metadata"]["name"], 137)
-    ended = fleet.api.get(f"{PODS}/{first['metadata']['name']}")["status"]
-    assert ended["phase"] == "Failed"
-    assert ended["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
-    until(lambda: is_ready(pod_at(fleet, "train", 1)))
-    assert pod_at(fleet, "train", 1)["metadata"]["uid"] != first["metadata"]["uid"]
-    until(lambda: status_of(fleet, "train").get("failed") == 1)
-
-
-def test_a_pod_failure_policy_sees_the_exit_code(fleet: EmbeddedCluster, job: Callable[..., None]) -> None:
-    rule = {
-        "action": "FailJob",
-        "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [64]},
-    }
-    job("train", 2, podFailurePolicy={"rules": [rule]})
-    until(all_ready(fleet, "train", 2))
-    fleet.fail(pod_at(fleet, "train", 0)["metadata"]["name"], 64)
-    until(lambda: any(each["type"] == "Failed" for each in status_of(fleet, "train").get("conditions", [])))
-    (failed,) = [each for each in status_of(fleet, "train")["conditions"] if each["type"] == "Failed"]
-    assert failed["reason"] == "PodFailurePolicy"
-    assert "exit code 64" in failed["message"]
-
-
-def test_a_deleted_pod_ends_by_sigterm_and_is_replaced(
-    fleet: EmbeddedCluster, job: Callable[..., None]
-) -> None:
-    job("train", 1)
-    until(all_ready(fleet, "train", 1))
-    (first,) = pods_of(fleet, "train")
-    fleet.api.delete(f"{PODS}/{first['metadata']['name']}")
-    until(lambda: pod_at(fleet, "train", 0)["metadata"]["uid"] != first["metadata"]["uid"])
-    until(all_ready(fleet, "train", 1))
-
-
 def test_a_pod_that_cannot_end_on_demand_is_named(fleet: EmbeddedCluster) -> None:
     forever = {"metadata": {"name": "forever"}, "spec": {"containers": [{"name": "a", "image": "none"}]}}
     fleet.api.create(PODS, forever)
@@ -423,9 +283,7 @@ def test_nodes_are_added_under_the_next_free_names(
     assert provider.get("fleet").nodes["p3.8xlarge"] == 3
 
 
-def test_a_deleted_pod_on_a_node_that_is_cut_off_does_not_end(
-    fleet: EmbeddedCluster, job: Callable[..., None]
-) -> None:
+def test_a_deleted_pod_on_a_node_that_is_cut_off_does_not_end(fleet: EmbeddedCluster) -> None:
     """test_node_loss.py waits for Kubernetes' own timeouts."""
     (node,) = fleet.add_nodes("p4d.24xlarge", 1)
     selector = {"nodeSelector": {"kubernetes.io/hostname": node}}

@@ -158,19 +158,6 @@ def test_the_launcher_starts_after_the_last_worker_is_ready(
     cluster.remove_node(node)
 
 
-def test_a_finished_job_removes_its_workers_and_keeps_its_launcher(
-    job: Callable[..., Job], cluster: EmbeddedCluster
-) -> None:
-    one = job(2)
-    assert one.wait(2) == ()
-    cluster.complete(one.pods()[f"{one.name}-launcher"].name, one.namespace)
-    until(lambda: "Succeeded" in one.conditions(), what="the job to succeed")
-    until(lambda: len(one.pods()) == 1, what="the workers to go")
-    (launcher,) = one.pods().values()
-    assert (launcher.role, launcher.phase) == ("launcher", "Succeeded")
-    assert one.differences(2) == ()
-
-
 def test_a_failed_launcher_fails_the_job_with_a_reason(
     job: Callable[..., Job], cluster: EmbeddedCluster
 ) -> None:
@@ -182,15 +169,6 @@ def test_a_failed_launcher_fails_the_job_with_a_reason(
     (found,) = one.differences(2)
     assert (found.category, found.workload) == ("job-failed", one.name)
     assert "backoff limit" in found.sentence
-
-
-def test_the_charts_rights_allow_to_suspend_and_resume(job: Callable[..., Job]) -> None:
-    one = job(2)
-    assert one.wait(2) == ()
-    one.patch(runPolicy={"suspend": True})
-    until(lambda: one.pods() == {}, what="its pods to go")
-    one.patch(runPolicy={"suspend": False})
-    assert one.wait(2) == ()
 
 
 def test_the_number_of_workers_follows_the_replicas(job: Callable[..., Job]) -> None:

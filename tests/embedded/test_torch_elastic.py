@@ -59,13 +59,6 @@ def test_a_job_without_huge_pages_fits_nodes_that_set_them_aside(release: Releas
     assert job.differences() == ()
 
 
-def test_imagenet_fsx_with_4_workers_fills_4_p3_nodes(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", instance="p3.8xlarge", workload="imagenet-fsx", sets=["workers=4"])
-    assert job.differences() == ()
-    assert len(set(nodes_of(job))) == 4
-    assert job.plan.totals.accelerators == 16
-
-
 def test_scaling_3_to_5_to_2_keeps_the_job_and_the_remaining_workers(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=3"], **P4D)
     before, identity = uids(job), job_uid(job)

@@ -20,16 +20,15 @@ def prepare(claim: Path) -> Path:
     return folder
 
 
-def values(*options: str, shared_store: bool = False) -> dict[str, Any]:
+def values(*options: str) -> dict[str, Any]:
     """Values of torch-elastic that start torchrun as a user would, with c10d unless ``options`` differ.
 
-    The chart's PET_* variables configure it, as they do the chart's own entry point. ``shared_store`` is
-    torch's default; nobody can join a later round with it.
+    The chart's PET_* variables configure it, as they do the chart's own entry point. Nobody can join a later
+    round with the store shared, which is torch's default.
     """
-    store = {} if shared_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return {
         "command": ["torchrun", *options],
-        "env": {"PYTHONPATH": f"{CLAIM_PATH}/{_FOLDER}", **store},
+        "env": {"PYTHONPATH": f"{CLAIM_PATH}/{_FOLDER}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         "rendezvous": {"backend": "c10d"},
         "etcd": {"enabled": False},
     }

@@ -1,6 +1,6 @@
-"""What stock torchrun with c10d survives, beside the chart's c10d and etcd, on an old and a new torch.
+"""What a job survives with the chart's c10d and with etcd, on an old and a new torch.
 
-docs/rendezvous.md has the rows that these tests print (`pytest -s`). The events fall on one job, in turn.
+docs/rendezvous.md has the rows that this test prints (`pytest -s`). The events fall on one job, in turn.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters.kind import KindCluster
 from tests.kind import stock_torchrun
 from tests.kind.recovery import wait_for_world
-from tests.kind.shell import until
 from tests.kind.training import Training
 
 TAGS = {"2.6": "0.1.0", "2.14": "0.1.0-torch2.14"}
@@ -67,13 +65,10 @@ class Trial:
 def trial(
     load: Callable[..., None],
     train: Callable[..., Training],
-    cluster: KindCluster,
-    test_namespace: str,
 ) -> Callable[..., Trial]:
     """``trial("2.6", values)``: two workers that train with that torch."""
 
     def _trial(torch: str, values: Mapping[str, Any]) -> Trial:
-        stock_torchrun.prepare(cluster.claim_folder("checkpoints", test_namespace))
         load("etcd", "python", "torch" if torch == "2.6" else f"torch-{torch}")
         image = {"registry": "", "repository": "bireme/torch", "tag": TAGS[torch]}
         training = train(workers=2, steps=100_000, values={**values, "minWorkers": 2, "image": image})
@@ -105,27 +100,6 @@ def fatal(trial: Trial, agent: str) -> set[str]:
         )
     }
     return {event for event, agents in ended.items() if agents > own.get(event, 0)}
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("torch", TAGS)
-def test_with_a_shared_store_stock_c10d_dies_when_a_worker_joins(
-    trial: Callable[..., Trial], torch: str
-) -> None:
-    job = trial(torch, stock_torchrun.values(shared_store=True))
-    job.training.scale(3)
-    until(lambda: job.ended() >= 3, LIMIT_SECONDS, "all three agents to end")
-    assert [line for line in job.training.output if "DistStoreError: wait timeout" in line]
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(("torch", "ends_all"), [("2.6", {POD, AGENT_0}), ("2.14", {AGENT_0})], ids=TAGS)
-def test_stock_c10d_without_a_shared_store(
-    trial: Callable[..., Trial], torch: str, ends_all: set[str]
-) -> None:
-    job = trial(torch, stock_torchrun.values())
-    job.join()
-    assert fatal(job, "torchrun") == ends_all
 
 
 @pytest.mark.whole

@@ -98,10 +98,13 @@ def of(replicas: Dispatchers, dataset: str = "default") -> dict[str, Any]:
 # Shards ----------------------------------------
 
 
-def test_each_shard_is_trained_once_in_each_pass_by_some_trainer(trainer: Callable[..., Dispatcher]) -> None:
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_each_shard_is_trained_once_in_each_pass_by_some_trainer(
+    trainer: Callable[..., Dispatcher], prefetch: bool
+) -> None:
     with trainer() as first:
         first.add(names(40), passes=3)
-    fleet = Fleet(trainer, lambda shard: time.sleep(0.002))
+    fleet = Fleet(trainer, lambda shard: time.sleep(0.002), prefetch)
     for number in range(4):
         fleet.add(f"t{number}")
     until(lambda: len(fleet.trained) > 20)
@@ -398,20 +401,6 @@ def test_a_trainer_whose_lease_has_ended_joins_as_a_new_one(
 
 def in_hand(replicas: Dispatchers, dataset: str) -> list[str]:
     return [name for each in of(replicas, dataset)["trainers"] for name in each["inHand"]]
-
-
-def test_trainers_that_prefetch_train_each_shard_once_in_each_pass(
-    trainer: Callable[..., Dispatcher],
-) -> None:
-    trainer().add(names(40), passes=3)
-    fleet = Fleet(trainer, lambda shard: time.sleep(0.002), prefetch=True)
-    for number in range(4):
-        fleet.add(f"t{number}")
-    until(lambda: len(fleet.trained) > 20)
-    fleet.add("late")
-    fleet.join()
-    assert fleet.trained == Counter((number, name) for number in range(3) for name in names(40))
-    trainer().wait_finished()
 
 
 def test_a_shard_that_was_prefetched_is_there_while_no_replica_answers(replicas: Dispatchers) -> None:

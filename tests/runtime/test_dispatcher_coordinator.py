@@ -134,20 +134,6 @@ def test_a_pass_ends_however_its_last_shard_ends(office: Office, end: str) -> No
     assert office.take("a").shard == 0
 
 
-def test_failures_of_one_pass_do_not_count_in_the_next(office: Office) -> None:
-    # Defect 3 of the old master: a failed shard started the next pass above the limit of failures.
-    office.define(1, passes=3, failures=2)
-    office.join("a")
-    passes = []
-    for _ in range(4):
-        passes.append(office.status()["pass"])
-        office.ask("settle", "a", failed=(office.take("a"),))
-    assert passes == [0, 0, 1, 1]
-    assert office.status()["pass"] == 2
-    office.ask("settle", "a", done=(office.take("a"),))
-    assert (office.status()["over"], office.status()["done"]) == (True, 1)
-
-
 @pytest.mark.parametrize("trouble", ["refuse", "silent", "lose answers"])
 def test_a_shard_whose_assignment_was_not_saved_is_assigned_again(office: Office, trouble: str) -> None:
     # Defect 4 of the old master: the task stayed pending, and nothing ever timed it out.
@@ -198,17 +184,6 @@ def test_a_new_leader_continues_where_the_last_one_stopped(office: Office) -> No
         rest.append(office.take("b", have=tuple(each.token for each in rest)))
     # Failed shards come last.
     assert [each.shard for each in rest] == [3, 4, 5, 6, 2]
-
-
-def test_shards_of_trainers_lost_without_a_leader_are_taken_back_as_failures(office: Office) -> None:
-    office.define(2, failures=1)
-    office.join("a", "b")
-    office.take("a")
-    office.take("b")
-    office.kill("a")
-    office.take_over()
-    status = office.status()
-    assert (status["failedShards"], status["pending"]) == (["s0"], 1)
 
 
 def test_a_trainer_that_leaves_returns_its_shard_without_a_failure(office: Office) -> None:
