@@ -14,10 +14,8 @@ from typing import Any
 
 import agents
 import yaml
-from click.testing import CliRunner
 
 from bireme import schemas
-from bireme.cli import cli
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
@@ -75,12 +73,6 @@ def readme_picture(paths: Paths, toolbox: Toolbox) -> str:
     return svg(expand(request.release, request.namespace, manifests, load_instances(paths)))
 
 
-def elasticity_picture() -> str:
-    """The picture of docs/elasticity.md: what `bireme simulate --sample helios -o svg` draws."""
-    done = CliRunner().invoke(cli, ["simulate", "--sample", "helios", "-o", "svg"], catch_exceptions=False)
-    return done.stdout
-
-
 def documented_charts(paths: Paths) -> list[str]:
     """The charts that have a README of their own."""
     return sorted(template.parent.name for template in paths.charts.glob("*/README.md.gotmpl"))
@@ -92,7 +84,6 @@ def write_docs(paths: Paths) -> None:
     for name in documented_charts(paths):
         (paths.charts / name / "README.md").write_text(chart_readme(paths, toolbox, name))
     (paths.root / "docs/plan.svg").write_text(readme_picture(paths, toolbox))
-    (paths.root / "docs/elasticity.svg").write_text(elasticity_picture())
 
 
 MPI_JOB_CRD = "charts/mpijob/files/mpijobs.kubeflow.org.yaml"

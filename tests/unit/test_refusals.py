@@ -272,7 +272,6 @@ def test_nodes_that_are_none_are_refused_before_a_plan_is_printed() -> None:
         ["migrate"],
         ["nccl", "--file"],
         ["timeline", "--file"],
-        ["simulate"],
     ],
 )
 def test_a_file_without_end_is_refused(words: list[str]) -> None:

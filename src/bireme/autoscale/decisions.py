@@ -1,7 +1,4 @@
-"""Which elastic jobs grow and which shrink: a pure function of the jobs, the free places and the time.
-
-`bireme autoscale` calls it with what a cluster has, `bireme simulate` with what a trace says.
-"""
+"""Which elastic jobs grow and which shrink: a pure function of the jobs, the free places and the time."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from bireme.autoscale import Comparison, rows
 from bireme.clusters import ClusterInfo
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.nccl import Verdict
@@ -370,19 +369,6 @@ def timeline_view(run: Timeline) -> RenderableType:
             step, f"{world.steps_per_second:.2f}", lost, world.why,
         )  # fmt: skip
     return Group(Text(run.summary, style="bold"), table)
-
-
-def simulation_view(comparison: Comparison) -> RenderableType:
-    """Both clusters' figures beside each other."""
-    settings = comparison.settings
-    head = f"{comparison.trace}, on {settings.nodes} nodes with {settings.places} workers each"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for column in ("static", "elastic"):
-        table.add_column(column, justify="right")
-    for row in rows(comparison):
-        table.add_row(*row)
-    return Group(Text(head, style="bold"), table)
 
 
 def shards_view(shards: Shards) -> RenderableType:
