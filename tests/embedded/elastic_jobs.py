@@ -26,7 +26,6 @@ def options(*sets: str, workers: int = 2) -> dict[str, Any]:
         "etcd.enabled=false",
         "autoscale.enabled=true",
         "autoscale.cooldown=0",
-        "autoscale.every=1",
         *sets,
     ]
     return {"instance": TYPE, "sets": given, "expect_differences": True, "timeout": 3}

@@ -300,7 +300,7 @@ def test_a_sync_leaves_the_number_of_workers_to_the_autoscaler(team: Team, tmp_p
     (block,) = re.findall(r"```yaml\n(\s*# Argo CD.*?)```", record, re.DOTALL)
     spec = yaml.safe_load(block)["spec"]
     spec["syncPolicy"]["syncOptions"] += MANIFESTS["Application"]["spec"]["syncPolicy"]["syncOptions"]
-    autoscale = {"enabled": True, "max": 4, "cooldown": 0, "every": 1}
+    autoscale = {"enabled": True, "max": 4, "cooldown": 0}
     job = team.create(Job("torch-elastic", {**DOCUMENTED, "autoscale": autoscale}))
     team.cluster.api.patch(job.path, {"spec": spec})
     job.synced()

@@ -93,14 +93,6 @@ class AnsweringWorker:
             path = f"/api/v1/namespaces/{job.namespace}/pods/{pod['metadata']['name']}/status"
             cluster.api.patch(path, {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}})
 
-    def trains(self, world: int, rate: float) -> None:
-        """Its script prints this throughput in a world of that size."""
-        if world != self._starts.world:
-            self._starts.began({"round": self._starts.round + 1, "rank": 0, "world": world})
-            self.seen.start(world=world)
-        for step in range(5):
-            self.seen.take(f"step {step}, samples_per_second: {rate}".encode())
-
 
 def test_a_job_grows_from_2_to_4_when_nodes_come_free(
     cluster: EmbeddedCluster,
@@ -216,41 +208,6 @@ def test_two_jobs_share_what_comes_free(
     give_back()
     until(lambda: sum(map(running, jobs)) == count, what=controller.log.read_text)
     assert abs(workers(jobs[0]) - workers(jobs[1])) <= 1
-
-
-@pytest.mark.whole
-def test_what_comes_free_goes_where_training_says_that_it_is_worth_most(
-    cluster: EmbeddedCluster,
-    controller: Program,
-    release: ReleaseFactory,
-    occupied: Callable[..., Callable[[], None]],
-) -> None:
-    """One job is faster in proportion to its workers, the other hardly at all; both say so."""
-    count = nodes(cluster)
-    give_back = occupied(count - 2)
-    exponents, telling = (1.0, 0.05), (AnsweringWorker(), AnsweringWorker())
-    jobs = [
-        elastic(release, f"autoscale.max={count}", f"metrics.port={each.port}", workers=1) for each in telling
-    ]
-    until(lambda: [running(job) for job in jobs] == [1, 1], what=controller.log.read_text)
-    for job, worker in zip(jobs, telling, strict=True):
-        worker.is_in(job, cluster)
-
-    def trained() -> list[int]:
-        """Let both train with the workers that they have."""
-        sizes = [workers(job) for job in jobs]
-        for size, worker, exponent in zip(sizes, telling, exponents, strict=True):
-            worker.trains(size, 100 * size**exponent)
-        return sizes
-
-    def known(job: InstalledRelease) -> str:
-        (live,) = job.objects("jobs")
-        return str(live["metadata"]["annotations"].get("bireme/throughput", ""))
-
-    until(lambda: trained() and all(map(known, jobs)), what=controller.log.read_text)
-    assert [known(job) for job in jobs] == ['{"1": 100.0}'] * 2
-    give_back()
-    until(lambda: trained() == [count - 1, 1], what=controller.log.read_text)
 
 
 @pytest.mark.whole

@@ -259,7 +259,7 @@ def test_the_autoscaler_s_number_of_workers_stays_when_flux_looks_again(
     team: Team, flux: Flux, tmp_path: Path
 ) -> None:
     flux.apply(team.source("torch-elastic"))
-    values = {**CASES["torch-elastic"].values, "autoscale": {"enabled": True, "cooldown": 0, "every": 1}}
+    values = {**CASES["torch-elastic"].values, "autoscale": {"enabled": True, "cooldown": 0}}
     manifest = team.release("run", "torch-elastic", values)
     manifest["spec"]["driftDetection"]["ignore"] = flux_ignores()
     with autoscaler(team.cluster.kubeconfig, tmp_path / "log"):

@@ -303,7 +303,7 @@ def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Ite
         yield
 
 
-AUTOSCALE = ("autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0", "autoscale.every=1")
+AUTOSCALE = ("autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0")
 
 
 @pytest.mark.whole

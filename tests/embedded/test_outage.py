@@ -70,7 +70,7 @@ def test_the_controller_goes_on_when_the_api_server_comes_back(
             install("torch-elastic", name, instance=TYPE, sets=options("autoscale.max=1", workers=1)["sets"])
         until(lambda: len(trains()) == 2, what=log)
         before = trains()
-        bounds = {"bireme/autoscale": '{"min": 1, "max": 3, "every": 1, "cooldown": 0}'}
+        bounds = {"bireme/autoscale": '{"min": 1, "max": 3, "cooldown": 0}'}
         job = "/apis/batch/v1/namespaces/default/jobs/second-r1"
         cluster.api.patch(job, {"metadata": {"annotations": bounds}})
         outage()

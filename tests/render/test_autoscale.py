@@ -54,14 +54,16 @@ def test_the_controller_reads_the_bounds_of_a_torch_job(render: RenderChart) -> 
 
 
 def test_nights_and_a_metric_reach_the_controller(render: RenderChart) -> None:
-    nights = [{"from": "20:00", "to": "06:00", "days": ["Fri"], "max": 8, "min": 1}]
-    sets = [ON, "autoscale.min=2", "autoscale.max=4", "workers=2", "autoscale.timeZone=Europe/Berlin"]
+    berlin = {"from": "20:00", "to": "06:00", "days": ["Fri"], "max": 8, "timeZone": "Europe/Berlin"}
+    nights = [berlin, {"from": "12:00", "to": "13:00", "min": 1}]
+    sets = [ON, "autoscale.min=2", "autoscale.max=4", "workers=2"]
     sets += ["autoscale.metric.query=sum(queue)", "autoscale.metric.perWorker=10"]
     found = render("torch-elastic", sets=sets, values={"autoscale": {"schedules": nights}})
     read = policy(only(found, "Job", "worker"))
     assert (read.minimum, read.maximum, read.query, read.per_worker) == (2, 4, "sum(queue)", 10)
     assert [(each.zone, each.days, each.maximum) for each in read.schedules] == [
-        ("Europe/Berlin", ("Fri",), 8)
+        ("Europe/Berlin", ("Fri",), 8),
+        ("UTC", (), None),
     ]
     assert started_with(found) == "1"
 

@@ -1,4 +1,4 @@
-"""Who grows and who shrinks: by free places, priority, weight and reported throughput."""
+"""Who grows and who shrinks: by free places, priority and size."""
 
 from __future__ import annotations
 
@@ -57,19 +57,9 @@ def test_places_go_to_the_most_urgent_pods_first() -> None:
     assert sizes(jobs, free=2, wanted={10: 2, 3: 1}) == {"middle": 3, "low": 2}
 
 
-def test_weight_shares_what_is_free() -> None:
+def test_equals_share_what_is_free() -> None:
     assert sizes([job("a", 1), job("b", 1)], free=4) == {"a": 3, "b": 3}
-    assert sizes([job("a", 1, weight=3), job("b", 1)], free=6) == {"a": 6, "b": 2}
-
-
-def test_reported_throughput_counts_before_the_number_of_workers() -> None:
-    scales = job("scales", 4, throughput={2: 200.0, 4: 390.0})
-    stalls = job("stalls", 2, throughput={1: 100.0, 2: 105.0})
-    assert sizes([scales, stalls], free=2) == {"scales": 6, "stalls": 2}
-
-
-def test_a_job_that_more_workers_hardly_make_faster_does_not_grow() -> None:
-    assert sizes([job("stalls", 2, throughput={1: 100.0, 2: 105.0})], free=4) == {"stalls": 2}
+    assert sizes([job("a", 3), job("b", 1)], free=4) == {"a": 4, "b": 4}
 
 
 def test_a_job_that_saves_is_left_alone() -> None:
@@ -119,12 +109,10 @@ def test_bounds_and_places_hold_whatever_the_jobs(seed: int) -> None:
             "minimum": minimum,
             "maximum": chance.randrange(workers, workers + 9),
             "step": chance.randrange(1, 4),
-            "weight": chance.choice([0.5, 1, 4]),
             "priority": chance.randrange(-5, 5),
             "changed_at": NOW - chance.randrange(600),
             "reserve": chance.randrange(3),
             "saving": chance.random() < 0.2,
-            "throughput": {n: n ** chance.random() * 50 for n in range(1, chance.randrange(1, 6))},
         }
         jobs.append(ElasticJob(f"job-{number}", chance.choice(["p4d", "p5"]), workers, **facts))  # type: ignore[arg-type]
     resized = decide(jobs, pools, NOW)
@@ -154,10 +142,8 @@ def test_jobs_come_to_rest_when_nothing_else_changes(seed: int) -> None:
             1,
             chance.randrange(2, 20),
             step=chance.randrange(1, 3),
-            weight=chance.choice([0.5, 1, 4]),
             priority=chance.randrange(2),
             cooldown=0,
-            throughput={n: n ** chance.random() for n in range(1, chance.randrange(1, 6))},
         )
         for name in ("a", "b", "c", "d")
     }

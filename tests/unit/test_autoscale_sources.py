@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bireme.autoscale import RunningJob, query, quotas, running, saving, throughput, unused
+from bireme.autoscale import RunningJob, query, quotas, running, saving, unused
 from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
 from tests.support import api_server
@@ -153,18 +153,6 @@ def test_workers_that_nobody_reaches_cost_few_time_outs() -> None:
 
     assert saving(ask, [elastic(100)]) == set()
     assert len(asked) == 4
-
-
-def test_the_throughput_is_that_of_the_worker_that_prints_it() -> None:
-    def ask(_: str, pod: Mapping[str, Any], port: int, path: str) -> Mapping[str, Any]:
-        return {"world": 8, "samplesPerSecond": 640.0 if pod["status"]["podIP"] == "10.0.0.2" else 0.0}
-
-    assert throughput(ask, [elastic(8)]) == {"team/a": (8, 640.0)}
-
-
-def test_jobs_that_tell_no_throughput_have_none() -> None:
-    """Workers of an older runtime do not know the word."""
-    assert throughput(lambda *_: {"world": 8}, [elastic(8)]) == {}
 
 
 def test_a_queue_is_asked_for_once_however_many_jobs_are_in_it(tmp_path: Path) -> None:

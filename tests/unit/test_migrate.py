@@ -76,6 +76,7 @@ def test_check_changes_nothing_and_exits_with_1(file: Path) -> None:
         ("kueue: {elastic: [true]}", r"kueue.elastic is \[true\], and only"),
         ("kueue: {elastic: true, admission: whole}", "has both kueue.elastic and kueue.admission"),
         ("a: &yes true\nkueue: {elastic: *yes}", "line 2: kueue.elastic refers to a YAML anchor"),
+        ("autoscale:\n  weight: 2", r"line 2: autoscale\.weight is gone since 0\.3\.0: remove it"),
         ("kueue: {", "is no YAML: .*line 1"),
         ("- kueue", "must be a mapping"),
     ],
@@ -109,3 +110,18 @@ def test_validate_names_the_move_and_takes_the_migrated_file(file: Path, paths: 
     assert "`kueue.elastic` is `kueue.admission` since 0.2.0: `bireme migrate` changes values files" in said
     migrate(file)
     assert "kueue" not in CliRunner().invoke(cli, validate).output
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("every=1", "`autoscale.every` is gone since 0.3.0: remove it; charts/autoscaler looks every"),
+        ("weight=2", "`autoscale.weight` is gone since 0.3.0: remove it; jobs of one priority share"),
+        ("timeZone=UTC", "`autoscale.timeZone` is gone since 0.3.0: give each of `autoscale.schedules` its"),
+    ],
+)
+def test_validate_says_what_takes_the_place_of_a_value_that_is_gone(
+    paths: Paths, value: str, sentence: str
+) -> None:
+    words = ["validate", str(paths.charts / "torch-elastic"), "--set", f"autoscale.{value}", "-o", "json"]
+    assert sentence in CliRunner().invoke(cli, words).output

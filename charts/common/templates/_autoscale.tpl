@@ -13,10 +13,8 @@ together), spares (pods beside the workers).
 {{- if $a.enabled }}
 {{- $policy = dict "min" (int64 (default .least $a.min)) "max" (int64 (default .most $a.max))
     "step" (int64 (default 1 .step)) "spares" (int64 (default 0 .spares))
-    "every" $a.every "cooldown" $a.cooldown "reserve" (int64 $a.reserve) "weight" $a.weight }}
-{{- $schedules := list }}
-{{- range $a.schedules }}{{ $schedules = append $schedules (merge (dict "timeZone" $a.timeZone) .) }}{{ end }}
-{{- with $schedules }}{{ $_ := set $policy "schedules" . }}{{ end }}
+    "cooldown" $a.cooldown "reserve" (int64 $a.reserve) }}
+{{- with $a.schedules }}{{ $_ := set $policy "schedules" . }}{{ end }}
 {{- if $a.metric.query }}{{ $_ := set $policy "metric" $a.metric }}{{ end }}
 {{- end }}
 {{- toJson $policy }}

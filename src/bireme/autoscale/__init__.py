@@ -6,7 +6,7 @@ from bireme.autoscale.decisions import ElasticJob, Pool, Resize, decide
 from bireme.autoscale.health import serve_health
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.policy import Policy, Schedule
-from bireme.autoscale.sources import WORKER_SECONDS, query, quotas, saving, throughput, unused
+from bireme.autoscale.sources import WORKER_SECONDS, query, quotas, saving, unused
 
 __all__ = [
     "WORKER_SECONDS",
@@ -27,6 +27,5 @@ __all__ = [
     "running",
     "saving",
     "serve_health",
-    "throughput",
     "unused",
 ]

@@ -19,13 +19,7 @@ from typing import Any
 from bireme.autoscale.decisions import ElasticJob, Pool, Resize, decide
 from bireme.autoscale.policy import Policy
 from bireme.core.errors import BiremeError
-from bireme.core.labels import (
-    AUTOSCALE_ANNOTATION,
-    JOB_INDEX_LABEL,
-    QUEUE_LABEL,
-    RESIZED_ANNOTATION,
-    THROUGHPUT_ANNOTATION,
-)
+from bireme.core.labels import AUTOSCALE_ANNOTATION, JOB_INDEX_LABEL, QUEUE_LABEL, RESIZED_ANNOTATION
 from bireme.core.quantities import ACCELERATORS, pod_requests, quantity
 from bireme.plan.instances import choose_nodes
 from bireme.plan.scheduling import takes
@@ -90,15 +84,6 @@ class RunningJob:
             return datetime.fromisoformat(text).timestamp() if text else -math.inf
         except ValueError:
             return -math.inf
-
-    @property
-    def throughput(self) -> dict[int, float]:
-        """What its training has told, by the number of workers; nothing if it tells none."""
-        text = (self.live["metadata"].get("annotations") or {}).get(THROUGHPUT_ANNOTATION)
-        try:
-            return {int(size): float(rate) for size, rate in json.loads(text or "{}").items()}
-        except (ValueError, TypeError, AttributeError):
-            return {}
 
     @property
     def queue(self) -> str:
@@ -168,13 +153,13 @@ def running(jobs: Iterable[Object], pods: Iterable[Object]) -> tuple[tuple[Runni
     return tuple(sorted(found, key=lambda each: each.key)), tuple(sentences)
 
 
-def plan(world: World, now: float, since: float = -math.inf) -> tuple[Resize, ...]:
-    """What changes now, by `decide`; ``since`` is when it was asked last. Seconds since 1970.
+def plan(world: World, now: float) -> tuple[Resize, ...]:
+    """What changes at ``now`` (seconds since 1970), by `decide`.
 
     A job outside its bounds comes back to them first. Workers that find no place go, and so do as many as
     there are on nodes that will be taken away, unless others take them.
     """
-    return _Planner(world, now, since).resizes()
+    return _Planner(world, now).resizes()
 
 
 @dataclass
@@ -210,8 +195,8 @@ class _Waiting:
 
 
 class _Planner:
-    def __init__(self, world: World, now: float, since: float) -> None:
-        self._world, self._now, self._since = world, now, since
+    def __init__(self, world: World, now: float) -> None:
+        self._world, self._now = world, now
         self._jobs = {job.key: job for job in world.jobs}
         self._eligible: dict[str, list[str]] = {}
         self._sets: dict[str, frozenset[str]] = {}
@@ -483,7 +468,6 @@ class _Planner:
     def _elastic(self, job: RunningJob, pool: str) -> ElasticJob:
         policy = job.policy
         low, high = policy.bounds(self._now, self._world.measured.get(job.key))
-        is_due = self._now // policy.every != self._since // policy.every
         return ElasticJob(
             job.key,
             pool,
@@ -491,13 +475,11 @@ class _Planner:
             low,
             high,
             policy.step,
-            policy.weight,
             job.priority,
-            job.resized_at if is_due else self._now,
-            max(policy.cooldown, policy.every),
+            job.resized_at,
+            policy.cooldown,
             policy.reserve,
             job.key in self._world.saving,
-            job.throughput,
         )
 
 

@@ -5,8 +5,6 @@ What it has to remember is on the Jobs, so that another controller can go on in 
 
 from __future__ import annotations
 
-import json
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,18 +15,16 @@ from typing import Any
 from bireme.autoscale.cluster import RunningJob, World, plan, running
 from bireme.autoscale.decisions import Resize
 from bireme.autoscale.lease import Lease
-from bireme.autoscale.sources import measured, quotas, saving, throughput
+from bireme.autoscale.sources import measured, quotas, saving
 from bireme.clusters.api import MERGE_PATCH, Api, ApiError
 from bireme.core.errors import BiremeError
-from bireme.core.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION, THROUGHPUT_ANNOTATION
+from bireme.core.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION
 from bireme.live.pod_http import Ask
 
 MANAGER = "bireme-autoscaler"
 """The field manager of what the controller writes."""
 # Decisions on older facts are not carried out.
 _STALE_SECONDS = 60
-# Of throughput: how often workers are asked, and by which share it has to differ to be written down.
-_ASK_SECONDS, _NEWS = 15, 0.1
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,6 @@ class Controller:
         lease: Lease | None = None,
     ) -> None:
         self._api, self._options, self._ask, self._tell, self._lease = api, options, ask, tell, lease
-        self._since = self._asked = -math.inf
         self._told: set[str] = set()
         self._saving: frozenset[str] = frozenset()
         self._state = ""
@@ -88,7 +83,6 @@ class Controller:
         now = time.time()
         world = self._look()
         decided = self._decide(world, now)
-        self._since = now
         if time.time() - now > _STALE_SECONDS or (self._lease and not self._lease.renew()):
             return ()
         if self._options.dry_run:
@@ -106,33 +100,16 @@ class Controller:
         found, sentences = running(jobs, pods)
         for sentence in sentences:
             self._tell_once(sentence)
-        found = self._with_throughput(found)
         nodes = self._api.get("/api/v1/nodes")["items"]
         values = measured(found, self._options.prometheus, self._tell_once)
         return World(nodes, pods, found, quotas(self._api, found), values)
-
-    def _with_throughput(self, jobs: tuple[RunningJob, ...]) -> tuple[RunningJob, ...]:
-        """The jobs, with what their training tells now written on them for later."""
-        if self._options.dry_run or time.monotonic() - self._asked < _ASK_SECONDS:
-            return jobs
-        self._asked = time.monotonic()
-        told = throughput(self._ask, jobs)
-        return tuple(self._remember(job, *told[job.key]) if job.key in told else job for job in jobs)
-
-    def _remember(self, job: RunningJob, workers: int, rate: float) -> RunningJob:
-        known = job.throughput
-        if abs(rate - known.get(workers, 0.0)) <= _NEWS * known.get(workers, 0.0):
-            return job
-        text = json.dumps({str(size): each for size, each in sorted({**known, workers: rate}.items())})
-        live = self._patch(job, {"metadata": {"annotations": {THROUGHPUT_ANNOTATION: text}}})
-        return replace(job, live=live) if live else job
 
     def _decide(self, world: World, now: float) -> tuple[Resize, ...]:
         """What changes, without jobs that save. Only workers of jobs that would change are asked."""
         jobs = {job.key: job for job in world.jobs}
         asked: set[str] = set()
         while True:
-            decided = plan(world, now, self._since)
+            decided = plan(world, now)
             new = [jobs[each.job] for each in decided if each.job not in asked]
             found = saving(self._ask, new)
             if not found:

@@ -7,12 +7,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
-WORTH = 0.1
-"""A further worker that makes a job faster by less than this share of what the first did is not worth it."""
 MARGIN = 1.5
-"""A worker moves to another job only if it is worth this many times more there, so none goes to and fro."""
+"""A job gives a worker to a smaller one only if it keeps this many times its workers: none comes back."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +17,9 @@ class ElasticJob:
     """A running job whose number of workers may change.
 
     ``workers``: of now; ``minimum`` and ``maximum`` bound it, ``step`` workers come and go together.
-    ``pool``: the places that its workers fit. ``weight``: its share beside others of its priority.
-    ``changed_at``: when it was resized last, in seconds of the same clock as ``now``; it grows again, and
-    gives to others, ``cooldown`` seconds later. ``reserve``: the places that it leaves free. ``saving``: it
-    writes a checkpoint and is left alone. ``throughput``: what it reported per number of workers, in any
-    unit; without it each worker counts the same."""
+    ``pool``: the places that its workers fit. ``changed_at``: when it was resized last, in seconds of the
+    clock of ``now``; it grows again, and gives to others, ``cooldown`` seconds later. ``reserve``: the places
+    that it leaves free. ``saving``: it writes a checkpoint and is left alone."""
 
     name: str
     pool: str
@@ -32,13 +27,11 @@ class ElasticJob:
     minimum: int
     maximum: int
     step: int = 1
-    weight: float = 1.0
     priority: int = 0
     changed_at: float = -math.inf
     cooldown: float = 300.0
     reserve: int = 0
     saving: bool = False
-    throughput: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,11 +59,10 @@ def decide(jobs: Sequence[ElasticJob], pools: Mapping[str, Pool], now: float) ->
     """What changes now, at most one resize for a job, those that shrink first.
 
     What a job has beyond its minimum is borrowed: it shrinks at once when pods of its own or a higher
-    priority need more places than are free. Jobs of the lowest priority give first, and among them those
-    that lose the least. Jobs grow into what is free beyond what Pending pods need, the highest priority
-    first, and among equals where another worker is worth most by throughput and weight. When nothing is
-    free, a step of workers moves from a job to another of the same priority where it is worth ``MARGIN``
-    times more. ``now`` is in seconds.
+    priority need more places than are free. Jobs of the lowest priority give first, and among them the
+    largest. Jobs grow into what is free beyond what Pending pods need, the highest priority first, and among
+    equals the smallest. When nothing is free, a step of workers moves from a job to another of the same
+    priority if the first keeps ``MARGIN`` times the workers of the second. ``now`` is in seconds.
     """
     by_pool: dict[str, list[ElasticJob]] = defaultdict(list)
     for job in jobs:
@@ -135,7 +127,7 @@ def _grow(jobs: Sequence[ElasticJob], free: int, now: float) -> list[Resize]:
 
 
 def _even_out(jobs: Mapping[str, ElasticJob]) -> list[Resize]:
-    """One step moves between two jobs of a priority, if it is worth much more at the other."""
+    """One step moves from the largest to the smallest of the jobs of a priority, if they differ by much."""
     for priority in sorted({job.priority for job in jobs.values()}, reverse=True):
         equals = [job for job in jobs.values() if job.priority == priority]
         takers = [job for job in equals if _can_grow(job)]
@@ -143,56 +135,30 @@ def _even_out(jobs: Mapping[str, ElasticJob]) -> list[Resize]:
         if not takers or not givers:
             continue
         taker, giver = min(takers, key=_gain), min(givers, key=_loss)
-        smaller = replace(giver, workers=giver.workers - giver.step)
-        if taker.name == giver.name or taker.step > giver.step or worth(taker) < MARGIN * worth(smaller):
+        left = giver.workers - giver.step
+        if taker.name == giver.name or taker.step > giver.step or left < MARGIN * taker.workers:
             continue
-        why = f"a worker is worth more in {taker.name}"
+        why = f"{taker.name} has far fewer workers"
         return [
-            Resize(giver.name, smaller.workers, why),
+            Resize(giver.name, left, why),
             Resize(taker.name, taker.workers + taker.step, f"{giver.name} has given way: {why}"),
         ]
     return []
 
 
 def _can_grow(job: ElasticJob) -> bool:
-    return job.workers + job.step <= job.maximum and _share(job) > WORTH
+    return job.workers + job.step <= job.maximum
 
 
 def _can_shrink(job: ElasticJob) -> bool:
     return job.workers - job.step >= job.minimum
 
 
-def _gain(job: ElasticJob) -> tuple[float, float, str]:
+def _gain(job: ElasticJob) -> tuple[int, int, str]:
     """Orders jobs that may grow: the first is to have the next worker."""
-    return -job.priority, -worth(job), job.name
+    return -job.priority, job.workers, job.name
 
 
-def _loss(job: ElasticJob) -> tuple[float, float, str]:
-    """Orders jobs that may shrink: the first loses the least."""
-    return job.priority, worth(replace(job, workers=job.workers - job.step)), job.name
-
-
-def worth(job: ElasticJob) -> float:
-    """What one more worker is worth: its share of the job's throughput, times the job's weight.
-
-    A job without figures is taken to be as much faster as it has workers more, so that jobs of equal weight
-    get equal numbers of workers.
-    """
-    return job.weight * _share(job) / max(job.workers, 1)
-
-
-def _share(job: ElasticJob) -> float:
-    """How much of a worker another worker is to the job: 1 is as much as each has been, 0 is nothing."""
-    if len(job.throughput) < 2 or job.workers < 1:
-        return 1.0
-    return max(_exponent(job.throughput, job.workers), 0.0)
-
-
-def _exponent(throughput: Mapping[int, float], workers: int) -> float:
-    """The exponent of the power law between the two measured sizes nearest to the step beyond ``workers``."""
-    sizes = sorted(size for size, rate in throughput.items() if size > 0 and rate > 0)
-    if len(sizes) < 2:
-        return 1.0
-    pair = next((each for each in pairwise(sizes) if workers < each[1]), (sizes[-2], sizes[-1]))
-    small, large = pair
-    return math.log(throughput[large] / throughput[small]) / math.log(large / small)
+def _loss(job: ElasticJob) -> tuple[int, int, str]:
+    """Orders jobs that may shrink: the first keeps the most."""
+    return job.priority, job.step - job.workers, job.name

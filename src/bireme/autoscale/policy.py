@@ -52,10 +52,8 @@ class Policy:
     maximum: int
     step: int = 1
     spares: int = 0
-    every: float = 10.0
     cooldown: float = 300.0
     reserve: int = 0
-    weight: float = 1.0
     schedules: tuple[Schedule, ...] = ()
     query: str = ""
     per_worker: float = 1.0
@@ -71,10 +69,8 @@ class Policy:
                 int(given["max"]),
                 int(given.get("step", 1)),
                 int(given.get("spares", 0)),
-                float(given.get("every", 10)),
                 float(given.get("cooldown", 300)),
                 int(given.get("reserve", 0)),
-                float(given.get("weight", 1)),
                 tuple(map(_schedule, given.get("schedules") or ())),
                 str(metric.get("query", "")),
                 float(metric.get("perWorker", 1)),

@@ -41,21 +41,6 @@ def saving(ask: Ask, jobs: Sequence[RunningJob]) -> frozenset[str]:
     return frozenset(key for key, answer in [*first, *_answers(ask, others)] if answer.get("saving"))
 
 
-def throughput(ask: Ask, jobs: Sequence[RunningJob]) -> dict[str, tuple[int, float]]:
-    """The number of workers and the samples a second that the training of each job tells, if it does.
-
-    The worker of rank 0 prints them, one of the first mostly: no others are asked.
-    """
-    asked = [
-        (job, port, pod) for job in jobs if (port := metrics_port(job.live)) for pod in _ready(job)[:_FIRST]
-    ]
-    return {
-        key: (int(answer["world"]), float(answer["samplesPerSecond"]))
-        for key, answer in _answers(ask, asked)
-        if answer.get("world") and answer.get("samplesPerSecond")
-    }
-
-
 def _answers(
     ask: Ask, pods: Sequence[tuple[RunningJob, int, Mapping[str, Any]]]
 ) -> list[tuple[str, Mapping[str, Any]]]:

@@ -16,8 +16,6 @@ GENERATED_ANNOTATION = "bireme/generated"
 AUTOSCALE_ANNOTATION = "bireme/autoscale"
 # The controller's: when it resized the Job last.
 RESIZED_ANNOTATION = "bireme/resized"
-# The controller's: the throughput that the job has told, by its number of workers, as JSON.
-THROUGHPUT_ANNOTATION = "bireme/throughput"
 
 # --- of Kueue, on jobs and pods ---
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -1,9 +1,9 @@
-"""Values that moved from one release to another, and values files that follow them."""
+"""Values that moved or went from one release to another, and values files that follow them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,12 @@ class Move:
 
 
 MOVES = (Move("0.2.0", ("kueue",), "elastic", "admission", {True: "elastic", False: "whole"}),)
+GONE = {
+    "autoscale.every": "since 0.3.0: remove it; charts/autoscaler looks every `everySeconds`",
+    "autoscale.weight": "since 0.3.0: remove it; jobs of one priority share free places evenly",
+    "autoscale.timeZone": "since 0.3.0: give each of `autoscale.schedules` its `timeZone`",
+}
+"""Values that no chart takes any more: since when, and what to do."""
 
 
 def moved(name: str) -> Move | None:
@@ -46,7 +52,8 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     """A values file as today's charts take it, and a sentence for each value that moved.
 
     Only the names and values that moved change; comments and order stay. ``name`` is the file's, for
-    messages. Raises BiremeError for text that is not a mapping in YAML, and for a value that cannot follow.
+    messages. Raises BiremeError for text that is not a mapping in YAML, and for a value that cannot follow or
+    is gone.
     """
     refuse_bombs(text, name)
     try:
@@ -57,10 +64,15 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
         return text, ()
     if not isinstance(root, yaml.MappingNode):
         raise BiremeError(f"{name} is not a values file: it must be a mapping of keys to values")
+    for before, instead in GONE.items():
+        for key, _ in _found(root, before):
+            raise BiremeError(f"{name}, line {key.start_mark.line + 1}: {before} is gone {instead}")
     edits: list[tuple[int, int, str]] = []
     said = []
     for move in MOVES:
-        for key, value in _found(root, move, name):
+        for key, value in _found(root, move.before):
+            if _found(root, move.after):
+                raise BiremeError(f"{name} has both {move.before} and {move.after}: remove {move.before}")
             edits += [
                 (key.start_mark.index, key.end_mark.index, move.new),
                 (value.start_mark.index, value.end_mark.index, _value(move, key, value, name)),
@@ -72,19 +84,15 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     return text, tuple(said)
 
 
-def _found(root: yaml.MappingNode, move: Move, name: str) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """The key and the value of what moved, if the file has it."""
+def _found(root: yaml.MappingNode, path: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The key and the value at ``path``, if the file has it."""
+    *parents, last = path.split(".")
     parent: Any = root
-    for part in move.parents:
+    for part in parents:
         parent = next((value for key, value in parent.value if key.value == part), None)
         if not isinstance(parent, yaml.MappingNode):
-            return
-    here = {key.value: (key, value) for key, value in parent.value}
-    if move.old not in here:
-        return
-    if move.new in here:
-        raise BiremeError(f"{name} has both {move.before} and {move.after}: remove {move.before}")
-    yield here[move.old]
+            return []
+    return [(key, value) for key, value in parent.value if key.value == last][-1:]
 
 
 def _value(move: Move, key: yaml.Node, value: yaml.Node, name: str) -> str:

@@ -14,7 +14,7 @@ import jsonschema
 from bireme.core.errors import BiremeError
 from bireme.helm import ChartValues, Renderer, RenderError, RenderRequest
 from bireme.schemas.bundle import BUNDLE, KeyPath
-from bireme.schemas.moves import moved
+from bireme.schemas.moves import GONE, moved
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ def _unknown(key: str, known: Iterable[str], error: Error, chart: ChartValues, p
     if move and move.new in known:
         sentence = f"`{path}` is `{move.after}` since {move.release}: `bireme migrate` changes values files"
         return Problem(path, sentence)
+    if path in GONE:
+        return Problem(path, f"`{path}` is gone {GONE[path]}")
     known = list(known)
     if key in _OF_MANIFESTS and not parents:
         ours = [f"`{name}`" for name in _OF_MANIFESTS[key] if name in known]
