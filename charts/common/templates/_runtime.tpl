@@ -17,64 +17,55 @@ Arguments: root.
 {{- end }}
 
 {{/*
-A component's files as JSON {path: source}.
+Reads a component's files once a render, because their source takes most of a render's time. The result is the list
+.root.Subcharts.common.runtime.COMPONENT with a dict {suffix, files} for each ConfigMap: its name is
+"common.runtimeName" with the suffix, its files {path: source}. `kubectl apply` takes a quarter of a MiB.
 Arguments: root, component.
 */}}
-{{- define "common.runtimeFiles" -}}
-{{- $root := required "common.runtimeFiles needs root" .root }}
-{{- $component := required "common.runtimeFiles needs component" .component }}
+{{- define "common.runtime" -}}
+{{- $root := required "common.runtime needs root" .root }}
+{{- $component := required "common.runtime needs component" .component }}
 {{- $common := $root.Subcharts.common }}
 {{- /* A clone has them as symbolic links, which Flux drops from git sources. */}}
 {{- if not (and $common ($common.Files.Get "files/runtime/bireme_runtime/__init__.py")) }}
 {{- printf "the chart %s is without its library or its runtime, to which symbolic links lead in a clone: take the packed chart instead of a folder of a clone (make package; docs/gitops.md)" $root.Chart.Name | fail }}
 {{- end }}
+{{- $read := $common.runtime | default dict }}
+{{- if not (hasKey $read $component) }}
 {{- $folders := dict }}
 {{- range list $common.Chart $root.Chart }}
 {{- $folders = merge (index (.Annotations | default dict) "bireme/runtime" | default "" | fromYaml) $folders }}
 {{- end }}
 {{- $missing := printf "the annotation bireme/runtime in Chart.yaml of %s names no folders for %s" $root.Chart.Name $component }}
-{{- $wanted := list "bireme_runtime" }}
-{{- range required $missing (index $folders $component) }}
-{{- $wanted = append $wanted (ternary . (printf "bireme_runtime/%s" .) (hasPrefix "bireme_runtime" .)) }}
-{{- end }}
-{{- $files := dict }}
-{{- range $path, $content := $common.Files.Glob "files/runtime/**" }}
-{{- $path = trimPrefix "files/runtime/" $path }}
-{{- if has (dir $path) $wanted }}
-{{- $_ := set $files $path ($content | toString) }}
+{{- $all := dict }}
+{{- range prepend (required $missing (index $folders $component)) "bireme_runtime" }}
+{{- range $path, $content := $common.Files.Glob (printf "files/runtime/%s/*" (ternary . (printf "bireme_runtime/%s" .) (hasPrefix "bireme_runtime" .))) }}
+{{- $_ := set $all (trimPrefix "files/runtime/" $path) (toString $content) }}
 {{- end }}
 {{- end }}
-{{- toJson $files }}
-{{- end }}
-
-{{/*
-The name of a component's ConfigMap.
-Arguments: root, component.
-*/}}
-{{- define "common.runtimeName" -}}
-{{- $root := required "common.runtimeName needs root" .root }}
-{{- printf "%s-runtime-%s-%s" (include "common.fullname" (dict "root" $root)) .component (include "common.runtimeFiles" . | sha256sum | trunc 8) }}
-{{- end }}
-
-{{/*
-A component's files as a JSON list of {name, files}, one for each ConfigMap: `kubectl apply` takes a quarter of a MiB.
-Arguments: root, component.
-*/}}
-{{- define "common.runtimeParts" -}}
-{{- $name := include "common.runtimeName" . }}
+{{- $digest := $all | toJson | sha256sum | trunc 8 }}
 {{- $parts := list }}
 {{- $files := dict }}
 {{- $size := 0 }}
-{{- range $path, $content := include "common.runtimeFiles" . | fromJson }}
+{{- range $path, $content := $all }}
 {{- $size = add $size (len $content) }}
 {{- if gt (int $size) 200000 }}
-{{- $parts = append $parts (dict "name" (printf "%s-%d" $name (len $parts)) "files" $files) }}
+{{- $parts = append $parts (dict "suffix" (printf "%s-%d" $digest (len $parts)) "files" $files) }}
 {{- $files = dict }}
 {{- $size = len $content }}
 {{- end }}
 {{- $_ := set $files $path $content }}
 {{- end }}
-{{- toJson (append $parts (dict "name" $name "files" $files)) }}
+{{- $_ := set $common "runtime" (set $read $component (append $parts (dict "suffix" $digest "files" $files))) }}
+{{- end }}
+{{- end }}
+
+{{/*
+The name of a component's ConfigMaps, which a suffix completes.
+Arguments: root, component.
+*/}}
+{{- define "common.runtimeName" -}}
+{{- printf "%s-runtime-%s" (include "common.fullname" (dict "root" .root)) .component }}
 {{- end }}
 
 {{/*
@@ -82,16 +73,18 @@ The ConfigMaps. A ConfigMap's keys have no folders: "/" is written as "__" and u
 Arguments: root, component.
 */}}
 {{- define "common.runtimeConfigMap" -}}
-{{- $root := required "common.runtimeConfigMap needs root" .root }}
+{{- include "common.runtime" . }}
+{{- $root := .root }}
 {{- $component := .component }}
-{{- range $number, $part := include "common.runtimeParts" . | fromJsonArray }}
+{{- $name := include "common.runtimeName" . }}
+{{- range $number, $part := index $root.Subcharts.common.runtime $component }}
 {{- if $number }}
 ---
 {{ end -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ $part.name | quote }}
+  name: {{ printf "%s-%s" $name $part.suffix | quote }}
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" $component) | nindent 4 }}
@@ -108,12 +101,14 @@ The volume of a pod that runs a component's code; it is mounted at /bireme/runti
 Arguments: root, component, name (of the volume, optional: runtime).
 */}}
 {{- define "common.runtimeVolume" -}}
+{{- include "common.runtime" . }}
+{{- $name := include "common.runtimeName" . -}}
 - name: {{ .name | default "runtime" | quote }}
   projected:
     sources:
-      {{- range include "common.runtimeParts" . | fromJsonArray }}
+      {{- range index .root.Subcharts.common.runtime .component }}
       - configMap:
-          name: {{ .name | quote }}
+          name: {{ printf "%s-%s" $name .suffix | quote }}
           items:
             {{- range $path, $_ := .files }}
             - {key: {{ $path | replace "/" "__" | quote }}, path: {{ $path | quote }}}
