@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,14 +25,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 RECIPES = PROJECT / "hack" / "images" / "recipes.toml"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LINES_OF_A_FAILURE = 20
-_READ_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class Build:
     """A program that is compiled inside; see recipes.toml.
 
-    ``source`` is URL#sha256=… or a file of the project; ``packages`` are removed afterwards.
+    ``source`` is NAME==VERSION --hash=sha256:… or a file of the project; ``packages`` are removed afterwards.
     """
 
     script: str
@@ -47,7 +45,7 @@ class Build:
     @property
     def own_source(self) -> Path | None:
         """The source, if it is the project's."""
-        return None if "://" in self.source else PROJECT / self.source
+        return None if "==" in self.source else PROJECT / self.source
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -155,19 +153,15 @@ def enter(
     return ["unshare", "--mount", "sh", "-c", script, *arguments, "env", "-i", *variables, *command]
 
 
-def _fetch(address: str, folder: Path) -> Path:
-    """The file of ``address`` (URL#sha256=…), in ``folder`` under its own name."""
-    url, _, checksum = address.partition("#sha256=")
-    try:
-        with urllib.request.urlopen(url, timeout=_READ_SECONDS) as answer:
-            content: bytes = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise BiremeError(f"{url} cannot be fetched: {error}") from None
-    if hashlib.sha256(content).hexdigest() != checksum:
-        raise BiremeError(f"{url} is not the file that hack/images/recipes.toml pins: its SHA-256 differs")
-    target = folder / url.rpartition("/")[2]
-    target.write_bytes(content)
-    return target
+def fetch(package: str, folder: Path) -> Path:
+    """The file of ``package`` (NAME==VERSION --hash=sha256:…), which pip puts into the new ``folder``."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command += ["--require-hashes", "--requirement", "/dev/stdin", "--dest", str(folder)]
+    done = subprocess.run(command, input=package, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BiremeError(f"pip cannot fetch {package}:\n{done.stderr.strip()}")
+    (file,) = folder.iterdir()
+    return file
 
 
 def _link(link: Path, folder: Path) -> None:
@@ -252,9 +246,9 @@ class _Maker:
         with tempfile.TemporaryDirectory() as folder:
             for file in build.files:
                 shutil.copy(file, folder)
-            source = build.own_source or _fetch(build.source, Path(folder))
-            inside = "/tmp/build"
-            script, argument = f"{inside}/{build.program.name}", f"{inside}/{source.name}"
+            source = build.own_source or fetch(build.source, Path(folder) / "source")
+            inside, at = "/tmp/build", "" if build.own_source else "source/"
+            script, argument = f"{inside}/{build.program.name}", f"{inside}/{at}{source.name}"
             command = enter(self.root, ["sh", script, argument], {Path(folder): inside})
             self._run(f"build {source.name}", command)
         self._chroot("packages of the build", "apt-mark", "auto", *temporary)

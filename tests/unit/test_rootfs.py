@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +28,7 @@ def test_a_recipe_like_another_adds_to_its_lists_and_keeps_its_other_fields() ->
 def test_a_root_file_system_is_made_again_when_its_build_script_changes(tmp_path: Path) -> None:
     script = tmp_path / "build.sh"
     script.write_text("make\n")
-    build = rootfs.Build(str(script), "https://example.org/a.tar.gz#sha256=0", ("make",))
+    build = rootfs.Build(str(script), "a==1 --hash=sha256:0", ("make",))
     recipe = replace(rootfs.load_rootfs("python"), build=(build,))
     before = recipe.digest
     assert before == recipe.digest
@@ -50,6 +53,23 @@ def test_a_change_that_does_not_affect_the_content_keeps_the_digest() -> None:
     recipe = rootfs.load_rootfs("python")
     assert replace(recipe, env={"A": "b"}, name="snake").digest == recipe.digest
     assert replace(recipe, run=("true",)).digest != recipe.digest
+
+
+def test_a_package_is_fetched_by_name_and_only_with_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "sum-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("sum-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: sum\nVersion: 1.0\n")
+        files.writestr("sum-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    fetched = rootfs.fetch(f"sum==1.0 --hash=sha256:{digest}", tmp_path / "source")
+    assert (fetched.name, fetched.read_bytes()) == (wheel.name, wheel.read_bytes())
+    other = f"sum==1.0 --hash=sha256:{'0' * 64}"
+    with pytest.raises(BiremeError, match=rf"pip cannot fetch {re.escape(other)}:\n.*HASHES"):
+        rootfs.fetch(other, tmp_path / "other")
 
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
