@@ -1,4 +1,4 @@
-"""Release the charts: `release.py check`, `release.py propose`, or `release.py cut [--date YYYY-MM-DD]`.
+"""Release the charts: `release.py check`, `release.py propose`, or `release.py cut`.
 
 hack/releases.toml has the commit of each release, from which git reads its charts again. A release has one
 version, that of the harness; a chart that changed since takes it, and one that did not keeps its own.
@@ -209,18 +209,18 @@ class Tree:
 
     def findings(self) -> list[str]:
         """What keeps the charts from being released, a sentence each."""
-        sentences = [
-            f"charts/{new.name} differs from its release {dotted(old.version)}, and its version is "
-            f"{dotted(new.version)}: hack/release propose raises it"
-            for old, new in self.changed
-            if new.version <= old.version
-        ]
+        sentences = []
         for old, new in self.changed:
-            if new.version < next_version(old.version, old, new) and new.version > old.version:
-                refused = list(refused_now(old.schema, new.schema, defaults=new.values))
+            needed = next_version(old.version, old, new)
+            if new.version <= old.version:
                 sentences.append(
-                    f"charts/{new.name} needs {dotted(next_version(old.version, old, new))} instead of "
-                    f"{dotted(new.version)}: {refused[0] if refused else 'it has new values'}"
+                    f"charts/{new.name} differs from its release {dotted(old.version)}, and its version is "
+                    f"{dotted(new.version)}: hack/release propose raises it"
+                )
+            elif new.version < needed:
+                reason = next(refused_now(old.schema, new.schema, defaults=new.values), "it has new values")
+                sentences.append(
+                    f"charts/{new.name} needs {dotted(needed)} instead of {dotted(new.version)}: {reason}"
                 )
         return sentences
 
@@ -236,8 +236,7 @@ def raise_versions(tree: Tree) -> Version:
         _rewrite(tree.root / name, r'^(__version__|version) = ".*"$', rf'\1 = "{version}"')
         if name.endswith("METADATA"):
             _rewrite(tree.root / name, r"^Version: .*$", f"Version: {version}")
-    known = {new.name for old, new in tree.pairs if old and not new.differs(old)}
-    raised = {new.name for _, new in tree.pairs} - known
+    raised = {new.name for old, new in tree.pairs if not old or new.differs(old)}
     for name in raised:
         _rewrite(tree.root / f"charts/{name}/Chart.yaml", r"^version: .*$", f"version: {version}")
     for file in sorted(tree.root.glob("charts/*/Chart.yaml")):
@@ -294,18 +293,17 @@ def main() -> None:
     """Run the command that the arguments name."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("command", choices=["check", "propose", "cut"])
-    options.add_argument("--date", default=f"{datetime.now(UTC):%Y-%m-%d}")
-    given = options.parse_args()
+    command = options.parse_args().command
     paths = Paths.discover()
     try:
         tree = Tree.read(paths)
-        if given.command == "check":
+        if command == "check":
             if findings := tree.findings():
                 raise BiremeError("\n".join(findings))
-        elif given.command == "propose":
+        elif command == "propose":
             print(f"the next release is {dotted(raise_versions(tree))}")
         else:
-            tag = cut(tree, given.date)
+            tag = cut(tree, f"{datetime.now(UTC):%Y-%m-%d}")
             print(f"{tag} is tagged here: git push --follow-tags publishes it, make package there packs it")
     except BiremeError as error:
         sys.exit(str(error))
