@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from bireme.cli import cli
 from bireme.live.timeline import Timeline
-from bireme.live.timeline_picture import html, svg
+from bireme.live.timeline_picture import svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 BEGAN = 1_790_000_000.0
@@ -152,13 +152,6 @@ def test_a_run_without_a_world_or_a_step_has_a_picture() -> None:
     just_begun = svg(Timeline.of("job", {"time": BEGAN, "worlds": [world(1, 0, "0@a/1")]}))
     assert "steps per second" not in just_begun
     ET.fromstring(just_begun)
-
-
-def test_the_page_has_the_picture_and_a_row_for_each_world() -> None:
-    page = html(a_run())
-    assert page.count("<tr><td>") == 4
-    assert "ValueError: &lt;the shape&gt; &amp; its size" in page
-    assert svg(a_run()) in page
 
 
 def test_a_kept_timeline_is_drawn_again_from_a_file(tmp_path: Path) -> None:

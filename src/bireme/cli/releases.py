@@ -187,7 +187,7 @@ def status(
 )
 @namespace_option
 @target_options
-@output_option("text", "wide", "svg", "html", "json", "yaml")
+@output_option("text", "wide", "svg", "json", "yaml")
 @pass_app
 def timeline(
     app: App,
@@ -201,7 +201,7 @@ def timeline(
     """Show what happened in the run of RELEASE, and why.
 
     These are its worlds, workers and steps, and the reasons of restarts. A worker that runs is asked; -o svg
-    and -o html draw a picture.
+    draws a picture.
 
     \b
     Example: bireme timeline imagenet -o svg > run.svg
@@ -212,8 +212,8 @@ def timeline(
         run = timeline_from(value_files.read_text(file, "timeline"), str(file))
     else:
         run = app.deployer(app.cluster(target)).timeline(str(release), namespace)
-    if output in ("svg", "html"):
-        click.echo(timeline_picture.svg(run) if output == "svg" else timeline_picture.html(run), nl=False)
+    if output == "svg":
+        click.echo(timeline_picture.svg(run), nl=False)
     else:
         app.show(output, run.to_json(), lambda: views.timeline_view(run))
 

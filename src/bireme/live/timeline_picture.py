@@ -30,10 +30,6 @@ _SHOWN_WORLDS = 20
 _TICKS = 5
 # Pixels that a label needs, so that two do not overlap.
 _NUMBER, _NAME, _SENTENCE = 22, 22, 118
-_PAGE = (
-    "body { font: 14px system-ui, sans-serif; margin: 2em; color-scheme: light dark } "
-    "td, th { padding: 2px 10px; text-align: left }"
-)
 
 
 @dataclass(frozen=True)
@@ -60,24 +56,6 @@ def svg(run: Timeline) -> str:
         blocks += [heading("steps"), _steps(run, axis), heading("steps per second"), _rates(run, axis)]
     blocks += [_times(axis), heading("why each world began"), *_reasons(run, axis)]
     return document(run.summary, blocks)
-
-
-def html(run: Timeline) -> str:
-    """The picture on a page, above a table of all worlds."""
-    rows = "\n".join(
-        f"<tr><td>{world.round}<td>{clock(world.begin)}<td>{lasted(world.end - world.begin)}"
-        f"<td>{len(world.seats)}<td>{world.steps[-1][1] if world.steps else ''}"
-        f"<td>{world.steps_per_second:.2f}<td>{world.lost_steps}<td>{world.lost_seconds:.0f}"
-        f"<td>{escape(world.why)}"
-        for world in run.worlds
-    )
-    columns = "<th>".join(
-        ("round", "began (UTC)", "lasted", "workers", "last step", "steps/s", "lost steps", "lost s", "why")
-    )
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(run.summary)}</title>\n'
-        f"<style>{_PAGE}</style></head><body>\n{svg(run)}<table><tr><th>{columns}</tr>\n{rows}</table></body></html>\n"
-    )
 
 
 def _bar(axis: _Axis, begin: float, end: float, y: float, height: float, fill: str, said: str) -> str:
