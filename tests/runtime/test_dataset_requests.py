@@ -6,7 +6,7 @@ import calendar
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from email.utils import formatdate
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.sources import aws
 from bireme_runtime.sources.places import open_source
 from bireme_runtime.sources.source import S3Source, SourceError, safe_path
-from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server
+from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, tag
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
 OBJECTS = {f"data/{name}": name.encode() * 300_000 for name in ("a", "b", "c d", "e+f", "g")}
@@ -36,6 +36,8 @@ def server() -> Iterator[FaultyServer]:
         Faults("list-type", error(503, "SlowDown"), times=2),
         Faults("continuation-token=2", error(503, "SlowDown")),
         Faults("continuation-token=2", (200, b"<ListBucketResult><Con")),
+        Faults("continuation-token=2", (200, b"<html>A page of a proxy.</html>")),
+        Faults("continuation-token=2", error(200, "InternalError")),
         Faults("GET /b/data/a", error(400, "RequestTimeout")),
         Faults("GET /b/data/a", error(500, "InternalError")),
         Faults("list-type", error(403, "RequestTimeTooSkewed")),
@@ -49,6 +51,59 @@ def test_what_s3_answers_in_passing_is_asked_again(
     stage_and_publish({**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})})
     assert fault.times == 0
     assert read(tmp_path / "data") == EXPECTED
+
+
+def page(keys: Iterable[str], rest: str) -> tuple[int, bytes]:
+    """A page of a list of objects, as servers answer that are like S3."""
+    rows = "".join(
+        f"<Contents><Key>{key}</Key><Size>{len(OBJECTS[key])}</Size><ETag>{tag(OBJECTS[key])}</ETag></Contents>"
+        for key in keys
+    )
+    return 200, f"<ListBucketResult>{rest}{rows}</ListBucketResult>".encode()
+
+
+CUT = "<IsTruncated>true</IsTruncated>"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "<KeyCount>2</KeyCount><NextContinuationToken/>",
+        "<NextContinuationToken>again</NextContinuationToken>",
+        "<Marker/>",
+        "<NextMarker>data/b</NextMarker>",
+    ],
+)
+def test_a_list_that_is_not_whole_is_not_published(server: FaultyServer, tmp_path: Path, more: str) -> None:
+    # The same page, whatever is asked.
+    server.faults.append(Faults("list-type", page(["data/a", "data/b"], CUT + more), times=99))
+    code, output = run("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
+    assert code == 78, output
+    assert "the list of s3://b/data is not whole" in output
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("more", ["<NextMarker>data/b</NextMarker>", "<Marker></Marker>"])
+def test_a_server_that_knows_version_1_of_lists_only_is_asked_for_all_pages(
+    server: FaultyServer, tmp_path: Path, more: str
+) -> None:
+    first, rest = list(OBJECTS)[:2], list(OBJECTS)[2:]
+    server.faults.append(Faults("list-type=2&prefix", page(first, CUT + more)))
+    server.faults.append(Faults("marker=data%2Fb&", page(rest, "<IsTruncated>false</IsTruncated>")))
+    stage_and_publish({**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})})
+    assert read(tmp_path / "data") == EXPECTED
+
+
+@pytest.mark.parametrize("field", ["<Key>data/a</Key>", "<Size>3</Size>", "<Key>data/a</Key><Size>?</Size>"])
+def test_an_object_of_a_list_without_a_name_or_a_size_is_reported(
+    server: FaultyServer, tmp_path: Path, field: str
+) -> None:
+    listed = f"<ListBucketResult><Contents>{field}</Contents></ListBucketResult>"
+    server.faults.append(Faults("list-type", (200, listed.encode())))
+    code, output = run("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
+    assert code == 78, output
+    assert "has an object without a name or a size" in output
 
 
 def test_requests_are_signed_with_the_clock_of_the_server(server: FaultyServer) -> None:

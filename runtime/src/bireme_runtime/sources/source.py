@@ -511,20 +511,36 @@ class S3Source:
             answer.read()
 
     def _keys(self, prefix: str) -> Iterator[tuple[str, int, str]]:
-        more = ""
+        more: Mapping[str, str] = {}
         while True:
             # Without an encoding, a key with control characters makes the list invalid XML.
-            query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
-            tree = self._list({**query, **({"continuation-token": more} if more else {})})
+            tree = self._list({"list-type": "2", "prefix": prefix, "encoding-type": "url", **more})
             space = tree.tag.partition("}")[0] + "}" if tree.tag.startswith("{") else ""
             is_quoted = tree.findtext(f"{space}EncodingType") == "url"
+            name_of = urllib.parse.unquote_plus if is_quoted else str
+            key, before = "", more
             for each in tree.findall(f"{space}Contents"):
                 fields = {child.tag.removeprefix(space): child.text or "" for child in each}
-                key = urllib.parse.unquote_plus(fields["Key"]) if is_quoted else fields["Key"]
+                key = name_of(fields.get("Key", ""))
+                if not key or not fields.get("Size", "").isdigit():
+                    raise SourceError(
+                        f"the list of s3://{self.bucket} has an object without a name or a size"
+                    )
                 yield key, int(fields["Size"]), fields.get("ETag", "").strip('"')
-            more = tree.findtext(f"{space}NextContinuationToken") or ""
-            if not more:
+            token = tree.findtext(f"{space}NextContinuationToken") or ""
+            marker = name_of(tree.findtext(f"{space}NextMarker") or "")
+            if not marker and tree.find(f"{space}Marker") is not None:
+                # Version 1 of the list is continued after its last key.
+                marker = key
+            is_cut = (tree.findtext(f"{space}IsTruncated") or "").strip().lower() == "true"
+            if not token and not is_cut:
                 return
+            more = {"continuation-token": token} if token else {"marker": marker}
+            if more == before or not (token or marker):
+                raise SourceError(
+                    f"the list of s3://{self.bucket}/{prefix} is not whole: the server has more objects, "
+                    "and does not say how to ask for them"
+                )
 
     def _list(self, query: Mapping[str, str]) -> ElementTree.Element:
         def ask() -> ElementTree.Element:
@@ -532,9 +548,12 @@ class S3Source:
                 self._check(answer, f"s3://{self.bucket}", (200,))
                 text = answer.read()
             try:
-                return ElementTree.fromstring(text)
+                tree = ElementTree.fromstring(text)
             except ElementTree.ParseError as error:
                 raise Unreachable(f"s3://{self.bucket}: its list cannot be read: {error}") from error
+            if tree.tag.rpartition("}")[2] != "ListBucketResult":
+                raise Unreachable(f"s3://{self.bucket}: instead of a list it answers {text[:300]!r}")
+            return tree
 
         return retry(ask)
 
