@@ -322,24 +322,3 @@ def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues
         with queues.cluster.api.watch(job.rpartition("/")[0], 10, resourceVersion=version) as events:
             counts = {each["object"]["spec"]["parallelism"] for each in events}
         assert max(counts) == 3, log.read_text()
-
-
-@pytest.mark.whole
-def test_the_autoscaler_grows_the_trainers_of_paddle_within_the_quota(queues: Queues, tmp_path: Path) -> None:
-    queues.cluster.add_claim("efsvol")
-    queues.queue("training", nodes=2)
-    sets = ("useGpu=true", "workers=1", "dispatch=dynamic", "etcd.enabled=true", "kueue.admission=elastic")
-    where = "jobClaim.existingClaim=efsvol"
-    queues.install("follower", "training", *sets, where, "autoscale.min=1", *AUTOSCALE, chart="paddle")
-
-    def trainers() -> list[dict[str, Any]]:
-        component = "app.kubernetes.io/component"
-        return [pod for pod in queues.pods("follower") if pod["metadata"]["labels"][component] == "trainer"]
-
-    first = {pod["metadata"]["uid"] for pod in trainers()}
-    log = tmp_path / "log"
-    with autoscaler(queues.cluster.kubeconfig, log):
-        until(
-            lambda: [pod["status"].get("phase") for pod in trainers()] == ["Running"] * 2, what=log.read_text
-        )
-    assert first <= {pod["metadata"]["uid"] for pod in trainers()}, "it was not restarted"

@@ -259,12 +259,6 @@ def test_a_setting_that_helm_cannot_read_is_one_short_sentence(setting: str, sen
     assert refused("plan", "torch-elastic", setting) == sentence
 
 
-def test_nodes_that_are_none_are_refused_before_a_plan_is_printed() -> None:
-    done = CliRunner().invoke(cli, ["plan", "torch-elastic", "--nodes", "p4d.24xlarge=3,"])
-    assert isinstance(done.exception, BiremeError)
-    assert done.stdout == ""
-
-
 @pytest.mark.parametrize(
     "words",
     [

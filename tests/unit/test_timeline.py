@@ -164,9 +164,3 @@ def test_a_kept_timeline_is_drawn_again_from_a_file(tmp_path: Path) -> None:
     assert shown[0] == svg(a_run())
     assert json.loads(shown[1]) == a_run().to_json()
     assert "worker 1 was lost" in shown[2]
-
-
-def test_a_file_that_is_no_timeline_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "values.json").write_text("{}")
-    done = CliRunner().invoke(cli, ["timeline", "--file", str(tmp_path / "values.json")])
-    assert "values.json is not what bireme timeline -o json prints" in str(done.exception)

@@ -81,15 +81,6 @@ def two_nodes(make: Make, **env: Any) -> Any:
     return run
 
 
-@pytest.mark.whole
-def test_a_torchrun_by_hand_trains_on_all_nodes(job: Make) -> None:
-    run = two_nodes(job, steps=10, pause=0.1)
-    assert [run.end(name) for name in "ab"] == [0, 0]
-    assert {note["rank"] for name in "ab" for note in run.notes(name, "start")} == {0, 1, 2, 3}
-    run.check_steps(10)
-    assert not list(run.folder.glob("bireme-*")), "the folder of temporary files is as before"
-
-
 def test_a_lost_node_lets_the_other_train_on_and_rejoins(job: Make) -> None:
     run = two_nodes(job, steps=120, pause=0.2)
     run.wait_for("a", "step", world=4)
