@@ -10,6 +10,7 @@ import pytest
 from bireme.autoscale import ElasticJob, Pool, Resize, decide
 
 NOW = 10_000.0
+SEEDS = [range(20), pytest.param(range(20, 300), marks=pytest.mark.whole)]
 
 
 def job(name: str, workers: int, **more: object) -> ElasticJob:
@@ -92,8 +93,13 @@ def test_each_resize_says_why() -> None:
     assert shrunk.why == "pods of priority 10 wait for places in p5"
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_bounds_and_places_hold_whatever_the_jobs(seed: int) -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_bounds_and_places_hold_whatever_the_jobs(seeds: range) -> None:
+    for seed in seeds:
+        assert_bounds_and_places(seed)
+
+
+def assert_bounds_and_places(seed: int) -> None:
     chance = random.Random(seed)
     pools = {
         name: Pool(
@@ -131,23 +137,29 @@ def test_bounds_and_places_hold_whatever_the_jobs(seed: int) -> None:
     assert decide(list(reversed(jobs)), pools, NOW) or not resized
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_jobs_come_to_rest_when_nothing_else_changes(seed: int) -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_jobs_come_to_rest_when_nothing_else_changes(seeds: range) -> None:
+    for seed in seeds:
+        assert_rest(seed)
+
+
+def assert_rest(seed: int) -> None:
     chance = random.Random(seed)
     jobs = {
         name: ElasticJob(
             name,
             "p5",
-            2,
+            workers,
             1,
-            chance.randrange(2, 20),
+            chance.randrange(workers, 20),
             step=chance.randrange(1, 3),
             priority=chance.randrange(2),
             cooldown=0,
         )
         for name in ("a", "b", "c", "d")
+        for workers in [chance.randrange(1, 20)]
     }
-    free, looks = chance.randrange(20), 0
+    free, looks = chance.choice([0, chance.randrange(20)]), 0
     while resized := decide(list(jobs.values()), {"p5": Pool("p5", free)}, NOW):
         for each in resized:
             free += jobs[each.job].workers - each.workers
