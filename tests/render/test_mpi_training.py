@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bireme.helm import Render, RenderError
 from bireme.plan.topology import Plan
+from tests.render.cases import ROOT
 from tests.support.rendered import environment_of, the
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
@@ -288,6 +291,12 @@ def test_the_tensorflow_workloads_need_an_image_of_the_user(
     assert container(rendered)["image"] == "team/model:v1"
     assert "--logdir=/efs/runs/$(BIREME_NAME)" in container(rendered)["args"]
     assert environment(rendered)["BIREME_NAME"] == "night"
+    values = yaml.safe_load((ROOT / f"values/workloads/{workload}.yaml").read_text())
+    settings = [each for each in values["args"] if re.match(r"[A-Z_.]+=", each)]
+    assert len(settings) > 10
+    assert list(container(rendered)["args"][-len(settings) :]) == settings
+    given = {name: str(value) for name, value in values["env"].items()}
+    assert given.items() <= environment(rendered).items()
 
 
 @pytest.mark.parametrize(
@@ -322,10 +331,12 @@ def test_ranks_of_mpirun_are_the_trainers_of_paddle(
     } <= set(variables)
 
 
+@BOTH
 @pytest.mark.parametrize(("sets", "efa"), [([], "4"), (["efa=1"], "1"), (["efa=0"], None)])
 def test_nccl_tests_use_the_given_number_of_efa_interfaces(
-    render: Callable[..., Render], sets: list[str], efa: str | None
+    render: Callable[..., Render], orchestrator: str, sets: list[str], efa: str | None
 ) -> None:
+    sets = [f"orchestrator={orchestrator}", *sets]
     rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
     assert container(rendered)["resources"]["limits"].get("vpc.amazonaws.com/efa") == efa
 

@@ -112,6 +112,17 @@ def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(
     assert [each["name"] for each in pod["containers"]] == ["trainer"]
 
 
+def test_an_image_may_start_itself_and_a_script_may_be_a_value(render: Callable[..., Render]) -> None:
+    itself = render("paddle", **TUTORIAL, sets=["command={bash,-c,/root/start.sh}"])
+    for role in ("trainer", "pserver"):
+        assert list(container(itself, "tutorial-r1", role)["command"]) == ["bash", "-c", "/root/start.sh"]
+    scripted = container(
+        render("paddle", **TUTORIAL, values={"script": "print(1)"}), "tutorial-r1", "trainer"
+    )
+    assert scripted["args"][0] == "/bireme/script/train.py"
+    assert "/bireme/script" in [each["mountPath"] for each in scripted["volumeMounts"]]
+
+
 def test_host_ports_are_used_only_on_request(render: Callable[..., Render]) -> None:
     def taken(sets: list[str]) -> list[int]:
         ports = container(render("paddle", **TUTORIAL, sets=sets), "tutorial-r1", "pserver")["ports"]
