@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -575,6 +576,7 @@ def test_both_replicas_are_ready_and_followers_redirect_to_the_leader(shared: Di
             "this is not the definition of a dataset",
         ),
         ("/v1/x/settle", '{"done": [[1]]}', 400, "the request cannot be decoded"),
+        ("/v1/x/settle", json.dumps({"done": [[1, 1]] * 201}), 400, "done has more than 200 shards"),
     ],
 )
 def test_an_invalid_request_is_refused_with_a_sentence(
@@ -584,6 +586,28 @@ def test_an_invalid_request_is_refused_with_a_sentence(
     connection.request("POST", path, body.encode())
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"][: len(sentence)]) == (status, sentence)
+
+
+def test_leaving_ends_no_lease_but_that_of_a_trainer(shared: Dispatchers, shared_etcd: EtcdServer) -> None:
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    lease = client.lease_grant(60)
+    connection = http.client.HTTPConnection("127.0.0.1", shared.ports[shared.leader()])
+    connection.request("POST", "/v1/x/leave", json.dumps({"trainer": f"stranger.{lease:x}"}).encode())
+    assert connection.getresponse().status == 200
+    client.lease_keepalive(lease)
+
+
+def test_requests_that_are_none_are_refused_and_not_counted(shared: Dispatchers) -> None:
+    port = shared.ports[shared.leader()]
+    for head in (
+        b"POST /v1/x/next HTTP/1.1\r\nContent-Length: \xb2\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(head)
+            assert stranger.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert shared.get(port, "/v1/x/dance")[0] == 404
+    assert "dance" not in _metrics(shared)
 
 
 def test_metrics_count_states_trainers_and_returned_shards(

@@ -404,7 +404,8 @@ def serve(run: Run, port: int) -> ThreadingHTTPServer:
             # The claim is full, for example. The run is as it was, and all ask again.
             return 503, json.dumps(str(error)).encode()
 
-    return http.serve(answer, "", port)
+    # Each trainer and each script keeps a connection.
+    return http.serve(answer, "", port, most=4000, idle_seconds=3600)
 
 
 def _answer(run: Run, path: str, body: Mapping[str, Any]) -> Any:

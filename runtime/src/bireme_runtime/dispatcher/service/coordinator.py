@@ -39,6 +39,9 @@ _SHOWN_FAILED = 1000
 # The number of marks that one tick deletes of a dataset that is over.
 _SWEPT = 10_000
 
+MOST_DATASETS = 1000
+"""Each costs a key in etcd, and six series of metrics."""
+
 log = logging.getLogger("bireme_runtime")
 
 # A function that makes the answer after the commit, when revisions are known; None if the request has to
@@ -281,6 +284,8 @@ class Coordinator:
 
     def _state_of(self, dataset: str) -> DatasetState:
         if dataset not in self.datasets:
+            if len(self.datasets) >= MOST_DATASETS:
+                raise BadRequest(f"there are {MOST_DATASETS} datasets: delete those that are over")
             state = self.datasets[dataset] = DatasetState(Keys(self._prefix, dataset))
             self._change([], [etcd.put_op(state.keys.registered, "")], [state.keys.registered])
         return self.datasets[dataset]
@@ -364,8 +369,9 @@ class Coordinator:
 
     def _do_leave(self, state: DatasetState, request: Request) -> Reply:
         self._do_settle(state, request)
+        is_known = request.trainer in state.trainers
         self._remove_trainer(state, request.trainer, "lost" if request.lost else "released", request.lost)
-        return _ready(Answer(200, {}))
+        return _ready(Answer(200, {"left": is_known}))
 
     def _do_once(self, state: DatasetState, request: Request) -> Reply:
         if request.trainer not in state.trainers:

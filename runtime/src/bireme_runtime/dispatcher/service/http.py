@@ -14,9 +14,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from bireme_runtime.process.errors import BiremeError
 
 _LARGEST_BODY = 4 * 1024 * 1024
+_BODY_SECONDS = 30.0
 _REASONS = {
-    200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found", 409: "Conflict", 410: "Gone",
-    413: "Content Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
+    200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found", 408: "Request Timeout",
+    409: "Conflict", 410: "Gone", 413: "Content Too Large", 500: "Internal Server Error",
+    503: "Service Unavailable",
 }  # fmt: skip
 
 log = logging.getLogger("bireme_runtime")
@@ -110,11 +112,16 @@ async def _read(reader: asyncio.StreamReader) -> tuple[HttpRequest, bool]:
     method, target, version = words
     headers = {name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
     length = headers.get("content-length", "0")
-    if not length.isdigit() or "transfer-encoding" in headers:
+    if not (length.isascii() and length.isdigit()) or "transfer-encoding" in headers:
         raise _Malformed("a body needs a Content-Length")
     if int(length) > _LARGEST_BODY:
         raise _Malformed(f"the body is larger than {_LARGEST_BODY} bytes", 413)
-    body = await reader.readexactly(int(length)) if length != "0" else b""
-    parts = urlsplit(target)
+    try:
+        body = await asyncio.wait_for(reader.readexactly(int(length)), _BODY_SECONDS)
+        parts = urlsplit(target)
+    except asyncio.TimeoutError:
+        raise _Malformed(f"the body did not arrive within {_BODY_SECONDS:.0f} s", 408) from None
+    except ValueError:
+        raise _Malformed("the path is no path") from None
     keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
     return HttpRequest(method, target, unquote(parts.path), dict(parse_qsl(parts.query)), body), keep

@@ -13,6 +13,7 @@ from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError
 
 _LONGEST_NAME = 1000
+_MOST_SETTLED = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -151,6 +152,9 @@ class Request:
 
 
 def _settled(body: Mapping[str, Any], key: str) -> tuple[Settled, ...]:
+    # Each one that is not known costs two requests to etcd, for which all others wait.
+    if len(body.get(key, ())) > _MOST_SETTLED:
+        raise BadRequest(f"{key} has more than {_MOST_SETTLED} shards: settle them in several requests")
     return tuple(Settled(int(each[0]), int(each[1]), *map(str, each[2:3])) for each in body.get(key, ()))
 
 

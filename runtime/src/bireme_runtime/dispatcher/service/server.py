@@ -46,6 +46,7 @@ _ANSWER_SECONDS = 15.0
 _ETCD_SECONDS = 3.0
 _SHARDS_AT_ONCE = 10_000
 _LEADER_REQUESTS = ("add", "next", "settle", "once", "once-done", "once-failed", "finished", "delete")
+_VERBS = frozenset({*_LEADER_REQUESTS, "heartbeat", "progress", "block", "join", "leave"})
 
 log = logging.getLogger("bireme_runtime")
 
@@ -132,6 +133,8 @@ class Service:
         if len(parts) != 3 or parts[0] != "v1":
             return _response(refusal(404, f"there is no path {request.path}"))
         dataset, verb = checked_name("dataset", parts[1]), parts[2]
+        if verb not in _VERBS:
+            return _response(refusal(404, f"there is no request {verb}"))
         self._requests[verb] += 1
         body = request.json()
         # Any replica carries these out, because only etcd is involved.
@@ -150,8 +153,6 @@ class Service:
             return await self._join(dataset, body)
         if verb == "leave":
             return await self._leave(dataset, body)
-        if verb not in _LEADER_REQUESTS:
-            return _response(refusal(404, f"there is no request {verb}"))
         wait = min(float(body.get("wait", request.query.get("wait", 0))), LONGEST_WAIT)
         return _response(await self._ask(Request.from_json(verb, dataset, body), wait, is_connected))
 
@@ -201,7 +202,8 @@ class Service:
         request = Request.from_json("leave", dataset, body)
         lease = lease_of(request.trainer)
         answer = await self._ask(request, 0, lambda: True)
-        if answer.status == 200:
+        # Others may use the same etcd: only the lease of a trainer is ended.
+        if answer.body.get("left"):
             await self._in_thread(self._client.lease_revoke, lease)
         return _response(answer)
 
