@@ -156,17 +156,23 @@ def next_version(current: Version, old: Packed, new: Packed) -> Version:
     return major, minor, patch + 1
 
 
+class NoHistory(BiremeError):
+    """The clone does not have the commit of the last release, and cannot fetch it."""
+
+
 def read_release(paths: Paths, folder: Path) -> Paths:
     """Write the project as it was last released into the empty ``folder``.
 
-    Raises BiremeError when the clone does not have its commit.
+    A shallow clone fetches the rest of its history. Raises BiremeError when it cannot.
     """
     releases = tomllib.loads((paths.root / RELEASES).read_text(encoding="utf-8"))
     last = max(releases, key=version_of)
     try:
+        if _git(paths.root, "rev-parse", "--is-shallow-repository").strip() == b"true":
+            _git(paths.root, "fetch", "--quiet", "--unshallow")
         tree = _git(paths.root, "archive", releases[last])
     except BiremeError as error:
-        raise BiremeError(
+        raise NoHistory(
             f"{RELEASES} has {last}, and this clone cannot read it ({error}): git fetch --unshallow"
         ) from error
     with tarfile.open(fileobj=io.BytesIO(tree)) as files:
