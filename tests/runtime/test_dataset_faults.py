@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import resource
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,12 +95,92 @@ def test_a_full_disk_is_reported_and_nothing_is_published(server: FaultyServer, 
         timeout=PATIENCE,
         check=False,
     )
-    assert process.returncode == 78
+    assert process.returncode == 75
     assert "cannot be" in process.stderr
     assert "Traceback" not in process.stderr
     assert not (tmp_path / "data").exists()
     stage_and_publish(env)
     assert read(tmp_path / "data") == contents(server)
+
+
+# Calls on files whose path contains a text fail, as on a node whose disk or file server fails.
+FAILING = """
+import builtins, errno, io, os, sys
+from bireme_runtime.dataset.__main__ import main
+
+code, part = getattr(errno, sys.argv[1]), sys.argv[2]
+
+def failing(call):
+    def fails(path, *given, **named):
+        if part in str(path):
+            raise OSError(code, os.strerror(code), str(path))
+        return call(path, *given, **named)
+    return fails
+
+for place, name in ((io, "open"), (builtins, "open"), (os, "stat"), (os, "scandir"), (os, "makedirs")):
+    setattr(place, name, failing(getattr(place, name)))
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+def run_with(fault: str, part: str, env: dict[str, str], *command: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, fault, part, *command],
+        env={"PYTHONPATH": str(RUNTIME), **env},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> Path:
+    """A claim with a file and an archive."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/a").write_bytes(b"one")
+    with zipfile.ZipFile(tmp_path / "source/b.zip", "w") as archive:
+        archive.writestr("c", b"two")
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize("fault", ["EACCES", "EIO", "ESTALE"])
+def test_a_failing_node_or_file_server_says_nothing_of_a_published_dataset(
+    tmp_path: Path, claim: Path, fault: str
+) -> None:
+    stage_and_publish(settings(tmp_path / "data", {"url": f"file://{claim}"}))
+    for part in ("data/MANIFEST.jsonl", "data/a"):
+        code, output = run_with(fault, part, {}, "verify", str(tmp_path / "data"))
+        assert (code, part in output) == (75, True), output
+        assert os.strerror(getattr(errno, fault)) in output
+
+
+@pytest.mark.parametrize(
+    ("step", "fault", "part"),
+    [
+        ("stage", "ESTALE", "/source"),
+        ("stage", "EROFS", "/.data.staging"),
+        ("stage", "EDQUOT", "parts/0-"),
+        ("stage", "EIO", "staging/b.zip"),
+        ("stage", "ENOSPC", "staging/c"),
+        ("publish", "EIO", "share-0.json"),
+        ("publish", "EACCES", "unpacked.json"),
+        ("publish", "EIO", "staging/a"),
+    ],
+)
+def test_a_failing_node_or_file_server_leaves_another_attempt(
+    tmp_path: Path, claim: Path, step: str, fault: str, part: str
+) -> None:
+    env = settings(tmp_path / "data", {"url": f"file://{claim}", "extract": True}, prepare="arrange")
+    if step == "publish":
+        assert run("stage", env)[0] == 0
+    code, output = run_with(fault, part, env, step)
+    assert code == 75, output
+    assert output.splitlines()[-1].startswith("bireme dataset: ")
+    assert not (tmp_path / "data").exists()
+    stage_and_publish(env)
+    assert read(tmp_path / "data") == {"a": b"one", "c": b"two"}
 
 
 def fail_after(server: FaultyServer, parts: int, env: dict[str, str]) -> None:

@@ -26,6 +26,7 @@ from bireme_runtime.dataset.staging import (
 )
 from bireme_runtime.process.errors import Unreachable
 from bireme_runtime.process.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE
+from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.sources.aws import CredentialsError
 from bireme_runtime.sources.source import ATTEMPTS, Changed, SourceError
@@ -66,12 +67,12 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         say(str(error))
         return NO_PERMISSION
     except OSError as error:
-        unwritable = Unwritable(f"{error.filename or 'a file'} cannot be used", error)
-        say(str(unwritable))
-        return TEMPORARY if unwritable.is_temporary else CONFIG
+        # Of the node or of the moment, such as a full disk: a training pod on another node may do better.
+        say(f"{error.filename or 'a file'} cannot be used: {reason(error)}")
+        return TEMPORARY
     except Unwritable as error:
         say(str(error))
-        return TEMPORARY if error.is_temporary else CONFIG
+        return TEMPORARY
     except (SourceError, Corrupt, Damaged) as error:
         say(str(error))
         return CONFIG

@@ -70,6 +70,9 @@ def unpack(folder: Path, path: str) -> tuple[int, int]:
                 size += out.tell()
             files += 1
     except _BROKEN as error:
+        if isinstance(error.__context__, OSError) and error.__context__.errno:
+            # zipfile calls a file that cannot be read no zip file.
+            raise error.__context__ from None
         raise Damaged(f"{path} cannot be unpacked: {type(error).__name__}: {error}") from error
     # All of it is on the disk before the manifest says so.
     all_to_disk(folder)

@@ -78,8 +78,8 @@ class Manifest:
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """The manifest of a folder. Raises Corrupt, also if there is none."""
+    """The manifest of a folder. Raises Corrupt, also if there is none, and OSError."""
     try:
         return Manifest(folder / MANIFEST, str(folder / MANIFEST))
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise Corrupt(f"{folder} is not a dataset: it has no {MANIFEST}") from error

@@ -9,7 +9,6 @@ compares a dataset with its manifest. The settings are the JSON in BIREME_DATASE
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import itertools
@@ -69,12 +68,7 @@ _PROGRESS_SECONDS = 10.0
 
 
 class Unwritable(BiremeError):
-    """A file on the claim cannot be written. Another attempt does not help, unless `is_temporary`."""
-
-    def __init__(self, sentence: str, error: OSError) -> None:
-        super().__init__(f"{sentence}: {reason(error)}")
-        final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EFBIG)
-        self.is_temporary = error.errno not in final
+    """A file on the claim cannot be written: the node's fault, or the moment's."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +367,7 @@ def _write_to(sink: Callable[[bytes], object], chunk: bytes) -> None:
     try:
         sink(chunk)
     except OSError as error:
-        raise Unwritable("the claim cannot be written", error) from error
+        raise Unwritable(f"the claim cannot be written: {reason(error)}") from error
 
 
 def _chunks(body: Body, count: int) -> Iterator[bytes]:
@@ -795,7 +789,7 @@ def _unpack(settings: Settings, listing: Listing, say: Say) -> None:
         try:
             counts = archives.unpack(settings.staging, path)
         except OSError as error:
-            raise Unwritable(f"{path} cannot be unpacked", error) from error
+            raise Unwritable(f"{path} cannot be unpacked: {reason(error)}") from error
         files, size = files + counts[0], size + counts[1]
         say(f"{path} is unpacked: {counts[0]} files, {counts[1]} bytes")
     _write(settings.state / _UNPACKED, json.dumps({"archives": unpacked, "files": files, "bytes": size}))
@@ -804,7 +798,7 @@ def _unpack(settings: Settings, listing: Listing, say: Say) -> None:
 def _unpacked(settings: Settings) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads((settings.state / _UNPACKED).read_text(encoding="utf-8"))
-    except OSError:
+    except FileNotFoundError:
         return {"archives": [], "files": 0, "bytes": 0}
     return found
 
@@ -820,7 +814,7 @@ def _share_file(settings: Settings, index: int) -> Path:
 def _share(settings: Settings, index: int) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(_share_file(settings, index).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     return found
 

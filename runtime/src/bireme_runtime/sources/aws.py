@@ -245,8 +245,10 @@ def _ask(request: urllib.request.Request, is_on_node: bool = False) -> bytes:
 def _read(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8").strip()
-    except OSError as error:
+    except FileNotFoundError as error:
         raise CredentialsError(f"the token for AWS credentials cannot be read: {error}") from error
+    except OSError as error:
+        raise Unreachable(f"the token for AWS credentials cannot be read: {error}") from error
 
 
 def _credentials(found: Mapping[str, str]) -> Credentials:

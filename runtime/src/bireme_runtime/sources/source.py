@@ -13,6 +13,7 @@ import http.client
 import math
 import os
 import ssl
+import stat
 import threading
 import time
 import urllib.parse
@@ -147,11 +148,13 @@ class FolderSource:
         return (self._folder / name).exists()
 
     def entries(self) -> Iterator[Entry]:
-        if self._folder.is_file():
+        try:
+            mode = os.stat(self._folder).st_mode
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise SourceError(f"{self._folder} does not exist: check the path of the source") from error
+        if not stat.S_ISDIR(mode):
             yield _entry(str(self._folder), self._folder.name)
             return
-        if not self._folder.is_dir():
-            raise SourceError(f"{self._folder} does not exist: check the path of the source")
         for path in files_below(self._folder, is_wanted=may_be_data):
             yield _entry(f"{self._folder}/{path}", path)
 
