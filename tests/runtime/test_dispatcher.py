@@ -248,8 +248,8 @@ def test_a_killed_trainers_shards_are_back_within_its_lease(
         victim.wait()
         killed = time.monotonic()
         assert [shard.name for shard in survivor.shards()] == ["b", "a"]
-        # The lease has 2 s here, and etcd checks leases twice a second.
-        assert time.monotonic() - killed < 10
+        # The lease has 2 s here; without it, the shard would be back after an hour.
+        assert time.monotonic() - killed < 60
         assert of(shared, survivor.dataset)["redispatched"] == {"lost": 1}
 
 
@@ -666,13 +666,13 @@ def test_killed_and_restarted_leaders_lose_and_repeat_nothing(
     until(lambda: client.get(f"{replicas.prefix}leader") is None, what="the end of the leader's address")
 
 
-def test_a_leader_that_receives_sigterm_is_replaced_at_once(replicas: Dispatchers) -> None:
+def test_a_leader_that_receives_sigterm_is_replaced_at_once(shared_etcd: EtcdServer, prefix: str) -> None:
+    replicas = Dispatchers(shared_etcd.endpoint, prefix, leader_seconds=600).start()
     leader = replicas.leader()
-    started = time.monotonic()
     replicas.kill(leader, signal.SIGTERM)
     assert replicas.processes[leader].returncode == 0
     until(lambda: replicas.get(replicas.ports[1 - leader], "/readyz")[1].get("leads"))
-    assert time.monotonic() - started < 10
+    replicas.stop()
 
 
 def test_a_leader_that_resumes_after_a_long_pause_assigns_no_shard(replicas: Dispatchers) -> None:

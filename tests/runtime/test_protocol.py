@@ -192,7 +192,7 @@ Make = Callable[..., Rendezvous]
 @pytest.fixture
 def settings(prefix: str) -> Settings:
     return Settings(
-        "run", 1, 4, prefix, join_timeout=60, last_call_timeout=0.2, settle_timeout=0,
+        "run", 1, 4, prefix, join_timeout=120, last_call_timeout=0.2, settle_timeout=0,
         keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
     )  # fmt: skip
 
@@ -259,14 +259,14 @@ def test_a_late_member_interrupts_a_young_round_only_after_a_loss(make: Make) ->
 
 
 def test_after_a_member_leaves_the_others_do_not_wait(make: Make) -> None:
-    a, b, c = make(0), make(1), make(2)
+    a, b, c = (make(slot, keep_alive_max_attempt=200) for slot in range(3))
     join_all(a, b, c)
     start = time.monotonic()
     b.leave()
     until(lambda: a.waiting() and c.waiting())
     worlds = join_all(a, c)
     assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 30, "far less than the minute of its lease"
 
 
 def test_a_dead_member_is_lost_when_its_lease_ends(make: Make) -> None:
@@ -375,7 +375,7 @@ def test_a_cut_off_member_stops_before_the_others_can_miss_it_and_comes_back(
     make: Make, shared_etcd: EtcdServer
 ) -> None:
     proxy = Proxy(shared_etcd.port)
-    a, b = make(0), make(1, proxy.endpoint)
+    a, b = (make(*place, keep_alive_max_attempt=20) for place in ((0,), (1, proxy.endpoint)))
     join_all(a, b)
     proxy.mode = "silent"
     until(b.waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -308,12 +309,10 @@ def test_a_long_message_is_cut_and_its_lines_are_joined() -> None:
 
 
 def test_1000_workers_are_compared_within_a_second() -> None:
-    import time
-
     plan, pods = plan_of(job(1000)), [worker(index) for index in range(1000)]
-    started = time.perf_counter()
+    started = time.process_time()
     assert compare(plan, pods) == ()
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_pods_of_a_daemon_set_are_not_counted_but_each_must_be_ready() -> None:

@@ -376,7 +376,7 @@ def test_the_error_for_a_mirror_that_is_no_url_says_how_to_write_it(bench: Bench
         bench.toolbox()
 
 
-def test_all_tools_together_wait_at_most_3_seconds_for_a_silent_host() -> None:
+def test_all_tools_together_wait_for_a_silent_host_once() -> None:
     pins = load_pins(PROJECT / "hack" / "tools")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         downloads = Downloads(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -384,7 +384,7 @@ def test_all_tools_together_wait_at_most_3_seconds_for_a_silent_host() -> None:
 
         answering = [downloads.offers(tool) for tool in pins.tools]
 
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20, "one after another they would wait for a minute and more"
     assert not any(answering)
 
 
