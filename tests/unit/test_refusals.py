@@ -278,3 +278,25 @@ def test_a_key_that_a_values_file_has_twice_is_refused_with_both_lines(tmp_path:
     values.write_text("env:\n  A: b\nargs: [train.py]\nenv:\n  C: d\n")
     said = refused("validate", "torch-elastic", "-f", str(values))
     assert said.startswith(f"{values} line 4: the key env is there twice, first in line 1")
+
+
+@pytest.mark.parametrize(
+    ("written", "arrives"),
+    [("1234567e8", "123456700000000"), ("12.10", "12.1"), ("0027", "23"), ("yes", "true"), ("1e-5", "1e-05")],
+)
+def test_text_that_yaml_changes_on_its_way_to_the_program_is_refused(
+    written: str, arrives: str, tmp_path: Path
+) -> None:
+    values = tmp_path / "values.yaml"
+    for text in (f"env:\n  A: {written}\n", f"args:\n- {written}\n"):
+        values.write_text(text)
+        said = refused("validate", "torch-elastic", "-f", str(values))
+        assert said == f"{values} line 2: {written} arrives as {arrives}: put it in quotes"
+
+
+def test_text_that_arrives_as_written_is_taken(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        'env: {A: 20240101, B: "0027", C: 0.1, D: true, E: 12:30:45, F: ""}\nargs: [x, 7, -1]\n'
+    )
+    assert read_file(values)["env"]["C"] == 0.1

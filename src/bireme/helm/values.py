@@ -98,7 +98,7 @@ def read_file(file: Path, what: str = "values file") -> Values:
     """
     text = read_text(file, what)
     refuse_bombs(text, f"{what} {file}")
-    return parse_yaml(text, str(file), keys_once=True)
+    return parse_yaml(text, str(file), as_written=what == "values file")
 
 
 def read_text(file: Path, what: str) -> str:

@@ -45,18 +45,19 @@ class _Loader(yaml.CSafeLoader):
         return tag
 
 
-def parse_yaml(text: str, where: str, keys_once: bool = False) -> Values:
+def parse_yaml(text: str, where: str, as_written: bool = False) -> Values:
     """Read ``text`` as Helm reads a values file: YAML 1.1 booleans, Go's integers, dates as strings.
 
     Several documents are merged in order, as Helm 4 does (Helm 3 reads only the first). ``where`` names the
     source in errors. Raises BiremeError for broken YAML (with its line), for anything but a mapping, and with
-    ``keys_once`` for a key that a mapping has twice, of which Helm takes the last.
+    ``as_written`` for what would not arrive so: a key that a mapping has twice, of which Helm takes the last,
+    and words of a program (`env`, `args`, `command`) that YAML reads as other text.
     """
     merged: Values = {}
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
-            if keys_once:
-                _refuse_twice(node, where)
+            if as_written:
+                _refuse_changed(node, where)
             document = _plain(node, where, frozenset())
             if document is not None and not isinstance(document, dict):
                 raise BiremeError(
@@ -111,25 +112,37 @@ def _events(text: str) -> Iterator[yaml.Event]:
         return  # parse_yaml says where
 
 
-def _refuse_twice(root: yaml.Node | None, where: str) -> None:
-    todo, seen = [root], set[int]()
+_OF_PROGRAMS = ("env", "args", "command")
+
+
+def _refuse_changed(root: yaml.Node | None, where: str) -> None:
+    todo: list[tuple[yaml.Node | None, str]] = [(root, "")]
+    seen: set[int] = set()
+    changed: list[str] = []
     while todo:
-        node = todo.pop()
+        node, name = todo.pop()
         if id(node) in seen or not isinstance(node, yaml.CollectionNode):
             continue
         seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            todo += node.value
-            continue
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
+        is_mapping, lines = isinstance(node, yaml.MappingNode), dict[str, int]()
+        for item in node.value:
+            key, value = item if is_mapping else (None, item)
+            line = (key or value).start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
                 raise BiremeError(
                     f"{where} line {line}: the key {key.value} is there twice, first in line "
                     f"{lines[key.value]}: Helm would take the last and forget the first, put them together"
                 )
-            todo.append(value)
+            if name in _OF_PROGRAMS and isinstance(value, yaml.ScalarNode) and value.tag == _PLAIN:
+                read = _scalar(value.value)
+                arrives = str(read).lower() if isinstance(read, bool) else str(read)
+                if read is not None and arrives != value.value:
+                    changed.append(
+                        f"{where} line {line}: {value.value} arrives as {arrives}: put it in quotes"
+                    )
+            todo.append((value, key.value if isinstance(key, yaml.ScalarNode) else ""))
+    if changed:
+        raise BiremeError("\n".join(changed[:10]))
 
 
 def _plain(node: yaml.Node | None, where: str, inside: frozenset[int]) -> Any:
