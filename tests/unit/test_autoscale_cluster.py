@@ -141,6 +141,15 @@ def test_what_others_wait_for_is_not_free() -> None:
     assert sizes(world(nodes(3), pods, [job("a", 1)])) == {"a": 2}
 
 
+def test_a_pod_that_asks_for_no_cpu_has_a_place_where_none_is_left() -> None:
+    """As the scheduler sees it."""
+    cpu = {"cpu": "300", "nvidia.com/gpu": "0"}, {"cpu": "0", "nvidia.com/gpu": "8"}
+    large, idle = ([{"name": "c", "resources": {"requests": each}}] for each in cpu)
+    pods = [*workers("a", "n0"), pod("daemon", "n1", containers=large), pod("service", containers=idle)]
+    assert sizes(world(nodes(2), pods, [job("a", 1)])) == {}
+    assert sizes(world(nodes(2), pods[:2], [job("a", 1)])) == {"a": 2}
+
+
 def test_pods_that_end_are_not_free_yet() -> None:
     going = pod("service", "n1", metadata={"deletionTimestamp": "2026-03-04T12:00:00Z"})
     assert sizes(world(nodes(2), [*workers("a", "n0"), going], [job("a", 1)])) == {}

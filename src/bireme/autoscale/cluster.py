@@ -6,6 +6,7 @@ at; a worker that finds no place goes again.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections import Counter, defaultdict
@@ -22,10 +23,10 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION, JOB_INDEX_LABEL, QUEUE_LABEL, RESIZED_ANNOTATION
 from bireme.core.quantities import ACCELERATORS, pod_requests, quantity
 from bireme.plan.instances import choose_nodes
+from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.scheduling import takes
 
 Object = Mapping[str, Any]
-Demand = Mapping[str, Fraction]
 
 DOOMED_TAINTS = frozenset(
     {
@@ -162,25 +163,6 @@ def plan(world: World, now: float) -> tuple[Resize, ...]:
     return _Planner(world, now).resizes()
 
 
-@dataclass
-class _Room:
-    """What a node has left: ``now``, and ``soon``, when the pods that end are gone."""
-
-    node: Object
-    now: dict[str, Fraction]
-    soon: dict[str, Fraction]
-
-    def take(self, demand: Demand, only_soon: bool = False) -> None:
-        for name, amount in demand.items():
-            self.soon[name] = self.soon.get(name, Fraction()) - amount
-            if not only_soon:
-                self.now[name] = self.now.get(name, Fraction()) - amount
-
-    def places(self, demand: Demand) -> int:
-        """How many pods with this demand fit now, and still do soon."""
-        return min(_places(self.now, demand), _places(self.soon, demand))
-
-
 @dataclass(frozen=True)
 class _Waiting:
     """A pod that needs a place, made or still to be made; ``job`` is the key of its job, if it has one."""
@@ -200,17 +182,23 @@ class _Planner:
         self._jobs = {job.key: job for job in world.jobs}
         self._eligible: dict[str, list[str]] = {}
         self._sets: dict[str, frozenset[str]] = {}
-        self._labels = {
-            node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in world.nodes
-        }
+        self._there = {node["metadata"]["name"]: node for node in sorted(world.nodes, key=_accelerators)}
+        self._labels = {name: node["metadata"].get("labels") or {} for name, node in self._there.items()}
         self._near = {job.key: self._where(job) for job in world.jobs}
         self._full: set[str] = set()
         self._doomed = {
-            node["metadata"]["name"]
-            for node in world.nodes
+            name
+            for name, node in self._there.items()
             if any(taint["key"] in DOOMED_TAINTS for taint in node["spec"].get("taints") or ())
         }
-        self._rooms = self._measure()
+        # What is free now, and when the pods that end are gone.
+        self._free = {
+            name: Room(node["status"].get("allocatable") or {}) for name, node in self._there.items()
+        }
+        self._soon = {
+            name: Room(node["status"].get("allocatable") or {}) for name, node in self._there.items()
+        }
+        self._fill()
         self._unplaced = [each for each in self._waiting() if not self._place(each)]
 
     def resizes(self) -> tuple[Resize, ...]:
@@ -246,23 +234,15 @@ class _Planner:
 
     # --- what is there ---
 
-    def _measure(self) -> dict[str, _Room]:
-        rooms = {}
-        for node in sorted(self._world.nodes, key=_accelerators):
-            offered = {
-                name: quantity(amount) for name, amount in (node["status"].get("allocatable") or {}).items()
-            }
-            rooms[node["metadata"]["name"]] = _Room(node, dict(offered), dict(offered))
+    def _fill(self) -> None:
         going = {id(pod) for job in self._world.jobs for pod in job.leaving(0)}
         for pod in self._world.pods:
-            room = rooms.get(pod["spec"].get("nodeName", ""))
-            if room is None or _has_ended(pod):
-                continue
-            demand = _demand(pod["spec"])
-            room.take(demand)
-            if "deletionTimestamp" in pod["metadata"] or id(pod) in going:
-                _give_back(room.soon, demand)
-        return rooms
+            node = pod["spec"].get("nodeName", "")
+            if node in self._free and not _has_ended(pod):
+                demand = _demand(pod["spec"])
+                self._free[node].take(demand)
+                if "deletionTimestamp" not in pod["metadata"] and id(pod) not in going:
+                    self._soon[node].take(demand)
 
     def _waiting(self) -> list[_Waiting]:
         own = {pod["metadata"]["uid"]: job for job in self._world.jobs for pod in job.pods}
@@ -328,32 +308,30 @@ class _Planner:
             needed = json.loads(near).items()
             self._eligible[key] = [
                 name
-                for name, room in self._rooms.items()
-                if name not in self._doomed
-                and needed <= self._labels[name].items()
-                and takes(room.node, spec)
+                for name, node in self._there.items()
+                if name not in self._doomed and needed <= self._labels[name].items() and takes(node, spec)
             ]
         return self._eligible[key]
 
     def _place(self, pod: _Waiting) -> bool:
-        if pod.nominated in self._rooms:
-            self._rooms[pod.nominated].take(pod.demand, only_soon=True)
+        if pod.nominated in self._soon:
+            self._soon[pod.nominated].take(pod.demand)
             return True
         # Places only become fewer: what found none is not looked for again.
         sort = f"{_placement(pod.spec)} {self._near.get(pod.job)} {pod.demand}"
         if pod.is_stuck or sort in self._full:
             return False
-        rooms = [self._rooms[name] for name in self._nodes(pod.spec, pod.job)]
-        for room in rooms:
-            if _fits(room.now, pod.demand) and _fits(room.soon, pod.demand):
-                room.take(pod.demand)
-                return True
-        for room in rooms:
-            if _fits(room.soon, pod.demand):
-                room.take(pod.demand, only_soon=True)
-                return True
-        self._full.add(sort)
-        return False
+        demand, names = pod.demand, self._nodes(pod.spec, pod.job)
+        later = (name for name in names if not self._soon[name].lacks(demand))
+        if name := next((name for name in later if not self._free[name].lacks(demand)), None):
+            self._free[name].take(demand)
+        else:
+            name = next((name for name in names if not self._soon[name].lacks(demand)), None)
+        if name is None:
+            self._full.add(sort)
+            return False
+        self._soon[name].take(demand)
+        return True
 
     # --- one sort of workers ---
 
@@ -374,7 +352,7 @@ class _Planner:
             self._unplaced = [each for each in self._unplaced if all(each is not other for other in counted)]
             return [*gone, *self._give_way(counted, settled, name)]
         demand = _demand(jobs[0].spec)
-        free = sum(self._rooms[node].places(demand) for node in nodes)
+        free = sum(min(self._free[node].places(demand), self._soon[node].places(demand)) for node in nodes)
         quota = min((self._world.quotas[key] for key in own if key in self._world.quotas), default=free)
         pool = Pool(name, min(free, quota))
         return [*gone, *decide([self._elastic(job, name) for job in settled], {name: pool}, self._now)]
@@ -427,24 +405,21 @@ class _Planner:
     def _late(self, pods: Sequence[_Waiting], given: Iterable[Object]) -> list[_Waiting]:
         """Those of ``pods``, which have no place, that still find none when the pods ``given`` are gone."""
         # Only nodes on which something ends can have a place then.
-        rooms: dict[str, dict[str, Fraction]] = {}
+        rooms: dict[str, Room] = {}
         for pod in given:
             node = pod["spec"].get("nodeName", "")
-            if node in self._rooms and "deletionTimestamp" not in pod["metadata"]:
-                free = rooms.setdefault(node, dict(self._rooms[node].soon))
-                _give_back(free, _demand(pod["spec"]))
+            if node in self._there and "deletionTimestamp" not in pod["metadata"]:
+                if node not in rooms:
+                    rooms[node] = copy.deepcopy(self._soon[node])
+                rooms[node].take(_demand(pod["spec"]), -1)
         late = []
         for each in pods:
-            eligible = self._among(each)
-            room = next(
-                (free for name, free in rooms.items() if name in eligible and _places(free, each.demand)),
-                None,
-            )
-            if room is None:
-                late.append(each)
+            among = self._among(each)
+            eligible = (room for name, room in rooms.items() if name in among)
+            if free := next((room for room in eligible if not room.lacks(each.demand)), None):
+                free.take(each.demand)
             else:
-                for resource, amount in each.demand.items():
-                    room[resource] -= amount
+                late.append(each)
         return late
 
     def _among(self, pod: _Waiting) -> frozenset[str]:
@@ -500,21 +475,7 @@ def _pool_name(job: RunningJob) -> str:
 
 
 def _demand(spec: Object) -> dict[str, Fraction]:
-    return {name: quantity(amount) for name, amount in pod_requests(spec).items()} | {"pods": Fraction(1)}
-
-
-def _fits(free: Mapping[str, Fraction], demand: Demand) -> bool:
-    return all(free.get(name, 0) >= amount for name, amount in demand.items())
-
-
-def _places(free: Mapping[str, Fraction], demand: Demand) -> int:
-    fit = (math.floor(free.get(name, Fraction()) / amount) for name, amount in demand.items() if amount)
-    return max(0, min(fit))
-
-
-def _give_back(free: dict[str, Fraction], demand: Demand) -> None:
-    for name, amount in demand.items():
-        free[name] = free.get(name, Fraction()) + amount
+    return demand_of(pod_requests(spec))
 
 
 def _accelerators(node: Object) -> tuple[int, str]:

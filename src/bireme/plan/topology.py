@@ -15,8 +15,9 @@ from typing import Any
 
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.manifests import Manifest, read_as_kubernetes
-from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, quantity
+from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity
 from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
+from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.queues import Queued, queued
 from bireme.plan.storage import Storage, storage_of
 from bireme.plan.workloads import PodPlan, WorkloadPlan, plan_of
@@ -146,32 +147,18 @@ def _storage(manifest: Manifest) -> Sequence[Storage]:
 # --- pods on nodes ---
 
 
-Demand = Mapping[str, Fraction]
-
-
-class _Node:
+class _Node(Room):
     """A node that is being filled. The huge pages that its pods ask for are taken from its memory."""
 
     def __init__(self, instance: Instance) -> None:
+        super().__init__(instance.allocatable())
         self.instance = instance
         self.pods: list[PodPlan] = []
-        self.free = {name: quantity(amount) for name, amount in instance.allocatable().items()}
-
-    def lacks(self, demand: Demand) -> str | None:
-        """The first resource that ``demand`` needs more of than is free, None when it fits."""
-        return next((name for name, amount in demand.items() if amount > self.free.get(name, 0)), None)
-
-    def take(self, pod: PodPlan, demand: Demand) -> None:
-        """Put ``pod`` here."""
-        self.pods.append(pod)
-        for name, amount in demand.items():
-            self.free[name] = self.free.get(name, Fraction()) - amount
 
 
 def _demand(pod: PodPlan) -> Demand:
-    demand = {name: quantity(amount) for name, amount in pod.resources.items()}
+    demand = demand_of(pod.resources)
     demand["memory"] = demand.get("memory", Fraction()) + demand.pop(HUGE_PAGES, Fraction())
-    demand["pods"] = Fraction(1)
     # Devices first: a lack of devices explains best why a pod does not fit.
     order = {name: place for place, name in enumerate((*ACCELERATORS, EFA))}
     return dict(sorted(demand.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
@@ -203,7 +190,8 @@ def _pack(
                     left.append(pod)
                     continue
                 nodes.append(new_node(demand))
-            nodes[at].take(pod, demand)
+            nodes[at].take(demand)
+            nodes[at].pods.append(pod)
     return left
 
 
