@@ -126,7 +126,7 @@ def mpi_operator(
     operator.uninstall()
     cluster.api.delete("/api/v1/namespaces/mpi-operator")
     gone = "the operator's namespace to be gone, for the next module's"
-    until(lambda: cluster.api.find("/api/v1/namespaces/mpi-operator") is None, 60, gone)
+    until(lambda: cluster.api.find("/api/v1/namespaces/mpi-operator") is None, what=gone)
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ class Shell:
             answers.extend([json.loads(printed)] if printed else [])
             return bool(answers)
 
-        until(answered, 60, f"an answer of {member} to {call}")
+        until(answered, what=f"an answer of {member} to {call}")
         return answers[0]
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:

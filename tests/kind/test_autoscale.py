@@ -77,14 +77,14 @@ def occupy(cluster: KindCluster, test_namespace: str) -> Iterator[Occupy]:
 
     def end(name: str) -> None:
         cluster.api.delete(f"{pods}/{name}")
-        until(lambda: cluster.api.find(f"{pods}/{name}") is None, 60, f"{name} to be gone")
+        until(lambda: cluster.api.find(f"{pods}/{name}") is None, what=f"{name} to be gone")
         made.discard(name)
 
     def _occupy(name: str, **spec: Any) -> Callable[[], None]:
         cluster.api.create(pods, service(name, **spec))
         made.add(name)
         path = f"{pods}/{name}"
-        until(lambda: cluster.api.get(path)["status"]["phase"] == "Running", 120, f"{name} to run")
+        until(lambda: cluster.api.get(path)["status"]["phase"] == "Running", what=f"{name} to run")
         return partial(end, name)
 
     yield _occupy

@@ -120,7 +120,7 @@ def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_noth
     slow = {"requests": REQUESTS, "limits": {"cpu": "100m", "memory": "256Mi"}}
     job = stage("pictures", to="sets/pictures", resources=slow)
     journal = place.staged / "sets/.pictures.staging/.bireme/journal-0.jsonl"
-    until(lambda: journal.exists() and journal.read_text().count("path") > 20, 90, "20 files or parts")
+    until(lambda: journal.exists() and journal.read_text().count("path") > 20, what="20 files or parts")
     kill_copier(place, job)
     assert not (place.staged / "sets/pictures").exists()
     assert place.ends(job) == "Complete", place.log(job)

@@ -79,7 +79,7 @@ def test_a_worker_that_comes_while_the_first_ranks_start_is_taken_in(
     options, program = [*USER, f"--volume={shared}:/shared"], ["python3", "/shared/elastic.py"]
     env = {**ONE_RANK_EACH, "SLOW_SECONDS": "30", "LEAST": "3"}
     pods = start("mpi", options, program, **env)
-    until((shared / "starts").exists, 120, "the first ranks to start")
+    until((shared / "starts").exists, what="the first ranks to start")
     start("mpi", options, program, indices=(2,), **env)
     assert pods.exit_code() == 0, pods.output()
     assert "world of 3" in pods.output()
@@ -93,7 +93,7 @@ def test_a_worker_that_is_killed_while_a_new_world_forms_costs_a_new_start_at_mo
     pods = start("mpi", options, program, **env)
     pods.until_printed("world of 2 from step 0")
     start("mpi", options, program, indices=(2,), **env)
-    until((shared / "newcomer").exists, 120, "the third worker's process")
+    until((shared / "newcomer").exists, what="the third worker's process")
     docker("kill", f"{pods.job}-2")
     if pods.exit_code() != 0:
         output, reached = pods.output(), int((shared / "step").read_text())

@@ -78,9 +78,9 @@ def test_ctrl_c_while_a_cluster_starts_leaves_nothing(
     """
     command = [sys.executable, "-c", textwrap.dedent(script), name, str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as starting:
-        until(lambda: any("worker" in trace for trace in traces(name)), 60, "the containers to start")
+        until(lambda: any("worker" in trace for trace in traces(name)), what="the containers to start")
         starting.send_signal(signal.SIGINT)
-        _, errors = starting.communicate(timeout=60)
+        _, errors = starting.communicate(timeout=120)
     assert errors.strip().endswith("KeyboardInterrupt")
     assert traces(name) == []
     assert list((tmp_path / "clusters").iterdir()) == []

@@ -90,7 +90,7 @@ class Pods:
 
     def until_printed(self, words: str) -> None:
         """Wait until the launcher has printed this."""
-        until(lambda: words in self.output(), 90, f"the launcher to print {words!r}")
+        until(lambda: words in self.output(), what=f"the launcher to print {words!r}")
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_the_ranks_of_an_earlier_launcher_save_before_others_start(
     pods = start(mpi, USER, ["python3", "/steps.py", "0"], indices=(0, 1), BIREME_MPI_ROLE="worker")
     launch = functools.partial(start, mpi, USER, BIREME_MPI_ROLE="launcher")
     launch(["python3", "/steps.py", "3000"], indices=(2,))
-    until(lambda: "step 5" in pods.output(2), 90, "the first steps")
+    until(lambda: "step 5" in pods.output(2), what="the first steps")
     launch(["python3", "/steps.py", "1"], indices=(3,))
     assert pods.exit_code(3) == 0, pods.output(3)
     assert "ranks of an earlier launcher are still there" in pods.output(3)

@@ -106,7 +106,7 @@ def steps(run: Run, shell: Shell, runs: Path) -> Run:
 
     def _steps(orchestrator: str, count: int, sets: list[str]) -> InstalledRelease:
         job = run(orchestrator, ["workers=2", *sets], values=program(count))
-        until(lambda: "step 3 of 2 ranks" in log_of(shell, job), 90, "the first steps")
+        until(lambda: "step 3 of 2 ranks" in log_of(shell, job), what="the first steps")
         return job
 
     return _steps
@@ -235,7 +235,7 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
     options = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
     own = [f"orchestrator={orchestrator}", "image.tag=0.1.0-openmpi5", "workers=2"]
     job.upgrade(sets=[*own, "suspend=true"], **options)
-    until(lambda: len(list((runs / job.name).glob("*"))) == 2, 90, "both ranks to save")
+    until(lambda: len(list((runs / job.name).glob("*"))) == 2, what="both ranks to save")
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live])
     first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
     assert first == second > 3

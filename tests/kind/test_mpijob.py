@@ -27,6 +27,6 @@ def test_one_of_two_operators_leads_and_the_other_takes_over(
     first = leader(cluster)
     assert first in mpi_operator.names("pods")
     mpi_operator.delete_pod(first)
-    until(lambda: leader(cluster) not in ("", first), 90, "another operator to lead")
+    until(lambda: leader(cluster) not in ("", first), what="another operator to lead")
     assert mpi_operator.wait() == ()
     shell.helm(*helm_test)

@@ -172,6 +172,6 @@ def test_no_pod_of_others_reaches_workers_and_etcd(
     # The control: without policies, the same connections are made.
     shell.kubectl("delete", "networkpolicies", "--all", "-n", denied)
     try:
-        until(lambda: outsider(etcd, 2379) and outsider(worker, 7000), 90, "connections without policies")
+        until(lambda: outsider(etcd, 2379) and outsider(worker, 7000), what="connections without policies")
     finally:
         shell.kubectl("apply", "-n", denied, "-f", "-", given=DENY_ALL)

@@ -92,7 +92,7 @@ def test_a_pod_reaches_one_on_another_node_by_its_services_name(
     ]
     shell.kubectl("apply", "-n", test_namespace, "-f", "-", given=yaml.safe_dump_all(objects))
     phase = ("get", "pod", "client", "-n", test_namespace, "-o", "jsonpath={.status.phase}")
-    until(lambda: shell.kubectl(*phase) in ("Succeeded", "Failed"), 90, "the client to end")
+    until(lambda: shell.kubectl(*phase) in ("Succeeded", "Failed"), what="the client to end")
     assert shell.kubectl("logs", "client", "-n", test_namespace).strip().endswith("200")
 
 
@@ -109,7 +109,7 @@ def test_a_claim_is_one_host_directory_on_every_node(
         writer["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
         shell.kubectl("apply", "-n", test_namespace, "-f", "-", given=yaml.safe_dump(writer))
     folder = cluster.claim_folder("data", test_namespace)
-    until(lambda: len(list(folder.iterdir())) == 3, 60, "all pods to write to the claim")
+    until(lambda: len(list(folder.iterdir())) == 3, what="all pods to write to the claim")
     assert {file.name for file in folder.iterdir()} == {file.read_text().strip() for file in folder.iterdir()}
 
 
@@ -140,7 +140,7 @@ def test_fake_nodes_run_what_no_container_could(
         "jsonpath={.items[*].spec.nodeName}",
     )
     ready = ("get", "job", "big", "-n", test_namespace, "-o", "jsonpath={.status.ready}")
-    until(lambda: shell.kubectl(*ready) == "3", 60, "three whole-node pods to run")
+    until(lambda: shell.kubectl(*ready) == "3", what="three whole-node pods to run")
     assert set(shell.kubectl(*running).split()) == set(fakes)
     # With its pods, because only kwok can end them, and it needs their nodes.
     shell.kubectl("delete", "job", "big", "-n", test_namespace, "--cascade=foreground")

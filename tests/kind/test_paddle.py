@@ -85,9 +85,9 @@ def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(
         return (lost["pass"], lost["shard"]) in {(event["pass"], event["shard"]) for event in later}
 
     # The lease has to end, and another trainer has to finish its current shard.
-    job.until(taken_over, LEASE + 60, f"somebody to take {lost['shard']}")
+    job.until(taken_over, LEASE + 120, f"somebody to take {lost['shard']}")
     # Asked now, because the next leader would count from zero.
-    job.until(lambda: job.dispatcher().get("redispatched") == {"lost": 1}, 30, "the reason to be counted")
+    job.until(lambda: job.dispatcher().get("redispatched") == {"lost": 1}, 120, "the reason to be counted")
     job.until(lambda: len(job.events("start", 1)) == 2, 120, "its replacement to start")
     joined = job.events("start", 1)[1]["time"]
     job.until_ended()
@@ -129,12 +129,12 @@ def test_training_survives_lost_leader_etcd_and_pserver_a_poisoned_shard_and_sca
     job = paddle(*arguments, shards=shards, **DYNAMIC)
     job.until_progress(4, 240)
 
-    job.until(lambda: job.leader() != "", 30, "a dispatcher that leads")
+    job.until(lambda: job.leader() != "", 120, "a dispatcher that leads")
     leader = job.leader()
     job.kill(leader, "dispatcher")
     # A killed container would be restarted and might become the leader again.
     job.release.delete_pod(leader)
-    job.until(lambda: job.leader() not in ("", leader), 60, "the other replica to lead")
+    job.until(lambda: job.leader() not in ("", leader), 120, "the other replica to lead")
     job.until_progress(4)
 
     etcd = f"{job.release.name}-etcd-0"

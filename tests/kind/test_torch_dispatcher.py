@@ -118,15 +118,15 @@ def test_each_shard_is_done_once_while_workers_and_the_leader_are_killed(job: Jo
     job.until_trained(5, world=3)
     job.kill(job.worker_of(0), "trainer")
     job.until_trained(5, world=3)
-    until(lambda: job.leader() != "", 60, "a dispatcher that leads")
+    until(lambda: job.leader() != "", what="a dispatcher that leads")
     leader = job.leader()
     job.kill(leader, "dispatcher")
-    until(lambda: job.leader() not in ("", leader), 120, "the other replica to lead")
+    until(lambda: job.leader() not in ("", leader), what="the other replica to lead")
     job.until_trained(5, world=3)
     until(lambda: outcome(job.release) is not None, 600, "the job to finish")
     assert outcome(job.release) == "Complete"
 
-    until(lambda: bool(job.status()), 60, "the dispatcher's status")
+    until(lambda: bool(job.status()), what="the dispatcher's status")
     status = job.status()
     assert (status["over"], status["done"], status["failedShards"]) == (True, SHARDS, [])
     first = [note for note in job.notes("trained") if note["rank"] == 0]

@@ -84,7 +84,7 @@ def test_two_workers_become_four_and_one_while_training_and_tensorboard_shows_it
     training.until_trained(30, world_size=1)
     training.until_complete(steps)
     job = training.job
-    until(lambda: steps in curve(shell, job, "world_size"), 60, "TensorBoard to show the last step")
+    until(lambda: steps in curve(shell, job, "world_size"), what="TensorBoard to show the last step")
     sizes = curve(shell, job, "world_size")
     assert list(sizes) == sorted(sizes)
     # Workers do not join or leave at the same moment, so a world of another size may train for some steps.

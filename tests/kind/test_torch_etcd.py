@@ -25,7 +25,7 @@ def replace_member(training: Training, ordinal: int = 0) -> None:
     before = ready(namespace, pod)
     assert before
     training.job.delete_pod(pod)
-    until(lambda: ready(namespace, pod) not in ("", before), 120, f"another {pod}")
+    until(lambda: ready(namespace, pod) not in ("", before), what=f"another {pod}")
 
 
 def address(training: Training, pod: str) -> str:

@@ -56,7 +56,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     assert first
     stop(first)
     training.until_trained(30, world_size=1)
-    until(lambda: not is_ready(cluster, first), 120, f"{first} to be seen as lost")
+    until(lambda: not is_ready(cluster, first), what=f"{first} to be seen as lost")
     out_of_service(cluster, first, True)
     training.until_trained(30, world_size=2, seconds=180)
     second = training.worker(1).node
@@ -67,7 +67,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
 
     stop(second)
     training.until_trained(30, world_size=1)
-    until(lambda: not is_ready(cluster, second), 120, f"{second} to be seen as lost")
+    until(lambda: not is_ready(cluster, second), what=f"{second} to be seen as lost")
     cluster.remove_node(second)
     training.until_trained(30, world_size=2, seconds=180)
     assert training.worker(1).node == first

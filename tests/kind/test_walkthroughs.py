@@ -103,7 +103,7 @@ class Walk:
         environment, clone = self.reader.environment, self.reader.clone
         forward = subprocess.Popen(["bash", "-c", f"exec {command.text}"], env=environment, cwd=clone)
         try:
-            until(lambda: _answers(f"http://localhost:{port}"), 60, f"a page on port {port}")
+            until(lambda: _answers(f"http://localhost:{port}"), what=f"a page on port {port}")
         finally:
             forward.terminate()
             forward.wait()

@@ -120,7 +120,7 @@ class Training:
         done = self.of("done")[0]
         assert done["step"] == steps
         self.assert_nothing_was_lost()
-        until(lambda: outcome(self.job) is not None, 60, "the job to finish")
+        until(lambda: outcome(self.job) is not None, what="the job to finish")
         assert outcome(self.job) == "Complete"
         return done
 
@@ -133,7 +133,7 @@ class Training:
             found[:] = [pod for pod in self.job.pods() if pod.slot == slot and pod.is_live]
             return bool(found)
 
-        until(there, 60, f"a live pod of worker {index}")
+        until(there, what=f"a live pod of worker {index}")
         return found[0]
 
     def delete(self, index: int) -> None:
@@ -149,7 +149,7 @@ class Training:
             pod = self.worker(index).name
             return bool(self.shell.attempt("exec", "-n", self.job.namespace, pod, *program))
 
-        until(killed, 60, f"worker {index} to have a {words[0]} to kill")
+        until(killed, what=f"worker {index} to have a {words[0]} to kill")
 
     def scale(self, workers: int) -> None:
         """Upgrade to another number of workers; returns when all of them run."""
