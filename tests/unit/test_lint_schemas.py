@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bireme.core.paths import Paths
-from bireme.lint.kubernetes import kubernetes_schemas, schema_location
+from bireme.lint.kubernetes import kubernetes_schemas
 from bireme.tools import Toolbox
 from bireme.tools.pins import load_pins
 
@@ -66,7 +66,7 @@ def verdict(toolbox: Toolbox, version: str, folder: Path, manifest: dict[str, An
     """What kubeconform says against the manifest: nothing when it is valid."""
     file = folder / "manifest.json"
     file.write_text(json.dumps(manifest))
-    location = schema_location(kubernetes_schemas(toolbox, version))
+    location = kubernetes_schemas(toolbox, version)
     command = [str(toolbox.path("kubeconform")), "-schema-location", location, "-output", "json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     resources = json.loads(done.stdout)["resources"]
@@ -107,8 +107,17 @@ def test_a_missing_required_field_fails(toolbox: Toolbox, tmp_path: Path) -> Non
     assert "selector" in verdict(toolbox, VERSIONS[0], tmp_path, manifest)
 
 
-def test_the_keys_of_list_maps_are_kept(toolbox: Toolbox) -> None:
-    pod = json.loads((kubernetes_schemas(toolbox) / "pod-v1.json").read_text())
+def label(value: Any) -> dict[str, Any]:
+    manifest = indexed_job()
+    manifest["spec"]["template"]["metadata"]["labels"]["app"] = value
+    return manifest
 
-    volumes = pod["definitions"]["io.k8s.api.core.v1.PodSpec"]["properties"]["volumes"]
-    assert volumes["x-kubernetes-list-map-keys"] == ["name"]
+
+@pytest.mark.parametrize("value", ["", "1.2.3_x", "x" * 63])
+def test_a_label_that_kubernetes_takes_passes(toolbox: Toolbox, tmp_path: Path, value: str) -> None:
+    assert verdict(toolbox, VERSIONS[0], tmp_path, label(value)) == ""
+
+
+@pytest.mark.parametrize("value", ["x" * 64, "-x", "a b", True])
+def test_a_label_that_kubernetes_refuses_fails(toolbox: Toolbox, tmp_path: Path, value: Any) -> None:
+    assert "template/metadata/labels/app" in verdict(toolbox, VERSIONS[0], tmp_path, label(value))

@@ -324,6 +324,12 @@ def test_the_error_for_an_invalid_schema_names_it(make_chart: MakeChart, rendere
         schemas.problems(renderer, RenderRequest(chart))
 
 
+def test_a_pattern_that_only_helm_knows_is_a_sentence(make_chart: MakeChart, renderer: Renderer) -> None:
+    chart = make_chart("web", {"a": "x"}, schema={"properties": {"a": {"pattern": r"^\p{L}$"}}})
+    with pytest.raises(BiremeError, match=r"is not a JSON Schema: .* is not a 'regex'"):
+        schemas.problems(renderer, RenderRequest(chart))
+
+
 # --- the project's own charts ---
 
 

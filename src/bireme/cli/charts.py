@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.text import Text
 
 from bireme.cli import views
@@ -29,6 +28,7 @@ from bireme.cli.options import (
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS
+from bireme.core.progress import step
 from bireme.helm import values as value_files
 from bireme.lint import Linter, find_charts
 from bireme.plan.picture import svg
@@ -133,11 +133,8 @@ def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
     Example: bireme lint charts/torch-elastic
     """
     chosen = find_charts(charts or [app.paths.charts])
-    linter = Linter(app.renderer, app.toolbox)
-    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=app.err, transient=True, disable=not app.err.is_terminal) as bar:
-        task = bar.add_task("rendering")
-        findings = linter.lint(chosen, lambda done, total: bar.update(task, completed=done, total=total))
+    with step(app.err, f"Checking {len(chosen)} charts"):
+        findings = Linter(app.renderer, app.toolbox).lint(chosen)
     report(output, findings)
 
 

@@ -83,9 +83,13 @@ def _schema_sentences(lines: Sequence[str]) -> Iterator[str]:
     chart = ""
     for line in filter(None, (line.strip() for line in lines)):
         found = _SCHEMA_LINE.match(line)
+        if found and found["why"].endswith("failed"):
+            continue  # the lines below it say why
         if found:
             where = (found["pointer"] or "").strip("/").replace("/", ".") or found["field"] or "the values"
             yield f"{chart}: {where}: {found['why']}"
+        elif "is not valid against metaschema" in line:
+            yield f"{chart}: values.schema.json is not a JSON Schema"
         elif line.endswith(":"):
             chart = line.rstrip(":")
         else:

@@ -17,7 +17,7 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,23 +112,15 @@ class Renderer:
             raise RenderError(str(result), result.raw)
         return Render(request, result)
 
-    def render_many(
-        self,
-        requests: Sequence[RenderRequest],
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> list[Render | RenderError]:
+    def render_many(self, requests: Sequence[RenderRequest]) -> list[Render | RenderError]:
         """Every request rendered, in order; equal ones once, as many at a time as there are cores.
 
-        ``progress`` is called with the number of renders done and of all. Refusals are returned, not raised.
-        Raises BiremeError when Helm itself cannot run.
+        Refusals are returned, not raised. Raises BiremeError when Helm itself cannot run.
         """
         keys = [self._key(request) for request in requests]
         distinct = dict(zip(keys, requests, strict=True))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            done: dict[str, Render | RenderError] = {}
-            for key, outcome in zip(distinct, pool.map(self._outcome, distinct.values()), strict=True):
-                done[key] = outcome
-                progress(len(done), len(distinct))
+            done = dict(zip(distinct, pool.map(self._outcome, distinct.values()), strict=True))
         results: list[Render | RenderError] = []
         for key, request in zip(keys, requests, strict=True):
             outcome = done[key]
@@ -160,12 +152,22 @@ class Renderer:
     def text(self, request: RenderRequest) -> str:
         """Helm's own output for ``request``, never from the cache. Raises RenderError."""
         self._tree(request.chart)
+        finished = self._finished(request, "template", *request.flags())
+        if finished.returncode:
+            raise RenderError(sentences(finished.stderr), finished.stderr)
+        return finished.stdout
+
+    def lint(self, request: RenderRequest) -> str:
+        """What `helm lint` says of the chart with the values and the Kubernetes version of ``request``."""
+        version = ["--kube-version", request.kube_version] if request.kube_version else []
+        return self._finished(request, "lint", "--quiet", *version).stdout
+
+    def _finished(self, request: RenderRequest, *command: str) -> subprocess.CompletedProcess[str]:
         binary = self._helm(request.helm)[0]
-        command = [str(binary), "template", *request.flags(), "--values", "-"]
         # After "--" a chart path that begins with a dash is not a flag.
         try:
             finished = subprocess.run(
-                [*command, "--", str(request.chart)],
+                [str(binary), *command, "--values", "-", "--", str(request.chart)],
                 input=as_json(request.values),
                 capture_output=True,
                 encoding="utf-8",
@@ -180,11 +182,9 @@ class Renderer:
             raise BiremeError("the --set options are too long together: write a values file") from error
         if finished.returncode < 0:
             raise BiremeError(
-                f"{binary} was stopped by signal {-finished.returncode} while rendering {request.chart}"
+                f"{binary} was stopped by signal {-finished.returncode} while reading {request.chart}"
             )
-        if finished.returncode:
-            raise RenderError(sentences(finished.stderr), finished.stderr)
-        return finished.stdout
+        return finished
 
     def _outcome(self, request: RenderRequest) -> Render | RenderError:
         try:

@@ -11,7 +11,6 @@ from bireme.core.paths import Paths
 from bireme.helm.values import read_file, read_text
 from bireme.helm.yaml import parse_yaml
 from bireme.lint.parity import parity
-from bireme.lint.patterns import foreign_patterns
 from bireme.schemas import BUNDLE, comments, drift
 
 
@@ -33,7 +32,6 @@ def file_findings(chart: Path, project: Paths) -> list[Finding]:
     dependencies = {str(entry.get("alias") or entry.get("name")) for entry in entries}
     values = parse_yaml(text, str(values_file))
     found = parity(values, comments(text), schema, dependencies)
-    found += [Finding("patterns", sentence, file=BUNDLE) for sentence in foreign_patterns(schema)]
     is_of_project = chart.resolve().parent == project.charts.resolve()
     if is_of_project and chart.resolve() / BUNDLE in map(Path.resolve, drift(project)):
         drifted = "it does not follow from schemas/ and values.yaml"

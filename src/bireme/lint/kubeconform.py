@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
-from bireme.lint.kubernetes import kubernetes_schemas, schema_location
+from bireme.lint.kubernetes import kubernetes_schemas
 from bireme.tools import Toolbox
 
 Key = TypeVar("Key", bound=Hashable)
@@ -29,7 +29,7 @@ def kubeconform(
     other kinds are not checked. Raises BiremeError when kubeconform itself fails.
     """
     binary = toolbox.path("kubeconform")
-    location = schema_location(kubernetes_schemas(toolbox, version))
+    location = kubernetes_schemas(toolbox, version)
     with tempfile.TemporaryDirectory(prefix="bireme-kubeconform-") as folder:
         keys: dict[str, Key] = {}
         for number, (key, manifests) in enumerate(renders.items()):

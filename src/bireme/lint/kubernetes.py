@@ -8,7 +8,7 @@ without a value is a mistake in a chart.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,22 @@ from bireme.core.errors import BiremeError
 from bireme.tools import Toolbox
 from bireme.tools.store import make_once
 
-_REVISION = 1  # raise it when what is written below changes, so that cached folders are not reused
+_REVISION = 2  # raise it when what is written below changes, so that cached folders are not reused
 
-_KEPT = ("required", "x-kubernetes-list-type", "x-kubernetes-list-map-keys")
-_DEFINITIONS = "#/definitions/"
-
-# swagger.json has the grammar of quantities only as text, in their description.
+_DEFINITIONS = "definitions.json"
+_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+# swagger.json has the grammars of quantities and labels only as text, in their descriptions.
 _QUANTITY_NAME = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 _QUANTITY = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
+_LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 _BASE64 = r"^[A-Za-z0-9+/=\r\n]*$"
 
 
-def kubernetes_schemas(toolbox: Toolbox, version: str | None = None) -> Path:
-    """The folder of schemas for a pinned Kubernetes ``version`` or the default one, made once and cached.
+def kubernetes_schemas(toolbox: Toolbox, version: str | None = None) -> str:
+    """kubeconform's ``-schema-location`` for a pinned Kubernetes ``version`` or the default one.
 
-    There is one standalone file per kind, ``<kind>-<group>-<version>.json`` in lower case without the
-    group's domain (``job-batch-v1.json``, ``pod-v1.json``); see ``schema_location``. Unknown keys are
-    refused; ``x-kubernetes-list-map-keys`` is kept for checks of uniqueness. Raises BiremeError when the
-    version is not pinned or its module cannot be downloaded.
+    The schemas are made once and cached. Unknown keys are refused. Raises BiremeError when the version is not
+    pinned or its module cannot be downloaded.
     """
     version = toolbox.pin("kubectl", version).version
     folder = toolbox.paths.cache / "kubernetes-schemas" / f"{version}-{_REVISION}"
@@ -48,35 +46,21 @@ def kubernetes_schemas(toolbox: Toolbox, version: str | None = None) -> Path:
         raise BiremeError(
             f"cannot derive JSON Schemas from the sources of Kubernetes {version}: {error!r}"
         ) from error
-    return folder
-
-
-def schema_location(folder: Path) -> str:
-    """What kubeconform's ``-schema-location`` wants for a folder of ``kubernetes_schemas``."""
     return f"{folder}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"
 
 
 def _write(definitions: Mapping[str, Any], folder: Path) -> None:
     strict = {name: _strict(schema) for name, schema in definitions.items()}
     strict[_QUANTITY_NAME] = {"type": ["number", "string"], "pattern": _QUANTITY}
+    label = {"type": "string", "pattern": _LABEL, "maxLength": 63}
+    strict[_META]["properties"]["labels"]["additionalProperties"] = label
+    (folder / _DEFINITIONS).write_text(json.dumps({"definitions": strict}, separators=(",", ":")))
     for name, schema in definitions.items():
         kinds = schema.get("x-kubernetes-group-version-kind", [])
-        if len(kinds) != 1:  # several: an option of requests such as DeleteOptions, no object
-            continue
-        needed = {used: strict[used] for used in _closure(name, strict)}
-        document = {
-            "$schema": "http://json-schema.org/draft-07/schema#",
-            "$ref": _DEFINITIONS + name,
-            "definitions": needed,
-        }
-        (folder / _file_name(kinds[0])).write_text(
-            json.dumps(document, separators=(",", ":"), sort_keys=True)
-        )
-
-
-def _file_name(kind: Mapping[str, str]) -> str:
-    parts = [kind["kind"].lower(), kind["group"].split(".")[0], kind["version"]]
-    return "-".join(part for part in parts if part) + ".json"
+        if len(kinds) == 1:  # several: an option of requests such as DeleteOptions, no object
+            parts = [kinds[0]["kind"].lower(), kinds[0]["group"].split(".")[0], kinds[0]["version"]]
+            file = folder / f"{'-'.join(filter(None, parts))}.json"
+            file.write_text(json.dumps({"$ref": f"{_DEFINITIONS}#/definitions/{name}"}))
 
 
 def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,9 +69,7 @@ def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
         return {"$ref": schema["$ref"]}
     if schema.get("format") == "int-or-string":
         return {"type": ["integer", "string"]}
-    kept: dict[str, Any] = {key: schema[key] for key in _KEPT if key in schema}
-    if "type" in schema:
-        kept["type"] = schema["type"]
+    kept: dict[str, Any] = {key: schema[key] for key in ("required", "type") if key in schema}
     if schema.get("format") == "byte":
         kept["pattern"] = _BASE64
     if "properties" in schema:
@@ -97,23 +79,3 @@ def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(schema.get(key), dict):
             kept[key] = _strict(schema[key])
     return kept
-
-
-def _closure(name: str, definitions: Mapping[str, Any]) -> set[str]:
-    """The definitions that the one called ``name`` needs, itself included."""
-    found: set[str] = set()
-    waiting = [name]
-    while waiting:
-        current = waiting.pop()
-        if current not in found:
-            found.add(current)
-            waiting += _references(definitions[current])
-    return found
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"].removeprefix(_DEFINITIONS)
-        for value in schema.values():
-            yield from _references(value)

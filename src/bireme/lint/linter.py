@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +18,16 @@ from bireme.helm.values import read_file
 from bireme.lint.duplicates import duplicates
 from bireme.lint.files import file_findings
 from bireme.lint.kubeconform import kubeconform
-from bireme.lint.names import name_problems
+from bireme.plan.workloads import kind_of
+from bireme.schemas import BUNDLE
 from bireme.tools import Toolbox
 
 # What Helm's error holds when a template called `fail` or `required`, or when a schema refused the values.
 _REFUSALS = ("execution error at (", "values don't meet the specifications of the schema(s)")
+_NO_SCHEMA = "is not valid against metaschema"
 _UNSUPPORTED = "chart requires kubeVersion"
+_PLACE = re.compile(r"[\w.-]+/((?:charts/[\w.-]+/)*templates/[^\s:()\"]+)(?::(\d+))?")
+_OF_HELM_LINT = re.compile(r"^\[(WARNING|ERROR)\] (\S+): (.*)$", re.MULTILINE)
 
 
 def find_charts(paths: Sequence[Path]) -> list[Path]:
@@ -44,7 +51,10 @@ def object_findings(manifests: Sequence[Manifest]) -> list[Finding]:
     found: list[Finding] = []
     seen: set[tuple[str, str, str | None]] = set()
     for item in manifests:
-        own = [*duplicates(item), *name_problems(item)]
+        own = duplicates(item)
+        workload = kind_of(item)
+        if problem := workload.name_problem(item) if workload else None:
+            own.append(Finding("names", problem, path=item.identity))
         key = (item.api_version, item.identity, item.namespace)
         if key in seen:
             sentence = "two objects have this name"
@@ -67,9 +77,6 @@ class _Case:
         return RenderRequest(self.chart, load(files), kube_version=self.kubernetes)
 
 
-_Results = Mapping[_Case, Render | RenderError]
-
-
 class Linter:
     """Checks the files of charts, and what their defaults and each ci/*-values.yaml render to.
 
@@ -82,22 +89,19 @@ class Linter:
         versions = sorted(toolbox.versions("kubectl"), key=lambda each: [int(n) for n in each.split(".")])
         self._kubernetes = tuple(dict.fromkeys((versions[0], versions[-1])))
 
-    def lint(
-        self, charts: Sequence[Path], progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> list[Finding]:
+    def lint(self, charts: Sequence[Path]) -> list[Finding]:
         """The findings in ``charts``, chart by chart.
 
-        ``progress`` is called with the number of renders done and of all. Raises BiremeError for a folder
-        that is not a chart, and for a file that cannot be read.
+        Raises BiremeError for a folder that is not a chart, and for a file that cannot be read.
         """
         found = {chart: file_findings(chart, self._toolbox.paths) for chart in charts}
         cases = [case for chart in charts for case in self._cases(chart)]
-        results = self._renderer.render_many([case.request() for case in cases], progress)
-        rendered = dict(zip(cases, results, strict=True))
-        refused = self._refused(rendered)
+        results = self._renderer.render_many([case.request() for case in cases])
+        outcomes = dict(zip(cases, results, strict=True))
+        by_tools = self._by_tools({case: each for case, each in outcomes.items() if isinstance(each, Render)})
         for chart in charts:
-            own = {case: result for case, result in rendered.items() if case.chart == chart}
-            found[chart] += self._render_findings(own, refused)
+            own = {case: outcome for case, outcome in outcomes.items() if case.chart == chart}
+            found[chart] += _chart_findings(own, by_tools)
         return [finding for chart in charts for finding in found[chart]]
 
     def _cases(self, chart: Path) -> Iterator[_Case]:
@@ -108,61 +112,78 @@ class Linter:
             for version in self._kubernetes:
                 yield _Case(chart, values, version)
 
-    def _refused(self, results: _Results) -> Mapping[_Case, Sequence[Finding]]:
-        """What the schemas of Kubernetes refuse, by case."""
+    def _by_tools(self, rendered: Mapping[_Case, Render]) -> Mapping[_Case, Sequence[Finding]]:
+        """What kubeconform and `helm lint` find in each case. Helm looks at the newest Kubernetes only."""
         refused: dict[_Case, list[Finding]] = {}
         for version in self._kubernetes:
-            renders = {
-                case: result.manifests
-                for case, result in results.items()
-                if isinstance(result, Render) and case.kubernetes == version
-            }
+            renders = {case: each.manifests for case, each in rendered.items() if case.kubernetes == version}
             refused |= kubeconform(renders, version, self._toolbox)
-        return refused
+        newest = {(case.chart, case.values): case for case in rendered}
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            linted = dict(zip(newest, pool.map(self._helm_lint, newest.values()), strict=True))
+        return {case: [*refused.get(case, ()), *linted[case.chart, case.values]] for case in rendered}
 
-    def _render_findings(
-        self, results: _Results, refused: Mapping[_Case, Sequence[Finding]]
-    ) -> Iterator[Finding]:
-        """The findings in the renders of one chart; what several of them show is one finding."""
-        supported = [
-            case
-            for case, result in results.items()
-            if not (isinstance(result, RenderError) and _UNSUPPORTED in str(result))
+    def _helm_lint(self, case: _Case) -> list[Finding]:
+        said = _OF_HELM_LINT.findall(self._renderer.lint(case.request()))
+        return [
+            Finding("helm", sentence, severity="error" if level == "ERROR" else "warning", file=file)
+            for level, file, sentence in said
         ]
-        if not supported:
-            # No version is supported: the error for the newest one stands for all.
-            for case, error in list(results.items())[-1:]:
-                yield Finding("render", str(error), file=f"{case.chart}/Chart.yaml")
-        has_values = any(case.values and isinstance(results[case], Render) for case in supported)
-        shown_by: dict[Finding, list[_Case]] = defaultdict(list)
-        for case in supported:
-            for finding in _case_findings(case, results[case], refused.get(case, ()), has_values):
-                shown_by[finding].append(case)
-        versions = {case.kubernetes for case in supported}
-        for finding, cases in shown_by.items():
-            case = cases[0]
-            shown = [case.values] if case.values and case.values != finding.file else []
-            if {each.kubernetes for each in cases} != versions:
-                shown.append(f"Kubernetes {case.kubernetes}")
-            sentence = f"{finding.sentence} (with {', '.join(shown)})" if shown else finding.sentence
-            yield replace(finding, sentence=sentence, file=f"{case.chart}/{finding.file}")
 
 
-def _case_findings(
-    case: _Case, result: Render | RenderError, refused: Sequence[Finding], has_values: bool
+def _chart_findings(
+    outcomes: Mapping[_Case, Render | RenderError], by_tools: Mapping[_Case, Sequence[Finding]]
 ) -> Iterator[Finding]:
-    if isinstance(result, RenderError):
-        if not any(mark in result.raw for mark in _REFUSALS):
-            yield Finding("render", str(result), file="templates")
-        elif case.values:
-            yield Finding("render", str(result), file=case.values)
-        elif not has_values:  # a chart may need values of the user, such as a region
-            advice = "add a ci/*-values.yaml that gives what the chart needs"
-            yield Finding("render", str(result), advice, file="values.yaml")
-        return
-    sources = {item.identity: _source(item) for item in result.manifests}
-    yield from object_findings(result.manifests)
-    yield from (replace(each, file=sources.get(each.path, "templates")) for each in refused)
+    """The findings in the renders of one chart; what several of them show is one finding."""
+    supported = [
+        case
+        for case, outcome in outcomes.items()
+        if not (isinstance(outcome, RenderError) and _UNSUPPORTED in str(outcome))
+    ]
+    if not supported:
+        # No version is supported: the error for the newest one stands for all.
+        for case, error in list(outcomes.items())[-1:]:
+            yield Finding("render", str(error), file=f"{case.chart}/Chart.yaml")
+    has_values = any(case.values and isinstance(outcomes[case], Render) for case in supported)
+    shown_by: dict[Finding, list[_Case]] = defaultdict(list)
+    for case in supported:
+        outcome = outcomes[case]
+        if isinstance(outcome, RenderError):
+            found = _refusal(case, outcome, has_values)
+        else:
+            found = [*object_findings(outcome.manifests), *_with_sources(by_tools[case], outcome)]
+        for finding in found:
+            shown_by[finding].append(case)
+    versions = {case.kubernetes for case in supported}
+    for finding, cases in shown_by.items():
+        case = cases[0]
+        shown = [case.values] if case.values and case.values != finding.file else []
+        if {each.kubernetes for each in cases} != versions:
+            shown.append(f"Kubernetes {case.kubernetes}")
+        sentence = f"{finding.sentence} (with {', '.join(shown)})" if shown else finding.sentence
+        yield replace(finding, sentence=sentence, file=f"{case.chart}/{finding.file}")
+
+
+def _refusal(case: _Case, error: RenderError, has_values: bool) -> list[Finding]:
+    found = Finding("render", str(error))
+    if _NO_SCHEMA in error.raw:
+        return [replace(found, file=BUNDLE)]
+    if not any(mark in error.raw for mark in _REFUSALS):
+        place = _PLACE.search(error.raw)
+        file, line = place.groups() if place else ("templates", None)
+        return [replace(found, file=file, line=int(line or 0))]
+    if case.values:
+        return [replace(found, file=case.values)]
+    # A chart may need values of the user, such as a region.
+    advice = "add a ci/*-values.yaml that gives what the chart needs"
+    return [] if has_values else [replace(found, remedy=advice, file="values.yaml")]
+
+
+def _with_sources(found: Sequence[Finding], render: Render) -> Iterator[Finding]:
+    """``found`` with the templates of the objects, where a finding names only these."""
+    sources = {item.identity: _source(item) for item in render.manifests}
+    for each in found:
+        yield each if each.file else replace(each, file=sources.get(each.path, "templates"))
 
 
 def _source(item: Manifest) -> str:

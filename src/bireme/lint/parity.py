@@ -101,4 +101,4 @@ def _matches(pattern: str, key: str) -> bool:
     try:
         return bool(re.search(pattern, key))
     except re.error:
-        return True  # `foreign_patterns` reports it
+        return True  # one that only Helm knows
