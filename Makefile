@@ -37,11 +37,12 @@ tools: setup ## Get the tools that the tests need, built where no download answe
 	$(BIN)/bireme tools --get $(TEST_TOOLS)
 
 .PHONY: lint
-lint: setup ## Check style and types of the Python code, and the Dockerfiles
+lint: setup ## Check style and types of the Python code, the Dockerfiles and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/hadolint --config images/.hadolint.yaml images/*/Dockerfile
+	PATH="$$($(BIN)/bireme tools --get actionlint -o path):$$PATH" actionlint -shellcheck= -pyflakes=
 
 .PHONY: test
 test: lint tools ## Lint, types, charts, unit, render and embedded tests

@@ -72,6 +72,13 @@ def test_both_services_run_the_same_commands() -> None:
     assert len(github) == 5
 
 
+def test_the_workflow_of_this_repository_runs_what_ci_run_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    cells = workflow["jobs"]["core"]["strategy"]["matrix"]["include"]
+    ours = re.findall(r"make (demo|test(?:-[a-z]+)?)\b", (ROOT / ".ci/run").read_text())
+    assert {target for cell in cells for target in cell["targets"].split()} == set(ours)
+
+
 def test_the_commands_pass_in_the_repository_of_a_team(repository: Path, tmp_path: Path) -> None:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment = {
