@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderError, RenderRequest
@@ -82,16 +85,34 @@ def _cases() -> list[Case]:
     return [*(Case(file.parts[-3], ci=file.name) for file in files), *plain, *jobs]
 
 
-CASES = _cases()
+@dataclass(frozen=True)
+class Rule:
+    """Values that a chart refuses, as options of the fixture `render`, and all that it says then."""
+
+    chart: str
+    when: Mapping[str, Any]
+    says: str
+
+    def __str__(self) -> str:
+        return f"{self.chart}: {self.says.splitlines()[0][:60]}"
 
 
-def _refusals() -> dict[Case, str]:
-    with (HERE / "refusals.csv").open(newline="") as table:
-        rows = list(csv.DictReader(table))
-    return {Case(row["chart"], row["instance"] or None, row["workload"]): row["sentence"] for row in rows}
+def _rules() -> Iterator[Rule]:
+    table = yaml.safe_load((HERE / "rules.yaml").read_text(encoding="utf-8"))
+    for charts, rows in table.items():
+        for row in rows:
+            for chart in charts.split(", "):
+                yield Rule(chart, **row)
 
 
-REFUSALS = _refusals()
+RULES = list(_rules())
+REFUSED = {
+    Case(rule.chart, rule.when.get("instance"), rule.when["workload"])
+    for rule in RULES
+    if "workload" in rule.when and rule.when.keys() <= {"instance", "workload"}
+}
+"""Workloads that a type, or the chart without further values, refuses."""
+CASES = [case for case in _cases() if case not in REFUSED]
 
 
 def request(case: Case, request_for: Request, helm: str = "helm") -> RenderRequest:

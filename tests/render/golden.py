@@ -23,7 +23,7 @@ from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
-from tests.render.cases import CASES, REFUSALS, ROOT, Case, request
+from tests.render.cases import CASES, ROOT, Case, request
 
 FOLDER = Path(__file__).parent / "golden"
 IMMUTABLE = "bireme/immutable"
@@ -70,14 +70,9 @@ class Golden:
         return {item.identity: normalised(item) for item in found if not _holds_runtime(item)}
 
 
-def rendering_cases() -> list[Case]:
-    """The cases that render."""
-    return [case for case in CASES if case not in REFUSALS]
-
-
 def base(case: Case) -> Case:
     """The case of the same workload whose objects are stored completely; others store the differences."""
-    types = [each for each in BASE_INSTANCES if Case(case.chart, each, case.workload) in rendering_cases()]
+    types = [each for each in BASE_INSTANCES if Case(case.chart, each, case.workload) in CASES]
     return Case(case.chart, types[0], case.workload) if types and not case.ci else case
 
 
@@ -90,7 +85,7 @@ def _file(case: Case) -> Path:
 
 def files() -> set[Path]:
     """Every golden file that there should be."""
-    return {_file(case) for case in rendering_cases()}
+    return {_file(case) for case in CASES}
 
 
 # --- normalising ---
@@ -183,7 +178,7 @@ def _yaml(content: Any) -> str:
 def main() -> None:
     """Write every golden file, and delete those without a case."""
     paths = Paths.discover()
-    Golden(Renderer(Toolbox(paths), paths), Request(paths, ROOT)).write(rendering_cases())
+    Golden(Renderer(Toolbox(paths), paths), Request(paths, ROOT)).write(CASES)
     for file in set(FOLDER.glob("*/*.yaml")) - files():
         file.unlink()
 

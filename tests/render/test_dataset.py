@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from tests.support.rendered import container_of, the
 
 S3: dict[str, Any] = {
@@ -164,66 +162,3 @@ def test_a_dataset_at_the_root_of_a_claim_is_staged_and_verified_there(
     assert "cd '/claim/.bireme.staging'" in container_of(pod(rendered), "prepare")["args"][0]
     (check,) = (each for each in rendered.manifests if each.kind == "Pod")
     assert "/claim" in check["spec"]["containers"][0]["command"]
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"sources": []}, "sources: none is given"),
-        ({"claim": {"name": "", "path": "x"}}, "claim.name: the dataset needs a claim;"),
-        ({"claim": {"name": "x", "path": ""}}, "claim.path: the dataset needs a folder on the claim"),
-        ({"claim": {"name": "x", "path": "../y"}}, "path"),
-        ({"sources": [{"path": "a"}]}, "sources[0]: it needs either url or claimName"),
-        ({"sources": [{"url": "s3://a/b", "subPath": "c"}]}, "sources[0].subPath: it belongs to claimName"),
-        (
-            {"sources": [{"url": "s3://a/b", "sha256": "0" * 64, "sums": "S"}]},
-            "sources[0].sha256: it is of one file and sums of many",
-        ),
-        ({"sources": [{"url": "ftp://host/file"}]}, "url"),
-        ({"sources": [{"url": "s3://a--use1-az4--x-s3/b"}]}, "sources[0].url: it is a directory bucket"),
-        ({"sources": [{"url": "rclone://gcs/b"}], "image": RCLONE}, "sources[0].rclone: the remote is in"),
-        (
-            {"sources": [{"url": "s3://a/b", "rclone": {"secret": "r"}}]},
-            "sources[0].rclone: it is for rclone://",
-        ),
-        (
-            {"sources": [{"url": "rclone://gcs/b", "rclone": {"secret": "r"}}]},
-            "image.repository: library/python has no rclone, which sources[0] needs",
-        ),
-        ({"upload": "s3://a--use1-az4--x-s3"}, "upload: it is a directory bucket"),
-        (
-            {"sources": [{"url": "s3://a/b", "s3": {"anonymous": True, "requesterPays": True}}]},
-            "sources[0].s3.requesterPays: nobody pays without credentials",
-        ),
-        ({"s3": {"anonymous": True, "requesterPays": True}}, "s3.requesterPays: nobody pays without"),
-        (
-            {"sources": [{"url": "s3://a/b", "token": {"secret": "hf"}}]},
-            "sources[0].token: it is for a web server",
-        ),
-        (
-            {"sources": [{"url": "http://a/b", "token": {"secret": "hf"}}]},
-            "sources[0].token: anybody on the way could read it; use https://",
-        ),
-        (
-            {"sources": [{"url": "https://a/b", "s3": {"region": "us-east-1"}}]},
-            "sources[0].s3: it is for s3://BUCKET/PREFIX",
-        ),
-        (
-            {"sources": [{"url": "s3://a/b", "s3": {"anonymous": True, "existingSecret": "keys"}}]},
-            "sources[0].s3.anonymous: there are credentials",
-        ),
-        ({"upload": "https://host/folder"}, "upload"),
-        (
-            {"workers": 2, "prepare": {"script": "true"}},
-            "prepare.script: it would run in 2 pods on one folder",
-        ),
-        (
-            {"s3": {"anonymous": True, "existingSecret": "keys"}},
-            "s3.anonymous: there are credentials in s3.existingSecret",
-        ),
-    ],
-)
-def test_is_refused(render: Callable[..., Render], change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RenderError) as refused:
-        render("dataset", values=S3 | change)
-    assert sentence in str(refused.value)

@@ -12,7 +12,7 @@ from rich.console import Console
 from bireme.cli.views import plan_view
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan
 
@@ -134,19 +134,3 @@ def test_only_neuron_topology_makes_the_container_privileged(render: Callable[..
     (plugin,) = pod(rendered)["containers"]
     assert plugin["securityContext"]["privileged"] is True
     assert "/opt/aws/neuron" in {mount["mountPath"] for mount in plugin["volumeMounts"]}
-
-
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        ([], "region: the image is pulled from the registry of EKS in the cluster's region"),
-        (["region=us-moon-1"], "region: the chart knows no registry of EKS in us-moon-1"),
-        ([*OREGON, "instanceTypes={p4d.24xlarge}"], "instanceTypes: p4d.24xlarge is known already"),
-        ([*OREGON, "instanceTypes={p4d}"], "instanceTypes"),
-        ([*OREGON, f"fullnameOverride={'x' * 53}"], "DaemonSet name"),
-    ],
-)
-def test_is_refused(render: Callable[..., Render], sets: list[str], sentence: str) -> None:
-    with pytest.raises(RenderError) as refused:
-        render(CHART, sets=sets)
-    assert sentence in str(refused.value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from tests.support.rendered import container_of, the
 
 
@@ -217,12 +217,3 @@ def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
     assert list(fetcher["command"])[3:] == ["fetch", "/claim", "/snapshots", "latest.db"]
     (mount,) = [dict(m) for m in fetcher["volumeMounts"] if m["name"] == claim]
     assert mount == {"name": claim, "mountPath": "/claim", "readOnly": True, "subPath": "prod"}
-
-
-@pytest.mark.parametrize("key", ["backup", "restore"])
-def test_snapshots_have_either_a_claim_or_a_url(render: Callable[..., Render], key: str) -> None:
-    sets = [f"{key}.enabled=true", f"{key}.url=s3://snapshots/etcd"]
-    with pytest.raises(RenderError, match=rf"{key}\.url: the claim beside it would stay unused"):
-        render("etcd", sets=[*sets, f"{key}.claimName=snapshots"])
-    with pytest.raises(RenderError, match="url"):
-        render("etcd", sets=[sets[0], f"{key}.url=https://snapshots"])

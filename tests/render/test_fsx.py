@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from tests.support.fsx import DYNAMIC, STATIC
 from tests.support.rendered import the
 
@@ -81,22 +79,6 @@ def test_backups_and_maintenance_start_when_the_values_say(render: Callable[...,
     }
 
 
-@pytest.mark.parametrize("asked", [{"dailyAutomaticBackupStartTime": "02:30"}, {"copyTagsToBackups": True}])
-def test_settings_of_backups_that_are_off_are_refused(
-    render: Callable[..., Render], asked: dict[str, Any]
-) -> None:
-    with pytest.raises(RenderError, match="backups, which are off; set automaticBackupRetentionDays"):
-        render("fsx", values=dynamic(**asked))
-
-
-@pytest.mark.parametrize("time", ["0:04:00", "8:04:00", "04:00", "7:24:00"])
-def test_a_maintenance_time_that_fsx_would_refuse_is_refused(
-    render: Callable[..., Render], time: str
-) -> None:
-    with pytest.raises(RenderError, match="weeklyMaintenanceStartTime"):
-        render("fsx", values=dynamic(weeklyMaintenanceStartTime=time))
-
-
 def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> None:
     parameters = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
     assert (parameters["s3ImportPath"], parameters["s3ExportPath"]) == (
@@ -124,86 +106,3 @@ def test_the_first_pod_of_a_claim_that_waits_for_it_runs_in_its_zone(render: Cal
     (term,) = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["allowedTopologies"]
     (expression,) = term["matchLabelExpressions"]
     assert (expression["key"], list(expression["values"])) == ("topology.kubernetes.io/zone", ["us-west-2b"])
-
-
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("no choice", {}, "provisioning: choose where the file system comes from"),
-    (
-        "an access mode that the driver refuses",
-        static() | {"accessMode": "ReadOnlyMany"},
-        "accessMode: the FSx CSI driver refuses ReadOnlyMany",
-    ),
-    ("no subnet", dynamic(subnetId=""), "dynamic.subnetId: the file system needs a subnet"),
-    ("no security group", dynamic(securityGroupIds=[]), "dynamic.securityGroupIds: the file system needs"),
-    ("no file system", static(fileSystemId=""), "static.fileSystemId: the file system is not given"),
-    ("no DNS name", static(dnsName=""), "static.dnsName: the file system is not given"),
-    ("no mount name", static(mountName=""), "static.mountName: the file system is not given"),
-    ("a placeholder", static(mountName="???"), "mountName"),
-    ("another's DNS name", static(fileSystemId="fs-99999999"), "static.dnsName: fs-0123456789abcdef0.fsx"),
-    ("both", dynamic() | {"static": STATIC["static"]}, "static.fileSystemId: with provisioning dynamic"),
-    ("a size FSx has not", dynamic("2000Gi"), "size: FSx has no file systems of 2000Gi; set 1200Gi or a"),
-    (
-        "too small for EFA",
-        dynamic("2400Gi", efaEnabled=True, metadata={"mode": "AUTOMATIC"}),
-        "size: FSx has no file systems of 2400Gi; set a multiple of 19200Gi",
-    ),
-    (
-        "EFA without metadata servers",
-        dynamic("4800Gi", efaEnabled=True, perUnitStorageThroughput=1000),
-        "dynamic.metadata.mode: EFA needs a metadata configuration",
-    ),
-    (
-        "EFA on PERSISTENT_1",
-        dynamic("48000Gi", efaEnabled=True, deploymentType="PERSISTENT_1", perUnitStorageThroughput=100),
-        "dynamic.efaEnabled: PERSISTENT_1 has no EFA",
-    ),
-    (
-        "a throughput of another type",
-        dynamic(perUnitStorageThroughput=200),
-        "dynamic.perUnitStorageThroughput: PERSISTENT_2 has 125, 250, 500, 1000, not 200",
-    ),
-    (
-        "a throughput of scratch",
-        dynamic(deploymentType="SCRATCH_2"),
-        "dynamic.perUnitStorageThroughput: SCRATCH_2 has a fixed throughput",
-    ),
-    (
-        "metadata IOPS by FSx's choice",
-        dynamic(metadata={"mode": "AUTOMATIC", "iops": 6000}),
-        "dynamic.metadata.iops: dynamic.metadata.mode=USER_PROVISIONED needs it",
-    ),
-    (
-        "S3 with PERSISTENT_2",
-        dynamic(s3ImportPath="s3://imagenet"),
-        "dynamic.s3ImportPath: the driver links S3 to SCRATCH_2 and PERSISTENT_1 only",
-    ),
-    (
-        "an export to another bucket",
-        dynamic(
-            deploymentType="PERSISTENT_1",
-            perUnitStorageThroughput=100,
-            s3ImportPath="s3://imagenet/a",
-            s3ExportPath="s3://other/a",
-        ),
-        "dynamic.s3ExportPath: FSx exports to the bucket that it imports from",
-    ),
-    ("nothing to follow", dynamic(autoImportPolicy="NEW"), "dynamic.autoImportPolicy: there is no S3 folder"),
-    ("Recycle", dynamic(reclaimPolicy="Recycle"), "reclaimPolicy"),
-    (
-        "a name for a class of a static volume",
-        static() | {"storageClass": {"name": "fsx-sc"}},
-        "storageClass.name: a static volume has no StorageClass",
-    ),
-    (
-        "a name for a volume that the driver makes",
-        dynamic() | {"persistentVolume": {"name": "fsx-pv"}},
-        "persistentVolume.name: the driver names the volumes that it makes",
-    ),
-]
-
-
-@pytest.mark.parametrize(("values", "sentence"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
-def test_is_refused(render: Callable[..., Render], values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RenderError) as refused:
-        render("fsx", values=values)
-    assert sentence in str(refused.value)

@@ -6,8 +6,8 @@ import pytest
 
 from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
-from tests.render.cases import Case
-from tests.render.golden import FOLDER, Golden, differences, files, rendering_cases
+from tests.render.cases import CASES, Case
+from tests.render.golden import FOLDER, Golden, differences, files
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def golden(renderer: Renderer, request_for: Request) -> Golden:
     return Golden(renderer, request_for)
 
 
-@pytest.mark.parametrize("case", rendering_cases(), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_case_renders_the_objects_of_its_golden_file(golden: Golden, case: Case) -> None:
     kept, found = golden.kept(case), golden.rendered(case)
     changed = "\n".join(f"{path}: {value}" for path, value in differences(kept, found).items())

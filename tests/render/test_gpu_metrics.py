@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan
 from tests.support.rendered import the
@@ -205,41 +205,6 @@ def test_the_dashboard_shows_what_is_measured_by_default(render: Callable[..., R
     counters = the(rendered, "ConfigMap", "-dcgm")["data"]["counters.csv"]
     assert shown <= set(re.findall(r"^DCGM_\w+", counters, re.MULTILINE))
     assert {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"} <= shown
-
-
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        ([], "cloudwatch.region: the agent needs the region to which it sends metrics"),
-        (["agent=both"], "agent"),
-        (
-            ["cloudwatch.region=us-west-2"],
-            "cloudwatch.image.registry: the image is built from images/cloudwatch-agent",
-        ),
-        (
-            [*CLOUDWATCH, "cloudwatch.containerInsights.enabled=true"],
-            "cloudwatch.containerInsights.clusterName: Container Insights needs the name of the cluster",
-        ),
-        (
-            [*DCGM, "cloudwatch.containerInsights.enabled=true"],
-            "cloudwatch.containerInsights.enabled: agent dcgm sends nothing to CloudWatch",
-        ),
-        (
-            [*CLOUDWATCH, "dcgm.serviceMonitor.enabled=true"],
-            "dcgm.serviceMonitor.enabled: agent cloudwatch has no metrics to scrape",
-        ),
-        (
-            [*DCGM, "dcgm.counters.DCGM_FI_PROF_SM_ACTIVE=gauge\\, SM activity"],
-            "dcgm.counters: fields of the profiler need its capability",
-        ),
-        ([*CLOUDWATCH, "cloudwatch.measurement={utilisation}"], "measurement"),
-        ([*CLOUDWATCH, "instanceTypes={g5.xlarge}"], "instanceTypes: g5.xlarge is known already"),
-    ],
-)
-def test_is_refused(render: Callable[..., Render], sets: list[str], sentence: str) -> None:
-    with pytest.raises(RenderError) as refused:
-        render(CHART, sets=sets)
-    assert sentence in str(refused.value)
 
 
 def test_dcgm_measures_several_times_a_second_on_request(render: Callable[..., Render]) -> None:

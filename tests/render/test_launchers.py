@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from bireme.helm import Renderer, RenderError
+from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
 from tests.support.rendered import container_of, environment_of, the
 
@@ -42,20 +40,3 @@ def test_node_runs_a_command_that_may_name_the_script(renderer: Renderer, reques
 def test_torchrun_is_the_launcher_unless_another_is_named(renderer: Renderer, request_for: Request) -> None:
     found = trainer(renderer, request_for, {"args": ["train.py"]}, "p4d.24xlarge")
     assert "BIREME_LAUNCHER" not in environment_of(found)
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"launcher": "horovod"}, "launcher"),
-        ({"launcher": "node"}, "launcher: node runs args as a command on each worker; set args"),
-        ({"launcher": "accelerate", "command": ["sh"]}, "launcher: accelerate starts the processes of args"),
-        ({"launcher": "deepspeed", "warmStart": {"enabled": True}}, "warmStart.enabled: only processes"),
-        ({"accelerate": {"use_cpu": True}}, "accelerate: launcher torchrun does not read it"),
-    ],
-)
-def test_a_launcher_that_would_not_be_used_is_refused(
-    renderer: Renderer, request_for: Request, values: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(RenderError, match=sentence):
-        trainer(renderer, request_for, values, "p4d.24xlarge")

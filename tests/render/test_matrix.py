@@ -1,4 +1,4 @@
-"""Every chart x instance type x workload renders, or is refused with the sentence of refusals.csv."""
+"""Every chart x instance type x workload renders, or is refused with a sentence of rules.yaml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bireme.helm import Render, Renderer
 from bireme.lint import kubeconform, object_findings
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
-from tests.render.cases import CASES, HELMS, KUBERNETES, REFUSALS, ROOT, WORKLOADS, Case, Matrix
+from tests.render.cases import CASES, HELMS, KUBERNETES, ROOT, WORKLOADS, Case, Matrix
 
 CLUSTER_KINDS = {
     "PersistentVolume",
@@ -32,20 +32,11 @@ def rendered(matrix: Matrix, case: Case, helm: str) -> Render:
     return result
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSALS], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix: Matrix, case: Case) -> None:
     new, old = (rendered(matrix, case, helm) for helm in HELMS)
     assert by_identity(new) == by_identity(old)
     assert object_findings(new.manifests) == []
-
-
-@pytest.mark.parametrize("case", REFUSALS, ids=str)
-def test_is_refused_with_the_sentence_of_the_table(matrix: Matrix, case: Case) -> None:
-    assert [str(matrix[case, helm]) for helm in HELMS] == [REFUSALS[case]] * len(HELMS)
-
-
-def test_the_table_of_refusals_names_only_cases_that_exist() -> None:
-    assert set(REFUSALS) <= set(CASES)
 
 
 def test_every_workload_file_is_in_the_matrix() -> None:
@@ -54,9 +45,7 @@ def test_every_workload_file_is_in_the_matrix() -> None:
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_everything_rendered_is_valid_kubernetes(matrix: Matrix, toolbox: Toolbox, version: str) -> None:
-    manifests = {
-        str(case): rendered(matrix, case, "helm").manifests for case in CASES if case not in REFUSALS
-    }
+    manifests = {str(case): rendered(matrix, case, "helm").manifests for case in CASES}
     assert kubeconform(manifests, version, toolbox) == {}
 
 

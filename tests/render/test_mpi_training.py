@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from bireme.plan.topology import Plan
 from tests.render.cases import ROOT
 from tests.support.rendered import environment_of, the
@@ -86,24 +86,6 @@ def test_a_dispatcher_may_use_another_etcd(render: Callable[..., Render]) -> Non
     assert environment_of(server)["BIREME_ETCD_ENDPOINTS"] == "etcd.db.svc:2380"
     rules = the(rendered, "NetworkPolicy")["spec"]["egress"]
     assert 2380 in [port["port"] for rule in rules for port in rule.get("ports", ())]
-
-
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        (["dispatcher.enabled=true"], "etcd.enabled: the dispatcher keeps its state in etcd; set etcd.en"),
-        (["etcd.enabled=true"], "etcd.enabled: only the dispatcher uses etcd; set etcd.enabled=false, or"),
-        (
-            ["dispatcher.enabled=true", "etcd.enabled=true", "runtime=false"],
-            "dispatcher.enabled: scripts get shards by a library of the runtime",
-        ),
-    ],
-)
-def test_a_dispatcher_needs_an_etcd_and_the_runtime(
-    render: Callable[..., Render], sets: list[str], sentence: str
-) -> None:
-    with pytest.raises(RenderError, match=sentence):
-        render("mpi-training", sets=sets, **P4D)
 
 
 @BOTH
@@ -339,143 +321,6 @@ def test_nccl_tests_use_the_given_number_of_efa_interfaces(
     sets = [f"orchestrator={orchestrator}", *sets]
     rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
     assert container(rendered)["resources"]["limits"].get("vpc.amazonaws.com/efa") == efa
-
-
-REFUSED: list[tuple[str, dict[str, Any], list[str], str]] = [
-    ("a misspelled key", {}, ["slot=3"], "slot"),
-    (
-        "a wrong world size",
-        {},
-        ["workers=2", "slots=2", "np=5"],
-        "np: 5 is not workers × slots, which is 2 × 2 = 4",
-    ),
-    ("slots that don't match the accelerators", P4D, ["slots=4"], "slots: 4 processes for 8 accelerators"),
-    (
-        "a path that hides the runtime",
-        {},
-        ["extraEnv[0].name=PYTHONPATH", "extraEnv[0].value=/app"],
-        "extraEnv: PYTHONPATH would hide the runtime",
-    ),
-    ("hosts of the user's own", {}, ["mpirunArgs={--host,a:2}"], "mpirunArgs: --host is the chart's own"),
-    (
-        "a variable that breaks EFA, by mpirun",
-        {},
-        ["mpirunArgs={-x,RDMAV_FORK_SAFE=1}"],
-        "mpirunArgs: RDMAV_FORK_SAFE breaks EFA with huge pages",
-    ),
-    ("no image", {}, ["image.repository="], "image.repository: this job comes without an image"),
-    ("an image without a tag", {}, ["image.tag="], "image.tag: bireme/mpi needs a tag or a digest"),
-    (
-        "a key for an MPIJob",
-        {},
-        ["orchestrator=MPIJob", "ssh.existingSecret=mine"],
-        "ssh.existingSecret: an MPIJob's keys are made by its operator",
-    ),
-    (
-        "root without what sshd needs for it",
-        {},
-        ["podSecurityContext.runAsUser=0", "securityContext.capabilities.add={SETUID}"],
-        "securityContext.capabilities: sshd as root needs SETGID, SYS_CHROOT",
-    ),
-    (
-        "a host file of the user's own",
-        {},
-        ["env.PRTE_MCA_prte_default_hostfile=/etc/hosts"],
-        "env: PRTE_MCA_prte_default_hostfile is the chart's own",
-    ),
-    (
-        "fewer workers than an elastic job needs",
-        {},
-        [*ELASTIC, "workers=1"],
-        "workers: 1 is not within elastic.minWorkers and elastic.maxWorkers, 2 to 4",
-    ),
-    ("more workers than an elastic job takes", {}, [*ELASTIC, "workers=5"], "workers: 5 is not within"),
-    (
-        "limits that cross",
-        {},
-        [*ELASTIC, "elastic.minWorkers=5"],
-        "elastic.minWorkers: 5 is more than elastic.maxWorkers, 4",
-    ),
-    (
-        "an elastic MPIJob",
-        {},
-        [*ELASTIC, "orchestrator=MPIJob"],
-        "elastic.maxWorkers: an MPIJob has the same workers from start to end",
-    ),
-    (
-        "an elastic job without the runtime",
-        {},
-        [*ELASTIC, "runtime=false"],
-        "elastic.maxWorkers: bireme-runtime finds the workers",
-    ),
-    (
-        "a world size of an elastic job",
-        {},
-        [*ELASTIC, "np=3"],
-        "np: the world size of an elastic job changes",
-    ),
-    (
-        "a launcher of the user's own in an elastic job",
-        {},
-        [*ELASTIC, "command={mpirun}"],
-        "command: the launcher of an elastic job runs horovodrun, not a command of yours",
-    ),
-    (
-        "arguments for mpirun in an elastic job",
-        {},
-        [*ELASTIC, "mpirunArgs={--tag-output}"],
-        "mpirunArgs: the launcher of an elastic job runs horovodrun, not mpirun; leave it out",
-    ),
-    (
-        "mpirun in the arguments",
-        {},
-        ["args={/opt/amazon/openmpi/bin/mpirun,-np,2,train}"],
-        "args: the launcher runs mpirun itself, and each rank would run mpirun; name the program",
-    ),
-    (
-        "mpirun in a line for a shell",
-        {},
-        ["args={bash,-c,cd /train && mpiexec.hydra ./train}"],
-        "args: the launcher runs mpirun itself, and each rank would run mpiexec.hydra",
-    ),
-    (
-        "horovodrun in the arguments of an elastic job",
-        {},
-        [*ELASTIC, "args={/usr/bin/horovodrun,-np,2,python3}"],
-        "args: the launcher of an elastic job runs horovodrun itself; name the program of the ranks",
-    ),
-    (
-        "an elastic job without a program",
-        {},
-        ["elastic.maxWorkers=2"],
-        "elastic.maxWorkers: the check that runs without a program needs MPI",
-    ),
-    (
-        "a variable that horovodrun sets",
-        {},
-        [*ELASTIC, "env.HOROVOD_CPU_OPERATIONS=MPI"],
-        "env: HOROVOD_CPU_OPERATIONS is the chart's own; leave it out: horovodrun sets it",
-    ),
-    ("a name that is too long", {}, [f"fullnameOverride={'x' * 60}"], "host name"),
-    ("EFA 5 on p4d", P4D, ["efa=5"], "efa: 5 is more than the 4 EFA interfaces of a p4d.24xlarge"),
-    (
-        "a mount over the chart's own",
-        {"values": {"claims": [{"claimName": "data", "mountPath": "/bireme/ssh"}]}},
-        [],
-        "claims: /bireme/ssh is mounted already",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("options", "sets", "sentence"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
-)
-def test_mpi_training_refuses(
-    render: Callable[..., Render], options: dict[str, Any], sets: list[str], sentence: str
-) -> None:
-    with pytest.raises(RenderError) as refusal:
-        render("mpi-training", sets=sets, **options)
-    assert sentence in str(refusal.value)
 
 
 @pytest.mark.parametrize("values", ["allreduce", "elastic", "mpijob"])

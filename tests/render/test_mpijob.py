@@ -10,7 +10,7 @@ import pytest
 
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
 
@@ -152,27 +152,3 @@ def test_spread_constraints_of_the_values_replace_the_default(render: RenderFixt
         "topologySpreadConstraints"
     ]
     assert given["topologyKey"] == "zone"
-
-
-@pytest.mark.parametrize("helm", ["helm", "helm3"])
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        (
-            ["metrics.enabled=false", "metrics.serviceMonitor.enabled=true"],
-            "metrics.serviceMonitor.enabled: there are no metrics to scrape; set metrics.enabled=true",
-        ),
-        (["metrics.port=8080"], "metrics.port: the operator serves its health on 8080"),
-        (["extraArgs={--kube-api-qps=5}"], "extraArgs: -kube-api-qps is the chart's own; use client.qps"),
-        (["extraArgs={-namespace=x}"], "extraArgs: -namespace is the chart's own; use watchNamespace"),
-        ([f"fullnameOverride={'x' * 53}"], "Deployment name"),
-        (["image.tag=latest"], "image"),
-        (["crd.enabled=false"], "crd"),
-        (["replicas=0"], "replicas"),
-    ],
-    ids=lambda case: case[0] if isinstance(case, list) else "",
-)
-def test_it_refuses(render: RenderFixture, sets: list[str], sentence: str, helm: str) -> None:
-    with pytest.raises(RenderError) as refusal:
-        render("mpijob", sets=sets, helm=helm)
-    assert sentence in str(refusal.value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from tests.render.cases import ROOT
 from tests.support.rendered import container_of, environment_of, the
 
@@ -208,44 +208,6 @@ def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> Non
     gone = the(render("paddle", sets=sets, release="job"), "PersistentVolumeClaim", "job-job")
     assert "helm.sh/resource-policy" not in gone.annotations
     assert not names(render("paddle", sets=["jobClaim.existingClaim=efsvol"]), "PersistentVolumeClaim")
-
-
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        (["image.tag=3.1.1"], "image.tag: paddlepaddle 3.1.1 has no parameter server"),
-        (["mode=collective", "dispatch=dynamic"], "dispatch: shards are dispatched to trainers"),
-        (
-            ["mode=sync", "dispatch=dynamic", "etcd.enabled=true"],
-            "dispatch: with mode sync trainers make each step together",
-        ),
-        (["etcd.enabled=true"], "etcd.enabled: only dispatch dynamic uses etcd"),
-        (["dispatch=dynamic"], "etcd.enabled: dispatch dynamic keeps its state in etcd"),
-        (
-            ["dispatch=dynamic", "etcd.enabled=true", "etcd.persistence.enabled=false"],
-            "etcd.persistence.enabled: without a claim the dispatcher forgets",
-        ),
-        (["controlPort=7164"], "controlPort: 7164 is one of the pservers' ports"),
-        (["useGpu=true"], "useGpu: trainers have no accelerators"),
-        (["accelerators=2"], "accelerators: trainers would not use them"),
-        (["topology=collocated", "pservers.nodeSelector.a=b"], "pservers.nodeSelector: with topology coll"),
-        (["dataPrep.enabled=true"], "dataPrep.args: name the script"),
-        (["env.PADDLE_TRAINERS_NUM=4"], "env: PADDLE_TRAINERS_NUM is the chart's own"),
-        (["env.PADDLE_INIT_PORT=4"], "env: PADDLE_INIT_PORT is the chart's own"),
-        (["args={python,train.py}"], "args: python is not the script that the chart runs; begin with the"),
-        (
-            ["mode=collective", "args={-m,paddle.distributed.launch,train.py}"],
-            "args: paddle.distributed.launch is not the script that the chart runs",
-        ),
-        (["env.JOB_PATH=/data"], "env: JOB_PATH is the chart's own"),
-    ],
-)
-def test_values_that_contradict_each_other_are_refused(
-    render: Callable[..., Render], sets: list[str], sentence: str
-) -> None:
-    with pytest.raises(RenderError) as refused:
-        render("paddle", sets=sets)
-    assert sentence in str(refused.value)
 
 
 def test_the_command_in_the_guide_for_script_authors_renders(render: Callable[..., Render]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.core.manifests import Manifest
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 
 CHARTS = ("torch-elastic", "mpi-training", "paddle")
 EFA = "instance.type=p4d.24xlarge"
@@ -133,26 +133,6 @@ def test_a_gang_is_a_group_of_the_pods_that_start_together(
     assert "PodGroup" not in [each.kind for each in alone.manifests]
 
 
-@pytest.mark.parametrize(
-    ("chart", "sets", "words"),
-    [
-        ("torch-elastic", [], "placement.gang: a gang has minWorkers pods"),
-        (
-            "torch-elastic",
-            ["minWorkers=2", "workers=2", "queueName=a"],
-            r"placement.gang: Kueue \(queueName\)",
-        ),
-        ("mpi-training", ["orchestrator=MPIJob"], "placement.gang: the groups of MPIJobs"),
-        ("paddle", [], "placement.gang: the jobs of pservers and trainers are not a gang"),
-    ],
-)
-def test_a_gang_that_nobody_would_make_is_refused(
-    render: Callable[..., Render], chart: str, sets: list[str], words: str
-) -> None:
-    with pytest.raises(RenderError, match=words):
-        render(chart, sets=[*sets, "placement.gang=volcano"])
-
-
 def test_a_reservation_and_a_placement_group_are_labels_of_nodes(render: Callable[..., Render]) -> None:
     sets = ["placement.reservationId=cr-0123456789abcdef0", "placement.placementGroupId=pg-0123456789abcdef0"]
     selector = pod(render("torch-elastic", sets=sets))["nodeSelector"]
@@ -235,45 +215,3 @@ def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[
 def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: Callable[..., Render], chart: str) -> None:
     labels = of_kueue(job(render(chart, sets=["queueName=q", "kueue.priorityClass=high"])).labels)
     assert labels == {"queue-name": "q", "priority-class": "high"}
-
-
-@pytest.mark.parametrize(
-    ("chart", "admission", "sentence"),
-    [
-        ("paddle", "partial", "this job starts with all its workers or not at all"),
-        ("mpi-training", "partial", "this job starts with all its workers or not at all"),
-        ("mpi-training", "elastic", "the workers of this job do not change while it runs"),
-    ],
-)
-def test_a_job_that_cannot_do_it_is_not_admitted_in_part(
-    render: Callable[..., Render], chart: str, admission: str, sentence: str
-) -> None:
-    with pytest.raises(RenderError, match=f"kueue.admission: {sentence}"):
-        render(chart, sets=[*QUEUE, f"kueue.admission={admission}"])
-
-
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        (["kueue.topology=true", "placement.networkLayer=3"], "kueue.topology: Kueue admits only jobs of"),
-        (["kueue.priorityClass=high"], "kueue.priorityClass: Kueue admits only jobs of a queue"),
-        (["kueue.admission=elastic"], "kueue.admission: Kueue admits only jobs of a queue"),
-        (["kueue.topology=true", "queueName=q"], "kueue.topology: Kueue needs the layer of the network"),
-        ([*QUEUE, "kueue.topology=true", "placement.networkMode=spread"], "kueue.topology: Kueue packs pods"),
-        (
-            [*QUEUE, "kueue.topology=true", "kueue.admission=elastic"],
-            "kueue.admission: Kueue does not place an elastic job by topology",
-        ),
-        (
-            ["placement.capacity=spot", "placement.reservationId=cr-0a1"],
-            "placement.capacity: spot contradicts placement.reservationId",
-        ),
-        (["placement.zone=us west"], "placement"),
-        (["placement.networkLayer=5"], "networkLayer"),
-    ],
-)
-@pytest.mark.parametrize("chart", CHARTS)
-def test_is_refused(render: Callable[..., Render], chart: str, sets: list[str], sentence: str) -> None:
-    with pytest.raises(RenderError) as refused:
-        render(chart, sets=sets)
-    assert sentence in str(refused.value)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render, Renderer, RenderError
+from bireme.helm import Render, Renderer
 from bireme.testing.pytest_plugin import Request
 from tests.support.rendered import container_of, environment_of, the
 
@@ -63,7 +63,6 @@ ENVIRONMENT = [
     {"prefix": "DB_", "configMapRef": {"name": "db", "optional": True}},
 ]
 PORT = {"name": "debug", "containerPort": 5678}
-NO_VOLUME = {"name": "nvm", "mountPath": "/local"}
 
 
 @pytest.mark.parametrize("chart", JOBS)
@@ -228,11 +227,8 @@ def test_mpi_operator_makes_the_group_of_an_mpijob_in_its_queue(
 def test_an_image_that_moves_is_pulled_for_each_pod(
     renderer: Renderer, request_for: Request, chart: str
 ) -> None:
-    image = {"repository": "team/train", "tag": "latest"}
-    with pytest.raises(RenderError) as refused:
-        rendered(renderer, request_for, chart, {"image": image})
-    assert "image.tag: latest moves" in str(refused.value)
-    found = rendered(renderer, request_for, chart, {"image": image | {"pullPolicy": "Always"}})
+    image = {"repository": "team/train", "tag": "latest", "pullPolicy": "Always"}
+    found = rendered(renderer, request_for, chart, {"image": image})
     trainer = container_of(job_of(chart, found)["spec"]["template"]["spec"], "trainer")
     assert trainer["image"].endswith("team/train:latest")
     assert trainer["imagePullPolicy"] == "Always"
@@ -411,162 +407,6 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
     ]
     job = job_of("torch-elastic", rendered(renderer, request_for, "torch-elastic", {"extraVolumes": volumes}))
     assert [each for each in job["spec"]["template"]["spec"]["volumes"] if each in volumes] == volumes
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        (
-            {"podLabels": {"app.kubernetes.io/name": "x"}},
-            "podLabels: app.kubernetes.io/name is the chart's own",
-        ),
-        (
-            {"jobLabels": {"kueue.x-k8s.io/queue-name": "x"}},
-            "jobLabels: kueue.x-k8s.io/queue-name is the chart's own; leave it out and set queueName",
-        ),
-        (
-            {"jobAnnotations": {"bireme/immutable": "x"}},
-            "jobAnnotations: bireme/immutable is the chart's",
-        ),
-        ({"sidecars": [{"name": "trainer"}]}, "sidecars: there is a container trainer already"),
-        (
-            {"initContainers": [{"name": "a"}], "sidecars": [{"name": "a"}]},
-            "sidecars: there is a container a already",
-        ),
-        ({"resources": {"claims": [{"name": "gpu"}]}}, "resources.claims: there is no gpu in resourceClaims"),
-        ({"initContainers": [{"name": "a", "comand": ["true"]}]}, "comand"),
-        ({"resourceClaims": [{"name": "gpu"}]}, "resourceClaims"),
-        ({"envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "b"}}]}, "envFrom"),
-        ({"ports": [PORT, PORT]}, "ports: there is a port debug already; give it another name"),
-        (
-            {"ports": [{"containerPort": 5678}, PORT]},
-            "ports: 5678 is taken by the port before it; choose another number",
-        ),
-        ({"dnsPolicy": "None"}, "dnsConfig.nameservers: dnsPolicy None leaves the pods without"),
-        ({"dnsPolicy": "Default"}, "dnsPolicy"),
-        (
-            {"dnsPolicy": "ClusterFirst", "hostNetwork": True},
-            "dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS",
-        ),
-        (
-            {
-                "resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}],
-                "resourceClaimTemplates": {"gpu": GPUS},
-            },
-            "resourceClaimTemplates.gpu: resourceClaims has a claim gpu already",
-        ),
-        (
-            {"resources": {"claims": [{"name": "gpu"}]}, "resourceClaimTemplates": {"gpu": GPUS}},
-            "resources.claims: the training container uses gpu of resourceClaimTemplates anyway",
-        ),
-        ({"resourceClaimTemplates": {"gpu": {"requests": []}}}, "resourceClaimTemplates"),
-        ({"placement": {"queue": "research"}}, "placement.queue: it is a queue of Volcano's gangs"),
-        (
-            {"securityContext": {"privileged": True}},
-            "securityContext: Kubernetes refuses privileged beside allowPrivilegeEscalation=false",
-        ),
-        (
-            {"nodeSelector": {"node.kubernetes.io/instance-type": "p5.48xlarge"}},
-            "nodeSelector: node.kubernetes.io/instance-type p5.48xlarge contradicts instance.type (not set)",
-        ),
-        (
-            {"nodeSelector": {"beta.kubernetes.io/instance-type": "p5.48xlarge"}},
-            "nodeSelector: beta.kubernetes.io/instance-type p5.48xlarge contradicts instance.type (not set)",
-        ),
-        ({"image": {"repository": ""}}, "image.repository: this job comes without an image"),
-        ({"image": {"tag": "", "digest": ""}}, "needs a tag or a digest"),
-        (
-            {"extraVolumes": [{"name": "nvme", "emptyDir": {}}], "extraVolumeMounts": [NO_VOLUME]},
-            "extraVolumeMounts: there is no volume nvm; add it to extraVolumes, or correct the name",
-        ),
-        (
-            {"initContainers": [{"name": "a", "volumeMounts": [NO_VOLUME]}]},
-            "initContainers.volumeMounts: there is no volume nvm",
-        ),
-        (
-            {"sidecars": [{"name": "a", "volumeMounts": [NO_VOLUME]}]},
-            "sidecars.volumeMounts: there is no volume nvm",
-        ),
-        (
-            {"extraVolumes": [{"name": "shm", "emptyDir": {}}]},
-            "extraVolumes: there is a volume shm already; give it another name",
-        ),
-    ],
-)
-@pytest.mark.parametrize("chart", JOBS)
-def test_names_of_the_chart_and_misspelled_fields_are_refused(
-    renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(RenderError) as refused:
-        rendered(renderer, request_for, chart, values)
-    assert sentence in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("chart", "values", "sentence"),
-    [
-        (
-            "torch-elastic",
-            {"metrics": {"port": 9400}, "ports": [{"name": "metrics", "containerPort": 1}]},
-            "ports: there is a port metrics already",
-        ),
-        ("mpi-training", {"ports": [{"containerPort": 2222}]}, "ports: 2222 is taken by the port ssh"),
-        (
-            "paddle",
-            {"topology": "collocated", "ports": [{"containerPort": 7163}]},
-            "ports: 7163 is taken by the port control",
-        ),
-        (
-            "mpi-training",
-            {"orchestrator": "MPIJob", "launcher": {"extraVolumeMounts": [NO_VOLUME]}},
-            "launcher.extraVolumeMounts: there is no volume nvm; add it to extraVolumes",
-        ),
-        (
-            "mpi-training",
-            {"launcher": {"env": {"A": "1"}}},
-            "launcher.env: only an MPIJob has a launcher of its own",
-        ),
-        (
-            "mpi-training",
-            {"orchestrator": "MPIJob", "launcher": {"env": {"BIREME_X": "1"}}},
-            "launcher.env: BIREME_X is the chart's own",
-        ),
-        (
-            "mpi-training",
-            {"launcher": {"initContainers": [{"name": "a"}]}},
-            "launcher.initContainers: only an MPIJob has a launcher of its own",
-        ),
-        (
-            "mpi-training",
-            {"orchestrator": "MPIJob", "launcher": {"initContainers": [{"name": "trainer"}]}},
-            "launcher.initContainers: there is a container trainer already",
-        ),
-        (
-            "mpi-training",
-            {"orchestrator": "MPIJob", "launcher": {"podLabels": {"bireme/a": "1"}}},
-            "launcher.podLabels: bireme/a is the chart's own",
-        ),
-        (
-            "mpi-training",
-            {
-                "orchestrator": "MPIJob",
-                "launcher": {"extraVolumeMounts": [{"name": "a", "mountPath": "/etc/mpi"}]},
-            },
-            "launcher.extraVolumeMounts: /etc/mpi is mounted already",
-        ),
-        (
-            "mpi-training",
-            {"orchestrator": "MPIJob", "launcher": {"securityContext": {"privileged": True}}},
-            "launcher.securityContext: Kubernetes refuses privileged beside",
-        ),
-    ],
-)
-def test_what_a_chart_has_itself_is_refused(
-    renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(RenderError) as refused:
-        rendered(renderer, request_for, chart, values)
-    assert sentence in str(refused.value)
 
 
 def command_of(renderer: Renderer, request_for: Request, setup: str, program: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.core.manifests import Manifest
-from bireme.helm import Renderer, RenderError
+from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
 from tests.render.cases import TYPES
 from tests.support.rendered import container_of, environment_of
@@ -45,32 +45,6 @@ def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, req
     (trainer,) = job.thaw()["spec"]["template"]["spec"]["containers"]
     assert trainer["resources"]["limits"]["memory"] == f"{900000 - 2048 - 5120}Mi"
     assert trainer["resources"]["limits"]["nvidia.com/gpu"] == "8"
-
-
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        (
-            ["instance.type=p9.48xlarge"],
-            "instance.type: p9.48xlarge is not a type that the chart knows; correct it",
-        ),
-        (
-            ["instance.type=p5.84xlarge"],
-            "a type that the chart knows (it knows p5.48xlarge, p5.4xlarge); correct it",
-        ),
-        (
-            ["instance.type=p4d.24xlarge", "instance.vcpu=192"],
-            "instance.vcpu: a p4d.24xlarge has 96, not 192",
-        ),
-    ],
-)
-@pytest.mark.parametrize("chart", JOBS)
-def test_a_type_without_its_facts_is_refused(
-    renderer: Renderer, request_for: Request, chart: str, sets: list[str], sentence: str
-) -> None:
-    with pytest.raises(RenderError) as refused:
-        renderer.render(request_for(chart, sets=sets))
-    assert sentence in str(refused.value)
 
 
 def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, request_for: Request) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from tests.support.rendered import container_of
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "200Gi"}
@@ -140,45 +140,3 @@ def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
     assert "/staged" not in mounts(container_of(spec, "pserver"))
-
-
-@pytest.mark.parametrize(
-    ("instance", "values", "sentence"),
-    [
-        ("p3.2xlarge", {}, "staging.claimName: p3.2xlarge has no NVMe of its own"),
-        (None, {}, "staging.claimName: without an instance type the NVMe of the nodes is unknown"),
-        ("p4d.24xlarge", {"staging": {**STAGING, "size": ""}}, "staging.size: set the size of the data"),
-        (
-            "p4d.24xlarge",
-            {"staging": {**STAGING, "size": "7Ti"}},
-            "staging.size: 7Ti is more than the 6332Gi of NVMe that a worker on p4d.24xlarge has",
-        ),
-        (
-            "p4d.24xlarge",
-            {"staging": {**STAGING, "size": "4Ti"}, "accelerators": 4},
-            "staging.size: 4Ti is more than the 3166Gi",
-        ),
-        (
-            "p4d.24xlarge",
-            {"staging": {"size": "1Gi"}},
-            "staging.size: without staging.claimName nothing is staged",
-        ),
-        (
-            "p4d.24xlarge",
-            {"claims": [{"claimName": "fsx-pvc", "mountPath": "/staged"}]},
-            "claims: /staged is mounted already",
-        ),
-        ("p4d.24xlarge", {"staging": {**STAGING, "from": "x"}}, "from"),
-        (
-            "p4d.24xlarge",
-            {"verify": {"paths": ["/fsx-data"]}, "claims": [{"claimName": "a", "mountPath": "/fsx"}]},
-            "verify.paths: /fsx-data is not on one of the claims",
-        ),
-    ],
-)
-def test_is_refused(
-    render: Callable[..., Render], instance: str | None, values: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(RenderError) as refused:
-        render("torch-elastic", instance=instance, values={"staging": STAGING, **values})
-    assert sentence in str(refused.value)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from bireme.cli.views import plan_view
-from bireme.helm import Render, RenderError
+from bireme.helm import Render
 from bireme.plan.picture import svg
 from bireme.plan.topology import Plan
 from bireme.plan.workloads import pod_templates
@@ -227,27 +227,6 @@ def test_a_dispatcher_shares_the_etcd_of_the_rendezvous(render: Callable[..., Re
     assert variables["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
     server = the(rendered, "Deployment", "job-dispatcher")["spec"]["template"]["spec"]["containers"][0]
     assert environment_of(server)["BIREME_ETCD_ENDPOINTS"] == variables["PET_RDZV_ENDPOINT"]
-
-
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        (
-            ["rendezvous.backend=c10d", "etcd.enabled=false"],
-            "dispatcher.enabled: the dispatcher keeps its sta",
-        ),
-        ([], "etcd.persistence.enabled: without a claim the dispatcher forgets which shards are done"),
-        (
-            ["etcd.persistence.enabled=true", "runtime=false"],
-            "dispatcher.enabled: scripts get shards by a li",
-        ),
-    ],
-)
-def test_a_dispatcher_needs_etcd_on_a_claim_and_the_runtime(
-    render: Callable[..., Render], sets: list[str], sentence: str
-) -> None:
-    with pytest.raises(RenderError, match=sentence):
-        render("torch-elastic", sets=["dispatcher.enabled=true", *sets])
 
 
 def test_agents_know_every_member_that_etcd_may_ever_have(render: Callable[..., Render]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render, Renderer, RenderError
+from bireme.helm import Render, Renderer
 from bireme.testing.pytest_plugin import Request
 from tests.support.rendered import container_of, environment_of, the
 
@@ -86,28 +86,3 @@ def test_stock_mpirun_has_the_hosts_and_the_other_pods_serve_ssh(
             hosts = [line.split()[0] for line in (folder / "hostfile").read_text().splitlines()]
             assert [shlex.split(call)[3] for call in calls if call.startswith("ssh ")] == hosts
             assert len(hosts) == 2
-
-
-@pytest.mark.parametrize(
-    ("chart", "values", "sentence"),
-    [
-        ("torch-elastic", {"runtime": False}, "runtime: false leaves only torchrun's own rendezvous"),
-        (
-            "torch-elastic",
-            {"runtime": False, "warmStart": {"enabled": True}},
-            "runtime: warmStart.enabled is",
-        ),
-        (
-            "torch-elastic",
-            {"runtime": False, "launcher": "node", "hang": {"seconds": 9}},
-            "runtime: launcher, hang.seconds are",
-        ),
-        ("mpi-training", {"runtime": False, "claims": [{"claimName": "a", "mountPath": "/a"}],
-                          "verify": {"paths": ["/a"]}}, "runtime: false leaves the image's Python alone"),
-    ],
-)  # fmt: skip
-def test_what_only_the_runtime_does_is_refused(
-    renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(RenderError, match=sentence):
-        renderer.render(request_for(chart, instance="p4d.24xlarge", values=IMAGE | values))
