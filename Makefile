@@ -98,7 +98,7 @@ schemas: setup ## Bundle schemas/ into charts/*/values.schema.json
 	$(BIN)/python hack/generate.py schemas
 
 .PHONY: golden
-golden: setup ## Write tests/render/golden: what every case of the render tests renders
+golden: setup ## Write tests/render/golden, what each chart renders, and workers.csv, what a worker gets on each type
 	$(BIN)/python -m tests.render.golden
 
 .PHONY: instances

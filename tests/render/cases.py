@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from bireme.core.paths import Paths
-from bireme.helm import Render, Renderer, RenderError, RenderRequest
+from bireme.helm import Render, Renderer, RenderRequest
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
+from tests.support.instance_types import TWELVE, TYPES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -26,7 +27,6 @@ SIZES_ALIKE = {
     "g7": {"g7.2xlarge", "g7.4xlarge", "g7.8xlarge", "g7.12xlarge", "g7.24xlarge"},
     "g7e": {"g7e.2xlarge", "g7e.4xlarge", "g7e.8xlarge", "g7e.12xlarge", "g7e.24xlarge"},
 }
-TYPES = sorted(file.stem for file in (ROOT / "values/instances").glob("*.yaml"))
 INSTANCES = [name for name in TYPES if name not in set().union(*SIZES_ALIKE.values())]
 # The chart of each workload; a test checks that no workload is missing.
 WORKLOADS = {
@@ -73,16 +73,20 @@ class Case:
         return "+".join(filter(None, (self.chart, self.workload, self.instance, self.ci)))
 
 
-def _cases() -> list[Case]:
+def _cases() -> Iterator[Case]:
     charts = sorted(set(WORKLOADS.values()) - WITHOUT_INSTANCE - SHOWN_BY_A_WORKLOAD)
-    plain = [Case(chart, instance) for chart in charts for instance in INSTANCES]
-    jobs = [
-        Case(chart, instance, workload)
-        for workload, chart in WORKLOADS.items()
-        for instance in ([None] if chart in WITHOUT_INSTANCE else SOME.get(workload, INSTANCES))
-    ]
-    files = sorted(ROOT.glob("charts/*/ci/*-values.yaml"))
-    return [*(Case(file.parts[-3], ci=file.name) for file in files), *plain, *jobs]
+    for file in sorted(ROOT.glob("charts/*/ci/*-values.yaml")):
+        yield Case(file.parts[-3], ci=file.name)
+    for chart in charts:
+        yield from (Case(chart, instance) for instance in INSTANCES)
+    for workload, chart in WORKLOADS.items():
+        instances = [None] if chart in WITHOUT_INSTANCE else SOME.get(workload, INSTANCES)
+        yield from (Case(chart, instance, workload) for instance in instances)
+
+
+def _is_for_each_run(case: Case) -> bool:
+    """Whether the case is one of a few; all others are for the full tier."""
+    return case.instance is None or case.instance in TWELVE or case.workload in SOME
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ REFUSED = {
     if "workload" in rule.when and rule.when.keys() <= {"instance", "workload"}
 }
 """Workloads that a type, or the chart without further values, refuses."""
-CASES = [case for case in _cases() if case not in REFUSED]
+ALL_CASES = [case for case in _cases() if case not in REFUSED]
+CASES = [case for case in ALL_CASES if _is_for_each_run(case)]
+OTHER_CASES = [case for case in ALL_CASES if case not in CASES]
 
 
 def request(case: Case, request_for: Request, helm: str = "helm") -> RenderRequest:
@@ -128,12 +134,15 @@ def request(case: Case, request_for: Request, helm: str = "helm") -> RenderReque
 
 
 class Matrix:
-    """Every case rendered by both Helms, in parallel."""
+    """Cases rendered by both Helms, in parallel."""
 
-    def __init__(self, renderer: Renderer, request_for: Request) -> None:
-        keys = [(case, helm) for case in CASES for helm in HELMS]
+    def __init__(self, renderer: Renderer, request_for: Request, cases: Sequence[Case]) -> None:
+        keys = [(case, helm) for case in cases for helm in HELMS]
         requests = [request(case, request_for, helm) for case, helm in keys]
         self._results = dict(zip(keys, renderer.render_many(requests), strict=True))
 
-    def __getitem__(self, key: tuple[Case, str]) -> Render | RenderError:
-        return self._results[key]
+    def __call__(self, case: Case, helm: str = "helm") -> Render:
+        """What ``helm`` has made of the case, which must not be refused."""
+        result = self._results[case, helm]
+        assert isinstance(result, Render), f"{case} under {helm}: {result}"
+        return result

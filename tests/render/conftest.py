@@ -9,12 +9,12 @@ import pytest
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
-from tests.render.cases import Matrix
+from tests.render.cases import CASES, Matrix
 
 
 @pytest.fixture(scope="session")
 def matrix(renderer: Renderer, request_for: Request) -> Matrix:
-    return Matrix(renderer, request_for)
+    return Matrix(renderer, request_for, CASES)
 
 
 @pytest.fixture(scope="session")

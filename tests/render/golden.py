@@ -1,8 +1,7 @@
-"""Golden files: what every case of the matrix renders, so that the diff of a commit shows what it changes.
+"""Golden files: what the default and the full values of each chart render, so that diffs show what changes.
 
-golden/<chart>/<ci file>.yaml holds the objects of a ci values file. A workload that is rendered for several
-instance types has golden/<chart>/<workload>.yaml with the objects for one type, and
-golden/<chart>/<workload>.instances.yaml with what each other type changes. `make golden` writes all of them.
+golden/<chart>/<ci file>.yaml holds the objects of a ci values file. `make golden` writes them and
+workers.csv, which has what a worker gets on each instance type.
 
 A new version of the runtime changes no golden file: the ConfigMaps that hold its modules are left out, and so
 are the sources of the volumes that mount them and the digests of immutable parts with such a volume.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,69 +22,46 @@ from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
+from tests.render import workers
 from tests.render.cases import CASES, ROOT, Case, request
 
 FOLDER = Path(__file__).parent / "golden"
 IMMUTABLE = "bireme/immutable"
-BASE_INSTANCES = ("p4d.24xlarge", "p3.8xlarge", "p3dn.24xlarge")
-"""Instance types whose objects are stored completely: the first one for which the workload renders."""
 RUNTIME = "RUNTIME"
 ABSENT = "(absent)"
-NO_INSTANCE = "none"
+DEFAULT_AND_FULL = {
+    "dataset": ("s3", "mixed"),
+    "efa-device-plugin": ("region", "neuron"),
+    "efs": ("nfs", "csi"),
+    "etcd": ("single", "secured"),
+    "fsx": ("static", "efa"),
+    "gpu-metrics": ("dcgm", "container-insights"),
+    "mpi-training": ("allreduce", "mpijob"),
+    "paddle": ("check", "dynamic"),
+    "torch-elastic": ("allreduce", "full"),
+}
+"""The ci files of a chart that has them under other names, or no objects without values."""
 
 Object = dict[str, Any]
 
 
-class Golden:
-    """Golden files, and what the charts render now."""
-
-    def __init__(self, renderer: Renderer, request_for: Request) -> None:
-        self._renderer = renderer
-        self._request_for = request_for
-
-    def kept(self, case: Case) -> Any:
-        """The objects of ``case`` in its golden file, or their differences from those of the base case."""
-        content = yaml.load(_file(case).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-        return content if base(case) == case else content[case.instance or NO_INSTANCE]
-
-    def rendered(self, case: Case) -> Any:
-        """The same for what the chart renders now."""
-        objects = self._objects(case)
-        return objects if base(case) == case else differences(self._objects(base(case)), objects)
-
-    def write(self, cases: Iterable[Case]) -> None:
-        """Write the golden files of ``cases``, which must be all cases of their charts."""
-        contents: dict[Path, Any] = {}
-        for case in cases:
-            if base(case) == case:
-                contents[_file(case)] = self.rendered(case)
-            else:
-                contents.setdefault(_file(case), {})[case.instance or NO_INSTANCE] = self.rendered(case)
-        for file, content in contents.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(_yaml(content), encoding="utf-8")
-
-    def _objects(self, case: Case) -> dict[str, Object]:
-        found = self._renderer.render(request(case, self._request_for)).manifests
-        return {item.identity: normalised(item) for item in found if not _holds_runtime(item)}
+def golden_cases() -> list[Case]:
+    """The cases whose objects are kept."""
+    kept = {
+        Case(chart, ci=f"{name}-values.yaml") for chart, each in DEFAULT_AND_FULL.items() for name in each
+    }
+    return [case for case in CASES if case in kept or case.ci in ("default-values.yaml", "full-values.yaml")]
 
 
-def base(case: Case) -> Case:
-    """The case of the same workload whose objects are stored completely; others store the differences."""
-    types = [each for each in BASE_INSTANCES if Case(case.chart, each, case.workload) in CASES]
-    return Case(case.chart, types[0], case.workload) if types and not case.ci else case
+def golden_file(case: Case) -> Path:
+    """Where the objects of ``case`` are kept."""
+    return FOLDER / case.chart / f"{(case.ci or '').removesuffix('-values.yaml')}.yaml"
 
 
-def _file(case: Case) -> Path:
-    name = (case.ci or "").removesuffix("-values.yaml") or case.workload or "defaults"
-    if base(case) != case:
-        name += ".instances"
-    return FOLDER / case.chart / f"{name}.yaml"
-
-
-def files() -> set[Path]:
-    """Every golden file that there should be."""
-    return {_file(case) for case in CASES}
+def objects(renderer: Renderer, request_for: Request, case: Case) -> dict[str, Object]:
+    """The objects of ``case`` as they are kept."""
+    found = renderer.render(request(case, request_for)).manifests
+    return {item.identity: normalised(item) for item in found if not _holds_runtime(item)}
 
 
 # --- normalising ---
@@ -163,6 +139,13 @@ class _Dumper(yaml.CSafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        """A long mapping has a line for each key, so that a diff shows the one that changes."""
+        node = super().represent_mapping(tag, mapping, flow_style)
+        if node.flow_style and sum(len(key.value + value.value) for key, value in node.value) > 300:
+            node.flow_style = False
+        return node
+
 
 def _text(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
@@ -172,15 +155,20 @@ _Dumper.add_representer(str, _text)
 
 
 def _yaml(content: Any) -> str:
-    return yaml.dump(content, Dumper=_Dumper, width=110, allow_unicode=True)
+    return yaml.dump(content, Dumper=_Dumper, default_flow_style=None, width=110, allow_unicode=True)
 
 
 def main() -> None:
-    """Write every golden file, and delete those without a case."""
+    """Write every golden file and the table of workers, and delete files without a case."""
     paths = Paths.discover()
-    Golden(Renderer(Toolbox(paths), paths), Request(paths, ROOT)).write(CASES)
-    for file in set(FOLDER.glob("*/*.yaml")) - files():
+    renderer, request_for = Renderer(Toolbox(paths), paths), Request(paths, ROOT)
+    files = {golden_file(case): _yaml(objects(renderer, request_for, case)) for case in golden_cases()}
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    for file in set(FOLDER.glob("*/*.yaml")) - files.keys():
         file.unlink()
+    workers.write(renderer, request_for)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,31 @@
-"""Every case renders what its golden file contains. After an intended change run `make golden`."""
+"""Charts render what their golden files contain. After an intended change run `make golden`."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
-from tests.render.cases import CASES, Case
-from tests.render.golden import FOLDER, Golden, differences, files
+from tests.render.cases import Case
+from tests.render.golden import FOLDER, differences, golden_cases, golden_file, objects
 
 
-@pytest.fixture(scope="module")
-def golden(renderer: Renderer, request_for: Request) -> Golden:
-    return Golden(renderer, request_for)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_case_renders_the_objects_of_its_golden_file(golden: Golden, case: Case) -> None:
-    kept, found = golden.kept(case), golden.rendered(case)
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_a_case_renders_the_objects_of_its_golden_file(
+    renderer: Renderer, request_for: Request, case: Case
+) -> None:
+    kept = yaml.load(golden_file(case).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    found = objects(renderer, request_for, case)
     changed = "\n".join(f"{path}: {value}" for path, value in differences(kept, found).items())
     assert found == kept, f"make golden, and read the diff of tests/render/golden. Changed fields:\n{changed}"
 
 
 def test_every_golden_file_belongs_to_a_case() -> None:
-    assert set(FOLDER.glob("*/*.yaml")) == files()
+    assert set(FOLDER.glob("*/*.yaml")) == {golden_file(case) for case in golden_cases()}
+
+
+def test_every_chart_has_golden_files(charts: list[Path]) -> None:
+    assert {chart.name for chart in charts} == {case.chart for case in golden_cases()}

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-import yaml
 
 from bireme.helm import Render
-from tests.render.golden import FOLDER
+from tests.render.cases import CASES, Case, Matrix
 from tests.support.rendered import the
 
 POLICY = "networkPolicy.enabled=true"
@@ -51,14 +50,13 @@ def has_memory(container: Mapping[str, Any]) -> bool:
     return all(resources.get(side, {}).get("memory") for side in ("requests", "limits"))
 
 
-@pytest.mark.parametrize("chart", sorted(each.name for each in FOLDER.iterdir()))
-def test_every_container_around_the_training_has_requests_and_limits(chart: str) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if not case.instance], ids=str)
+def test_every_container_around_the_training_has_requests_and_limits(matrix: Matrix, case: Case) -> None:
     """Containers that a case adds by its values are left out."""
-    files = [each for each in (FOLDER / chart).glob("*.yaml") if not each.name.endswith(".instances.yaml")]
     found = [
         container["name"]
-        for file in files
-        for pod in pods(yaml.load(file.read_text(), Loader=yaml.CSafeLoader))
+        for manifest in matrix(case).manifests
+        for pod in pods(manifest.thaw())
         for container in containers_of(pod)
         if not has_memory(container) and container["name"] not in TRAINING | GIVEN
     ]

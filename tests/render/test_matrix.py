@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +12,7 @@ from bireme.helm import Render, Renderer
 from bireme.lint import kubeconform, object_findings
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
-from tests.render.cases import CASES, HELMS, KUBERNETES, ROOT, WORKLOADS, Case, Matrix
+from tests.render.cases import CASES, HELMS, KUBERNETES, OTHER_CASES, ROOT, WORKLOADS, Case, Matrix
 
 CLUSTER_KINDS = {
     "PersistentVolume",
@@ -26,17 +27,24 @@ def by_identity(render: Render) -> dict[str, str]:
     return {item.identity: json.dumps(item.thaw(), sort_keys=True) for item in render.manifests}
 
 
-def rendered(matrix: Matrix, case: Case, helm: str) -> Render:
-    result = matrix[case, helm]
-    assert isinstance(result, Render), f"{case} under {helm}: {result}"
-    return result
+def objects(matrix: Matrix, cases: Sequence[Case]) -> dict[str, tuple[Manifest, ...]]:
+    return {str(case): matrix(case).manifests for case in cases}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix: Matrix, case: Case) -> None:
-    new, old = (rendered(matrix, case, helm) for helm in HELMS)
+    new, old = (matrix(case, helm) for helm in HELMS)
     assert by_identity(new) == by_identity(old)
     assert object_findings(new.manifests) == []
+
+
+@pytest.mark.whole
+def test_so_does_each_other_type(renderer: Renderer, request_for: Request, toolbox: Toolbox) -> None:
+    others = Matrix(renderer, request_for, OTHER_CASES)
+    for case in OTHER_CASES:
+        test_both_helms_render_the_same_with_unique_keys_and_valid_names(others, case)
+    for version in KUBERNETES:
+        assert kubeconform(objects(others, OTHER_CASES), version, toolbox) == {}
 
 
 def test_every_workload_file_is_in_the_matrix() -> None:
@@ -45,8 +53,7 @@ def test_every_workload_file_is_in_the_matrix() -> None:
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_everything_rendered_is_valid_kubernetes(matrix: Matrix, toolbox: Toolbox, version: str) -> None:
-    manifests = {str(case): rendered(matrix, case, "helm").manifests for case in CASES}
-    assert kubeconform(manifests, version, toolbox) == {}
+    assert kubeconform(objects(matrix, CASES), version, toolbox) == {}
 
 
 def test_a_misspelled_field_is_not_valid_kubernetes(toolbox: Toolbox) -> None:
@@ -67,7 +74,7 @@ def test_renders_the_same_bytes_twice(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
 def test_every_object_has_its_namespace_and_the_release_labels(matrix: Matrix, case: Case) -> None:
-    for item in rendered(matrix, case, "helm").manifests:
+    for item in matrix(case).manifests:
         if item.name.endswith("-extra"):
             continue  # the user's own object, passed through as it is
         assert item.namespace == (None if item.kind in CLUSTER_KINDS else "default")

@@ -10,8 +10,7 @@ import pytest
 from bireme.core.manifests import Manifest
 from bireme.helm import Renderer
 from bireme.testing.pytest_plugin import Request
-from tests.render.cases import TYPES
-from tests.support.rendered import container_of, environment_of
+from tests.support.instance_types import TYPES
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
 
@@ -55,24 +54,3 @@ def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, req
         "accelerator": {"count": 8, "name": "X100", "resource": "nvidia.com/gpu"},
     }
     assert renderer.render(request_for("torch-elastic", values={"instance": instance})).manifests
-
-
-@pytest.mark.parametrize(
-    ("instance", "processes"),
-    [
-        ("trn1.2xlarge", 2),
-        ("trn1.32xlarge", 32),
-        ("trn2.3xlarge", 4),
-        ("trn2.48xlarge", 64),
-        ("g6f.xlarge", 1),
-        ("p4d.24xlarge", 8),
-        ("g7e.48xlarge", 8),
-    ],
-)
-def test_a_worker_has_a_process_for_each_core(
-    renderer: Renderer, request_for: Request, instance: str, processes: int
-) -> None:
-    rendered = renderer.render(request_for("torch-elastic", sets=[f"instance.type={instance}"]))
-    (job,) = [each.thaw() for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
-    trainer = container_of(job["spec"]["template"]["spec"], "trainer")
-    assert environment_of(trainer)["PET_NPROC_PER_NODE"] == str(processes)

@@ -8,7 +8,7 @@ import publish
 
 from bireme.helm import Render
 from bireme.plan.workloads import pod_templates
-from tests.render.cases import ROOT
+from tests.render.cases import CASES, ROOT, Matrix
 
 
 def images(rendered: Render) -> set[str]:
@@ -58,6 +58,21 @@ def test_with_a_mirror_what_is_pulled_is_what_was_pushed(render: Callable[..., R
         sets=["workers=3", "global.imageRegistry=ghcr.io/team"],
     )
     assert images(rendered) <= pushed
+
+
+def test_a_mirror_has_every_image_of_others_that_ci_values_name(matrix: Matrix) -> None:
+    rendered = {image for case in CASES if case.ci for image in images(matrix(case))}
+    plugin = "/eks/aws-efa-k8s-device-plugin:"  # It has a registry for each region.
+    wanted = {image for image in rendered if "bireme/" not in image and plugin not in image}
+    assert len(wanted) >= 7
+    said = publish.steps("ghcr.io/team", ROOT, mirror=True)
+    copies = [line.split()[2:] for line in said if line.startswith("crane copy ")]
+    sources = {source for source, _ in copies}
+    (of_eks,) = (source for source in sources if "/eks/" in source)
+    assert sources - {of_eks} == wanted
+    assert of_eks.startswith(f"602401143452.dkr.ecr.us-west-2.amazonaws.com{plugin}v")
+    for source, target in copies:
+        assert target == f"ghcr.io/team/{source.split('/', 1)[1]}"
 
 
 def test_without_a_mirror_only_our_images_are_pulled_from_there(render: Callable[..., Render]) -> None:

@@ -83,28 +83,6 @@ def test_at_ecr_it_logs_in_first_and_makes_repositories_that_are_missing(folder:
     assert made == [f"{folder.removeprefix('/')}/bireme/{name}".removeprefix("/") for name in IMAGES]
 
 
-def test_a_mirror_has_every_image_of_others_that_a_golden_file_names() -> None:
-    rendered = re.findall(
-        r"^ *-? ?image: (\S+[:@]\S+)$",
-        "".join(file.read_text() for file in ROOT.glob("tests/render/golden/*/*.yaml")),
-        re.MULTILINE,
-    )
-    # The EFA plugin has a registry for each region.
-    wanted = {
-        image
-        for image in rendered
-        if "bireme/" not in image and "/eks/aws-efa-k8s-device-plugin:" not in image
-    }
-    assert len(wanted) >= 7
-    copies = [line.split()[2:] for line in lines("--mirror", ECR) if line.startswith("crane copy ")]
-    sources = {source for source, _ in copies}
-    assert {source for source in sources if "/eks/" not in source} == wanted
-    (plugin,) = (source for source in sources if "/eks/" in source)
-    assert plugin.startswith("602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/aws-efa-k8s-device-plugin:v")
-    for source, target in copies:
-        assert target == f"{ECR}/{source.split('/', 1)[1]}"
-
-
 def test_a_mirror_logs_in_where_the_efa_plugin_is_and_makes_repositories() -> None:
     said = lines("--mirror", f"{ECR}/team")
     assert "602401143452.dkr.ecr.us-west-2.amazonaws.com" in "".join(line for line in said if "login" in line)
