@@ -51,7 +51,7 @@ test: lint tools ## Lint, types, charts, unit, render and embedded tests
 
 .PHONY: test-full
 test-full: tools ## The tests that `make test` and test-torch leave out because they take minutes each (tests of the kind tier: test-kind-full)
-	$(PYTEST) $(PARALLEL) -m whole tests/embedded tests/runtime tests/unit tests/render
+	$(PYTEST) $(PARALLEL) -m whole tests/eks tests/embedded tests/runtime tests/unit tests/render
 	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) -m whole tests/runtime/with_torch
 
 SEEDS ?= 5000
@@ -61,7 +61,7 @@ simulate: setup ## Simulate the rendezvous under faults that seeds choose: make 
 
 .PHONY: test-eks
 test-eks: setup ## hack/eks with a mocked provider and on moto as AWS, and eksctl's dry run (needs terraform 1.9 and the AWS provider; builds eksctl)
-	$(PYTEST) tests/eks
+	$(PYTEST) -m "not whole" tests/eks
 
 .PHONY: test-torch
 test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, some minutes)

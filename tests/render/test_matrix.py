@@ -63,12 +63,9 @@ def test_a_misspelled_field_is_not_valid_kubernetes(toolbox: Toolbox) -> None:
     assert "'prots' not allowed" in str(kubeconform({"bad": [service]}, KUBERNETES[0], toolbox))
 
 
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
-def test_renders_the_same_bytes_twice(
-    renderer: Renderer, request_for: Request, case: Case, helm: str
-) -> None:
-    request = request_for(case.chart, files=[f"charts/{case.chart}/ci/{case.ci}"], helm=helm)
+def test_renders_the_same_bytes_twice(renderer: Renderer, request_for: Request, case: Case) -> None:
+    request = request_for(case.chart, files=[f"charts/{case.chart}/ci/{case.ci}"])
     assert renderer.text(request) == renderer.text(request)
 
 

@@ -13,8 +13,8 @@ import yaml
 
 from bireme.helm import Render
 from bireme.tools import Toolbox
-from tests.render.cases import ROOT
-from tests.render.golden import FOLDER
+from tests.render.cases import ROOT, Case
+from tests.render.golden import FOLDER, golden_cases
 
 # EKS supports 1.32 until March 2027: https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html
 OLDEST = "1.32"
@@ -29,20 +29,20 @@ def test_every_chart_accepts_the_oldest_kubernetes_that_eks_supports(chart: Path
     assert "home" not in about
 
 
-@pytest.mark.parametrize(
-    "values",
-    sorted((ROOT / "charts").glob("*/ci/*-values.yaml")),
-    ids=lambda it: f"{it.parents[1].name}-{it.stem}",
-)
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_labels_are_valid_when_flux_adds_a_digest_to_the_version(
-    render: Callable[..., Render], tmp_path: Path, values: Path
+    render: Callable[..., Render], tmp_path: Path, case: Case
 ) -> None:
-    chart = tmp_path / values.parents[1].name
-    shutil.copytree(values.parents[1], chart)
+    source, chart = ROOT / "charts" / case.chart, tmp_path / case.chart
+    shutil.copytree(source, chart)
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     about["version"] += f"+{'a1' * 30}"
     (chart / "Chart.yaml").write_text(yaml.safe_dump(about))
-    labels = [each for item in render(chart, files=[values]).manifests for each in labels_of(item)]
+    labels = [
+        each
+        for item in render(chart, files=[source / "ci" / str(case.ci)]).manifests
+        for each in labels_of(item)
+    ]
     assert labels
     assert [
         each for each in labels if not re.fullmatch(r"([A-Za-z0-9]([\w.-]{,61}[A-Za-z0-9])?)?", each)

@@ -21,13 +21,14 @@ from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, flipped
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
-SEEDS, MORE_SEEDS = range(10), range(10, 300)
+SEEDS, ALL_SEEDS = 10, 300
+OBJECTS = {f"data/n{number}": b"%d" % number * 1000 for number in range(12)}
 PATIENCE = 120.0
 
 
 @pytest.fixture
 def server() -> Iterator[FaultyServer]:
-    with faulty_server({f"data/n{number}": b"%d" % number * 1000 for number in range(12)}) as found:
+    with faulty_server(OBJECTS) as found:
         yield found
 
 
@@ -276,15 +277,11 @@ def started(env: dict[str, str], chance: random.Random) -> subprocess.Popen[byte
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.whole) for seed in MORE_SEEDS)]
-)
-def test_random_faults_leave_a_complete_dataset_or_none_and_a_sentence(
-    server: FaultyServer, tmp_path: Path, seed: int
-) -> None:
+def outlive(server: FaultyServer, folder: Path, seed: int) -> None:
+    """Copy a dataset under the faults of a seed: all of it is there then, or nothing and a sentence."""
     chance, over = random.Random(seed), threading.Event()
     server.objects["data/large"] = large(server, chance)
-    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    env = {**server.env, **settings(folder / "data", {"url": "s3://b/data"})}
     faults = threading.Thread(target=torment, args=(server, random.Random(seed), over), daemon=True)
     faults.start()
     try:
@@ -293,15 +290,28 @@ def test_random_faults_leave_a_complete_dataset_or_none_and_a_sentence(
                 assert "Traceback" not in output, output
                 assert code in (0, 75, 78, -signal.SIGKILL), output
                 assert code == -signal.SIGKILL or output.splitlines()[-1].startswith("bireme dataset: ")
-                assert (tmp_path / "data").exists() or code != 0
-            if (tmp_path / "data").exists():
-                assert run("verify", {}, str(tmp_path / "data"))[0] == 0
+                assert (folder / "data").exists() or code != 0
+            if (folder / "data").exists():
+                assert run("verify", {}, str(folder / "data"))[0] == 0
+    except AssertionError as error:
+        error.add_note(f"seed {seed}")
+        raise
     finally:
         over.set()
         faults.join()
-    server.faults.clear()
-    again = settings(tmp_path / "data", {"url": "s3://b/data"}, replace=True)
-    code, output = run("copy", {**server.env, **again})
-    assert code == 0, output
-    assert read(tmp_path / "data") == contents(server)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_faults_leave_a_complete_dataset_or_none_and_a_sentence(
+    server: FaultyServer, tmp_path: Path, seed: int
+) -> None:
+    outlive(server, tmp_path, seed)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("first", range(SEEDS, ALL_SEEDS, 29))
+def test_so_do_the_faults_of_further_seeds(tmp_path: Path, first: int) -> None:
+    for seed in range(first, first + 29):
+        (tmp_path / str(seed)).mkdir()
+        with faulty_server(OBJECTS) as server:
+            outlive(server, tmp_path / str(seed), seed)

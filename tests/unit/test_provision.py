@@ -13,11 +13,10 @@ from bireme.cli import cli
 from bireme.clusters.nodes import node_manifest, shape_of
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.plan.instances import CPU_TYPE, Instance, load_instances
+from bireme.plan.instances import CPU_TYPE, Instance
 from bireme.provision import Capacity, Fleet, cluster_config, estimate, karpenter_objects, load_prices
+from tests.support.instance_types import EACH_TYPE, TYPES
 
-PATHS = Paths.discover()
-TYPES = sorted(load_instances(PATHS))
 ZONES = ("us-west-2b", "us-west-2c")
 
 # The fields of eksctl 0.215 that are written, by their types; a nested mapping or list has its own.
@@ -74,8 +73,19 @@ def fleet(nodes: Mapping[str, int], instances: Mapping[str, Instance], **options
     return Fleet("training", "us-west-2", ZONES, nodes, instances, **options)
 
 
-@pytest.mark.parametrize("name", [CPU_TYPE, *TYPES])
-def test_eksctl_makes_the_nodes_that_bireme_up_fakes(instances: Mapping[str, Instance], name: str) -> None:
+@EACH_TYPE
+def test_eksctl_makes_the_nodes_that_bireme_up_fakes(
+    instances: Mapping[str, Instance], types: tuple[str, ...]
+) -> None:
+    for name in types:
+        check_nodes_of_eksctl(instances, name)
+
+
+def test_eksctl_makes_the_nodes_without_accelerators_too(instances: Mapping[str, Instance]) -> None:
+    check_nodes_of_eksctl(instances, CPU_TYPE)
+
+
+def check_nodes_of_eksctl(instances: Mapping[str, Instance], name: str) -> None:
     """Type, labels, taints, EFA and huge pages are those of the fake nodes on which the charts are tested."""
     config = cluster_config(fleet({name: 3}, instances), "1.34")
     (group,) = config["managedNodeGroups"]
@@ -97,8 +107,15 @@ def test_eksctl_makes_the_nodes_that_bireme_up_fakes(instances: Mapping[str, Ins
     assert group.get("availabilityZones") == (None if name == CPU_TYPE else [ZONES[0]])
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_a_node_pool_makes_the_same_nodes_as_eksctl(instances: Mapping[str, Instance], name: str) -> None:
+@EACH_TYPE
+def test_a_node_pool_makes_the_same_nodes_as_eksctl(
+    instances: Mapping[str, Instance], types: tuple[str, ...]
+) -> None:
+    for name in types:
+        check_node_pool(instances, name)
+
+
+def check_node_pool(instances: Mapping[str, Instance], name: str) -> None:
     chosen = fleet({name: 3}, instances)
     (group,) = cluster_config(chosen, "1.34")["managedNodeGroups"]
     node_class, pool, *overlays = karpenter_objects(chosen, "nodes")
@@ -197,10 +214,11 @@ def test_karpenter_is_told_of_the_part_of_a_gpu_that_it_does_not_count(
     assert instances["g6f.xlarge"].labels["karpenter.k8s.aws/instance-gpu-count"] == "0"
 
 
-@pytest.mark.parametrize("name", [CPU_TYPE, *TYPES])
-def test_every_type_has_a_price_or_is_known_to_have_none(paths: Paths, name: str) -> None:
+def test_every_type_has_a_price_or_is_known_to_have_none(paths: Paths) -> None:
     facts = yaml.safe_load((paths.values / "prices.yaml").read_text())
-    assert (name.replace(CPU_TYPE, "m7i.2xlarge") in facts["onDemand"]) != (name in facts["unlisted"])
+    known = [*facts["onDemand"], *facts["unlisted"]]
+    assert {"m7i.2xlarge", *TYPES} <= set(known)
+    assert len(known) == len(set(known))
 
 
 def test_the_costs_and_quotas_of_a_cluster_are_sums(paths: Paths, instances: Mapping[str, Instance]) -> None:
