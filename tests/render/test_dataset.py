@@ -46,15 +46,6 @@ def test_each_of_several_pods_copies_a_share(render: Callable[..., Render]) -> N
     assert json.loads(env(rendered)["BIREME_DATASET"])["workers"] == 8
 
 
-def test_a_claim_as_source_is_mounted_read_only(render: Callable[..., Render]) -> None:
-    rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
-    sources = json.loads(env(rendered)["BIREME_DATASET"])["sources"]
-    assert sources[2] == {"url": "file:///sources/2", "path": "vocabulary"}
-    mounts = {each["mountPath"]: each for each in container_of(pod(rendered), "stage")["volumeMounts"]}
-    assert mounts["/sources/2"]["readOnly"] is True
-    assert mounts["/sources/2"]["subPath"] == "vocabulary"
-
-
 def test_a_source_has_a_token_and_credentials_of_its_own(render: Callable[..., Render]) -> None:
     sources = [
         {"url": "https://huggingface.co/a/b/resolve/main/c.tar", "token": {"secret": "hf"}, "extract": True},

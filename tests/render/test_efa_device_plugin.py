@@ -85,12 +85,6 @@ def test_a_label_of_ones_own_is_an_alternative_and_never_means_auto_mode(
     assert [each[1]["operator"] for each in terms] == ["NotIn", "NotIn"]
 
 
-def test_a_node_without_efa_does_not_hang_its_pod(render: Callable[..., Render]) -> None:
-    """A folder that has to exist keeps the pod in ContainerCreating forever."""
-    folders = {volume["name"]: volume["hostPath"] for volume in pod(render(CHART, sets=OREGON))["volumes"]}
-    assert folders["infiniband"]["type"] == "DirectoryOrCreate"
-
-
 @pytest.mark.parametrize(
     ("region", "registry"),
     [

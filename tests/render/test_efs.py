@@ -105,13 +105,6 @@ def test_keep_applies_to_all_objects_of_one_volume_only(
             assert ("helm.sh/resource-policy" in item.annotations) == item.name.endswith("kept")
 
 
-def test_the_test_mounts_every_claim(render: Callable[..., Render]) -> None:
-    rendered = render("efs", files=["charts/efs/ci/nfs-values.yaml"])
-    (pod,) = [item for item in rendered.manifests if item.kind == "Pod"]
-    mounts = {mount["mountPath"]: mount["readOnly"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
-    assert mounts == {"/volumes/rw/efsvol": False, "/volumes/ro/datasets": True}
-
-
 @pytest.mark.parametrize("given", [NFS, CSI | {"path": "/runs"}])
 def test_a_folder_with_an_owner_is_given_to_it_by_a_job(
     render: Callable[..., Render], given: dict[str, Any]

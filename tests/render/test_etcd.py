@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render
-from tests.support.rendered import container_of, the
+from tests.support.rendered import the
 
 
 def stateful_set(rendered: Render) -> Mapping[str, Any]:
@@ -32,16 +32,6 @@ def test_more_replicas_do_not_change_the_pods_of_existing_members(
     assert one["template"] == three["template"]
 
 
-def test_probes_use_the_health_port_and_liveness_needs_no_quorum(
-    render: Callable[..., Render],
-) -> None:
-    spec = stateful_set(render("etcd"))
-    etcd = spec["template"]["spec"]["containers"][0]
-    assert dict(etcd["livenessProbe"]["httpGet"]) == {"path": "/livez", "port": "health"}
-    assert dict(etcd["readinessProbe"]["httpGet"]) == {"path": "/readyz", "port": "health"}
-    assert {"name": "health", "containerPort": 2381} in [dict(port) for port in etcd["ports"]]
-
-
 @pytest.mark.parametrize(("enabled", "claims"), [("true", 1), ("false", 0)])
 def test_data_is_on_claims_or_in_the_pod(render: Callable[..., Render], enabled: str, claims: int) -> None:
     spec = stateful_set(render("etcd", sets=[f"persistence.enabled={enabled}"]))
@@ -62,19 +52,6 @@ def test_anti_affinity_keeps_members_on_different_nodes(
 ) -> None:
     spec = stateful_set(render("etcd", sets=["replicas=3", f"antiAffinity={mode}"]))
     assert key in spec["template"]["spec"]["affinity"]["podAntiAffinity"]
-
-
-def test_a_member_has_its_image_before_it_joins(render: Callable[..., Render]) -> None:
-    spec = stateful_set(render("etcd"))["template"]["spec"]
-    assert [each["name"] for each in spec["initContainers"]] == ["pull", "join"]
-    assert spec["initContainers"][0]["image"] == container_of(spec, "etcd")["image"]
-
-
-def test_the_configuration_file_has_whole_numbers(
-    render: Callable[..., Render],
-) -> None:
-    config = next(item for item in render("etcd").manifests if "etcd.json" in item.get("data", {}))
-    assert json.loads(config["data"]["etcd.json"])["quota-backend-bytes"] == 2 * 1024**3
 
 
 def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: Callable[..., Render]) -> None:
@@ -110,15 +87,6 @@ SECURED = "charts/etcd/ci/secured-values.yaml"
 
 def manifest(rendered: Render, kind: str, name: str) -> Mapping[str, Any]:
     return next(item for item in rendered.manifests if (item.kind, item.name) == (kind, name))
-
-
-def test_with_tls_members_refuse_clients_without_a_certificate(render: Callable[..., Render]) -> None:
-    rendered = render("etcd", files=[SECURED], release="safe")
-    config = json.loads(manifest(rendered, "ConfigMap", "safe")["data"]["etcd.json"])
-    assert config["listen-client-urls"].startswith("https:")
-    assert config["listen-peer-urls"].startswith("https:")
-    assert config["client-transport-security"]["client-cert-auth"] is True
-    assert config["peer-transport-security"]["client-cert-auth"] is True
 
 
 def test_with_a_server_certificate_only_clients_need_none(
@@ -165,15 +133,6 @@ def test_a_job_uses_tls_with_external_endpoints(render: Callable[..., Render]) -
     env = {each["name"] for each in pod["containers"][0]["env"]}
     assert "BIREME_ETCD_CACERT" in env
     assert "BIREME_ETCD_CERT" not in env
-
-
-def test_snapshots_and_defragmentation_run_as_the_root_user_of_etcd(render: Callable[..., Render]) -> None:
-    rendered = render("etcd", files=[SECURED], release="safe")
-    for name in ("safe-backup", "safe-defragmentation"):
-        pod = manifest(rendered, "CronJob", name)["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        env = {each["name"]: each for each in pod["containers"][0]["env"]}
-        assert env["BIREME_ETCD_USERNAME"]["value"] == "root"
-        assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"] == "root-password"
 
 
 def test_snapshots_are_saved_to_s3_and_restored_from_it(render: Callable[..., Render]) -> None:

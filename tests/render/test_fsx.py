@@ -25,19 +25,6 @@ def test_the_imagenet_workloads_mount_its_claim(render: Callable[..., Render]) -
     assert claim.name in {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in volumes}
 
 
-def test_a_static_volume_has_the_names_of_its_file_system(render: Callable[..., Render]) -> None:
-    rendered = render("fsx", values=STATIC, release="fsx", namespace="team")
-    spec = the(rendered, "PersistentVolume")["spec"]
-    assert spec["csi"]["volumeHandle"] == "fs-0123456789abcdef0"
-    assert dict(spec["csi"]["volumeAttributes"]) == {
-        "dnsname": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
-        "mountname": "fsx",
-    }
-    assert (spec["claimRef"]["namespace"], spec["claimRef"]["name"]) == ("team", "fsx-pvc")
-    assert the(rendered, "PersistentVolumeClaim")["spec"]["volumeName"] == "team.fsx.fsx-pvc"
-    assert spec["persistentVolumeReclaimPolicy"] == "Retain"
-
-
 def test_a_dynamic_claim_has_its_own_storage_class(render: Callable[..., Render]) -> None:
     rendered = render("fsx", values=dynamic(), release="fsx", namespace="team")
     storage_class = the(rendered, "StorageClass")
@@ -87,22 +74,3 @@ def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> Non
     )
     assert parameters["autoImportPolicy"] == "NEW_CHANGED"
     assert not {"perUnitStorageThroughput", "automaticBackupRetentionDays"} & set(parameters)
-
-
-def test_a_file_system_over_efa_has_the_parameters_for_it(render: Callable[..., Render]) -> None:
-    parameters = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["parameters"]
-    assert (
-        parameters["efaEnabled"],
-        parameters["metadataConfigurationMode"],
-        parameters["metadataIops"],
-    ) == (
-        "true",
-        "USER_PROVISIONED",
-        "6000",
-    )
-
-
-def test_the_first_pod_of_a_claim_that_waits_for_it_runs_in_its_zone(render: Callable[..., Render]) -> None:
-    (term,) = the(render("fsx", files=["charts/fsx/ci/efa-values.yaml"]), "StorageClass")["allowedTopologies"]
-    (expression,) = term["matchLabelExpressions"]
-    assert (expression["key"], list(expression["values"])) == ("topology.kubernetes.io/zone", ["us-west-2b"])

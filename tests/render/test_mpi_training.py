@@ -145,13 +145,6 @@ def test_the_check_of_an_elastic_job_looks_for_horovod(render: Callable[..., Ren
     assert (variables["BIREME_MPI_ROLE"], variables["BIREME_MPI_LEAST"]) == ("check", "2")
 
 
-def test_the_host_file_is_also_where_the_operator_has_it(render: Callable[..., Render]) -> None:
-    mounts = {
-        mount["mountPath"]: mount["name"] for mount in container(render("mpi-training"))["volumeMounts"]
-    }
-    assert mounts["/etc/mpi"] == mounts["/bireme/mpi"]
-
-
 def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Callable[..., Render]) -> None:
     sets = ["orchestrator=MPIJob", "activeDeadlineSeconds=60", "ttlSecondsAfterFinished=5", "backoffLimit=1"]
     rendered = render("mpi-training", sets=[*sets, "suspend=true"], **P4D)
@@ -188,11 +181,6 @@ def test_root_has_only_the_capabilities_that_sshd_needs(render: Callable[..., Re
         ["ALL"],
         ["SETUID", "SETGID", "SYS_CHROOT"],
     )
-
-
-@pytest.mark.parametrize("helm", ["helm", "helm3"])
-def test_without_a_cluster_no_ssh_key_is_generated(render: Callable[..., Render], helm: str) -> None:
-    assert "data" not in the(render("mpi-training", helm=helm), "Secret")
 
 
 def test_an_existing_secret_with_an_ssh_key_is_mounted(render: Callable[..., Render]) -> None:
@@ -321,14 +309,3 @@ def test_nccl_tests_use_the_given_number_of_efa_interfaces(
     sets = [f"orchestrator={orchestrator}", *sets]
     rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
     assert container(rendered)["resources"]["limits"].get("vpc.amazonaws.com/efa") == efa
-
-
-@pytest.mark.parametrize("values", ["allreduce", "elastic", "mpijob"])
-def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Render], values: str) -> None:
-    rendered = render("mpi-training", files=[f"charts/mpi-training/ci/{values}-values.yaml"])
-    for template in pods(rendered).values():
-        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
-        assert template["spec"]["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-        context = template["spec"]["containers"][0]["securityContext"]
-        assert context["allowPrivilegeEscalation"] is False
-        assert list(context["capabilities"]["drop"]) == ["ALL"]

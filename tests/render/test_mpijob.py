@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import generate
-import pytest
 
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
@@ -131,17 +130,6 @@ def test_a_disruption_budget_lets_drains_evict_one_of_several_replicas(render: R
     assert kinds(render("mpijob", sets=["replicas=1"]), "PodDisruptionBudget") == []
     (budget,) = kinds(render("mpijob"), "PodDisruptionBudget")
     assert budget["spec"]["maxUnavailable"] == 1
-
-
-@pytest.mark.parametrize("kind", ["Deployment", "Pod"])
-def test_its_pods_pass_the_restricted_pod_security_standard(render: RenderFixture, kind: str) -> None:
-    rendered = render("mpijob")
-    pod = operator(rendered) if kind == "Deployment" else kinds(rendered, "Pod")[0]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-    (container,) = pod["containers"]
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"]
 
 
 def test_spread_constraints_of_the_values_replace_the_default(render: RenderFixture) -> None:

@@ -192,15 +192,6 @@ def test_a_collective_job_has_no_pservers(render: Callable[..., Render]) -> None
     assert variables["BIREME_PADDLE_COORDINATOR"] == "job-r1-0.job.team.svc:7163"
 
 
-def test_dynamic_dispatch_adds_two_dispatchers_and_an_etcd_on_a_claim(render: Callable[..., Render]) -> None:
-    files = ["charts/paddle/ci/dynamic-values.yaml"]
-    rendered = render("paddle", files=files, release="job", namespace="team")
-    assert the(rendered, "Deployment", "job-dispatcher")["spec"]["replicas"] == 2
-    variables = environment(rendered, "job-r1", "trainer")
-    assert variables["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
-    assert the(rendered, "StatefulSet", "job-etcd")["spec"]["volumeClaimTemplates"]
-
-
 def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> None:
     kept = the(render("paddle", release="job"), "PersistentVolumeClaim", "job-job")
     assert kept.annotations["helm.sh/resource-policy"] == "keep"

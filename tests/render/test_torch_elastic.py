@@ -15,7 +15,6 @@ from bireme.cli.views import plan_view
 from bireme.helm import Render
 from bireme.plan.picture import svg
 from bireme.plan.topology import Plan
-from bireme.plan.workloads import pod_templates
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.elastic.monitor.status import Starts, Status
@@ -198,13 +197,6 @@ def test_a_kueue_queue_is_a_label_and_leaves_suspension_to_kueue(render: Callabl
     assert "suspend" not in job["spec"]
 
 
-def test_without_script_and_args_the_allreduce_check_runs(render: Callable[..., Render]) -> None:
-    rendered = render("torch-elastic")
-    assert list(trainer(rendered)["args"]) == ["/bireme/script/train.py"]
-    scripts = [item for item in rendered.manifests if item.kind == "ConfigMap" and "train.py" in item["data"]]
-    assert "all_reduce" in scripts[0]["data"]["train.py"]
-
-
 def test_with_c10d_workers_meet_at_worker_0_without_etcd(render: Callable[..., Render]) -> None:
     sets = ["rendezvous.backend=c10d", "etcd.enabled=false"]
     rendered = render("torch-elastic", sets=sets, release="imagenet", namespace="team")
@@ -322,21 +314,6 @@ def test_values_win_over_settings_of_the_instance_type(render: Callable[..., Ren
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
     assert environment(rendered)["NCCL_SOCKET_IFNAME"] == "eth0"
     assert trainer(rendered)["resources"]["limits"]["memory"] == "64Gi"
-
-
-@pytest.mark.parametrize("chart", ["torch-elastic", "etcd"])
-def test_pods_pass_the_restricted_pod_security_standard(render: Callable[..., Render], chart: str) -> None:
-    for item in render(
-        chart, files=[f"charts/{chart}/ci/{'full' if chart == 'torch-elastic' else 'three'}-values.yaml"]
-    ).manifests:
-        for template in pod_templates(item):
-            pod = template["spec"]
-            assert pod["securityContext"]["runAsNonRoot"] is True, item.identity
-            assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", item.identity
-            assert not [volume for volume in pod.get("volumes", ()) if "hostPath" in volume], item.identity
-            for container in (*pod.get("initContainers", ()), *pod["containers"]):
-                assert container["securityContext"]["allowPrivilegeEscalation"] is False, item.identity
-                assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"], item.identity
 
 
 def test_warm_starts_are_a_value_and_off_by_default(render: Callable[..., Render]) -> None:
