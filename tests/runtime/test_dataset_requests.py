@@ -5,6 +5,7 @@ from __future__ import annotations
 import calendar
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import formatdate
@@ -187,19 +188,29 @@ def test_a_node_without_a_role_leaves_a_sentence(
     assert f"the role of the node: {server.url[7:]} gives no AWS credentials: HTTP {answer[0]}" in output
 
 
-def test_a_metadata_service_that_does_not_answer_is_asked_once(server: FaultyServer, tmp_path: Path) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        node = f"http://127.0.0.1:{silent.getsockname()[1]}"
+def test_a_metadata_service_that_is_slow_has_more_time_at_each_try(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    # A tunnel that is not up yet, then answers that take more than a second.
+    server.faults.append(Faults("PUT /latest/api/token", seconds=30))
+    server.faults.append(Faults("/latest/", seconds=1.5, times=99))
+    stage_and_publish({**_node(server, tmp_path), **settings(tmp_path / "data", {"url": "s3://b/data"})})
+    assert read(tmp_path / "data") == EXPECTED
+
+
+def test_a_metadata_service_that_starts_late_is_waited_for(server: FaultyServer, tmp_path: Path) -> None:
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))
+        node = f"http://127.0.0.1:{late.getsockname()[1]}"
         env = {**_node(server, tmp_path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": node}
-        code, output = run("stage", {**env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
-        assert code == 77, output
-        assert output.count("timed out") == 1
-        silent.setblocking(False)
-        silent.accept()[0].close()
-        with pytest.raises(BlockingIOError):
-            silent.accept()
+        # Until it listens, connections are refused.
+        listens = threading.Timer(2, late.listen)
+        listens.start()
+        with pytest.raises(aws.CredentialsError, match=r"there are no AWS credentials.*timed out"):
+            aws.CredentialsProvider(env).credentials()
+        late.setblocking(False)
+        late.accept()[0].close()
+        late.accept()[0].close()
 
 
 def test_other_credentials_come_before_those_of_the_node(server: FaultyServer, tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ _REFRESH_SECONDS = 300
 _ASK_AGAIN_SECONDS = 20
 _LEAST_SECONDS = 10
 _TIMEOUT_SECONDS = 30
-# The metadata service answers at once. Where there is none, connections are not even refused.
-_NODE_SECONDS = 1
+# How long each try waits for the metadata service, which mostly answers at once. Where there is none,
+# connections are not even refused.
+_NODE_SECONDS = (1, 2, 4, 8)
 _NONE = (
     "there are no AWS credentials: give the ServiceAccount a role (IRSA or Pod Identity), "
     "set s3.existingSecret, or s3.anonymous=true for a public bucket"
@@ -146,27 +147,38 @@ class CredentialsProvider:
 
     def _by_node(self) -> Credentials:
         """The role of the node, by version 2 of the instance metadata service."""
-        place = self._env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
-        base = f"{place.rstrip('/')}/latest"
-        life = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
         try:
-            token = _ask(
-                urllib.request.Request(f"{base}/api/token", headers=life, method="PUT"), is_on_node=True
-            )
-            headers = {"X-aws-ec2-metadata-token": token.decode()}
-            roles = f"{base}/meta-data/iam/security-credentials/"
-            role = (
-                _ask(urllib.request.Request(roles, headers=headers), is_on_node=True)
-                .decode()
-                .partition("\n")[0]
-            )
-            found = json.loads(_ask(urllib.request.Request(roles + role, headers=headers), is_on_node=True))
+            return self._ask_node_again_and_again()
         except (_NoAnswer, CredentialsError) as error:
             if self._current is not None:
                 raise
             # On EC2, too, nobody answers pods if the answers may make one hop only.
             raise CredentialsError(f"{_NONE}; the role of the node: {error}") from error
-        return _credentials(found)
+
+    def _ask_node_again_and_again(self) -> Credentials:
+        # With credentials that are still valid there are other tries, and every request waits for this one.
+        for seconds in _NODE_SECONDS[:-1] if self._current is None else ():
+            until = time.monotonic() + seconds
+            try:
+                return self._ask_node(seconds)
+            except _NoAnswer:
+                time.sleep(max(0.0, until - time.monotonic()))
+        return self._ask_node(_NODE_SECONDS[-1])
+
+    def _ask_node(self, seconds: float) -> Credentials:
+        place = self._env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
+        base = f"{place.rstrip('/')}/latest"
+        life = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+        asked = urllib.request.Request(f"{base}/api/token", headers=life, method="PUT")
+        token = _ask(asked, seconds, is_on_node=True)
+        given = {"X-aws-ec2-metadata-token": token.decode()}
+
+        def ask(url: str) -> bytes:
+            return _ask(urllib.request.Request(url, headers=given), seconds, is_on_node=True)
+
+        roles = f"{base}/meta-data/iam/security-credentials/"
+        role = ask(roles).decode().partition("\n")[0]
+        return _credentials(json.loads(ask(roles + role)))
 
 
 def domain(region: str) -> str:
@@ -220,10 +232,12 @@ class _NoAnswer(Unreachable):
     """Nobody answers at that address."""
 
 
-def _ask(request: urllib.request.Request, is_on_node: bool = False) -> bytes:
+def _ask(
+    request: urllib.request.Request, seconds: float = _TIMEOUT_SECONDS, is_on_node: bool = False
+) -> bytes:
     # urllib uses the proxies of the environment: STS may be behind one, the node is not.
     proxies = (urllib.request.ProxyHandler({}),) if is_on_node else ()
-    opener, seconds = urllib.request.build_opener(*proxies), _NODE_SECONDS if is_on_node else _TIMEOUT_SECONDS
+    opener = urllib.request.build_opener(*proxies)
     place = urllib.parse.urlsplit(request.full_url).netloc
     try:
         with opener.open(request, timeout=seconds) as answer:
