@@ -139,6 +139,10 @@ def test_a_folder_that_is_no_chart_is_refused_before_helm_runs(make_helm: MakeHe
             "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
             "helm rollback web or bireme uninstall web clears the way",
         ),
+        (
+            'Error: Apply failed with 1 conflict: conflict with "kubectl-patch": .spec.parallelism',
+            '"kubectl-patch": .spec.parallelism: somebody else has changed .* --force-conflicts',
+        ),
     ],
 )
 def test_an_error_of_helm_is_the_charts_sentence_or_advice(

@@ -277,6 +277,11 @@ def _sentence(stderr: str, release: str, namespace: str) -> str:
             f"another Helm is at work on {release}, or was interrupted there ({message}); "
             f"if it was, helm rollback {release} or bireme uninstall {release} clears the way"
         )
+    if "conflict with" in message:
+        return (
+            f"{message}: somebody else has changed these fields; helm upgrade {release} CHART --reuse-values "
+            f"--force-conflicts --namespace {namespace} takes them back"
+        )
     return message
 
 
