@@ -406,7 +406,7 @@ class Client:
                 Path(self._login_file).write_text(token, encoding="utf-8")
 
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
-        connection = self._shared.idle(endpoint) or self._new_connection(endpoint)
+        connection = self._shared.connections.take(endpoint) or self._new_connection(endpoint)
         sock = connection.sock
         try:
             sock.settimeout(self._timeout)
@@ -428,7 +428,7 @@ class Client:
         if response.will_close:
             connection.close()
         else:
-            self._shared.keep(endpoint, connection)
+            self._shared.connections.keep(endpoint, connection)
         return answer
 
     def _new_connection(self, endpoint: Endpoint) -> http.client.HTTPConnection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import random
 import secrets
@@ -14,8 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bireme_runtime.process.descriptors import readable
-from bireme_runtime.process.http import Address, parse_address
+from bireme_runtime.process.http import Address, Connections, parse_address
 
 DEFAULT_PORT = 2379
 # Without an answer for so long, a login is thought to be one of an etcd that lost its data.
@@ -85,6 +83,7 @@ class Shared:
 
     def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
         self.lock = threading.Lock()
+        self.connections = Connections(4)
         self.logging_in = threading.Lock()
         self.login_pace = _LoginPace()
         self.token = ""
@@ -96,7 +95,6 @@ class Shared:
         self._endpoints = endpoints
         self._preferred = secrets.randbelow(len(endpoints))
         self._without_address: dict[Endpoint, float] = {}
-        self._idle: list[tuple[Endpoint, http.client.HTTPConnection]] = []
         self._waiting: list[tuple[Endpoint, socket.socket]] = []
 
     def in_order(self) -> tuple[Endpoint, ...]:
@@ -129,28 +127,6 @@ class Shared:
                 self.refused.add(token)
                 if self.token == token:
                     self.token = ""
-
-    def idle(self, endpoint: Endpoint) -> http.client.HTTPConnection | None:
-        """An idle connection to the endpoint that is still open."""
-        with self.lock:
-            mine = [pair for pair in self._idle if pair[0] == endpoint]
-            if not mine:
-                return None
-            self._idle.remove(mine[-1])
-        connection = mine[-1][1]
-        # A connection that the server has closed is readable. A request on it would end in Ambiguous.
-        if connection.sock is not None and not readable(connection.sock):
-            return connection
-        connection.close()
-        return None
-
-    def keep(self, endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection for the next request."""
-        with self.lock:
-            if len(self._idle) < 4:
-                self._idle.append((endpoint, connection))
-                return
-        connection.close()
 
     @contextlib.contextmanager
     def waiting(self, endpoint: Endpoint, sock: socket.socket) -> Iterator[None]:

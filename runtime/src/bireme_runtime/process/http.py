@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any
 
+from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.errors import Unreachable
 
 BROKEN = (OSError, http.client.HTTPException)
@@ -86,6 +87,36 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class Connections:
+    """Open connections that wait for their next request, at most so many, by where they lead."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._idle: list[tuple[object, http.client.HTTPConnection]] = []
+
+    def take(self, place: object) -> http.client.HTTPConnection | None:
+        """The one that was used last, if it is still open. Whoever takes it keeps or closes it."""
+        with self._lock:
+            found = [each for each in self._idle if each[0] == place][-1:]
+            for each in found:
+                self._idle.remove(each)
+        for _, connection in found:
+            # One that the server has closed is readable. A request on it would fail.
+            if connection.sock is not None and not readable(connection.sock):
+                return connection
+            connection.close()
+        return None
+
+    def keep(self, place: object, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request, unless there are enough."""
+        with self._lock:
+            if len(self._idle) < self._most:
+                self._idle.append((place, connection))
+                return
+        connection.close()
 
 
 class Connection:

@@ -30,12 +30,14 @@ from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from bireme_runtime.process.errors import BiremeError, Unreachable
-from bireme_runtime.process.http import BROKEN, Address, connect, parse_address, reason
+from bireme_runtime.process.http import BROKEN, Address, Connections, connect, parse_address, reason
 from bireme_runtime.sources import aws
 from bireme_runtime.sources.aws import CredentialsProvider
 from bireme_runtime.sources.checksums import ALGORITHMS, Checksum, digest_of
 
 _TIMEOUT_SECONDS = 60
+# As many as `parallel` may be.
+_IDLE = 256
 _REDIRECTS = 5
 _CHUNK = 1 << 20
 ATTEMPTS = 8
@@ -177,10 +179,10 @@ def _entry(file: str, path: str) -> Entry:
 
 
 class ConnectionPool:
-    """Sends requests on connections that are kept open, one for each thread and host."""
+    """Sends requests on connections that are kept open."""
 
     def __init__(self) -> None:
-        self._open = threading.local()
+        self._idle = Connections(_IDLE)
         self._tls = ssl.create_default_context()
 
     @contextlib.contextmanager
@@ -197,39 +199,28 @@ class ConnectionPool:
         """
         parts = urllib.parse.urlsplit(url)
         place = (parts.scheme, parts.netloc)
-        try:
-            connection = self._connection(place)
-            # A proxy without a tunnel has to know the host.
-            whole = parts.scheme == "http" and _proxy(parts) is not None
-            host = (parts.scheme, parts.netloc) if whole else ("", "")
-            connection.request(
-                method, urllib.parse.urlunsplit((*host, *parts[2:4], "")), content, dict(headers)
-            )
-            answer = connection.getresponse()
-            yield answer
-            # Unread bytes would be taken for the next response.
-            if not answer.isclosed():
-                self._drop(place)
-        except BROKEN as error:
-            self._drop(place)
-            raise Unreachable(f"{parts.netloc}: {reason(error)}") from error
-        except BaseException:
-            self._drop(place)
-            raise
+        proxy = _proxy(parts)
+        with contextlib.ExitStack() as stack:
+            try:
+                connection = self._idle.take(place) or self._connect(parts, proxy)
+                stack.callback(connection.close)
+                # A proxy without a tunnel has to know the host.
+                host = place if parts.scheme == "http" and proxy else ("", "")
+                connection.request(
+                    method, urllib.parse.urlunsplit((*host, *parts[2:4], "")), content, dict(headers)
+                )
+                answer = connection.getresponse()
+                yield answer
+                # Unread bytes would be taken for the next response.
+                if answer.isclosed():
+                    stack.pop_all()
+                    self._idle.keep(place, connection)
+            except BROKEN as error:
+                raise Unreachable(f"{parts.netloc}: {reason(error)}") from error
 
-    def _connection(self, place: tuple[str, str]) -> http.client.HTTPConnection:
-        opened: dict[tuple[str, str], http.client.HTTPConnection] = self._open.__dict__.setdefault("all", {})
-        if place not in opened:
-            parts = urllib.parse.urlsplit(urllib.parse.urlunsplit((*place, "", "", "")))
-            address = Address(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-            tls = self._tls if parts.scheme == "https" else None
-            opened[place] = connect(address, _TIMEOUT_SECONDS, tls, _proxy(parts))
-        return opened[place]
-
-    def _drop(self, place: tuple[str, str]) -> None:
-        connection = self._open.__dict__.get("all", {}).pop(place, None)
-        if connection is not None:
-            connection.close()
+    def _connect(self, parts: urllib.parse.SplitResult, proxy: Address | None) -> http.client.HTTPConnection:
+        address = Address(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        return connect(address, _TIMEOUT_SECONDS, self._tls if parts.scheme == "https" else None, proxy)
 
 
 def _proxy(url: urllib.parse.SplitResult) -> Address | None:
