@@ -70,7 +70,8 @@ class PaddleJob:
     def trained(self, index: int) -> list[list[str]]:
         """Attempt, number of trainers and restored save for each start of a trainer's script."""
         log = self.output / f"node_{index}" / "train.log"
-        lines = log.read_text().splitlines() if log.exists() else []
+        # The last line may be half written.
+        lines = log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
         return [line.split(" ")[1:] for line in lines if line.startswith("trains ")]
 
     def until(self, done: Callable[[], bool], what: str) -> None:

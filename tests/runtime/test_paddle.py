@@ -302,6 +302,21 @@ def test_a_script_of_an_attempt_that_is_over_changes_the_last_save_no_more(run: 
     assert Path(save.folder).name == "pass-00000"
 
 
+def test_of_two_pservers_0_on_one_claim_the_older_moves_the_last_save_no_more(
+    run: Run, tmp_path: Path
+) -> None:
+    for name in ("steps-1-120", "steps-2-500"):
+        write_whole(tmp_path / name / "done", json.dumps({"passes": 1}))
+    newer = Run(run.rules, tmp_path, "run")
+    newer.begin()
+    assert newer.point_to(newer.attempt, "steps-2-500") == ""
+    assert run.point_to(run.attempt, "steps-1-120") == "attempt 1 is over: attempt 2 of run run has begun"
+    assert newer.point_to(newer.attempt, "../elsewhere") == "'../elsewhere' is not the name of a save"
+    save = last_save(tmp_path)
+    assert save is not None
+    assert Path(save.folder).name == "steps-2-500"
+
+
 def test_a_pserver_that_comes_back_after_it_was_asked_to_go_has_lost_its_parameters(run: Run) -> None:
     attempt = run.attempt
     assert run.report(report("server", 0, run, "leaving")).server_leaves

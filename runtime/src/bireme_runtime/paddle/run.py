@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -123,6 +124,9 @@ def write_whole(path: Path, text: str) -> None:
             partial.unlink()
         raise
     to_disk(path.parent)
+
+
+_SAVE = re.compile(r"\w[\w.-]*")
 
 
 @dataclass
@@ -247,16 +251,22 @@ class Run:
     def point_to(self, attempt: int, name: str) -> str:
         """Make a complete save the last one; returns why not.
 
-        That is decided here, so that a script of an attempt that is over changes nothing any more.
+        That is decided here, so that a script of an attempt that is over changes nothing any more. Where this
+        pserver 0 is on a node that is cut off, another may have begun a newer attempt: the claim tells.
         """
         with self._changed:
             if attempt != self.attempt:
                 return f"attempt {attempt} is over"
+            if not _SAVE.fullmatch(name):
+                return f"{name!r} is not the name of a save"
             if not (self.output / name / "done").exists():
                 return f"{name} is not complete"
             try:
+                run, newest, _ = self._kept()
+                if (run, newest) != (self.run_id, attempt):
+                    return f"attempt {attempt} is over: attempt {newest} of run {run} has begun"
                 write_whole(self.output / "last-save", f"{name}\n")
-            except OSError as error:
+            except (OSError, Unreadable) as error:
                 return f"last-save cannot be written: {error}"
             return ""
 
