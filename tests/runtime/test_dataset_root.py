@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,46 @@ def test_a_kill_while_an_interrupted_attempt_is_taken_back_loses_nothing(
     assert run("copy", env)[0] == 0
     assert read(claim) == SECOND
     assert names(claim) == ["MANIFEST.jsonl", "a", "b", "gone", "lost+found", "n"]
+
+
+def test_a_dataset_in_a_folder_is_back_after_a_kill_whatever_the_sources_say(tmp_path: Path) -> None:
+    target = tmp_path / "claim/data"
+    assert run("copy", settings(target, source_of(tmp_path / "first", FIRST)))[0] == 0
+    second = source_of(tmp_path / "second", SECOND)
+    env = settings(target, second, replace=True)
+    assert run("stage", env)[0] == 0
+    calls = 0
+    while target.exists():
+        # With a manifest that is written, there is less left to do.
+        has_manifest = (target.parent / ".data.staging/MANIFEST.jsonl").exists()
+        assert killed("publish", calls, env)
+        is_new = not has_manifest and (target.parent / ".data.staging/MANIFEST.jsonl").exists()
+        calls = 0 if is_new else calls + 1
+    (tmp_path / "second").rename(tmp_path / "away")
+    code, output = run("copy", env)
+    assert code == 78
+    assert "second does not exist" in output
+    assert read(target) == FIRST
+    assert run("verify", {}, str(target))[0] == 0
+    (tmp_path / "away").rename(tmp_path / "second")
+    assert run("publish", env)[0] == 0
+    assert read(target) == SECOND
+    assert names(target.parent) == ["data"]
+
+
+def test_what_is_left_of_a_dataset_that_was_being_deleted_does_not_come_back(tmp_path: Path) -> None:
+    target, source = tmp_path / "claim/data", tmp_path / "source"
+    env = settings(target, source_of(source, FIRST))
+    assert run("copy", env)[0] == 0
+    shutil.copytree(target, target.with_name(".data.old"))
+    calls = 0
+    while sum(len(read(folder)) for folder in target.parent.glob(".data.[go]*")) == len(FIRST):
+        assert killed("copy", calls, env)
+        calls += 1
+    shutil.rmtree(target)
+    shutil.rmtree(source)
+    assert run("copy", env)[0] == 78
+    assert not target.exists()
 
 
 def test_what_is_at_the_root_already_is_named_and_left_alone(tmp_path: Path, claim: Path) -> None:

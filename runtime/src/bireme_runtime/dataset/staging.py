@@ -124,6 +124,11 @@ class Settings:
         return self._hidden("old")
 
     @property
+    def gone(self) -> Path:
+        """Where the dataset is while it is deleted."""
+        return self._hidden("gone")
+
+    @property
     def lock(self) -> Path:
         """The file that a process of this index locks while it copies or publishes."""
         return self._hidden(f"lock-{self.index}")
@@ -685,8 +690,7 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     Raises SourceError, Unreachable, Changed, CredentialsError or Corrupt.
     """
     with settings.lists() as lists:
-        if settings.is_root:
-            _take_back(settings, say)
+        _take_back(settings, say)
         listing = listed(settings, env, lists)
         published = read_header(settings.target)
         if published is not None and published["identity"] == listing.identity:
@@ -709,8 +713,12 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
 
 
 def _take_back(settings: Settings, say: Say) -> None:
-    """At a root, undo a `publish` that was interrupted. Worker 0 does it, and the others wait for it."""
-    if settings.index == 0:
+    """Undo a `publish` that was interrupted. Worker 0 does it, and at a root the others wait for it."""
+    if not settings.is_root:
+        if settings.index == 0 and settings.old.exists() and not settings.target.exists():
+            settings.old.rename(settings.target)
+            say(f"{settings.target} is back: an earlier attempt ended before it could replace it")
+    elif settings.index == 0:
         root.take_back(settings.target, settings.staging)
         (settings.staging / MANIFEST).unlink(missing_ok=True)
     elif (settings.staging / MANIFEST).exists():
@@ -827,6 +835,8 @@ def publish(settings: Settings, say: Say) -> bool:
 
     Returns False where nothing is staged, or index is not 0.
     """
+    if not settings.is_root:
+        _take_back(settings, say)
     share = _share(settings, 0)
     if settings.index != 0 or share is None:
         return False
@@ -840,7 +850,7 @@ def publish(settings: Settings, say: Say) -> bool:
     else:
         # All of it is on the disk before it has its name.
         all_to_disk(settings.staging)
-        shutil.rmtree(settings.old, ignore_errors=True)
+        _delete_old(settings)
         if settings.target.exists():
             settings.target.rename(settings.old)
         settings.staging.rename(settings.target)
@@ -852,8 +862,17 @@ def publish(settings: Settings, say: Say) -> bool:
 
 def _clear_away(settings: Settings) -> None:
     """Delete what is left beside a published dataset."""
-    for folder in (settings.staging, settings.target / _STATE, settings.old):
+    for folder in (settings.staging, settings.target / _STATE):
         shutil.rmtree(folder, ignore_errors=True)
+    _delete_old(settings)
+
+
+def _delete_old(settings: Settings) -> None:
+    """Delete the dataset that was replaced. What is left of it after a kill is never taken for all of it."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(settings.gone, ignore_errors=True)
+        settings.old.rename(settings.gone)
+    shutil.rmtree(settings.gone, ignore_errors=True)
 
 
 def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[str, Any]:
