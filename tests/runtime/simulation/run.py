@@ -18,6 +18,7 @@ from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd import connections
+from bireme_runtime.process import http
 from bireme_runtime.process.errors import BiremeError
 from tests.runtime.simulation.network import Etcd, Network
 from tests.runtime.simulation.scheduler import (
@@ -477,7 +478,7 @@ def _installed(job: Job) -> Iterator[None]:
         put(fence.Board, at=staticmethod(board_at))
         put(etcd, time=time, secrets=secrets, connect=job.network.connect)
         put(connections, time=time, threading=threading, secrets=secrets, random=sim.random)
-        put(connections, readable=lambda sock: sock.readable)
+        put(http, threading=threading, readable=lambda sock: sock.readable)
         yield
 
 
