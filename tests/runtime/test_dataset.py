@@ -8,8 +8,10 @@ import functools
 import hashlib
 import http.server
 import json
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -519,9 +521,53 @@ def test_a_file_of_a_web_server_is_copied(tmp_path: Path) -> None:
     assert "HTTP 404" in output
 
 
+def listen(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (os.mkfifo, "odd is a pipe, a socket or a device, and has no content to copy: move it away"),
+        (listen, "odd is a pipe, a socket or a device"),
+        (lambda path: path.symlink_to("nothing"), "odd is a link to nothing, which is not there"),
+        (lambda path: path.symlink_to("odd"), "odd is a link to odd, which is not there"),
+        (lambda path: path.symlink_to("../token"), "odd is a link to ../token, out of the source"),
+        (lambda path: path.symlink_to("/dev/zero"), "odd is a link to /dev/zero, out of the source"),
+        (lambda path: path.symlink_to(path.parents[1] / "source-2/a"), "source-2/a, out of the source"),
+    ],
+)
+def test_what_is_no_file_of_a_source_folder_is_named_and_nothing_is_published(
+    tmp_path: Path, make: Callable[[Path], object], sentence: str
+) -> None:
+    for name in ("source", "source-2"):
+        (tmp_path / name / "b").mkdir(parents=True)
+        (tmp_path / name / "a").write_bytes(b"one")
+    (tmp_path / "token").write_text("TOKEN")
+    make(tmp_path / "source/odd")
+    code, output = run("copy", settings(tmp_path / "data", {"url": f"file://{tmp_path}/source"}))
+    assert code == 78, output
+    assert sentence in output
+    assert not (tmp_path / "data").exists()
+
+
+def test_links_to_files_of_the_source_are_copied_as_files(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "blobs").mkdir(parents=True)
+    (source / "blobs/1").write_bytes(b"one")
+    (source / "snapshot").mkdir()
+    (source / "snapshot/model").symlink_to("../blobs/1")
+    # A claim's folder may itself be reached by a link.
+    (tmp_path / "link").symlink_to("source")
+    stage_and_publish(settings(tmp_path / "data", {"url": f"file://{tmp_path}/link"}))
+    assert read(tmp_path / "data") == {"blobs/1": b"one", "snapshot/model": b"one"}
+
+
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [
+        ([{"url": "file:///dev/zero"}], "/dev/zero is a pipe, a socket or a device"),
         ([{"url": "ftp://host/file"}], "ftp://host/file is neither"),
         ([{"url": "file:///nowhere"}], "/nowhere does not exist"),
         ([{"url": "file:///etc/hostname"}, {"url": "file:///etc/hostname"}], "comes from two sources"),

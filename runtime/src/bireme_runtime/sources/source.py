@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import http.client
 import math
@@ -130,7 +131,7 @@ def files_below(
                 continue
             if each.is_dir(follow_symlinks=False):
                 yield from files_below(folder, f"{path}/", is_wanted)
-            elif not each.is_dir():
+            elif not (each.is_symlink() and os.path.isdir(each)):
                 yield path
 
 
@@ -157,8 +158,15 @@ class FolderSource:
         if not stat.S_ISDIR(mode):
             yield _entry(str(self._folder), self._folder.name)
             return
+        inside = f"{os.path.realpath(self._folder).rstrip('/')}/"
         for path in files_below(self._folder, is_wanted=may_be_data):
-            yield _entry(f"{self._folder}/{path}", path)
+            file = f"{self._folder}/{path}"
+            # Whoever writes to a claim must not choose what is read outside of it, such as a pod's token.
+            if os.path.islink(file) and not os.path.realpath(file).startswith(inside):
+                raise SourceError(
+                    f"{file} is a link to {os.readlink(file)}, out of the source: put the file in its place"
+                )
+            yield _entry(file, path)
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
@@ -174,7 +182,16 @@ class FolderSource:
 
 
 def _entry(file: str, path: str) -> Entry:
-    found = os.stat(file)
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        if error.errno == errno.ELOOP or (error.errno == errno.ENOENT and os.path.islink(file)):
+            raise SourceError(f"{file} is a link to {os.readlink(file)}, which is not there") from error
+        if error.errno == errno.ENOENT:
+            raise Changed(f"{file} has been deleted since it was listed") from error
+        raise
+    if not stat.S_ISREG(found.st_mode):
+        raise SourceError(f"{file} is a pipe, a socket or a device, and has no content to copy: move it away")
     return Entry(safe_path(path), found.st_size, str(found.st_mtime_ns), file)
 
 
