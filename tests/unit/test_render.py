@@ -298,6 +298,9 @@ def test_a_renderer_leaves_nothing_but_its_cache(
     assert not list(temporary.iterdir())
 
 
+SCHEMA_ERROR = "Error: values don't meet the specifications of the schema(s) in the following chart(s):\n"
+
+
 @pytest.mark.parametrize(
     ("stderr", "sentence"),
     [
@@ -308,6 +311,8 @@ def test_a_renderer_leaves_nothing_but_its_cache(
             "YAML parse error on a.yaml: bad",
         ),
         ("", "Helm failed without a message"),
+        (f"{SCHEMA_ERROR}web:\n- at '/image/tag': 'not' failed\n", "web: image.tag: 'not' failed"),
+        (f"{SCHEMA_ERROR}web:\n- at '/a': 'allOf' failed\n  - at '/a/b': no\n", "web: a.b: no"),
     ],
 )
 def test_helms_prefixes_are_stripped(stderr: str, sentence: str) -> None:

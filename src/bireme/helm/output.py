@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from bireme.core.manifests import Manifest
@@ -79,11 +80,17 @@ def _setting_sentence(option: str, why: str) -> str:
     return f"{option}: {shown}"
 
 
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
 def _schema_sentences(lines: Sequence[str]) -> Iterator[str]:
     chart = ""
-    for line in filter(None, (line.strip() for line in lines)):
+    given = [line for line in lines if line.strip()]
+    for row, below in zip_longest(given, given[1:], fillvalue=""):
+        line = row.strip()
         found = _SCHEMA_LINE.match(line)
-        if found and found["why"].endswith("failed"):
+        if found and found["why"].endswith("failed") and _indent(below) > _indent(row):
             continue  # the lines below it say why
         if found:
             where = (found["pointer"] or "").strip("/").replace("/", ".") or found["field"] or "the values"

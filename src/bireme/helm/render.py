@@ -253,8 +253,8 @@ class Renderer:
     def _load(self, key: str) -> tuple[Manifest, ...] | RenderError | None:
         try:
             kept = json.loads(self._file(key).read_bytes())
-            if "error" in kept:
-                return RenderError(kept["error"], kept["raw"])
+            if "raw" in kept:
+                return RenderError(sentences(kept["raw"]), kept["raw"])
             return tuple(Manifest(entry["object"], entry["source"]) for entry in kept["manifests"])
         except (OSError, ValueError, KeyError, TypeError):
             return None  # not there, or half-written by an older version: render again
@@ -262,7 +262,7 @@ class Renderer:
     def _save(self, key: str, result: tuple[Manifest, ...] | RenderError) -> None:
         kept: dict[str, Any]
         if isinstance(result, RenderError):
-            kept = {"error": str(result), "raw": result.raw}
+            kept = {"raw": result.raw}
         else:
             kept = {"manifests": [{"source": item.source, "object": item.thaw()} for item in result]}
         file = self._file(key)
