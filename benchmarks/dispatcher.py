@@ -50,7 +50,7 @@ from bireme_runtime.dispatcher import Dispatcher  # noqa: E402
 from bireme_runtime.dispatcher.service.coordinator import Coordinator  # noqa: E402
 from bireme_runtime.dispatcher.service.election import Leadership  # noqa: E402
 from bireme_runtime.dispatcher.service.keys import Keys  # noqa: E402
-from bireme_runtime.dispatcher.service.requests import Definition, Request, Settled  # noqa: E402
+from bireme_runtime.dispatcher.service.requests import Definition, Settled, TrainerRequest  # noqa: E402
 from bireme_runtime.etcd import client as etcd  # noqa: E402
 from tests.runtime.dispatcher_replicas import Dispatchers, environment  # noqa: E402
 from tests.runtime.etcd_servers import EtcdServer  # noqa: E402
@@ -266,8 +266,8 @@ def growth(server: EtcdServer, rounds: int, shards: int, steps: int = 200) -> li
             _define(client, prefix, size)
             with _coordinator(server, prefix) as coordinator:
                 lease = client.lease_grant(3600)
-                coordinator.handle([Request("join", "set", "t", lease=lease)])
-                coordinator.handle([Request("next", "set", "t")])
+                coordinator.handle([TrainerRequest("join", "set", "t", lease=lease)])
+                coordinator.handle([TrainerRequest("next", "set", "t")])
                 at_start = [_steps(coordinator, steps) for _ in range(rounds)]
             _mark_half(client, prefix, size)
             takeovers = [_timed(partial(_take_over, server, prefix)) for _ in range(rounds)]
@@ -311,7 +311,7 @@ def _steps(coordinator: Coordinator, count: int) -> float:
     done: tuple[Settled, ...] = ()
     for _ in range(count):
         started = time.perf_counter()
-        (answer,) = coordinator.handle([Request("next", "set", "t", done=done)])
+        (answer,) = coordinator.handle([TrainerRequest("next", "set", "t", done=done)])
         seconds.append(time.perf_counter() - started)
         assert answer is not None
         shard = answer.body["shard"]
@@ -323,10 +323,10 @@ def _take_over(server: EtcdServer, prefix: str) -> None:
     """Read all state as a new leader does, and give out a shard."""
     with _coordinator(server, prefix) as coordinator:
         lease = coordinator._client.lease_grant(60)
-        coordinator.handle([Request("join", "set", "n", lease=lease)])
-        (answer,) = coordinator.handle([Request("next", "set", "n")])
+        coordinator.handle([TrainerRequest("join", "set", "n", lease=lease)])
+        (answer,) = coordinator.handle([TrainerRequest("next", "set", "n")])
         assert answer is not None
-        coordinator.handle([Request("leave", "set", "n")])
+        coordinator.handle([TrainerRequest("leave", "set", "n")])
 
 
 def _old_step(client: etcd.Client, size: int) -> float | None:

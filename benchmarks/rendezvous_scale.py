@@ -129,7 +129,7 @@ def run_members(
 
     Answers each with the time at which all had done it, or with what went wrong.
     """
-    settings = rules.Settings(
+    settings = rules.RunSettings(
         "run", total - 1, total, first_nodes=total, join_timeout=PATIENCE_SECONDS, settle_timeout=0,
         keep_alive_max_attempt=lease,
     )  # fmt: skip

@@ -85,7 +85,7 @@ class AnsweringWorker:
 
     def __init__(self) -> None:
         self.port, self.seen, self._starts = free_port(), progress.Progress(), status.Starts()
-        status.serve(status.Status(self._starts, self.seen, failures.Ledger(), lambda: ""), self.port)
+        status.serve(status.WorkerStatus(self._starts, self.seen, failures.Ledger(), lambda: ""), self.port)
 
     def is_in(self, job: InstalledRelease, cluster: EmbeddedCluster) -> None:
         """It answers for the workers that the job has now."""

@@ -17,7 +17,7 @@ from bireme.plan.picture import svg
 from bireme.plan.topology import Plan
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures
-from bireme_runtime.elastic.monitor.status import Starts, Status
+from bireme_runtime.elastic.monitor.status import Starts, WorkerStatus
 from tests.support.rendered import environment_of, the
 
 
@@ -398,7 +398,7 @@ def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) ->
     for number in (b"1", b"2"):
         seen.take(b"step " + number)
     seen.board.write(0, 2)
-    told = Status(Starts(ranks={0: 0}), seen, failures.Ledger(), lambda: "").metrics()
+    told = WorkerStatus(Starts(ranks={0: 0}), seen, failures.Ledger(), lambda: "").metrics()
     assert config.labels["grafana_dashboard"] == "1"
     assert shown == set(re.findall(r"^bireme_\w+", told, re.MULTILINE)) - {"bireme_rank", "bireme_saving"}
 

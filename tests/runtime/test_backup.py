@@ -47,7 +47,7 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
         "listen-client-urls": f"http://127.0.0.1:{port}",
         "listen-peer-urls": f"http://127.0.0.1:{peer_port}",
     }
-    settings = member.Settings(
+    settings = member.MemberSettings(
         "etcd-0",
         ordinal=0,
         base=base,

@@ -12,7 +12,7 @@ import pytest
 from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
 from bireme_runtime.dispatcher.service.keys import Keys
-from bireme_runtime.dispatcher.service.requests import Answer, Definition, Request, Settled
+from bireme_runtime.dispatcher.service.requests import Answer, Definition, Settled, TrainerRequest
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 
@@ -62,7 +62,7 @@ class Office:
             assert self.ask("join", name, lease=lease) == {"trainer": name}
 
     def answer(self, verb: str, trainer: str, **fields: Any) -> Answer | None:
-        return self.coordinator.handle([Request(verb, SET, trainer, **fields)])[0]
+        return self.coordinator.handle([TrainerRequest(verb, SET, trainer, **fields)])[0]
 
     def ask(self, verb: str, trainer: str, **fields: Any) -> dict[str, Any]:
         answer = self.answer(verb, trainer, **fields)
@@ -142,7 +142,7 @@ def test_a_shard_whose_assignment_was_not_saved_is_assigned_again(office: Office
     office.proxy.mode = trouble
     office.proxy.cut()
     with contextlib.suppress(etcd.EtcdError, NotLeader):
-        assert office.coordinator.handle([Request("next", SET, "a")])[0].status == 503  # type: ignore[union-attr]
+        assert office.coordinator.handle([TrainerRequest("next", SET, "a")])[0].status == 503  # type: ignore[union-attr]
     office.proxy.mode = "pass"
     office.proxy.cut()
     first = office.take("a")
@@ -178,7 +178,7 @@ def test_a_new_leader_continues_where_the_last_one_stopped(office: Office) -> No
     # A repeated acknowledgement, whose first answer may have been lost with the former leader.
     assert office.ask("settle", "a", done=(done,)) == {"acknowledged": [True]}
     with pytest.raises(NotLeader):
-        former.handle([Request("next", SET, "b")])
+        former.handle([TrainerRequest("next", SET, "b")])
     rest: list[Settled] = []
     for _ in range(5):
         rest.append(office.take("b", have=tuple(each.token for each in rest)))
@@ -213,7 +213,7 @@ def test_many_requests_become_few_transactions(office: Office) -> None:
     trainers = [f"t{number}" for number in range(100)]
     office.join(*trainers)
     before = office.coordinator.commits
-    answers = office.coordinator.handle([Request("next", SET, name) for name in trainers])
+    answers = office.coordinator.handle([TrainerRequest("next", SET, name) for name in trainers])
     shards = {answer.body["shard"]["shard"] for answer in answers if answer is not None}
     assert shards == set(range(100))
     assert office.coordinator.commits - before <= 3

@@ -19,7 +19,7 @@ from typing import Any
 from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
 from bireme_runtime.dispatcher.service.keys import Keys
-from bireme_runtime.dispatcher.service.requests import Answer, Definition, Request, Settled
+from bireme_runtime.dispatcher.service.requests import Answer, Definition, Settled, TrainerRequest
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 
@@ -87,7 +87,7 @@ class Fuzz:
         self.everybody: list[Trainer] = []
         self.gone: list[str] = []
         self.late: list[tuple[str, dict[str, Any]]] = []
-        self.sent: list[Request] = []
+        self.sent: list[TrainerRequest] = []
         self.datasets: dict[str, Definition] = {}
         self.accepted: dict[tuple[str, int], Settled] = {}
         self.deeds: Counter[str] = Counter()
@@ -134,7 +134,9 @@ class Fuzz:
             self.plain.put(keys.block(definition.digest, block), json.dumps([f"s{n}" for n in numbers]))
         self.datasets[name] = definition
 
-    def send(self, requests: list[Request], coordinator: Coordinator | None = None) -> list[Answer | None]:
+    def send(
+        self, requests: list[TrainerRequest], coordinator: Coordinator | None = None
+    ) -> list[Answer | None]:
         """The coordinator's answers; none if it does not lead, or if the answers are lost."""
         coordinator = coordinator or self.coordinator
         self.sent = [*self.sent[-20:], *requests]
@@ -169,7 +171,7 @@ class Fuzz:
             self.join(trainer)
 
     def join(self, trainer: Trainer) -> None:
-        request = Request("join", trainer.dataset, trainer.id, lease=trainer.lease)
+        request = TrainerRequest("join", trainer.dataset, trainer.id, lease=trainer.lease)
         (answer,) = self.send([request])
         self.digest(trainer, answer)
         trainer.joined = trainer.joined or (answer is not None and answer.status == 200)
@@ -191,12 +193,12 @@ class Fuzz:
         trainers = [each for each in self.trainers if each.joined]
         some = self.chance.sample(trainers, self.chance.randint(0, len(trainers)))
         definition = self.datasets[self.dataset]
-        add = Request("add", self.dataset, definition=definition)
+        add = TrainerRequest("add", self.dataset, definition=definition)
         answers = self.send([add, *(self.request(each) for each in some)])
         for trainer, answer in zip(some, answers[1:], strict=True):
             self.digest(trainer, answer)
 
-    def request(self, trainer: Trainer) -> Request:
+    def request(self, trainer: Trainer) -> TrainerRequest:
         failed: list[Settled] = []
         released: list[Settled] = []
         while trainer.hand and self.chance.random() < 0.8:
@@ -209,7 +211,7 @@ class Fuzz:
         # A trainer has two shards at most.
         verb = "settle" if len(trainer.hand) > 1 else "next"
         have, done = tuple(trainer.hand), tuple(trainer.unreported.values())
-        request = Request(verb, trainer.dataset, trainer.id, have=have, done=done)
+        request = TrainerRequest(verb, trainer.dataset, trainer.id, have=have, done=done)
         ahead = bool(trainer.hand) and self.chance.random() < 0.5
         return replace(request, failed=tuple(failed), released=tuple(released), ahead=ahead)
 
@@ -240,7 +242,7 @@ class Fuzz:
             self.goodbye(trainer)
 
     def goodbye(self, trainer: Trainer) -> None:
-        (answer,) = self.send([Request("leave", trainer.dataset, trainer.id)])
+        (answer,) = self.send([TrainerRequest("leave", trainer.dataset, trainer.id)])
         if answer is not None and trainer in self.trainers:
             self.trainers.remove(trainer)
             self.plain.lease_revoke(trainer.lease)
@@ -269,10 +271,10 @@ class Fuzz:
         name = f"task-{self.chance.randrange(3)}"
         if trainer.task:
             verb = self.chance.choice(["once-done", "once-done", "once-failed"])
-            (answer,) = self.send([Request(verb, trainer.dataset, trainer.id, trainer.task)])
+            (answer,) = self.send([TrainerRequest(verb, trainer.dataset, trainer.id, trainer.task)])
             trainer.task = "" if answer is not None else trainer.task
         else:
-            (answer,) = self.send([Request("once", trainer.dataset, trainer.id, name)])
+            (answer,) = self.send([TrainerRequest("once", trainer.dataset, trainer.id, name)])
             if answer is not None and answer.body.get("state") == "yours":
                 trainer.task = name
 

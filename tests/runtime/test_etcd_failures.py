@@ -16,7 +16,7 @@ import pytest
 
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous
-from bireme_runtime.elastic.rendezvous.rules import Settings
+from bireme_runtime.elastic.rendezvous.rules import RunSettings
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer
@@ -36,7 +36,7 @@ def start(prefix: str) -> Iterator[Start]:
     ) -> list[Rendezvous]:
         endpoints = etcd.parse_endpoints(",".join(server.endpoint for server in servers))
         fields = {"prefix": prefix, "join_timeout": 40, "settle_timeout": 0, **changes}
-        settings = Settings("run", count, count, **fields)
+        settings = RunSettings("run", count, count, **fields)
         for slot in range(count):
             client = etcd.Client(endpoints, etcd.Credentials(user, user[:1]), settings.heartbeat_timeout)
             identity = membership.Identity(membership.new_base(f"m{slot}"), slot, "10.0.0.1")
@@ -120,7 +120,7 @@ def test_pauses_between_attempts_differ(prefix: str) -> None:
         threading.Thread(target=hang_up, daemon=True).start()
         client = etcd.Client(etcd.parse_endpoints(f"127.0.0.1:{nobody.getsockname()[1]}"))
         identity = membership.Identity("a", 0, "10.0.0.1")
-        member = Rendezvous(client, Settings("run", 1, 1, prefix, join_timeout=120), identity)
+        member = Rendezvous(client, RunSettings("run", 1, 1, prefix, join_timeout=120), identity)
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(member.join)
 

@@ -30,7 +30,7 @@ def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
 def member(proxy: Proxy, prefix: str) -> Iterator[Member]:
     """Make a member in a world, and the environment of its training processes."""
     made: list[membership.Rendezvous] = []
-    settings = rules.Settings(
+    settings = rules.RunSettings(
         "a-run", 1, 4, prefix, join_timeout=120, last_call_timeout=0.1, settle_timeout=0,
         keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
     )  # fmt: skip

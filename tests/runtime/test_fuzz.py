@@ -28,7 +28,7 @@ class Agent:
     """A simulated torchrun: joins, trains, checks for waiting members, sometimes fails."""
 
     slot: int
-    settings: rules.Settings
+    settings: rules.RunSettings
     proxy: Proxy
     chance: random.Random
     worlds: list[membership.World] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Fuzz:
     def __init__(self, server: EtcdServer, prefix: str, seed: int) -> None:
         self.chance = random.Random(seed)
         self.server = server
-        self.settings = rules.Settings(
+        self.settings = rules.RunSettings(
             "run", MIN, MAX, prefix, join_timeout=60, last_call_timeout=0.1, settle_timeout=0.2,
             close_timeout=2, keep_alive_interval=0.3, keep_alive_max_attempt=7,
         )  # fmt: skip

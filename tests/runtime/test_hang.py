@@ -111,8 +111,8 @@ def test_a_worker_that_has_seen_no_step_does_not_judge() -> None:
     assert hang.overdue(progress.Progress(clock=lambda: 0.0), 10, 20, 5000) == 0
 
 
-def stand(rank: int, frames: str, step: int | None = None) -> hang.Stand:
-    return hang.Stand(rank, f"node-{rank}", step, frames.split())
+def stand(rank: int, frames: str, step: int | None = None) -> hang.RankState:
+    return hang.RankState(rank, f"node-{rank}", step, frames.split())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def stand(rank: int, frames: str, step: int | None = None) -> hang.Stand:
         ([], None),
     ],
 )
-def test_the_slowest_is_behind_or_does_something_else(stands: list[hang.Stand], rank: int | None) -> None:
+def test_the_slowest_is_behind_or_does_something_else(stands: list[hang.RankState], rank: int | None) -> None:
     slow = hang.slowest(stands)
     assert (slow.rank if slow else None) == rank
 

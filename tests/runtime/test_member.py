@@ -29,7 +29,7 @@ class Pods:
     def host(ordinal: int) -> str:
         return f"127.77.0.{ordinal + 1}"
 
-    def settings(self, ordinal: int, wait_seconds: float = 30) -> member.Settings:
+    def settings(self, ordinal: int, wait_seconds: float = 30) -> member.MemberSettings:
         home = self.folder / str(ordinal)
         home.mkdir(parents=True, exist_ok=True)
         host = self.host(ordinal)
@@ -39,7 +39,7 @@ class Pods:
             "unsafe-no-fsync": True,
             "log-level": "error",
         }
-        return member.Settings(
+        return member.MemberSettings(
             f"etcd-{ordinal}", ordinal, base, home / "data", home / "etcd.json", "test", self.host,
             wait_seconds=wait_seconds, resolves=self.addresses.__contains__,
         )  # fmt: skip
@@ -178,7 +178,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def test_names_and_urls_follow_from_the_pods_name(environment: dict[str, str]) -> None:
-    settings = member.Settings.from_env({**environment, "BIREME_ETCD_ROOT_PASSWORD": "secret"})
+    settings = member.MemberSettings.from_env({**environment, "BIREME_ETCD_ROOT_PASSWORD": "secret"})
     assert settings.url(0, "client") == "https://imagenet-etcd-0.imagenet-etcd-peers.default.svc:2379"
     assert settings.url(2, "peer") == "http://imagenet-etcd-2.imagenet-etcd-peers.default.svc:2380"
     assert (settings.credentials.username, settings.wait_seconds) == ("root", 600)

@@ -68,7 +68,7 @@ def test_newcomers_do_not_wait_for_ever(start: Start, on_etcd: dict[str, str]) -
 
 
 def test_a_checkpoint_counts_when_newcomers_wait_already() -> None:
-    board, now = progress.Board.new(), time.monotonic()
+    board, now = progress.StepBoard.new(), time.monotonic()
     board.save()
     now += 1
     moment = progress.Moment(board, 60, lambda: now)
@@ -81,7 +81,7 @@ def test_a_checkpoint_counts_when_newcomers_wait_already() -> None:
 
 def test_those_that_wait_longest_decide_how_long_newcomers_wait() -> None:
     now = 1000.0
-    moment = progress.Moment(progress.Board.new(), 30, lambda: now)
+    moment = progress.Moment(progress.StepBoard.new(), 30, lambda: now)
     assert not moment.is_now()
     # Nobody asked for a while: those newcomers have gone, and others have their own time.
     now += 31

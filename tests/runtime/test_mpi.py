@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.mpi.ssh import Ssh, for_trainers, greet, is_broken
-from bireme_runtime.mpi.world import World
+from bireme_runtime.mpi.world import MpiWorld
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
 from tests.runtime.etcd_servers import RUNTIME
 
-WORLD = World(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
+WORLD = MpiWorld(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
 VARIABLES = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
 
 
@@ -57,7 +57,7 @@ def test_an_unusable_setting_is_reported_in_a_sentence(
 
 
 def test_the_world_follows_from_the_environment_of_the_pod() -> None:
-    assert World.from_env(VARIABLES) == WORLD
+    assert MpiWorld.from_env(VARIABLES) == WORLD
     assert (WORLD.size, WORLD.names) == (4, ("train-r1-0", "train-r1-1"))
 
 
@@ -70,7 +70,7 @@ def test_the_world_follows_from_the_environment_of_the_pod() -> None:
     ],
 )
 def test_each_implementation_gets_the_host_file_it_reads(implementation: str, line: str) -> None:
-    assert World(WORLD.hosts, 2, implementation).hostfile().splitlines()[1] == line
+    assert MpiWorld(WORLD.hosts, 2, implementation).hostfile().splitlines()[1] == line
 
 
 def probed(*hosts: str, size: int = 4) -> str:

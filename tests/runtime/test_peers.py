@@ -12,7 +12,7 @@ import pytest
 from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous, World
-from bireme_runtime.elastic.rendezvous.rules import Settings
+from bireme_runtime.elastic.rendezvous.rules import RunSettings
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer
@@ -44,7 +44,7 @@ def make(shared_etcd: EtcdServer, prefix: str) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def make(first: int = 3, read_timeout: float = 60) -> Job:
-        settings = Settings(
+        settings = RunSettings(
             "run", 1, 3, prefix, "", 600, 0, first, settle_timeout=0, read_timeout=read_timeout
         )
         job = Job({})

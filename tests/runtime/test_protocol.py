@@ -14,14 +14,23 @@ import pytest
 
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous
-from bireme_runtime.elastic.rendezvous.rules import Joined, Member, Over, Propose, Round, Settings, View, Wait
+from bireme_runtime.elastic.rendezvous.rules import (
+    Joined,
+    Member,
+    Over,
+    Propose,
+    Round,
+    RunSettings,
+    View,
+    Wait,
+)
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 from tests.support import waiting
 
 # Decisions ----------------------------------------
 
-SETTINGS = Settings("run", 2, 3)
+SETTINGS = RunSettings("run", 2, 3)
 until = partial(waiting.until, every=0.01)
 
 
@@ -169,7 +178,7 @@ def test_a_placed_member_joins_although_the_run_has_just_ended() -> None:
 )
 def test_an_unusable_rendezvous_conf_is_reported(config: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Settings.from_config("run", 1, 2, config)
+        RunSettings.from_config("run", 1, 2, config)
 
 
 def test_settings_are_read_under_torchs_names() -> None:
@@ -179,7 +188,7 @@ def test_settings_are_read_under_torchs_names() -> None:
         "keep_alive_max_attempt": "4",
         "etcd_prefix": "/x",
     }
-    settings = Settings.from_config("run", 1, 2, {**config, "last_call_timeout": None, "is_host": "1"})
+    settings = RunSettings.from_config("run", 1, 2, {**config, "last_call_timeout": None, "is_host": "1"})
     assert (settings.join_timeout, settings.lease_ttl, settings.root) == (5, 8, "/x/run/")
     assert settings.last_call_timeout == 1
 
@@ -190,15 +199,15 @@ Make = Callable[..., Rendezvous]
 
 
 @pytest.fixture
-def settings(prefix: str) -> Settings:
-    return Settings(
+def settings(prefix: str) -> RunSettings:
+    return RunSettings(
         "run", 1, 4, prefix, join_timeout=120, last_call_timeout=0.2, settle_timeout=0,
         keep_alive_interval=0.3, keep_alive_max_attempt=7, heartbeat_timeout=1,
     )  # fmt: skip
 
 
 @pytest.fixture
-def make(shared_etcd: EtcdServer, settings: Settings) -> Iterator[Make]:
+def make(shared_etcd: EtcdServer, settings: RunSettings) -> Iterator[Make]:
     """Make a member by slot; `endpoint` puts it behind a proxy."""
     members: list[Rendezvous] = []
 
@@ -341,7 +350,7 @@ def test_a_spare_waits_until_a_worker_is_lost_or_more_are_wanted(make: Make) -> 
 
 
 def test_a_member_whose_proposals_are_all_refused_gives_up_and_says_why(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     other = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
 
@@ -442,7 +451,7 @@ def test_no_world_forms_beside_one_that_trains_when_etcd_comes_back_empty(
 
 
 def test_only_a_mark_ends_a_run_and_the_first_one_is_kept(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
@@ -469,12 +478,12 @@ def test_rank_zero_publishes_its_store_and_a_broken_round_has_none(make: Make) -
     assert not a.publish_store(first, "late")
 
 
-def outcome(server: EtcdServer, settings: Settings) -> str:
+def outcome(server: EtcdServer, settings: RunSettings) -> str:
     return membership.outcome_of(etcd.Client(etcd.parse_endpoints(server.endpoint)), settings.root)
 
 
 def test_a_run_succeeds_when_all_members_of_its_round_have_finished(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
@@ -491,7 +500,7 @@ def test_a_run_succeeds_when_all_members_of_its_round_have_finished(
 
 
 def test_a_member_that_fails_calls_those_that_have_finished_to_a_new_round(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
@@ -505,7 +514,7 @@ def test_a_member_that_fails_calls_those_that_have_finished_to_a_new_round(
 
 
 def test_a_member_that_is_lost_before_it_has_finished_calls_for_a_new_round(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
@@ -596,7 +605,7 @@ def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: 
 
 
 def test_foreign_keys_among_the_members_are_ignored(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     for name, value in (("text", "hello"), ("number", "5"), ("other", '{"a": 1}'), ("list", "[]")):
@@ -612,7 +621,7 @@ def test_foreign_keys_among_the_members_are_ignored(
 
 
 def test_a_thread_that_ends_unexpectedly_ends_the_member_with_a_sentence(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a)
@@ -627,7 +636,7 @@ def test_a_thread_that_ends_unexpectedly_ends_the_member_with_a_sentence(
 
 
 def test_the_leases_of_a_member_are_found_by_its_name(
-    make: Make, shared_etcd: EtcdServer, settings: Settings
+    make: Make, shared_etcd: EtcdServer, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)

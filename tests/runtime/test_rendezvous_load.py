@@ -12,7 +12,7 @@ import pytest
 
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous
-from bireme_runtime.elastic.rendezvous.rules import Settings
+from bireme_runtime.elastic.rendezvous.rules import RunSettings
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 from tests.support import waiting
@@ -68,7 +68,7 @@ def server(new_etcd: Callable[..., EtcdServer]) -> EtcdServer:
 
 @pytest.fixture
 def members(server: EtcdServer) -> Iterator[list[Rendezvous]]:
-    settings = Settings("run", 1, N, first_nodes=N, join_timeout=120, settle_timeout=0)
+    settings = RunSettings("run", 1, N, first_nodes=N, join_timeout=120, settle_timeout=0)
     endpoints = etcd.parse_endpoints(server.endpoint)
 
     def make(slot: int) -> Rendezvous:

@@ -116,7 +116,7 @@ def test_a_module_with_threads_makes_starts_cold(tmp_path: Path) -> None:
 def test_what_libraries_read_at_import_must_not_differ(tmp_path: Path) -> None:
     script = write(tmp_path, "import os\nprint(1)\n")
     template = warm.start((sys.executable, "-c", "pass"), {"OMP_NUM_THREADS": "1"})
-    request = warm.Request("script", (str(script),), {"OMP_NUM_THREADS": "4"}, str(tmp_path))
+    request = warm.ForkRequest("script", (str(script),), {"OMP_NUM_THREADS": "4"}, str(tmp_path))
     with pytest.raises(warm.Unusable, match="OMP_NUM_THREADS differs from what was set when"):
         template.ask(request)
     template.close()

@@ -22,7 +22,7 @@ def member() -> membership.Rendezvous | None:
         return None
     low, high = os.environ["PET_NNODES"].split(":")
     conf = dict(pair.split("=") for pair in os.environ["PET_RDZV_CONF"].split(","))
-    settings = rules.Settings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
+    settings = rules.RunSettings.from_config(os.environ["PET_RDZV_ID"], int(low), int(high), conf)
     return torch_handler.new_member(settings, os.environ["PET_RDZV_ENDPOINT"], conf)[0]
 
 

@@ -22,7 +22,7 @@ template = warm.start((*LAUNCHER, *script), os.environ)
 codes, pids = [], []
 for run in range(2):
     env = {**os.environ, "RANK": str(run)}
-    template.ask(warm.Request("script", tuple(script), env, os.getcwd()))
+    template.ask(warm.ForkRequest("script", tuple(script), env, os.getcwd()))
     pid = template.answer(60)
     assert pid is not None
     process = warm.Forked(pid, script)

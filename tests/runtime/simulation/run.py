@@ -257,8 +257,8 @@ class Job:
 
     # What the workers ask ----------------------------------------
 
-    def settings(self, run: str) -> rules.Settings:
-        return rules.Settings(
+    def settings(self, run: str) -> rules.RunSettings:
+        return rules.RunSettings(
             run, self.least, self.size + self.spares, _PREFIX, lock="release", first_nodes=self.size,
             first_call_timeout=15, join_timeout=60, settle_timeout=4, keep_alive_interval=2,
             keep_alive_max_attempt=5, close_timeout=0.1, unit=self.unit,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bireme_runtime.elastic.rendezvous import membership
-from bireme_runtime.elastic.rendezvous.rules import Settings
+from bireme_runtime.elastic.rendezvous.rules import RunSettings
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer
 from tests.support import waiting
@@ -36,7 +36,7 @@ def test_a_worker_does_not_wait_for_ever_for_a_store_that_is_silent(
 ) -> None:
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     paused = membership.Rendezvous(
-        client, Settings("run", 2, 3, prefix), membership.Identity("paused", 0, "127.0.0.1")
+        client, RunSettings("run", 2, 3, prefix), membership.Identity("paused", 0, "127.0.0.1")
     )
     run = job(PET_NNODES="2:3", steps=10)
     worlds: list[membership.World] = []

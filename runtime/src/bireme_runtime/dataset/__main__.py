@@ -15,7 +15,7 @@ from pathlib import Path
 from bireme_runtime.dataset.archives import Damaged
 from bireme_runtime.dataset.manifest import Corrupt
 from bireme_runtime.dataset.staging import (
-    Settings,
+    StagingSettings,
     Unwritable,
     alone,
     publish,
@@ -79,13 +79,13 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
-def _publish(settings: Settings, env: Mapping[str, str], say: Say) -> None:
+def _publish(settings: StagingSettings, env: Mapping[str, str], say: Say) -> None:
     publish(settings, say)
     if settings.upload and settings.index == 0:
         upload(settings, env, say)
 
 
-def _hold(settings: Settings, has_lock: Path, say: Say) -> None:
+def _hold(settings: StagingSettings, has_lock: Path, say: Say) -> None:
     """Lock the dataset, make the file `has_lock`, and keep the lock until SIGTERM."""
 
     def end(*_: object) -> None:

@@ -85,7 +85,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StagingSettings:
     """What to stage and where. `sources` have the keys url, path, sha256, sums and extract.
 
     With `is_root`, the target is the root of a claim, which nothing can be renamed to (see root.py).
@@ -147,12 +147,12 @@ class Settings:
         return self.staging / _STATE
 
 
-def settings_from(env: Mapping[str, str]) -> Settings:
+def settings_from(env: Mapping[str, str]) -> StagingSettings:
     """The settings of a pod. Raises SourceError if they cannot be read."""
     try:
         values = json.loads(env["BIREME_DATASET"])
         workers = int(values.get("workers", 1))
-        return Settings(
+        return StagingSettings(
             target=Path(values["target"]),
             sources=tuple(values["sources"]),
             shards=tuple(Shards(each["file"], int(each["count"])) for each in values.get("shards", ())),
@@ -172,7 +172,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
 
 
 @contextlib.contextmanager
-def alone(settings: Settings, say: Say) -> Iterator[None]:
+def alone(settings: StagingSettings, say: Say) -> Iterator[None]:
     """Wait until no other process copies or publishes this dataset as this index: two would mix their files.
 
     Where nothing can be locked, nobody is waited for.
@@ -251,7 +251,7 @@ class Listing:
         return Item(path, Entry(*entry), self.sources[number], sha256)
 
 
-def listed(settings: Settings, env: Mapping[str, str], lists: Lists) -> Listing:
+def listed(settings: StagingSettings, env: Mapping[str, str], lists: Lists) -> Listing:
     """What the sources have. Raises SourceError if two have the same path, and as sources do."""
     sources = [
         open_source(wanted["url"], env_of(env, number)) for number, wanted in enumerate(settings.sources)
@@ -385,7 +385,7 @@ def _chunks(body: Body, count: int) -> Iterator[bytes]:
 
 
 @dataclass
-class Past:
+class EarlierCopies:
     """What earlier attempts copied of a path: the last whole file; parts by version and unfinished file."""
 
     file: Mapping[str, Any] | None = None
@@ -405,14 +405,14 @@ class Journal:
         self._lock = threading.Lock()
         self._file = (folder / self._name).open("a", encoding="utf-8")
 
-    def past(self, lists: Lists) -> Iterator[tuple[str, Past]]:
+    def past(self, lists: Lists) -> Iterator[tuple[str, EarlierCopies]]:
         """What the journals of all indexes have until now, sorted by path; parts of this index only."""
         rows = lists.sorted(self._rows())
         return self._by_path(rows)
 
-    def _by_path(self, rows: SortedRows) -> Iterator[tuple[str, Past]]:
+    def _by_path(self, rows: SortedRows) -> Iterator[tuple[str, EarlierCopies]]:
         for path, records in itertools.groupby(rows, key=lambda row: row[0]):
-            past = Past()
+            past = EarlierCopies()
             for _, (record,) in records:
                 if "part" in record:
                     past.parts.setdefault((record["version"], record.get("into", "")), set()).add(
@@ -446,7 +446,7 @@ class Journal:
 class Copier:
     """Copies items into the staging folder, in threads. The first error ends all of them."""
 
-    def __init__(self, settings: Settings, journal: Journal, say: Say) -> None:
+    def __init__(self, settings: StagingSettings, journal: Journal, say: Say) -> None:
         self._settings, self._journal, self._say = settings, journal, say
         self._lock, self._lock_of_tasks = threading.Lock(), threading.Lock()
         self._error: BaseException | None = None
@@ -494,9 +494,11 @@ class Copier:
             f"{rate:.1f} MiB/s"
         )
 
-    def _tasks(self, items: Iterable[tuple[str, Item | None, Past | None]]) -> Iterator[Callable[[], None]]:
+    def _tasks(
+        self, items: Iterable[tuple[str, Item | None, EarlierCopies | None]]
+    ) -> Iterator[Callable[[], None]]:
         for _, item, found in items:
-            past = found or Past()
+            past = found or EarlierCopies()
             if item is None:
                 continue
             if self._is_here(item, past):
@@ -505,7 +507,7 @@ class Copier:
             else:
                 yield from self._copies(item, past)
 
-    def _copies(self, item: Item, past: Past) -> Iterator[Callable[[], None]]:
+    def _copies(self, item: Item, past: EarlierCopies) -> Iterator[Callable[[], None]]:
         if item.entry.size <= self._settings.part_bytes:
             yield lambda: self._whole(item)
         else:
@@ -522,7 +524,7 @@ class Copier:
             except BaseException as error:
                 self._error = self._error or error
 
-    def _is_here(self, item: Item, past: Past) -> bool:
+    def _is_here(self, item: Item, past: EarlierCopies) -> bool:
         record = past.file
         if record is None or (record["version"], record["size"]) != (item.entry.version, item.entry.size):
             return False
@@ -575,7 +577,7 @@ class Copier:
                 raise _wrong_checksum(item, expected, found[expected.algorithm])
             self._finish(item, unfinished, sha256.hexdigest())
 
-    def _in_parts(self, item: Item, past: Past) -> Iterator[Callable[[], None]]:
+    def _in_parts(self, item: Item, past: EarlierCopies) -> Iterator[Callable[[], None]]:
         size, step = item.entry.size, self._settings.part_bytes
         begun = {f"{self._parts}/{name}": of for name, of in past.unfinished(item.entry.version).items()}
         usable = (file for file in begun if _size(file) == size)
@@ -631,7 +633,7 @@ class Copier:
                 self._wrong_before.add(item.path)
                 self._bytes -= item.entry.size
             self._say(f"{error}: copying it again")
-            again = list(self._copies(item, Past()))
+            again = list(self._copies(item, EarlierCopies()))
             with self._lock_of_tasks:
                 self._again.extend(again)
 
@@ -682,7 +684,7 @@ def _wrong_checksum(item: Item, expected: Checksum, found: bytes) -> Corrupt:
     return Corrupt(f"{item.path} has {expected.name} {found.hex()}, its source says {expected.value.hex()}")
 
 
-def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
+def stage(settings: StagingSettings, env: Mapping[str, str], say: Say) -> bool:
     """Copy this index's share of the items; index 0 then waits for the other shares.
 
     Returns False when the target has this dataset already.
@@ -712,7 +714,7 @@ def stage(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
     return True
 
 
-def _take_back(settings: Settings, say: Say) -> None:
+def _take_back(settings: StagingSettings, say: Say) -> None:
     """Undo a `publish` that was interrupted. Worker 0 does it, and at a root the others wait for it."""
     if not settings.is_root:
         if settings.index == 0 and settings.old.exists() and not settings.target.exists():
@@ -727,7 +729,7 @@ def _take_back(settings: Settings, say: Say) -> None:
             time.sleep(1)
 
 
-def _check_target(settings: Settings, is_dataset: bool, lists: Lists) -> None:
+def _check_target(settings: StagingSettings, is_dataset: bool, lists: Lists) -> None:
     target = settings.target
     if settings.is_root and (other := root.foreign(target, settings.old, lists)):
         raise SourceError(
@@ -741,7 +743,7 @@ def _check_target(settings: Settings, is_dataset: bool, lists: Lists) -> None:
 
 
 def _copy_share(
-    settings: Settings, listing: Listing, index: int, copier: Copier, lists: Lists, say: Say
+    settings: StagingSettings, listing: Listing, index: int, copier: Copier, lists: Lists, say: Say
 ) -> None:
     copied = copier.run(listing, index, lists)
     share = {"identity": listing.identity, "files": listing.files, "bytes": listing.bytes}
@@ -749,7 +751,9 @@ def _copy_share(
     say(f"share {index + 1} of {settings.workers} is complete; {copied} bytes were copied now")
 
 
-def _wait_for_shares(settings: Settings, listing: Listing, copier: Copier, lists: Lists, say: Say) -> None:
+def _wait_for_shares(
+    settings: StagingSettings, listing: Listing, copier: Copier, lists: Lists, say: Say
+) -> None:
     missing: list[int] = []
     while True:
         shares = {index: _share(settings, index) for index in range(settings.workers)}
@@ -767,7 +771,7 @@ def _wait_for_shares(settings: Settings, listing: Listing, copier: Copier, lists
         time.sleep(1)
 
 
-def _remove_others(settings: Settings, listing: Listing, lists: Lists) -> None:
+def _remove_others(settings: StagingSettings, listing: Listing, lists: Lists) -> None:
     """Delete files that an earlier attempt copied and that the sources no longer have."""
     for path, _, item in joined(_staged(settings, lists), listing.rows):
         if item is None:
@@ -775,7 +779,7 @@ def _remove_others(settings: Settings, listing: Listing, lists: Lists) -> None:
     (settings.staging / MANIFEST).unlink(missing_ok=True)
 
 
-def _unpack(settings: Settings, listing: Listing, say: Say) -> None:
+def _unpack(settings: StagingSettings, listing: Listing, say: Say) -> None:
     """Unpack the archives of the sources that ask for it. `publish` leaves the archives themselves out."""
     wanted = [number for number, each in enumerate(settings.sources) if each.get("extract")]
     (settings.state / _UNPACKED).unlink(missing_ok=True)
@@ -803,7 +807,7 @@ def _unpack(settings: Settings, listing: Listing, say: Say) -> None:
     _write(settings.state / _UNPACKED, json.dumps({"archives": unpacked, "files": files, "bytes": size}))
 
 
-def _unpacked(settings: Settings) -> dict[str, Any]:
+def _unpacked(settings: StagingSettings) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads((settings.state / _UNPACKED).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -811,15 +815,15 @@ def _unpacked(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _staged(settings: Settings, lists: Lists) -> SortedRows:
+def _staged(settings: StagingSettings, lists: Lists) -> SortedRows:
     return lists.sorted((safe_path(path), []) for path in _files(settings.staging))
 
 
-def _share_file(settings: Settings, index: int) -> Path:
+def _share_file(settings: StagingSettings, index: int) -> Path:
     return settings.state / f"share-{index}.json"
 
 
-def _share(settings: Settings, index: int) -> dict[str, Any] | None:
+def _share(settings: StagingSettings, index: int) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(_share_file(settings, index).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -830,7 +834,7 @@ def _share(settings: Settings, index: int) -> dict[str, Any] | None:
 # --- publishing ---
 
 
-def publish(settings: Settings, say: Say) -> bool:
+def publish(settings: StagingSettings, say: Say) -> bool:
     """Write the manifest and rename the staged folder to the target. Raises Corrupt, at a root SourceError.
 
     Returns False where nothing is staged, or index is not 0.
@@ -860,14 +864,14 @@ def publish(settings: Settings, say: Say) -> bool:
     return True
 
 
-def _clear_away(settings: Settings) -> None:
+def _clear_away(settings: StagingSettings) -> None:
     """Delete what is left beside a published dataset."""
     for folder in (settings.staging, settings.target / _STATE):
         shutil.rmtree(folder, ignore_errors=True)
     _delete_old(settings)
 
 
-def _delete_old(settings: Settings) -> None:
+def _delete_old(settings: StagingSettings) -> None:
     """Delete the dataset that was replaced. What is left of it after a kill is never taken for all of it."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(settings.gone, ignore_errors=True)
@@ -875,11 +879,11 @@ def _delete_old(settings: Settings) -> None:
     shutil.rmtree(settings.gone, ignore_errors=True)
 
 
-def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[str, Any]:
+def _describe(settings: StagingSettings, share: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Split files into shards and write the manifest; returns its header. Does not delete the split files."""
     staging = settings.staging
     with settings.lists() as lists, ThreadPoolExecutor(settings.parallel) as pool:
-        known: Iterable[tuple[str, Past]] = ()
+        known: Iterable[tuple[str, EarlierCopies]] = ()
         if not settings.prepare:
             _check_complete(settings, share)
             known = Journal(settings.state, 0).past(lists)
@@ -893,7 +897,7 @@ def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[st
             if is_there is not None and path not in without
         )
 
-        def row(found: tuple[str, Past | None]) -> dict[str, Any]:
+        def row(found: tuple[str, EarlierCopies | None]) -> dict[str, Any]:
             path, past = found
             # Shards are made here, though an object could have had their name.
             if past is not None and past.file is not None and path not in records:
@@ -905,7 +909,7 @@ def _describe(settings: Settings, share: Mapping[str, Any], say: Say) -> dict[st
         return write_manifest(staging, in_order(pool, row, found), share["identity"], lists)
 
 
-def _check_complete(settings: Settings, share: Mapping[str, Any]) -> None:
+def _check_complete(settings: StagingSettings, share: Mapping[str, Any]) -> None:
     shards = {name for each in settings.shards for name in each.names}
     files = size = 0
     for path in _files(settings.staging):
@@ -920,7 +924,7 @@ def _check_complete(settings: Settings, share: Mapping[str, Any]) -> None:
         )
 
 
-def _row(settings: Settings, path: str, sha256: str, records: Mapping[str, int]) -> dict[str, Any]:
+def _row(settings: StagingSettings, path: str, sha256: str, records: Mapping[str, int]) -> dict[str, Any]:
     row: dict[str, Any] = {"path": path, "bytes": os.stat(settings.staged(path)).st_size, "sha256": sha256}
     return {**row, "records": records[path]} if path in records else row
 
@@ -952,7 +956,7 @@ def split(folder: Path, shards: Shards, say: Say) -> dict[str, int]:
 # --- uploading ---
 
 
-def upload(settings: Settings, env: Mapping[str, str], say: Say) -> bool:
+def upload(settings: StagingSettings, env: Mapping[str, str], say: Say) -> bool:
     """Upload the published dataset to S3, its manifest last; returns False when S3 already has all of it.
 
     Raises SourceError, Unreachable, CredentialsError or Corrupt.

@@ -62,7 +62,7 @@ _WANTED = _SAVING + _SLOTS
 Marks = dict[str, list[int]]
 
 
-class Board(Page):
+class StepBoard(Page):
     """One page that the processes of a worker share: the latest step of each local rank, and when it was.
 
     With it stands how often in a row the loss was NaN or infinite.
@@ -133,7 +133,7 @@ class Board(Page):
         self._memory[_SAVING : _SAVING + _SLOTS] = bytes(_SLOTS)
 
 
-_board: Board | None = None
+_board: StepBoard | None = None
 
 
 def step(number: int, loss: float = 0.0) -> None:
@@ -170,11 +170,11 @@ def saving() -> Iterator[None]:
             board.mark_saving(slot, False)
 
 
-def _open_board() -> Board | None:
+def _open_board() -> StepBoard | None:
     global _board
     if _board is None and BOARD in os.environ:
         with contextlib.suppress(OSError):
-            _board = Board.at(os.environ[BOARD])
+            _board = StepBoard.at(os.environ[BOARD])
     return _board
 
 
@@ -182,7 +182,7 @@ class Moment:
     """A good moment for newcomers: right after a checkpoint, or when they have waited for ``seconds``."""
 
     def __init__(
-        self, board: Board | None, seconds: float, clock: Callable[[], float] = time.monotonic
+        self, board: StepBoard | None, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._board, self._seconds, self._clock = board, seconds, clock
         self._since = self._asked = 0.0
@@ -192,7 +192,7 @@ class Moment:
         """As the supervisor has set it: at once, unless newcomers join at checkpoints."""
         if env.get("BIREME_JOIN") != "checkpoint" or BOARD not in env:
             return cls(None, 0.0)
-        return cls(Board.at(env[BOARD]), environment.seconds(env, "BIREME_JOIN_WAIT_SECONDS", 1800))
+        return cls(StepBoard.at(env[BOARD]), environment.seconds(env, "BIREME_JOIN_WAIT_SECONDS", 1800))
 
     def is_now(self) -> bool:
         """Whether newcomers, who wait now, may interrupt the training. Asked often while they wait."""
@@ -271,7 +271,7 @@ class Progress:
             raise re.error("the pattern has no group for the number of the step")
         self._clock = clock
         self.marks: Marks = {}
-        self.board = Board.new()
+        self.board = StepBoard.new()
         self.since = clock()
         self.last = 0.0
         self.longest = 0.0

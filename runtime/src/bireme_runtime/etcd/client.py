@@ -35,17 +35,17 @@ from bireme_runtime.etcd.messages import (
     AuthError,
     ClusterMember,
     Compacted,
+    EndpointStatus,
     EtcdError,
     Event,
     Idle,
     KeyValue,
     LeaseLost,
-    Outcome,
     OutOfSpace,
     Refused,
     Snapshot,
     Span,
-    Status,
+    TxnResult,
     Unavailable,
     auth_is_off,
     decode,
@@ -78,17 +78,17 @@ __all__ = [
     "Compacted",
     "Credentials",
     "Endpoint",
+    "EndpointStatus",
     "EtcdError",
     "Event",
     "Idle",
     "KeyValue",
     "LeaseLost",
     "OutOfSpace",
-    "Outcome",
     "Refused",
     "Snapshot",
     "Span",
-    "Status",
+    "TxnResult",
     "Unavailable",
     "Watch",
     "client_from",
@@ -201,14 +201,14 @@ class Client:
         body = {"key": encoded(key), "value": encoded(value), "lease": str(lease)}
         return revision_of(self.call("/v3/kv/put", body))
 
-    def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]]) -> Outcome:
+    def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]]) -> TxnResult:
         """Carry out `success` atomically if all comparisons hold.
 
         It is never repeated: may raise Ambiguous.
         """
         body = {"compare": list(compare), "success": list(success)}
         answer = self.call("/v3/kv/txn", body, repeatable=False)
-        return Outcome(bool(answer.get("succeeded")), revision_of(answer))
+        return TxnResult(bool(answer.get("succeeded")), revision_of(answer))
 
     def watch(self, prefix: str, revision: int, idle_timeout: float | None = None) -> Watch:
         """Watch all keys with the prefix, from a revision on.
@@ -268,11 +268,11 @@ class Client:
 
     # The cluster ----------------------------------------
 
-    def status(self) -> Status:
+    def status(self) -> EndpointStatus:
         """State of the first server that answers."""
         endpoint, answer = self._call("/v3/maintenance/status", {}, repeatable=True)
         header = answer.get("header", {})
-        return Status(
+        return EndpointStatus(
             str(endpoint), answer.get("version", ""), int(header.get("member_id", 0)),
             int(answer.get("leader", 0)), int(header.get("revision", 0)),
         )  # fmt: skip
@@ -563,7 +563,7 @@ def client_from(
     return Client(parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""), login_ms)
 
 
-def wait_until_up(client: Client, seconds: float, say: Say) -> Status:
+def wait_until_up(client: Client, seconds: float, say: Say) -> EndpointStatus:
     """Wait at most `seconds` until an endpoint serves reads; `say` logs the progress.
 
     Raises Unavailable, or AuthError when etcd still refuses the user at the end.
@@ -587,9 +587,9 @@ def wait_until_up(client: Client, seconds: float, say: Say) -> Status:
         time.sleep(min(0.3, max(0.0, deadline - now)))
 
 
-def _probe(client: Client) -> Status:
+def _probe(client: Client) -> EndpointStatus:
     """The status of a server that serves reads, even if the user may read neither status nor keys."""
-    status = Status(", ".join(map(str, client.endpoints)), "", 0, 0, 0)
+    status = EndpointStatus(", ".join(map(str, client.endpoints)), "", 0, 0, 0)
     with _denial_is_fine():
         # When etcd 3.6 asks for users, only root may read its status.
         status = client.status()

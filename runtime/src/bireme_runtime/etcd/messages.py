@@ -125,7 +125,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TxnResult:
     """The result of a transaction: whether its comparisons held, and the store's revision after it."""
 
     succeeded: bool
@@ -144,7 +144,7 @@ class ClusterMember:
 
 
 @dataclass(frozen=True)
-class Status:
+class EndpointStatus:
     """State of the server at one endpoint. `leader` is 0 when it knows of none.
 
     For a user who may not read the status, `endpoint` lists all endpoints and `version` is empty.

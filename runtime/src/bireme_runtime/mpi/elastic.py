@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bireme_runtime.mpi.ssh import Ssh
 from bireme_runtime.mpi.workers import Workers
-from bireme_runtime.mpi.world import World
+from bireme_runtime.mpi.world import MpiWorld
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
 
@@ -83,7 +83,7 @@ class Discovery:
 
 
 def horovodrun(
-    world: World,
+    world: MpiWorld,
     discovery: Discovery,
     ssh: Ssh,
     program: Sequence[str],

@@ -23,7 +23,7 @@ from bireme_runtime.mpi.earlier import WAITS, ranks_below
 from bireme_runtime.mpi.elastic import NO_HOROVODRUN, Discovery, horovodrun
 from bireme_runtime.mpi.ssh import Ssh, for_trainers, is_login
 from bireme_runtime.mpi.workers import Workers
-from bireme_runtime.mpi.world import PROBE, World, interface_of
+from bireme_runtime.mpi.world import PROBE, MpiWorld, interface_of
 from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import CONFIG, TEMPORARY, USAGE, as_shell
@@ -151,7 +151,7 @@ def _ranks() -> list[int]:
 def _launch(argv: list[str], env: Mapping[str, str]) -> int:
     """Wait for the workers, check the world, run the program; returns its exit code."""
     as_is, program = _program(argv)
-    world = World.from_env(env)
+    world = MpiWorld.from_env(env)
     ssh = Ssh.prepare(env)
     if os.uname().nodename in world.names:
         ssh.serve()
@@ -187,7 +187,12 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
 
 
 def _run_elastic(
-    world: World, ssh: Ssh, workers: Workers, program: Sequence[str], interface: str, env: Mapping[str, str]
+    world: MpiWorld,
+    ssh: Ssh,
+    workers: Workers,
+    program: Sequence[str],
+    interface: str,
+    env: Mapping[str, str],
 ) -> int:
     """Run the program on the workers that answer, from now on; returns its exit code."""
     # Workers that start together are to be in the first world together.
@@ -289,7 +294,7 @@ def _names(hosts: Sequence[str]) -> str:
     return f"{few} and {len(hosts) - 3} more" if len(hosts) > 3 else few
 
 
-def _probe(world: World, ssh: Ssh, env: Mapping[str, str], seconds: float) -> None:
+def _probe(world: MpiWorld, ssh: Ssh, env: Mapping[str, str], seconds: float) -> None:
     """Start every rank once. Raises Stop unless mpirun reaches all slots of all workers."""
     output_file = ssh.folder / "probe"
     command = world.mpirun(PROBE, env)
@@ -318,7 +323,7 @@ def _check(env: Mapping[str, str]) -> int:
     """Check for `helm test` that this image has everything that a job needs."""
     ssh = Ssh.prepare(env)
     ssh.serve()
-    world = World((os.uname().nodename,), 2, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"))
+    world = MpiWorld((os.uname().nodename,), 2, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"))
     _connect(Workers(world.hosts, ssh.port), 1, 30)
     login = children.start(["ssh", *ssh.client_options, "127.0.0.1", "true"], env)
     code = _watch(login, {})

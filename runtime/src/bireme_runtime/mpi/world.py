@@ -33,7 +33,7 @@ _SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
-class World:
+class MpiWorld:
     """``slots`` ranks on each of ``hosts``; ``arguments`` are the user's own for mpirun.
 
     ``least`` is the number of hosts that an elastic job needs at any time; 0 means all of them.
@@ -46,7 +46,7 @@ class World:
     least: int = 0
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> World:
+    def from_env(cls, env: Mapping[str, str]) -> MpiWorld:
         """Read the world from the chart's variables. Raises Stop when one cannot be used."""
         try:
             pattern = environment.required(env, "BIREME_MPI_HOSTS")

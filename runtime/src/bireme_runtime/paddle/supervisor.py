@@ -64,7 +64,7 @@ say = log_of("paddle")
 
 
 @dataclass(frozen=True)
-class Options:
+class PaddleSettings:
     """The settings of this pod. Times are in seconds."""
 
     role: str
@@ -83,7 +83,7 @@ class Options:
     script_restarts: int
 
     @classmethod
-    def from_env(cls, role: str, env: Mapping[str, str]) -> Options:
+    def from_env(cls, role: str, env: Mapping[str, str]) -> PaddleSettings:
         """Read the chart's variables. Raises Stop when one is missing or cannot be used."""
         try:
             index = environment.integer(env, "JOB_COMPLETION_INDEX")
@@ -126,7 +126,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     children.take_charge()
     try:
         devices.check_efa(env, say)
-        return roles[role](Options.from_env(role, env), command, env).run()
+        return roles[role](PaddleSettings.from_env(role, env), command, env).run()
     except Stop as stop:
         say(str(stop))
         last_words(str(stop), env)
@@ -226,7 +226,7 @@ class Role(ABC):
 
     log_name = ""
 
-    def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, options: PaddleSettings, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.options = options
         self.env = dict(env)
         self._command = [*_LAUNCHER, *command]
@@ -504,7 +504,7 @@ class Trainer(Role):
 
     log_name = "train.log"
 
-    def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, options: PaddleSettings, command: Sequence[str], env: Mapping[str, str]) -> None:
         super().__init__(options, command, env)
         self._failures = 0
         self._not_before = 0.0
@@ -565,7 +565,7 @@ class Worker(Core):
 
     log_name = "train.log"
 
-    def __init__(self, options: Options, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, options: PaddleSettings, command: Sequence[str], env: Mapping[str, str]) -> None:
         super().__init__(options, command, env)
         self._script_of_user = list(command)
         self._logs = Path(tempfile.gettempdir(), "log")

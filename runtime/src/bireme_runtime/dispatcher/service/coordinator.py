@@ -25,8 +25,8 @@ from bireme_runtime.dispatcher.service.requests import (
     Answer,
     BadRequest,
     Definition,
-    Request,
     Settled,
+    TrainerRequest,
     refusal,
 )
 from bireme_runtime.etcd import client as etcd
@@ -244,7 +244,7 @@ class Coordinator:
 
     # Requests ----------------------------------------
 
-    def handle(self, requests: Sequence[Request]) -> list[Answer | None]:
+    def handle(self, requests: Sequence[TrainerRequest]) -> list[Answer | None]:
         """Answer requests in order. None means that a request has to wait for a change."""
         try:
             return self._in_one_batch(requests)
@@ -252,12 +252,12 @@ class Coordinator:
             log.info("reading all state again: %s", error)
         return [self._by_itself(request) for request in requests]
 
-    def _in_one_batch(self, requests: Iterable[Request]) -> list[Answer | None]:
+    def _in_one_batch(self, requests: Iterable[TrainerRequest]) -> list[Answer | None]:
         with self._synchronised():
             replies = [self._perform(request) for request in requests]
         return [reply() if reply else None for reply in replies]
 
-    def _by_itself(self, request: Request) -> Answer | None:
+    def _by_itself(self, request: TrainerRequest) -> Answer | None:
         """Handle a request of a failed batch alone, so that its failure does not affect others."""
         error: Exception | None = None
         for _ in range(3):
@@ -269,13 +269,13 @@ class Coordinator:
             return refusal(410, f"the lease of trainer {request.trainer} has ended: join again")
         return refusal(503, f"etcd did not carry out the request: {error}")
 
-    def _perform(self, request: Request) -> Reply:
+    def _perform(self, request: TrainerRequest) -> Reply:
         """Decide on one request and add its changes to the transaction."""
         if request.verb == "delete" and request.dataset not in self.datasets:
             return _ready(Answer(200, {"gone": True}))
         try:
             state = self._state_of(request.dataset)
-            act: Callable[[DatasetState, Request], Reply] = getattr(
+            act: Callable[[DatasetState, TrainerRequest], Reply] = getattr(
                 self, "_do_" + request.verb.replace("-", "_")
             )
             return act(state, request)
@@ -290,7 +290,7 @@ class Coordinator:
             self._change([], [etcd.put_op(state.keys.registered, "")], [state.keys.registered])
         return self.datasets[dataset]
 
-    def may_answer(self, request: Request) -> bool:
+    def may_answer(self, request: TrainerRequest) -> bool:
         """Whether a request that had to wait may be answered now."""
         state = self.datasets.get(request.dataset)
         if state is None:
@@ -304,7 +304,7 @@ class Coordinator:
             return task is None or task.trainer in ("", request.trainer)
         return state.finished
 
-    def _do_add(self, state: DatasetState, request: Request) -> Reply:
+    def _do_add(self, state: DatasetState, request: TrainerRequest) -> Reply:
         wanted = request.definition
         assert wanted is not None
         if state.goes:
@@ -323,7 +323,7 @@ class Coordinator:
         self._change([etcd.key_is_unchanged(key, 0) for key in keys], puts, keys, _set_pass(state))
         return _ready(Answer(200, {"added": True}))
 
-    def _do_join(self, state: DatasetState, request: Request) -> Reply:
+    def _do_join(self, state: DatasetState, request: TrainerRequest) -> Reply:
         trainer = state.trainers.get(request.trainer)
         if trainer is None:
             trainer = Trainer(request.trainer, request.lease, Work(self._clock()))
@@ -334,7 +334,7 @@ class Coordinator:
             self._change([etcd.key_is_same(key, 0)], [put], [key], created)
         return _ready(Answer(200, {"trainer": trainer.id}))
 
-    def _do_settle(self, state: DatasetState, request: Request) -> Reply:
+    def _do_settle(self, state: DatasetState, request: TrainerRequest) -> Reply:
         kept = [self._acknowledge(state, request.trainer, each) for each in request.done]
         for each in request.failed:
             self._give_back(state, each, "failed")
@@ -342,7 +342,7 @@ class Coordinator:
             self._give_back(state, each, "released")
         return _ready(Answer(200, {"acknowledged": kept}))
 
-    def _do_next(self, state: DatasetState, request: Request) -> Reply:
+    def _do_next(self, state: DatasetState, request: TrainerRequest) -> Reply:
         settled = self._do_settle(state, request)
         trainer = state.trainers.get(request.trainer)
         if trainer is None:
@@ -367,13 +367,13 @@ class Coordinator:
         begun = held
         return lambda: Answer(200, {**body, "shard": _shard(state, begun)})
 
-    def _do_leave(self, state: DatasetState, request: Request) -> Reply:
+    def _do_leave(self, state: DatasetState, request: TrainerRequest) -> Reply:
         self._do_settle(state, request)
         is_known = request.trainer in state.trainers
         self._remove_trainer(state, request.trainer, "lost" if request.lost else "released", request.lost)
         return _ready(Answer(200, {"left": is_known}))
 
-    def _do_once(self, state: DatasetState, request: Request) -> Reply:
+    def _do_once(self, state: DatasetState, request: TrainerRequest) -> Reply:
         if request.trainer not in state.trainers:
             return _ready(refusal(410, f"the lease of trainer {request.trainer} has ended: join again"))
         task = state.tasks.get(request.name)
@@ -384,7 +384,7 @@ class Coordinator:
             self._write_task(state, request.name, task)
         return _ready(Answer(200, {"state": "yours"}))
 
-    def _do_once_done(self, state: DatasetState, request: Request) -> Reply:
+    def _do_once_done(self, state: DatasetState, request: TrainerRequest) -> Reply:
         task = state.tasks.get(request.name)
         if task is None or task.trainer not in ("", request.trainer):
             return _ready(refusal(410, f"{request.name} is no longer this trainer's task"))
@@ -393,13 +393,13 @@ class Coordinator:
             self._write_task(state, request.name, task)
         return _ready(Answer(200, {"state": "done"}))
 
-    def _do_once_failed(self, state: DatasetState, request: Request) -> Reply:
+    def _do_once_failed(self, state: DatasetState, request: TrainerRequest) -> Reply:
         task = state.tasks.get(request.name)
         if task is not None and task.trainer == request.trainer:
             self._drop_task(state, request.name)
         return _ready(Answer(200, {}))
 
-    def _do_delete(self, state: DatasetState, request: Request) -> Reply:
+    def _do_delete(self, state: DatasetState, request: TrainerRequest) -> Reply:
         if state.trainers:
             some = ", ".join(sorted(state.trainers)[:3])
             sentence = (
@@ -413,7 +413,7 @@ class Coordinator:
             self._change([], [put], [state.keys.finished], lambda revision: state.close())
         return None
 
-    def _do_finished(self, state: DatasetState, request: Request) -> Reply:
+    def _do_finished(self, state: DatasetState, request: TrainerRequest) -> Reply:
         return _ready(Answer(200, {"finished": True})) if state.finished else None
 
     def report(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Union
 from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader, leader_address
 from bireme_runtime.dispatcher.service.keys import leader_key, trainers_of
-from bireme_runtime.dispatcher.service.requests import Answer, Request, not_now, refusal
+from bireme_runtime.dispatcher.service.requests import Answer, TrainerRequest, not_now, refusal
 from bireme_runtime.etcd import client as etcd
 
 # The largest batch: more requests would delay the last ones, fewer would need more transactions.
@@ -37,7 +37,7 @@ Reply = Callable[[Answer], None]
 class _Waiting:
     """A request that may wait for its answer until `deadline`, while its client is connected."""
 
-    request: Request
+    request: TrainerRequest
     reply: Reply
     deadline: float
     is_connected: Callable[[], bool]
@@ -91,7 +91,7 @@ class Replica:
 
     def ask(
         self,
-        request: Request,
+        request: TrainerRequest,
         reply: Reply,
         wait: float = 0.0,
         is_connected: Callable[[], bool] = lambda: True,

@@ -107,7 +107,7 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainerRequest:
     """A request of a trainer: `verb` is add, join, next, settle, once, once-done, leave, finished or delete.
 
     `have` are the tokens of the shards that the trainer has. If an answer with a shard was lost, its token is
@@ -130,7 +130,7 @@ class Request:
     lost: str = ""
 
     @classmethod
-    def from_json(cls, verb: str, dataset: str, body: Mapping[str, Any]) -> Request:
+    def from_json(cls, verb: str, dataset: str, body: Mapping[str, Any]) -> TrainerRequest:
         """Decode a request's body. Raises BadRequest."""
         checked_name("dataset", dataset)
         try:

@@ -27,7 +27,7 @@ from bireme_runtime.dispatcher.service.requests import (
     Answer,
     BadRequest,
     Definition,
-    Request,
+    TrainerRequest,
     checked_name,
     checked_names,
     lease_of,
@@ -52,7 +52,7 @@ log = logging.getLogger("bireme_runtime")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReplicaSettings:
     """The settings of a replica. Times are in seconds."""
 
     endpoints: str
@@ -64,7 +64,7 @@ class Settings:
     trainer_seconds: int = 12
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Settings:
+    def from_env(cls, env: Mapping[str, str]) -> ReplicaSettings:
         """Read BIREME_ETCD_ENDPOINTS and BIREME_DISPATCHER_*. Raises SettingError."""
         endpoints = environment.required(env, "BIREME_ETCD_ENDPOINTS", "write host:port of etcd")
         listen = env.get("BIREME_DISPATCHER_LISTEN") or f"0.0.0.0:{DEFAULT_PORT}"
@@ -87,7 +87,7 @@ def _advertised(env: Mapping[str, str], port: str) -> str:
 class Service:
     """The HTTP service of a replica. All methods except `run` are for the event loop's thread."""
 
-    def __init__(self, client: etcd.Client, settings: Settings) -> None:
+    def __init__(self, client: etcd.Client, settings: ReplicaSettings) -> None:
         self._client = client
         self._settings = settings
         self._replica = Replica(client, settings.prefix, settings.advertise, settings.leader_seconds)
@@ -154,7 +154,7 @@ class Service:
         if verb == "leave":
             return await self._leave(dataset, body)
         wait = min(float(body.get("wait", request.query.get("wait", 0))), LONGEST_WAIT)
-        return _response(await self._ask(Request.from_json(verb, dataset, body), wait, is_connected))
+        return _response(await self._ask(TrainerRequest.from_json(verb, dataset, body), wait, is_connected))
 
     def _elsewhere(self, request: HttpRequest) -> Response:
         """Redirect to the leader."""
@@ -194,12 +194,12 @@ class Service:
     async def _join(self, dataset: str, body: Mapping[str, Any]) -> Response:
         name = re.sub(r"[^A-Za-z0-9_-]", "-", str(body.get("name") or "trainer"))[:100]
         lease = await self._in_thread(self._client.lease_grant, self._settings.trainer_seconds)
-        request = Request("join", dataset, f"{name}.{lease:x}", lease=lease)
+        request = TrainerRequest("join", dataset, f"{name}.{lease:x}", lease=lease)
         answer = await self._ask(request, 0, lambda: True)
         return _response(Answer(answer.status, {**answer.body, "seconds": self._settings.trainer_seconds}))
 
     async def _leave(self, dataset: str, body: Mapping[str, Any]) -> Response:
-        request = Request.from_json("leave", dataset, body)
+        request = TrainerRequest.from_json("leave", dataset, body)
         lease = lease_of(request.trainer)
         answer = await self._ask(request, 0, lambda: True)
         # Others may use the same etcd: only the lease of a trainer is ended.
@@ -240,7 +240,7 @@ class Service:
             return self._progress(keys)
         return {"pass": number, "over": bool(record["over"]), "settled": spans(settled)}
 
-    async def _ask(self, request: Request, wait: float, is_connected: Callable[[], bool]) -> Answer:
+    async def _ask(self, request: TrainerRequest, wait: float, is_connected: Callable[[], bool]) -> Answer:
         answer = await self._future(
             lambda reply: self._replica.ask(request, reply, wait, is_connected), wait + _ANSWER_SECONDS
         )
@@ -248,7 +248,7 @@ class Service:
             await self._in_thread(self._drop_blocks, request)
         return answer
 
-    def _drop_blocks(self, request: Request) -> None:
+    def _drop_blocks(self, request: TrainerRequest) -> None:
         """Delete the names of a definition that came too late, unless the accepted one has the same names."""
         keys = Keys(self._settings.prefix, request.dataset)
         meta = self._client.get(keys.meta)
@@ -304,13 +304,13 @@ def serve(env: Mapping[str, str] = os.environ) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="bireme dispatcher: %(message)s")
     # The event loop must not wait long while the leader's thread computes.
     sys.setswitchinterval(0.001)
-    settings = Settings.from_env(env)
+    settings = ReplicaSettings.from_env(env)
     service = Service(etcd.client_from(settings.endpoints, env, _ETCD_SECONDS), settings)
     asyncio.run(_until_signal(service, settings))
     return 0
 
 
-async def _until_signal(service: Service, settings: Settings) -> None:
+async def _until_signal(service: Service, settings: ReplicaSettings) -> None:
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)

@@ -127,7 +127,7 @@ class Observer:
         self._marks: progress.Marks | None = None
         self._told_in = self._asked_in = self._bad_in = 0
         self._hang, self._cause = "", "hang"
-        self._slowest: hang.Stand | None = None
+        self._slowest: hang.RankState | None = None
         self._next_publish = 0.0
         self._notes = Notes()
         # When trainers with a note were first seen to have ended.
@@ -359,7 +359,7 @@ class Observer:
                 return
             time.sleep(0.1)
 
-    def _stands(self) -> list[hang.Stand]:
+    def _stands(self) -> list[hang.RankState]:
         """Where the processes of this worker stand. Their stacks are printed to the log, one by one."""
         steps = self._progress.board.steps()
         found = []
@@ -371,7 +371,7 @@ class Observer:
             lines = spied or hang.print_stacks(pid, lambda: list(self._printed or ()))
             self._printed = None
             step = steps[slot][0] if slot in steps else None
-            found.append(hang.Stand(rank, self._node, step, hang.frames_of(lines)))
+            found.append(hang.RankState(rank, self._node, step, hang.frames_of(lines)))
         return found
 
     def _note(self, marks: progress.Marks) -> None:

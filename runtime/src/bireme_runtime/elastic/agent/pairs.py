@@ -76,7 +76,7 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
     env = os.environ
     if env.get(ASKED) != "true" or progress.BOARD not in env:
         return
-    board = progress.Board.at(env[progress.BOARD])
+    board = progress.StepBoard.at(env[progress.BOARD])
     if world < 2:
         # It trains, so that a newcomer is to blame where the two cannot reach each other.
         board.passed = True

@@ -25,7 +25,7 @@ from bireme_runtime.elastic import fence, progress
 from bireme_runtime.elastic.agent import launchers, preflight, report, torch_handler, warm
 from bireme_runtime.elastic.agent.observer import Limits, Observer
 from bireme_runtime.elastic.monitor import failures, hang, history
-from bireme_runtime.elastic.monitor.status import Status, serve
+from bireme_runtime.elastic.monitor.status import WorkerStatus, serve
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.elastic.rendezvous.lock import RunLock
 from bireme_runtime.etcd import client as etcd
@@ -56,7 +56,7 @@ say = log_of("agent")
 
 
 @dataclass(frozen=True)
-class Options:
+class AgentSettings:
     """The settings of the supervisor. Times are in seconds."""
 
     backend: str
@@ -77,7 +77,7 @@ class Options:
     warm: bool = False
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Options:
+    def from_env(cls, env: Mapping[str, str]) -> AgentSettings:
         """Read PET_* and BIREME_* variables. Raises Stop when one cannot be used."""
         low, _, high = env.get("PET_NNODES", "1:1").partition(":")
         try:
@@ -208,9 +208,9 @@ class Backend:
 class EtcdBackend(Backend):
     """The backend `bireme-etcd`, which keeps leases and the mark of success in etcd."""
 
-    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+    def __init__(self, options: AgentSettings, env: Mapping[str, str]) -> None:
         try:
-            settings = rules.Settings.from_config(
+            settings = rules.RunSettings.from_config(
                 options.run_id, options.min_nodes, options.max_nodes, options.conf
             )
             self._login = _shared_file()
@@ -308,7 +308,7 @@ def _shared_file() -> dict[str, str]:
 class C10dBackend(Backend):
     """torch's own backend `c10d`, a store on worker 0. docs/runtime.md lists its limits."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: AgentSettings) -> None:
         self._options = options
         try:
             self._endpoint = parse_address(options.endpoint)
@@ -359,7 +359,7 @@ class Supervisor:
 
     def __init__(
         self,
-        options: Options,
+        options: AgentSettings,
         backend: Backend,
         launcher: Sequence[str],
         arguments: Sequence[str],
@@ -379,7 +379,7 @@ class Supervisor:
             ledger, seen, options.index or socket.gethostname(), options.node,
             options.limits, say, past,
         )  # fmt: skip
-        self._status = Status(self._observer.starts, seen, ledger, backend.waits, past, backend.spares)
+        self._status = WorkerStatus(self._observer.starts, seen, ledger, backend.waits, past, backend.spares)
         self._folder = tempfile.mkdtemp(prefix="bireme-launcher-") if launchers.starts_nodes(env) else ""
         self._env = {
             **env, **self._observer.environment, **hang.environment(env), launchers.FOLDER: self._folder,
@@ -612,7 +612,7 @@ def _end_of(code: int, told: Mapping[str, Any]) -> End:
     return End(report.SCRIPT if code else report.SUCCESS, code, f"torchrun ended with code {code}")
 
 
-def make_backend(options: Options, env: Mapping[str, str]) -> Backend:
+def make_backend(options: AgentSettings, env: Mapping[str, str]) -> Backend:
     """The backend that PET_RDZV_BACKEND names. Raises Stop."""
     if options.backend == torch_handler.BACKEND:
         return EtcdBackend(options, env)
@@ -637,7 +637,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Seq
     """Run one worker and return its exit code; `launcher` is the command that runs torchrun."""
     arguments = list(argv[1:] if argv[:1] == ["--"] else argv)
     try:
-        options = Options.from_env(env)
+        options = AgentSettings.from_env(env)
         devices.check_efa(env, say)
         preflight.check(env, say)
         if launchers.starts_nodes(env):

@@ -55,13 +55,13 @@ def torchrun_handler() -> Callable[[Any], Any]:
 
 def create_handler(params: Any) -> Any:
     """Make the handler of one agent. Raises ValueError when a parameter cannot be used."""
-    settings = rules.Settings.from_config(params.run_id, params.min_nodes, params.max_nodes, params.config)
+    settings = rules.RunSettings.from_config(params.run_id, params.min_nodes, params.max_nodes, params.config)
     member, client = new_member(settings, params.endpoint, params.config, str(params.get("local_addr") or ""))
     return _handler_class()(member, client)
 
 
 def new_member(
-    settings: rules.Settings, endpoint: str, config: Mapping[str, Any], address: str = ""
+    settings: rules.RunSettings, endpoint: str, config: Mapping[str, Any], address: str = ""
 ) -> tuple[membership.Rendezvous, etcd.Client]:
     """The member that an agent is, as its environment says, and the client that it shares."""
     settings = replace(

@@ -53,7 +53,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class ForkRequest:
     """A process to fork: an agent with torchrun's arguments, or a script with those after ``python3 -u``.
 
     ``descriptors`` are passed on: the names of the variables that will hold their numbers, or "1" and "2" for
@@ -75,7 +75,7 @@ class Template:
         self._env = env
         self.pid = pid
 
-    def ask(self, request: Request, descriptors: Sequence[int] = ()) -> None:
+    def ask(self, request: ForkRequest, descriptors: Sequence[int] = ()) -> None:
         """Ask for a process; ``answer`` tells when it is there. Raises Unusable when it cannot be forked."""
         differing = _read_at_import(request.env) ^ _read_at_import(self._env)
         if differing:
@@ -121,10 +121,10 @@ def start(command: Sequence[str], env: Mapping[str, str], output: tuple[int, int
 RunAgent = Callable[[Sequence[str], Template], int]
 
 
-def agent_request(arguments: Sequence[str], env: Mapping[str, str], pipes: Sequence[str]) -> Request:
+def agent_request(arguments: Sequence[str], env: Mapping[str, str], pipes: Sequence[str]) -> ForkRequest:
     """The request for an agent; the descriptors that are sent along will stand in the variables ``pipes``."""
     env = {**env, **_threads_as_torchrun_sets_them(env)}
-    return Request(_AGENT, tuple(arguments), env, os.getcwd(), tuple(pipes))
+    return ForkRequest(_AGENT, tuple(arguments), env, os.getcwd(), tuple(pipes))
 
 
 def _threads_as_torchrun_sets_them(env: Mapping[str, str]) -> dict[str, str]:
@@ -166,12 +166,12 @@ def fork_ranks_from(template: Template, say: Callable[[str], None]) -> None:
     handler._popen = popen
 
 
-def _script_request(args: Sequence[str], env: Mapping[str, str], descriptors: tuple[str, ...]) -> Request:
+def _script_request(args: Sequence[str], env: Mapping[str, str], descriptors: tuple[str, ...]) -> ForkRequest:
     if tuple(args[:2]) != (sys.executable, "-u") or len(args) < 3:
         raise Unusable(f"{args[0]} is not started as a Python script")
     if args[2] != "-m" and not args[2].endswith(".py"):
         raise Unusable(f"{args[2]} is neither a .py file nor a module")
-    return Request(_SCRIPT, tuple(args[2:]), dict(env), os.getcwd(), descriptors)
+    return ForkRequest(_SCRIPT, tuple(args[2:]), dict(env), os.getcwd(), descriptors)
 
 
 class Forked:
@@ -275,7 +275,7 @@ def _unfit() -> str:
     return ""
 
 
-def _serve(link: socket.socket, why: str) -> Request | None:
+def _serve(link: socket.socket, why: str) -> ForkRequest | None:
     """Fork a process for each request; returns the request in that process, and None at the end."""
     while True:
         try:
@@ -288,7 +288,7 @@ def _serve(link: socket.socket, why: str) -> Request | None:
             _close(descriptors)
             _send(link, {"why": why})
             continue
-        request = Request(**received)
+        request = ForkRequest(**received)
         forked = _fork_orphan()
         if not forked:
             link.close()
@@ -319,7 +319,7 @@ def _fork_orphan() -> int:
     return pid
 
 
-def _become(request: Request, descriptors: Sequence[int]) -> None:
+def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     """Take on the environment, folder, outputs and name of a fresh process."""
     env = dict(request.env)
     for name, descriptor in zip(request.descriptors, descriptors, strict=True):
@@ -339,14 +339,14 @@ def _become(request: Request, descriptors: Sequence[int]) -> None:
         numpy.random.seed()
 
 
-def _run(request: Request, run_agent: RunAgent) -> int:
+def _run(request: ForkRequest, run_agent: RunAgent) -> int:
     if request.kind == _AGENT:
         return _with_template(request, run_agent)
     _run_script(request.arguments)
     return 0
 
 
-def _with_template(agent: Request, run_agent: RunAgent) -> int:
+def _with_template(agent: ForkRequest, run_agent: RunAgent) -> int:
     """Run an agent with a template of its own, which does not keep the agent's descriptors open."""
     ours, its = socket.socketpair()
     if not os.fork():

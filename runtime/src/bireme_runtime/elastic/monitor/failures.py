@@ -139,7 +139,7 @@ def judge(failures: Iterable[Failure], mine: str, nodes: Iterable[str], limit: i
 
 
 @dataclass(frozen=True)
-class Asked:
+class StackRequest:
     """The round whose workers are asked for their stacks, and a node whose worker shall end."""
 
     round: int = 0
@@ -154,7 +154,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._own: list[Failure] = []
-        self._stands: list[hang.Stand] = []
+        self._stands: list[hang.RankState] = []
         self._marks: progress.Marks = {}
         self._lock = threading.Lock()
 
@@ -194,15 +194,15 @@ class Ledger:
         """Ask all workers for their stacks. False when another worker of this round has asked already."""
         return True
 
-    def asked(self) -> Asked:
+    def asked(self) -> StackRequest:
         """Who is asked for stacks, and who shall end."""
-        return Asked()
+        return StackRequest()
 
-    def stand(self, round: int, worker: str, stands: Iterable[hang.Stand]) -> None:
+    def stand(self, round: int, worker: str, stands: Iterable[hang.RankState]) -> None:
         """Tell where the processes of this worker stand."""
         self._stands = list(stands)
 
-    def stands(self, round: int) -> tuple[int, list[hang.Stand]]:
+    def stands(self, round: int) -> tuple[int, list[hang.RankState]]:
         """How many workers have told where their processes stand, and what they told."""
         return 1, self._stands
 
@@ -291,16 +291,16 @@ class EtcdLedger(Ledger):
         record = json.dumps({"round": round, "node": ""})
         return self._client.txn(compare, [etcd.put_op(self._hang, record)]).succeeded
 
-    def asked(self) -> Asked:
+    def asked(self) -> StackRequest:
         return _asked(self._client.get(self._hang))
 
-    def stand(self, round: int, worker: str, stands: Iterable[hang.Stand]) -> None:
+    def stand(self, round: int, worker: str, stands: Iterable[hang.RankState]) -> None:
         self._client.delete_span(f"{self._root}stacks/", self._stacks(round))
         self._client.put(self._stacks(round) + worker, json.dumps([each.to_json() for each in stands]))
 
-    def stands(self, round: int) -> tuple[int, list[hang.Stand]]:
+    def stands(self, round: int) -> tuple[int, list[hang.RankState]]:
         told = self._client.range(self._stacks(round)).keys
-        return len(told), [hang.Stand(**each) for kv in told for each in json.loads(kv.value)]
+        return len(told), [hang.RankState(**each) for kv in told for each in json.loads(kv.value)]
 
     def end_node(self, round: int, node: str) -> None:
         self._client.put(self._hang, json.dumps({"round": round, "node": node}))
@@ -339,11 +339,11 @@ def _marks(kv: etcd.KeyValue | None) -> progress.Marks:
         return {}
 
 
-def _asked(kv: etcd.KeyValue | None) -> Asked:
+def _asked(kv: etcd.KeyValue | None) -> StackRequest:
     try:
-        return Asked(**json.loads(kv.value)) if kv else Asked()
+        return StackRequest(**json.loads(kv.value)) if kv else StackRequest()
     except (TypeError, ValueError):
-        return Asked()
+        return StackRequest()
 
 
 def _failure(kv: etcd.KeyValue) -> Failure | None:

@@ -54,7 +54,7 @@ def overdue(seen: progress.Progress, seconds: float, first_seconds: float, now: 
 
 
 @dataclass(frozen=True)
-class Stand:
+class RankState:
     """Where one training process stands: its last step, if it tells them, and the stack of its main thread.
 
     ``frames`` begin with the outermost call.
@@ -75,7 +75,7 @@ class Stand:
         return asdict(self)
 
 
-def slowest(stands: Iterable[Stand]) -> Stand | None:
+def slowest(stands: Iterable[RankState]) -> RankState | None:
     """The process for which the others wait, if that can be told.
 
     It has made the fewest steps, or is the one that does something else than most.

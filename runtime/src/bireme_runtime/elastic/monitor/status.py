@@ -52,7 +52,7 @@ class Starts:
         return cause
 
 
-class Status:
+class WorkerStatus:
     """Puts together what is known. ``waits`` says for what the worker waits, ``spares`` who waits."""
 
     def __init__(
@@ -170,6 +170,6 @@ def _told(failure: failures.Failure) -> dict[str, Any]:
     return {"time": failure.time, "node": failure.node, "sentence": failure.sentence}
 
 
-def serve(status: Status, port: int) -> None:
+def serve(status: WorkerStatus, port: int) -> None:
     """Answer at this port until the process ends. Raises OSError."""
     http.serve(status.answer, "", port)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bireme_runtime.elastic.rendezvous.rules import Settings
+from bireme_runtime.elastic.rendezvous.rules import RunSettings
 from bireme_runtime.etcd import client as etcd
 
 
@@ -29,7 +29,7 @@ class Holder:
 class RunLock:
     """The lock as one run sees it."""
 
-    def __init__(self, client: etcd.Client, settings: Settings) -> None:
+    def __init__(self, client: etcd.Client, settings: RunSettings) -> None:
         self._client = client
         self._root = settings.lock_root
         self._mine = f"{self._root}{settings.run_id}/"

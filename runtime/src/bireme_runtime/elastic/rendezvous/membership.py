@@ -44,7 +44,7 @@ from bireme_runtime.elastic.rendezvous.rules import (
     Over,
     Propose,
     Round,
-    Settings,
+    RunSettings,
     View,
     Wait,
     decide,
@@ -118,7 +118,7 @@ class Rendezvous:
     def __init__(
         self,
         client: etcd.Client,
-        settings: Settings,
+        settings: RunSettings,
         identity: Identity,
         board: fence.Board | None = None,
         may_join: Callable[[], bool] = lambda: True,
@@ -392,7 +392,7 @@ class Rendezvous:
         quiet, gathering = now - self._last_arrival, now - self._gathering
         return decide(self._view, member.id, member.ready, self._bounds(), quiet, gathering)
 
-    def _bounds(self) -> Settings:
+    def _bounds(self) -> RunSettings:
         """The settings, for as many members as are wanted now."""
         settings, wanted = self.settings, self._wanted()
         if not 0 < wanted < settings.max_nodes:

@@ -23,7 +23,7 @@ NO_SLOT = 1 << 30
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """The settings of a rendezvous. Times are in seconds; all members need the same bounds.
 
     A lease lives for `keep_alive_interval` times `keep_alive_max_attempt`: a member whose machine died is
@@ -80,7 +80,9 @@ class Settings:
             )
 
     @classmethod
-    def from_config(cls, run_id: str, min_nodes: int, max_nodes: int, config: Mapping[str, Any]) -> Settings:
+    def from_config(
+        cls, run_id: str, min_nodes: int, max_nodes: int, config: Mapping[str, Any]
+    ) -> RunSettings:
         """Read the times, under torch's names, from a `rdzv_conf`; its other keys are ignored."""
         changes: dict[str, Any] = {}
         for name in (
@@ -354,7 +356,12 @@ Decision = Union[Joined, Propose, Wait, Over]
 
 
 def decide(
-    view: View, me: str, ready: int, settings: Settings, quiet_seconds: float, gathering_seconds: float = 0.0
+    view: View,
+    me: str,
+    ready: int,
+    settings: RunSettings,
+    quiet_seconds: float,
+    gathering_seconds: float = 0.0,
 ) -> Decision:
     """What the member with id `me`, ready for round `ready`, does for this view.
 

@@ -59,7 +59,7 @@ def has_data(data_dir: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Settings:
+class MemberSettings:
     """One member: its name and ordinal, the configuration that all members share, and its files.
 
     `host` returns the host name of an ordinal, and `resolves` whether a host name has an address. `restored`
@@ -79,7 +79,7 @@ class Settings:
     resolves: Callable[[str], bool] = resolve
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Settings:
+    def from_env(cls, env: Mapping[str, str]) -> MemberSettings:
         """Read the variables of docs/runtime.md. Raises CannotJoin."""
         try:
             name, domain = env["POD_NAME"], env["BIREME_ETCD_PEER_DOMAIN"]
@@ -121,7 +121,7 @@ class Settings:
         return has_data(self.data_dir)
 
 
-def prepare(settings: Settings, say: Say = lambda sentence: None) -> str:
+def prepare(settings: MemberSettings, say: Say = lambda sentence: None) -> str:
     """Prepare the member's start, write its configuration, and return how it starts.
 
     That is "restarts", "bootstraps", "starts from the snapshot" or "joins". It waits for other members at
@@ -145,7 +145,7 @@ def prepare(settings: Settings, say: Say = lambda sentence: None) -> str:
 # Whether a cluster exists ----------------------------------------
 
 
-def _cluster_exists(settings: Settings, wait: _BoundedWait) -> bool:
+def _cluster_exists(settings: MemberSettings, wait: _BoundedWait) -> bool:
     """Whether ordinal 0, which has no data, must join.
 
     Otherwise certainly no other member has data either.
@@ -169,7 +169,7 @@ def _cluster_exists(settings: Settings, wait: _BoundedWait) -> bool:
         )
 
 
-def _others(settings: Settings) -> list[int]:
+def _others(settings: MemberSettings) -> list[int]:
     """The other ordinals whose names resolve.
 
     Raises OSError unless its own name resolves, which shows that the name service works.
@@ -179,7 +179,7 @@ def _others(settings: Settings) -> list[int]:
     return [i for i in range(MOST_MEMBERS) if i != settings.ordinal and settings.resolves(settings.host(i))]
 
 
-def _waits(settings: Settings, ordinal: int) -> bool:
+def _waits(settings: MemberSettings, ordinal: int) -> bool:
     """Whether that member reports that it has no data and waits."""
     port = urlsplit(settings.url(ordinal, "client")).port
     try:
@@ -190,7 +190,7 @@ def _waits(settings: Settings, ordinal: int) -> bool:
 
 
 @contextlib.contextmanager
-def _reporting_no_data(settings: Settings) -> Iterator[None]:
+def _reporting_no_data(settings: MemberSettings) -> Iterator[None]:
     """Report, on the port where etcd will listen, that this member has no data."""
 
     def answer(path: str, body: bytes) -> tuple[int, bytes]:
@@ -208,7 +208,7 @@ def _reporting_no_data(settings: Settings) -> Iterator[None]:
 # Joining it ----------------------------------------
 
 
-def _join(settings: Settings, wait: _BoundedWait) -> dict[str, str]:
+def _join(settings: MemberSettings, wait: _BoundedWait) -> dict[str, str]:
     """Register with the cluster and return its members for etcd's configuration: {name: peer URL}."""
     mine = settings.url(settings.ordinal, "peer")
     while True:
@@ -224,7 +224,7 @@ def _join(settings: Settings, wait: _BoundedWait) -> dict[str, str]:
         wait.a_moment(problem, "look at the logs of the other members")
 
 
-def _try_to_join(settings: Settings, mine: str) -> tuple[str, tuple[etcd.ClusterMember, ...]]:
+def _try_to_join(settings: MemberSettings, mine: str) -> tuple[str, tuple[etcd.ClusterMember, ...]]:
     """One attempt: either the members, with this one among them, or what it has to wait for."""
     running = [i for i in _others(settings) if not _waits(settings, i)]
     if not running:
@@ -247,7 +247,7 @@ def _try_to_join(settings: Settings, mine: str) -> tuple[str, tuple[etcd.Cluster
     return "", client.member_add(mine)
 
 
-def _not_started(settings: Settings, members: tuple[etcd.ClusterMember, ...]) -> str:
+def _not_started(settings: MemberSettings, members: tuple[etcd.ClusterMember, ...]) -> str:
     """The member that must start before this one is added, so that a majority always runs."""
     for member in members:
         if not member.name:
@@ -258,7 +258,7 @@ def _not_started(settings: Settings, members: tuple[etcd.ClusterMember, ...]) ->
     return ""
 
 
-def _answer(settings: Settings, ordinals: list[int]) -> bool:
+def _answer(settings: MemberSettings, ordinals: list[int]) -> bool:
     """Whether etcd answers on one of these ordinals, with or without a majority."""
     try:
         return bool(settings.client(ordinals).members(by_majority=False))
@@ -268,7 +268,7 @@ def _answer(settings: Settings, ordinals: list[int]) -> bool:
         return False
 
 
-def _name(settings: Settings, member: etcd.ClusterMember) -> str:
+def _name(settings: MemberSettings, member: etcd.ClusterMember) -> str:
     """The member's name; before its first start, the name of its pod, which it will have."""
     if member.name:
         return member.name
@@ -282,7 +282,7 @@ def _name(settings: Settings, member: etcd.ClusterMember) -> str:
 # The configuration ----------------------------------------
 
 
-def _write(settings: Settings, state: str, members: Mapping[str, str]) -> None:
+def _write(settings: MemberSettings, state: str, members: Mapping[str, str]) -> None:
     config = {
         **settings.base,
         "name": settings.name,
@@ -335,7 +335,7 @@ def main(env: Mapping[str, str] = os.environ) -> int:
     """Prepare this pod's member; returns the exit code."""
     say = log_of("member")
     try:
-        settings = Settings.from_env(env)
+        settings = MemberSettings.from_env(env)
         say(f"{settings.name} {prepare(settings, say)}")
     except CannotJoin as error:
         say(str(error))
