@@ -17,7 +17,9 @@ import pytest
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous
 from bireme_runtime.elastic.rendezvous.rules import RunSettings
+from bireme_runtime.etcd import check
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server import backup
 from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer
 from tests.runtime.test_etcd import protected
@@ -98,12 +100,28 @@ def test_where_etcd_is_out_of_space_a_member_says_so_and_what_to_do(
 ) -> None:
     server = new_etcd("--quota-backend-bytes=100000").start()
     client = etcd.Client(etcd.parse_endpoints(server.endpoint))
-    sentence = r"^etcd is out of space \(NOSPACE alarm\): compact and defragment, or raise the quota$"
+    sentence = r"^etcd is out of space \(NOSPACE alarm\): compact and defragment, or raise the quota, then"
     # etcd knows how much space it uses some time later.
     with pytest.raises(etcd.Unavailable, match=sentence):
         list(map(client.put, map(str, range(5000)), ["x" * 20_000] * 5000))
     with pytest.raises(Unreachable, match=sentence):
         start(1, server, join_timeout=1)
+
+
+def test_after_compaction_the_defragmentation_makes_etcd_take_writes_again(
+    new_etcd: Callable[..., EtcdServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = new_etcd("--quota-backend-bytes=1000000").start()
+    client = etcd.Client(etcd.parse_endpoints(server.endpoint))
+    with pytest.raises(etcd.OutOfSpace):
+        [client.put("a", "x" * 20_000) for _ in range(5000)]
+    assert check.main([server.endpoint], {}) == 1
+    assert "etcdctl alarm disarm" in capsys.readouterr().out
+    revision = client.range("a").revision
+    client.call("/v3/kv/compaction", {"revision": revision, "physical": True})
+    backup.defragment(client, lambda url: etcd.client_from(url, {}), print)
+    client.put("a", "x")
+    assert check.main([server.endpoint], {}) == 0
 
 
 def test_pauses_between_attempts_differ(prefix: str) -> None:

@@ -6,6 +6,7 @@ BIREME_ETCD_USERNAME if that is set.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,10 @@ def check(endpoints: Sequence[str], env: Mapping[str, str]) -> str:
     client = etcd.client_from(",".join(endpoints), env)
     seconds = environment.seconds(env, "BIREME_WAIT_SECONDS", 30)
     status = etcd.wait_until_up(client, seconds, lambda sentence: None)
+    # Of an etcd with users only root reads the status.
+    with contextlib.suppress(etcd.AuthError):
+        if "NOSPACE" in str(client.call("/v3/maintenance/status", {}).get("errors", "")):
+            raise etcd.OutOfSpace
     name = f"etcd {status.version}".strip()
     return f"{name} at {status.endpoint} answers, with a majority behind it"
 

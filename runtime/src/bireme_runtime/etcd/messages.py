@@ -28,7 +28,10 @@ class OutOfSpace(Unavailable):
     """etcd takes no writes because its quota is used up."""
 
     def __init__(self) -> None:
-        super().__init__("etcd is out of space (NOSPACE alarm): compact and defragment, or raise the quota")
+        super().__init__(
+            "etcd is out of space (NOSPACE alarm): compact and defragment, or raise the quota, then run "
+            "etcdctl alarm disarm"
+        )
 
 
 class Ambiguous(EtcdError):

@@ -156,7 +156,8 @@ def _point_at(snapshot: Path) -> None:
 def defragment(client: etcd.Client, client_of: Callable[[str], etcd.Client], say: Say) -> None:
     """Return the space that compaction freed to the file system, one member at a time and the leader last.
 
-    A member serves no requests meanwhile, so the next one waits until it answers again. `client_of` makes a
+    A member serves no requests meanwhile, so the next one waits until it answers again. Then the alarms about
+    space are cleared: etcd raises them again at the next write if there is still none. `client_of` makes a
     client of one URL. Raises etcd.EtcdError.
     """
     leader = client.status().leader
@@ -166,6 +167,10 @@ def defragment(client: etcd.Client, client_of: Callable[[str], etcd.Client], say
         alone.with_timeout(_DEFRAGMENT_SECONDS).call("/v3/maintenance/defragment", {})
         etcd.wait_until_up(alone, _DEFRAGMENT_SECONDS, say)
         say(f"{each.name}: {before} bytes before, {_bytes_used(alone)} after")
+    for alarm in client.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms", ()):
+        if alarm.get("alarm") == "NOSPACE":
+            client.call("/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+            say("the alarm about space is cleared: etcd takes writes again")
 
 
 def _bytes_used(client: etcd.Client) -> int:
