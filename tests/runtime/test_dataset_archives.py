@@ -71,6 +71,25 @@ def test_an_archive_becomes_its_files(tmp_path: Path, name: str, content: bytes)
     assert "nothing to copy" in stage_and_publish(env)
 
 
+def of_windows(names: list[str], system: int = 0) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in names:
+            member = zipfile.ZipInfo("x")
+            member.filename, member.create_system = name, system
+            archive.writestr(member, b"" if name.endswith("\\") else b"x")
+    return out.getvalue()
+
+
+def test_a_zip_of_windows_has_its_folders_and_one_of_unix_its_names(tmp_path: Path) -> None:
+    content = {
+        "w.zip": of_windows(["n\\", "n\\m\\a.jpg", "n/b.jpg"]),
+        "u.zip": of_windows(["a\\b"], system=3),
+    }
+    stage_and_publish(settings(tmp_path / "data", folder_of(tmp_path, content)))
+    assert read(tmp_path / "data") == {"n/m/a.jpg": b"x", "n/b.jpg": b"x", "a\\b": b"x"}
+
+
 def test_an_attempt_after_a_kill_unpacks_again(tmp_path: Path) -> None:
     target = tmp_path / "data"
     env = settings(target, folder_of(tmp_path, {"data.tar": tarred(FILES)}))
@@ -112,6 +131,8 @@ def zipped_link() -> bytes:
     [
         ({"a.tar": tarred({"../../out": b"x"})}, "is not a path below a folder"),
         ({"a.zip": zipped({"../out": b"x"})}, "is not a path below a folder"),
+        ({"a.zip": of_windows(["n\\..\\..\\out"])}, "is not a path below a folder"),
+        ({"a.zip": zipped({"MANIFEST.jsonl": b"x"})}, "MANIFEST.jsonl, a name that a dataset reserves"),
         ({"a.tar": link()}, "a.tar contains passwd, which is neither a file nor a folder"),
         ({"a.zip": zipped_link()}, "a.zip contains passwd, which is neither a file nor a folder"),
         ({"a.tar": tarred(FILES), "n01": b"x"}, "needs a folder where a file is: rename one"),
@@ -121,7 +142,7 @@ def zipped_link() -> bytes:
         ({"a.zip": zipped(FILES)[:-30]}, "a.zip cannot be unpacked: BadZipFile"),
         ({"a.rec": b"x"}, "has nothing to extract: no name ends with .tar"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_an_archive_that_cannot_be_is_told_and_nothing_is_published(
     tmp_path: Path, files: dict[str, bytes], sentence: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import calendar
+import hashlib
+import json
 import os
 import socket
 import threading
@@ -237,6 +239,106 @@ def test_a_directory_bucket_is_refused_by_a_sentence(tmp_path: Path) -> None:
     code, output = run("stage", settings(tmp_path / "d", {"url": "s3://fast--use1-az4--x-s3/data"}))
     assert code == 78
     assert "s3://fast--use1-az4--x-s3 is a directory bucket" in output
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://arn:aws:s3:::bucket/train",
+        "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/ap/x",
+        "s3://a b/c",
+    ],
+)
+def test_what_is_no_name_of_a_bucket_is_refused_by_a_sentence(tmp_path: Path, url: str) -> None:
+    code, output = run("copy", settings(tmp_path / "d", {"url": url}))
+    assert code == 78
+    assert f"{url} is not s3://BUCKET/PREFIX: instead of an ARN, give the bucket's name" in output
+    (tmp_path / "a").write_bytes(b"one")
+    code, output = run("copy", settings(tmp_path / "e", {"url": f"file://{tmp_path}/a"}, upload=url))
+    assert code == 78
+    assert "instead of an ARN" in output
+
+
+def test_two_keys_of_one_path_are_named(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects = {"data/a/./f": b"1", "data/a/f": b"2"}
+    code, output = run("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
+    assert code == 78
+    assert "a/f comes from data/a/./f and from data/a/f: rename one of the two" in output
+
+
+def test_a_key_that_is_a_folder_with_content_is_named(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects["data/marker/"] = b""
+    assert run("stage", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})[0] == 0
+    server.objects["data/folder/"] = b"content"
+    code, output = run("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
+    assert code == 78
+    assert "s3://b/data/folder/ is named as a folder and has content: rename it" in output
+
+
+@pytest.mark.parametrize("name", ["gr\u00fcn", "two words", "100%25", "a+b"])
+def test_urls_and_redirects_are_taken_as_people_write_them(
+    server: FaultyServer, tmp_path: Path, name: str
+) -> None:
+    server.objects[name.replace("%25", "%")] = b"content"
+    stage_and_publish(settings(tmp_path / "data", {"url": f"{server.url}/b/{name}"}))
+    assert list(read(tmp_path / "data").values()) == [b"content"]
+    # A server sends the bytes of UTF-8, which http.server takes for Latin-1.
+    place = {"Location": f"/b/{name}".encode().decode("latin-1")}
+    server.faults.append(Faults("redirect", (302, b""), headers=place, times=9))
+    stage_and_publish(settings(tmp_path / "other", {"url": f"{server.url}/redirect"}))
+    assert read(tmp_path / "other") == {"redirect": b"content"}
+
+
+@pytest.mark.parametrize("url", ["http://host:port/f", "http://[::1/f", "http://a..b/f"])
+def test_a_url_without_a_host_or_port_is_reported(tmp_path: Path, url: str) -> None:
+    code, output = run("copy", settings(tmp_path / "d", {"url": url}))
+    assert code == 78
+    assert f"{url} is no URL: its host or its port cannot be read" in output
+
+
+def test_a_password_in_a_url_is_used_and_never_printed(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects["f"] = b"content"
+    url = f"{server.url}/b/f".replace("://", "://me:s3%40cret@")
+    stage_and_publish(settings(tmp_path / "data", {"url": url}))
+    assert set(server.authorizations) == {"Basic bWU6czNAY3JldA=="}
+    answers = [error(403, "AccessDenied"), (302, b"")]
+    for number, answer in enumerate(answers):
+        server.faults = [Faults("/b/f", answer, headers={"Location": url}, times=99)]
+        code, output = run("copy", settings(tmp_path / str(number), {"url": url}))
+        assert (code, "s3" in output, "me:" in output) == (78, False, False), output
+    for odd in ("ftp://me:s3cret@host/f", "http://me:s3cret@host:port/f"):
+        code, output = run("copy", settings(tmp_path / "odd", {"url": odd}))
+        assert (code, "s3cret" in output) == (78, False), output
+        code, output = run("copy", settings(tmp_path / "up", {"url": f"{server.url}/b/g"}, upload=odd))
+        assert "s3cret" not in output
+
+
+@pytest.mark.parametrize("text", ["gr\u00fcn".encode("latin-1"), "a".encode("utf-16")])
+def test_sums_that_are_not_utf_8_are_reported(server: FaultyServer, tmp_path: Path, text: bytes) -> None:
+    server.objects["data/SUMS"] = b"0" * 64 + b"  " + text
+    source = {"url": "s3://b/data", "sums": "SUMS"}
+    code, output = run("copy", {**server.env, **settings(tmp_path / "d", source)})
+    assert code == 78
+    assert "SUMS of s3://b/data is not UTF-8: convert it" in output
+
+
+@pytest.mark.parametrize(
+    "row", ['{"bytes": 1, "sha256": "0"}', "[]", "{", '{"path": 1, "bytes": 1, "sha256": "0"}']
+)
+def test_a_row_of_a_manifest_that_is_none_is_reported(tmp_path: Path, row: str) -> None:
+    text = f"{row}\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    header = {"files": 1, "bytes": 1, "sha256": digest, "identity": "i"}
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/MANIFEST.jsonl").write_text(f"{json.dumps(header)}\n{text}")
+    source = {"url": f"file://{tmp_path}/source"}
+    for code, output in (
+        run("verify", {}, str(tmp_path / "source")),
+        run("copy", settings(tmp_path / "d", source)),
+    ):
+        assert code == 78
+        assert "has no path, bytes and sha256" in output
+        assert "line 2 of" in output
 
 
 def test_credentials_that_are_still_valid_survive_a_provider_that_fails(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from bireme_runtime.dataset.manifest import MANIFEST
 from bireme_runtime.process.disk import all_to_disk
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.sources.source import SourceError, safe_path
@@ -52,6 +53,8 @@ def unpack(folder: Path, path: str) -> tuple[int, int]:
     try:
         for name, content in _members(folder / path):
             inside = safe_path(f"{below}/{name}" if below else name)
+            if inside == MANIFEST:
+                raise SourceError(f"{path} contains {name}, a name that a dataset reserves: rename it")
             if content is None:
                 raise SourceError(
                     f"{path} contains {name}, which is neither a file nor a folder: leave it out"
@@ -85,9 +88,11 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
         with zipfile.ZipFile(archive) as found:
             for member in found.infolist():
                 kind = stat.S_IFMT(member.external_attr >> 16)
-                if not member.is_dir():
+                # Some archivers of Windows (0) separate folders as Windows does.
+                name = member.filename.replace("\\", "/") if not member.create_system else member.filename
+                if not name.endswith("/"):
                     is_file = kind in (0, stat.S_IFREG)
-                    yield member.filename, found.open(member) if is_file else None
+                    yield name, found.open(member) if is_file else None
         return
     # As a stream, because an archive may have more members than the memory has room for; and read to its end,
     # because a compressed file has its checksum there.

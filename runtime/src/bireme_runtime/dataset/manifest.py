@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -59,11 +58,11 @@ class Manifest:
     """A manifest that is as it was written. Raises Corrupt if it was changed or has another format."""
 
     def __init__(self, file: Path, name: str) -> None:
-        self._file, digest = file, hashlib.sha256()
+        self._file, self._name, digest = file, name, hashlib.sha256()
         try:
             with file.open("rb") as lines:
                 self.header: dict[str, Any] = json.loads(lines.readline())
-                wanted = self.header["sha256"]
+                wanted, *_ = (self.header[key] for key in ("sha256", "files", "bytes"))
                 while chunk := lines.read(_CHUNK):
                     digest.update(chunk)
         except (ValueError, KeyError, TypeError) as error:
@@ -74,7 +73,15 @@ class Manifest:
     def rows(self) -> Iterator[dict[str, Any]]:
         """A file each: its path, its bytes and its sha256."""
         with self._file.open("rb") as lines:
-            yield from map(json.loads, itertools.islice(lines, 1, None))
+            for number, line in enumerate(lines, start=1):
+                if number == 1:
+                    continue
+                try:
+                    row = json.loads(line)
+                    _ = str.encode(row["path"]), int(row["bytes"]), str.encode(row["sha256"])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise Corrupt(f"line {number} of {self._name} has no path, bytes and sha256") from error
+                yield row
 
 
 def manifest_of(folder: Path) -> Manifest:

@@ -57,6 +57,7 @@ from bireme_runtime.sources.source import (
     files_below,
     pause,
     safe_path,
+    shown,
     sums,
 )
 
@@ -269,16 +270,20 @@ def listed(settings: StagingSettings, env: Mapping[str, str], lists: Lists) -> L
         digest.update(f"extract {unpacked}".encode())
     files = size = 0
     before: list[str] = []
-    for path, (_, sha256, _, count, version, _) in rows:
+    last: tuple[int, str] = (0, "")
+    for path, (number, sha256, _, count, version, key) in rows:
         # What begins with a path comes right after it, so these are all that could be folders of this one.
         while before and not path.startswith(before[-1]):
             before.pop()
         if before and before[-1] == path:
+            if last[0] == number:
+                raise SourceError(f"{path} comes from {last[1]} and from {key}: rename one of the two")
             raise SourceError(f"{path} comes from two sources: give one of them a path of its own")
         for each in before:
             if path.startswith(f"{each}/"):
                 raise SourceError(f"{each} is a file and a folder, because of {path}: rename one of them")
         before.append(path)
+        last = number, key
         digest.update(f"\n{path}\0{count}\0{version}\0{sha256}".encode())
         files, size = files + 1, size + count
     return Listing(sources, rows, files, size, digest.hexdigest())
@@ -286,7 +291,7 @@ def listed(settings: StagingSettings, env: Mapping[str, str], lists: Lists) -> L
 
 def _of_source(source: Source, wanted: Mapping[str, str], lists: Lists) -> Iterator[tuple[str, str, Entry]]:
     """Path, digest and entry of each object that is data."""
-    url, folder = wanted["url"], f"{wanted['path'].strip('/')}/" if wanted.get("path") else ""
+    url, folder = shown(wanted["url"]), f"{wanted['path'].strip('/')}/" if wanted.get("path") else ""
     list_name = wanted.get("sums") or MANIFEST
     # Their digests are in these two files of the source.
     files: dict[str, Entry] = {}
@@ -321,7 +326,7 @@ def _digests(
     source: Source, files: Mapping[str, Entry], wanted: Mapping[str, str], lists: Lists
 ) -> Iterator[Row]:
     """The digests in the source's own manifest, and those in `sums`, which count more."""
-    url = wanted["url"]
+    url = shown(wanted["url"])
     if MANIFEST in files:
         manifest = Manifest(_download(source, files[MANIFEST], lists), f"{MANIFEST} of {url}")
         for row in manifest.rows():
@@ -329,10 +334,14 @@ def _digests(
     if wanted.get("sums"):
         if wanted["sums"] not in files:
             raise SourceError(f"{url} has no {wanted['sums']}, which should contain its checksums")
-        with _download(source, files[wanted["sums"]], lists).open(encoding="utf-8") as lines:
-            for path, digest in sums(lines):
-                if "\t" not in path:
-                    yield path, [digest, wanted["sums"]]
+        text = _download(source, files[wanted["sums"]], lists)
+        try:
+            with text.open(encoding="utf-8-sig") as lines:
+                for path, digest in sums(lines):
+                    if "\t" not in path:
+                        yield path, [digest, wanted["sums"]]
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{wanted['sums']} of {url} is not UTF-8: convert it") from error
 
 
 def _download(source: Source, entry: Entry, lists: Lists) -> Path:
@@ -792,7 +801,7 @@ def _unpack(settings: StagingSettings, listing: Listing, say: Say) -> None:
     for number, paths in found.items():
         if not paths:
             raise SourceError(
-                f"{settings.sources[number]['url']} has nothing to extract: no name ends with "
+                f"{shown(settings.sources[number]['url'])} has nothing to extract: no name ends with "
                 f"{', '.join(archives.SUFFIXES)}"
             )
     files = size = 0
@@ -963,7 +972,7 @@ def upload(settings: StagingSettings, env: Mapping[str, str], say: Say) -> bool:
     """
     place, folder = open_source(settings.upload, env), settings.target
     if not isinstance(place, S3Source):
-        raise SourceError(f"upload: {settings.upload} is not s3://BUCKET/PREFIX")
+        raise SourceError(f"upload: {shown(settings.upload)} is not s3://BUCKET/PREFIX")
     manifest = manifest_of(folder)
     with settings.lists() as lists, ThreadPoolExecutor(settings.parallel) as pool:
         there = lists.sorted((each.path, [each.size, each.version]) for each in place.found())

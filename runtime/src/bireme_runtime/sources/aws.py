@@ -143,7 +143,7 @@ class CredentialsProvider:
         token = _read(file) if file else self._env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
         headers = {"Authorization": token} if token else {}
         request = urllib.request.Request(self._env["AWS_CONTAINER_CREDENTIALS_FULL_URI"], headers=headers)
-        return _credentials(json.loads(_ask(request)))
+        return _credentials(json.loads(_ask(request, is_on_node=True)))
 
     def _by_node(self) -> Credentials:
         """The role of the node, by version 2 of the instance metadata service."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 
 from bireme_runtime.sources.rclone import RcloneSource
-from bireme_runtime.sources.source import FolderSource, HttpSource, S3Source, Source, SourceError
+from bireme_runtime.sources.source import FolderSource, HttpSource, S3Source, Source, SourceError, shown
 
 _KEYS = frozenset(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "BIREME_S3_ANONYMOUS"))
 
@@ -27,6 +28,11 @@ def open_source(url: str, env: Mapping[str, str]) -> Source:
     if scheme == "s3":
         # Keys may contain # and ?, which a parser of URLs takes for the end of the path.
         bucket, _, prefix = rest.partition("/")
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", bucket):
+            raise SourceError(
+                f"{url} is not s3://BUCKET/PREFIX: instead of an ARN, give the bucket's name, or the alias "
+                "of the access point, which ends with -s3alias"
+            )
         if bucket.endswith("--x-s3"):
             raise SourceError(
                 f"s3://{bucket} is a directory bucket (S3 Express), which has other credentials and tags: "
@@ -41,5 +47,6 @@ def open_source(url: str, env: Mapping[str, str]) -> Source:
     if scheme == "file":
         return FolderSource(Path(urllib.parse.unquote(rest)))
     raise SourceError(
-        f"{url} is neither s3://BUCKET/PREFIX nor https://HOST/FILE nor rclone://REMOTE/PATH nor a claim"
+        f"{shown(url)} is neither s3://BUCKET/PREFIX nor https://HOST/FILE nor rclone://REMOTE/PATH "
+        "nor a claim"
     )

@@ -37,6 +37,8 @@ from bireme_runtime.sources.aws import CredentialsProvider
 from bireme_runtime.sources.checksums import ALGORITHMS, Checksum, digest_of
 
 _TIMEOUT_SECONDS = 60
+# What is no letter or digit, and stays as it is in a URL that may be quoted already.
+_SAFE = "%/:=&?~#+!$,;'@()*[]"
 # As many as `parallel` may be.
 _IDLE = 256
 _REDIRECTS = 5
@@ -195,6 +197,26 @@ def _entry(file: str, path: str) -> Entry:
     return Entry(safe_path(path), found.st_size, str(found.st_mtime_ns), file)
 
 
+def shown(url: str) -> str:
+    """A URL as a sentence may have it: without a password, and without the query, which may be one."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    if scheme in ("s3", "file", "rclone"):
+        return url
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def encoded(url: str) -> str:
+    """A URL as a request has it: in ASCII, without user and fragment. Raises SourceError."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _, host = parts.port, parts.netloc.rpartition("@")[2].encode("idna").decode()
+    except ValueError as error:
+        raise SourceError(f"{shown(url)} is no URL: its host or its port cannot be read") from error
+    path, query = (urllib.parse.quote(each, safe=_SAFE) for each in (parts.path, parts.query))
+    return urllib.parse.urlunsplit((parts.scheme, host, path, query, ""))
+
+
 class ConnectionPool:
     """Sends requests on connections that are kept open."""
 
@@ -233,7 +255,7 @@ class ConnectionPool:
                     stack.pop_all()
                     self._idle.keep(place, connection)
             except BROKEN as error:
-                raise Unreachable(f"{parts.netloc}: {reason(error)}") from error
+                raise Unreachable(f"{parts.netloc.rpartition('@')[2]}: {reason(error)}") from error
 
     def _connect(self, parts: urllib.parse.SplitResult, proxy: Address | None) -> http.client.HTTPConnection:
         address = Address(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
@@ -248,7 +270,7 @@ def _proxy(url: urllib.parse.SplitResult) -> Address | None:
     try:
         return parse_address(text.partition("://")[2].rstrip("/") or text, 80)
     except ValueError as error:
-        raise SourceError(f"the proxy {text} is not http://HOST:PORT: {error}") from error
+        raise SourceError(f"the proxy {shown(text)} is not http://HOST:PORT") from error
 
 
 def check_status(answer: http.client.HTTPResponse, what: str, wanted: tuple[int, ...]) -> None:
@@ -313,11 +335,15 @@ class HttpSource:
     """One file of a web server. `token` is a bearer token for the host of `url`, and no other."""
 
     def __init__(self, url: str, token: str = "") -> None:
-        self._url, self._pool, self._token = url, ConnectionPool(), token
-        # The query of a presigned URL is a password.
-        self._name = url.partition("?")[0]
+        self._url, self._pool = encoded(url), ConnectionPool()
+        user = urllib.parse.urlsplit(url).netloc.rpartition("@")[0]
+        self._authorization = f"Bearer {token}" if token else ""
+        if user and not token:
+            text = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+            self._authorization = f"Basic {text}"
+        self._name = shown(self._url)
         self._lock = threading.Lock()
-        self._place = url
+        self._place = self._url
 
     def entries(self) -> Iterator[Entry]:
         yield retry(self._entry)
@@ -344,7 +370,9 @@ class HttpSource:
         for _ in range(_REDIRECTS):
             with self._pool.request(place, self._with_token(place, headers), method) as answer:
                 if answer.status in (301, 302, 303, 307, 308):
-                    place = urllib.parse.urljoin(place, answer.headers.get("Location", ""))
+                    # As it was sent: http.client takes each byte for a sign of Latin-1.
+                    there = answer.headers.get("Location", "").encode("latin-1")
+                    place = encoded(urllib.parse.urljoin(place, urllib.parse.quote(there, safe=_SAFE)))
                     continue
                 if answer.status in refused:
                     return None
@@ -357,9 +385,9 @@ class HttpSource:
     def _with_token(self, place: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         """A redirect may go to another host, which must not get the token (and may refuse it)."""
         own, there = urllib.parse.urlsplit(self._url), urllib.parse.urlsplit(place)
-        if not self._token or (own.scheme, own.netloc) != (there.scheme, there.netloc):
+        if not self._authorization or (own.scheme, own.netloc) != (there.scheme, there.netloc):
             return headers
-        return {**headers, "authorization": f"Bearer {self._token}"}
+        return {**headers, "authorization": self._authorization}
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
@@ -443,6 +471,10 @@ class S3Source:
         folder = self.prefix if not self.prefix or self.prefix.endswith("/") else f"{self.prefix}/"
         for key, size, tag in self._keys(self.prefix):
             if key.endswith("/"):
+                if size:
+                    raise SourceError(
+                        f"s3://{self.bucket}/{key} is named as a folder and has content: rename it"
+                    )
                 continue
             if key == self.prefix:
                 path = key.rpartition("/")[2]
