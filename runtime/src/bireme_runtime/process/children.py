@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Terminated(Exception):
 class _Process:
     pid: int
     parent: int
+    session: int
     state: str
     name: str
     threads: int
@@ -150,6 +151,15 @@ def kill_descendants(seconds: float = 5.0, but: int = 0) -> list[int]:
         time.sleep(0.02)
 
 
+def reap(sessions: Collection[int]) -> None:
+    """Reap the orphans of these sessions that have ended, but not the processes that began the sessions."""
+    for each in _processes():
+        is_orphan = each.parent == os.getpid() and each.session in sessions and each.pid not in sessions
+        if is_orphan and not each.runs:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(each.pid, os.WNOHANG)
+
+
 def send(pids: Sequence[int], number: signal.Signals) -> None:
     """Send a signal to each process that still exists."""
     for pid in pids:
@@ -199,5 +209,6 @@ def _processes() -> list[_Process]:
             # The second field, the name in parentheses, may contain spaces and parentheses.
             start, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
             fields, name = rest.split(), start.partition("(")[2]
-            found.append(_Process(int(entry.name), int(fields[1]), fields[0], name, int(fields[17])))
+            parent, session = int(fields[1]), int(fields[3])
+            found.append(_Process(int(entry.name), parent, session, fields[0], name, int(fields[17])))
     return found

@@ -148,8 +148,11 @@ def fork_ranks_from(template: Template, say: Callable[[str], None]) -> None:
     api = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
     handler: Any = api.SubprocessHandler
     stock = handler._popen
+    made: set[int] = set()
 
     def popen(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
+        # What ranks before have left behind is this process's since they ended; torch waits for ranks only.
+        children.reap(made)
         outputs = [getattr(self, name, None) for name in ("_stdout", "_stderr")]
         numbers = {str(at): each.fileno() for at, each in enumerate(outputs, 1) if each is not None}
         try:
@@ -161,6 +164,7 @@ def fork_ranks_from(template: Template, say: Callable[[str], None]) -> None:
         except Unusable as reason:
             say(f"this rank starts cold: {reason}")
             return stock(self, args, env)
+        made.add(pid)
         return Forked(pid, args)
 
     handler._popen = popen
