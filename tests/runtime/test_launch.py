@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -91,3 +93,21 @@ def test_what_torchrun_lacks_on_a_machine_is_no_wrong_argument(problem: str, kin
     torchrun = SimpleNamespace(parse_args=list, config_from_args=config_from_args)
     with pytest.raises(kind, match=problem):
         launch.check_arguments(torchrun, ["train.py"])
+
+
+def test_what_the_supervisor_fails_to_note_keeps_no_agent_waiting(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(facts: object) -> bytes:
+        raise OSError("read-only file system")
+
+    listener = report.Listener(lambda facts: None, lambda facts: None, fail)
+    # A process of its own would have its own ends.
+    ends = [os.dup(int(each)) for each in listener.environment.values()]
+    listener.started()
+    reporter = report.Reporter(*map(str, ends))
+    before = time.monotonic()
+    assert reporter.failed(1, 2, 0, 1) is False
+    assert time.monotonic() - before < 10, "it waits 15 s without an answer"
+    reporter.ended("script", 1, "")
+    os.close(ends[0])
+    assert listener.end() == {"cause": "script", "code": 1, "error": ""}
+    assert "was not carried out: OSError('read-only file system')" in capfd.readouterr().err

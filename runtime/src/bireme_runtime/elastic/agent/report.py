@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bireme_runtime.process.descriptors import readable
+from bireme_runtime.process.log import log_of
 
 # Why a run of torchrun ended, as the supervisor distinguishes it. MACHINE: it may well run on another one.
 SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
@@ -109,14 +110,21 @@ class Listener:
         with os.fdopen(self._reading, "rb") as lines:
             for line in lines:
                 for what, facts in json.loads(line).items():
-                    if what == "ended":
-                        self._end = facts
-                    elif what == "starting":
-                        self._starting(facts)
-                    elif what == "started":
-                        self._started(facts)
-                    elif what == "failed":
-                        answer = self._failed(facts)
-                        with contextlib.suppress(OSError):
-                            os.write(self._answering, answer)
+                    answer = self._heard(what, facts)
+                    with contextlib.suppress(OSError):
+                        os.write(self._answering, answer)
         os.close(self._answering)
+
+    def _heard(self, what: str, facts: Mapping[str, Any]) -> bytes:
+        """The answer. A failure must not end the thread: the agent would wait, and its end be lost."""
+        try:
+            if what == "ended":
+                self._end = facts
+            elif what == "failed":
+                return self._failed(facts)
+            else:
+                (self._starting if what == "starting" else self._started)(facts)
+        except Exception as error:
+            log_of("report")(f"what the agent tells ({what}) was not carried out: {error!r}")
+            return GO_ON if what == "failed" else b""
+        return b""
