@@ -184,6 +184,34 @@ def test_a_failing_node_or_file_server_leaves_another_attempt(
     assert read(tmp_path / "data") == {"a": b"one", "c": b"two"}
 
 
+def test_an_object_that_was_overwritten_by_one_of_its_size_is_copied_again(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    assert run("stage", env)[0] == 0
+    server.objects["data/n7"] = server.objects["data/n7"][::-1].replace(b"7", b"8")
+    stage_and_publish(env)
+    assert read(tmp_path / "data") == contents(server)
+
+
+def test_a_file_that_vanishes_before_it_is_published_is_copied_by_the_next_attempt(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    assert run("stage", env)[0] == 0
+    for is_cut in (False, True):
+        (tmp_path / ".data.staging/n7").unlink()
+        if is_cut:
+            (tmp_path / ".data.staging/n7").write_bytes(b"cut")
+        code, output = run("publish", env)
+        assert code == 75, output
+        assert "are staged, the sources have 12 with" in output
+        assert not (tmp_path / "data").exists()
+        assert run("stage", env)[0] == 0
+    assert run("publish", env)[0] == 0
+    assert read(tmp_path / "data") == contents(server)
+
+
 def fail_after(server: FaultyServer, parts: int, env: dict[str, str]) -> None:
     """Stage until this number of parts of data/large has been copied."""
     server.faults = [Faults("GET /b/data/large", error(403, "AccessDenied"), first=parts)]

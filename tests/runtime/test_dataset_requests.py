@@ -407,6 +407,14 @@ def test_a_presigned_url_is_read_without_head(server: FaultyServer, tmp_path: Pa
     assert (code, "geheim" in output) == (78, False), output
 
 
+def test_an_object_that_was_overwritten_since_it_was_listed_is_not_read(server: FaultyServer) -> None:
+    source = S3Source("b", "data/a", server.env)
+    (entry,) = source.entries()
+    server.objects["data/a"] = b"z" * entry.size
+    with pytest.raises(BiremeError, match="has changed since it was listed"), source.read(entry, 0, 100):
+        pass
+
+
 @pytest.mark.parametrize("has_if_match", [True, False])
 def test_the_parts_of_two_versions_of_a_web_servers_file_are_not_joined(
     server: FaultyServer, has_if_match: bool

@@ -844,7 +844,9 @@ def _share(settings: StagingSettings, index: int) -> dict[str, Any] | None:
 
 
 def publish(settings: StagingSettings, say: Say) -> bool:
-    """Write the manifest and rename the staged folder to the target. Raises Corrupt, at a root SourceError.
+    """Write the manifest and rename the staged folder to the target.
+
+    Raises Corrupt, Changed, or at a root SourceError.
 
     Returns False where nothing is staged, or index is not 0.
     """
@@ -927,9 +929,9 @@ def _check_complete(settings: StagingSettings, share: Mapping[str, Any]) -> None
     unpacked = _unpacked(settings)
     wanted = share["files"] + unpacked["files"], share["bytes"] + unpacked["bytes"]
     if (files, size) != wanted:
-        raise Corrupt(
+        raise Changed(
             f"{files} files with {size} bytes are staged, the sources have {wanted[0]} with "
-            f"{wanted[1]}: nothing is published; the next attempt copies what is missing"
+            f"{wanted[1]}: nothing is published"
         )
 
 
