@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ import pytest
 import yaml
 
 from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, Unavailable
-from bireme_runtime.dispatcher.client import leave_for
+from bireme_runtime.dispatcher.client import DispatcherError, leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
@@ -752,6 +753,25 @@ def test_an_etcd_out_of_space_is_told_and_left_behind_once_there_is_space(
         assert fleet.trained == Counter((0, name) for name in names(20))
     finally:
         go_on.set()
+        replicas.stop()
+
+
+def test_when_etcd_has_lost_its_data_a_trainer_says_so(
+    new_etcd: Callable[..., EtcdServer], prefix: str
+) -> None:
+    server = new_etcd().start()
+    replicas = Dispatchers(server.endpoint, prefix, trainer_seconds=2).start()
+    try:
+        with Dispatcher(replicas.addresses, wait_seconds=60) as trainer:
+            trainer.add(names(3))
+            shards = trainer.shards()
+            next(shards)
+            server.stop()
+            shutil.rmtree(server.folder)
+            server.start()
+            with pytest.raises(DispatcherError, match="no longer has dataset default, because its"):
+                next(shards)
+    finally:
         replicas.stop()
 
 

@@ -140,6 +140,8 @@ class Dispatcher:
         self._second: LeaderConnection | None = None
         self._following: Shard | None = None
         self._stopping = False
+        # Whether this process knows that the shards have been added.
+        self._was_defined = False
 
     def __enter__(self) -> Dispatcher:
         return self
@@ -163,13 +165,18 @@ class Dispatcher:
         about = {"digest": digest.hexdigest()[:32], "shards": len(shards)}
         wanted = {**about, "passes": passes, "timeout": timeout, "failures": failures}
         try:
-            return bool(self._post("add", wanted)["added"])
+            return self._added(wanted)
         except Refused as refused:
             if not refused.body.get("missing"):
                 raise
         for number, block in enumerate(blocks):
             self._post("block", {"digest": about["digest"], "block": number, "names": block})
-        return bool(self._post("add", wanted)["added"])
+        return self._added(wanted)
+
+    def _added(self, wanted: Mapping[str, Any]) -> bool:
+        is_new = bool(self._post("add", wanted)["added"])
+        self._was_defined = True
+        return is_new
 
     def shards(self, prefetch: bool = False, for_all: bool = False) -> Generator[Shard, None, None]:
         """Take shards until all passes are over, or `stop` was called.
@@ -315,11 +322,16 @@ class Dispatcher:
                 shard.release()
             if answer.get("over"):
                 return None
+            if self._was_defined and not answer.get("defined", True):
+                raise DispatcherError(
+                    f"the dispatcher no longer has dataset {self.dataset}, because its etcd has lost its "
+                    "data: start the script again, which adds it anew"
+                )
         self._settle_rest()
         return None
 
     def _shard(self, answer: Mapping[str, Any]) -> Shard:
-        found = answer["shard"]
+        found, self._was_defined = answer["shard"], True
         return Shard(found["shard"], found["name"], found["pass"], found["token"], self)
 
     def _ask_ahead(self, shard: Shard) -> None:

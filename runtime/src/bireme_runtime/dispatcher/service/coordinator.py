@@ -290,6 +290,10 @@ class Coordinator:
             self._change([], [etcd.put_op(state.keys.registered, "")], [state.keys.registered])
         return self.datasets[dataset]
 
+    def is_defined(self, dataset: str) -> bool:
+        """Whether the shards of a dataset have been added."""
+        return dataset in self.datasets and self.datasets[dataset].definition is not None
+
     def may_answer(self, request: TrainerRequest) -> bool:
         """Whether a request that had to wait may be answered now."""
         state = self.datasets.get(request.dataset)

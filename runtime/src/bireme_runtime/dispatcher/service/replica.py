@@ -236,7 +236,7 @@ class _Term:
             if time.monotonic() - self._ticked >= _TICK_SECONDS:
                 self._ticked = time.monotonic()
                 coordinator.tick()
-                self._end_waits()
+                self._end_waits(coordinator)
         except etcd.EtcdError as error:
             log.warning("etcd: %s", error)
             for item in items:
@@ -275,13 +275,15 @@ class _Term:
                     most -= 1
         return ready
 
-    def _end_waits(self) -> None:
+    def _end_waits(self, coordinator: Coordinator) -> None:
+        """Answer the requests whose time is over. They hear whether there is such a dataset at all."""
         now = time.monotonic()
         for key, group in list(self._waiting.items()):
             kept = deque(asked for asked in group if asked.deadline > now and asked.is_connected())
             for asked in group:
                 if asked.deadline <= now:
-                    asked.reply(Answer(200, {"wait": True}))
+                    is_defined = coordinator.is_defined(asked.request.dataset)
+                    asked.reply(Answer(200, {"wait": True, "defined": is_defined}))
             if kept:
                 self._waiting[key] = kept
             else:
