@@ -28,7 +28,7 @@ PATIENCE = 120.0
 
 @pytest.fixture
 def server() -> Iterator[FaultyServer]:
-    with faulty_server(OBJECTS) as found:
+    with faulty_server(dict(OBJECTS)) as found:
         yield found
 
 
