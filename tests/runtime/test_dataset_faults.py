@@ -341,5 +341,5 @@ def test_random_faults_leave_a_complete_dataset_or_none_and_a_sentence(
 def test_so_do_the_faults_of_further_seeds(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + 29):
         (tmp_path / str(seed)).mkdir()
-        with faulty_server(OBJECTS) as server:
+        with faulty_server(dict(OBJECTS)) as server:
             outlive(server, tmp_path / str(seed), seed)
