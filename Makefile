@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 # One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
-PARALLEL ?= -n auto --dist loadfile
+PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 # Each target remembers its own failures: make test ONLY=--last-failed runs them again.
 ONLY ?=
 REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
@@ -47,7 +47,7 @@ lint: setup ## Check style and types of the Python code, the Dockerfiles and the
 .PHONY: test
 test: lint tools ## Lint, types, charts, unit, render and embedded tests
 	$(BIN)/bireme lint charts
-	$(PYTEST) $(PARALLEL) $(REMEMBER) -m "not whole" tests/embedded tests/runtime tests/unit tests/render
+	$(PYTEST) $(PARALLEL) $(REMEMBER) --durations 10 -m "not whole" tests/embedded tests/runtime tests/unit tests/render
 
 .PHONY: test-full
 test-full: tools ## The tests that `make test` and test-torch leave out because they take minutes each (tests of the kind tier: test-kind-full)
