@@ -100,7 +100,7 @@ def content(model: Path) -> Counter[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def dispatchers(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
-    replicas = Dispatchers(shared_etcd.endpoint, "/test/paddle-saves/", count=1, trainer_seconds=2).start()
+    replicas = Dispatchers(shared_etcd.endpoint, "/test/paddle-saves/", count=1, trainer_seconds=5).start()
     yield replicas
     replicas.stop()
 
@@ -163,7 +163,7 @@ def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job.lose("trainer", 0, how, meanwhile="pull-0")
     if how == signal.SIGKILL:
         # Longer than a trainer may be silent: the other trainer alone does not end the job.
-        time.sleep(4)
+        time.sleep(7)
     assert not (job.output / "done").exists()
     job.start("trainer", 0)
     job.ends_well()
