@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 # One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
-PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
+PARALLEL ?= -n auto --dist loadfile
 # Each target remembers its own failures: make test ONLY=--last-failed runs them again.
 ONLY ?=
 REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
