@@ -39,3 +39,17 @@ def test_a_dataset_appears_where_its_job_looks_for_it(
     (data,) = [each.removeprefix("--data=") for each in args if each.startswith("--data=")]
     claim = {"coco-2017": "/efs", "imagenet": "/fsx"}[dataset]
     assert data == target.replace("/claim", claim)
+
+
+@pytest.mark.parametrize("job", ["maskrcnn-tensorpack", "maskrcnn-optimized"])
+def test_the_weights_of_a_tensorflow_job_are_staged_and_looked_for_before_it_trains(
+    render: Callable[..., Render], job: str
+) -> None:
+    staging = settings_of(render("dataset", workload="coco-2017"))
+    (source,) = [each for each in staging["sources"] if each.get("path")]
+    staged = f"{staging['target']}/{source['path']}/{source['url'].rpartition('/')[2]}"
+    sets = ["image.repository=team/model", "image.tag=v1"]
+    worker = pod(render("mpi-training", instance="p3.16xlarge", workload=job, sets=sets))
+    (weights,) = [each for each in worker["containers"][0]["args"] if each.startswith("BACKBONE.WEIGHTS=")]
+    assert weights == f"BACKBONE.WEIGHTS={staged.replace('/claim', '/efs')}"
+    assert weights.partition("=")[2] in container_of(worker, "verify")["command"]

@@ -470,6 +470,13 @@ def test_verify_reports_each_changed_file(
     assert sentence in output
 
 
+def test_verify_says_of_a_file_whether_it_is_there(tmp_path: Path) -> None:
+    weights = tmp_path / "R50.npz"
+    assert run("verify", {}, str(weights), "--quick") == (78, f"bireme dataset: {weights} is not there\n")
+    weights.write_bytes(b"four")
+    assert run("verify", {}, str(weights)) == (0, f"bireme dataset: {weights} is there: 4 bytes\n")
+
+
 class Flaky(http.server.BaseHTTPRequestHandler):
     """A web server that supports ranges and closes the connection after 300 kB of each response."""
 

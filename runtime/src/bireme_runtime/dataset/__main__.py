@@ -41,13 +41,13 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     verb = argv[0] if argv else ""
     has_arguments = verb in ("verify", "hold")
     if verb not in ("stage", "publish", "copy", "hold", "verify") or has_arguments != (len(argv) > 1):
-        verbs = "stage | publish | copy | hold FILE | verify FOLDER… [--quick]"
+        verbs = "stage | publish | copy | hold FILE | verify PATH… [--quick]"
         say(f"usage: python3 -m bireme_runtime.dataset {verbs}")
         return USAGE
     try:
         if verb == "verify":
-            for folder in (each for each in argv[1:] if each != "--quick"):
-                say(verify(Path(folder), "--quick" in argv))
+            for path in (each for each in argv[1:] if each != "--quick"):
+                say(verify(Path(path), "--quick" in argv))
         elif verb == "hold":
             _hold(settings_from(env), Path(argv[1]), say)
         else:

@@ -1005,7 +1005,14 @@ def upload(settings: StagingSettings, env: Mapping[str, str], say: Say) -> bool:
 
 
 def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
-    """Compare a dataset with its manifest, only sizes if `is_quick`; returns a sentence. Raises Corrupt."""
+    """Compare a dataset with its manifest, only sizes if `is_quick`; of a file, see that it is there.
+
+    Returns a sentence. Raises Corrupt.
+    """
+    if not folder.exists():
+        raise Corrupt(f"{folder} is not there")
+    if not folder.is_dir():
+        return f"{folder} is there: {folder.stat().st_size} bytes"
     manifest = manifest_of(folder)
     some: list[str] = []
     wrong = 0
