@@ -1,6 +1,6 @@
 """The build hook of hatchling that puts the charts into the packages of bireme.
 
-charts/ has links to the library and to the runtime. Hatchling follows each folder once, so it gets a copy
+charts/ has links to the libraries and to the runtime. Hatchling follows each folder once, so it gets a copy
 without links.
 """
 

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parseaddr
 from pathlib import Path
@@ -50,11 +50,12 @@ CHANGES_ANNOTATION = "artifacthub.io/changes"
 IMAGES_ANNOTATION = "artifacthub.io/images"
 LINKS_ANNOTATION = "artifacthub.io/links"
 SCREENSHOTS_ANNOTATION = "artifacthub.io/screenshots"
+RUNTIME_IN_CHART = "charts/bireme-runtime/files/runtime/"
 _A_USERS = ("sidecars", "initContainers")
 
 
 def application_charts(paths: Paths) -> list[Path]:
-    """The charts that can be installed, without the library."""
+    """The charts that can be installed, without the libraries."""
     folders = [file.parent for file in sorted(paths.charts.glob("*/Chart.yaml"))]
     return [folder for folder in folders if values.read_file(folder / "Chart.yaml")["type"] == "application"]
 
@@ -83,18 +84,37 @@ def pack_chart(
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         (made,) = Path(own).glob("*.tgz")
         archive = folder / made.name
-        files = contents(made)
+        files = _with_runtime_in_use(contents(made))
     about = f"{chart.name}/Chart.yaml"
     changes = changes_of(chart.parent.parent / "CHANGELOG.md", chart.name)
     files[about] = _annotated(files[about], {CHANGES_ANNOTATION: _as_yaml(changes), **annotations})
     text = io.BytesIO()
     with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in sorted(files, key=_chart_yaml_first):
+        for name in sorted(files, key=_order):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mtime, entry.mode = len(files[name]), time, 0o644
             tar.addfile(entry, io.BytesIO(files[name]))
     archive.write_bytes(gzip.compress(text.getvalue(), mtime=0))
     return archive
+
+
+def _with_runtime_in_use(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """``files`` of a packed chart, of the runtime only what a container of it or its subcharts mounts."""
+    kept = {}
+    for name, content in files.items():
+        chart, carried, file = name.rpartition(RUNTIME_IN_CHART)
+        folder = file.rpartition("/")[0].removeprefix("bireme_runtime/")
+        if not carried or folder in {"bireme_runtime", *_mounted(files, chart)}:
+            kept[name] = content
+    return kept
+
+
+def _mounted(files: Mapping[str, bytes], chart: str) -> Iterator[str]:
+    """The folders of the runtime that the annotations of a chart name (charts/bireme-runtime)."""
+    for name in (f"{chart}Chart.yaml", f"{chart}charts/training/Chart.yaml"):
+        about = yaml.load(files.get(name, b"{}"), Loader=yaml.CSafeLoader)
+        for folders in yaml.safe_load(about.get("annotations", {}).get("bireme/runtime", "{}")).values():
+            yield from folders
 
 
 def changes_of(changelog: Path, chart: str) -> list[str]:
@@ -190,9 +210,13 @@ def _content(packed: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     return content.read()
 
 
-def _chart_yaml_first(name: str) -> tuple[bool, str]:
-    """Helm reads the name of a chart from the start of its archive."""
-    return name.count("/") != 1 or not name.endswith("/Chart.yaml"), name
+def _order(name: str) -> tuple[bool, str, str]:
+    """Helm reads the name of a chart from the start of its archive.
+
+    Equal files of the chart and of its subcharts follow each other: gzip sees only 32 KiB at a time.
+    """
+    is_about = name.count("/") == 1 and name.endswith("/Chart.yaml")
+    return not is_about, name.rpartition("charts/")[2], name
 
 
 def index(archives: list[Path], url: str, time: int) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from package import CHANGES_ANNOTATION, application_charts, contents, pack_chart
+from package import CHANGES_ANNOTATION, RUNTIME_IN_CHART, application_charts, contents, pack_chart
 
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
@@ -40,7 +40,6 @@ _RUNTIME = (
     "runtime/src/bireme_runtime/__init__.py",
     "runtime/src/bireme_runtime.dist-info/METADATA",
 )
-_RUNTIME_IN_CHART = "charts/common/files/runtime/"
 _HEADING = "## [Unreleased]\n"
 
 Version = tuple[int, int, int]
@@ -77,7 +76,7 @@ class Packed:
     @property
     def runtime(self) -> Mapping[str, bytes]:
         """The files of the runtime that the chart carries."""
-        return {name: each for name, each in self.files.items() if name.startswith(_RUNTIME_IN_CHART)}
+        return {name: each for name, each in self.files.items() if name.startswith(RUNTIME_IN_CHART)}
 
     def differs(self, other: Packed) -> bool:
         """Whether more than versions and the list of changes differ."""

@@ -197,7 +197,7 @@ def test_a_chart_upgrade_that_changes_the_job_is_refused_as_predicted(
 ) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     before = uids(job)
-    template = next_chart.parent / "common/templates/_trainingpod.tpl"
+    template = next_chart.parent / "training/templates/_pod.tpl"
     template.write_text(template.read_text().replace("enableServiceLinks: false", "enableServiceLinks: true"))
     job.chart = next_chart
     foreseen = job.changes(sets=["workers=2"], **P4D)

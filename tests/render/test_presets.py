@@ -30,7 +30,7 @@ def test_the_type_alone_renders_what_its_values_file_renders(
 
 
 def test_the_chart_knows_every_type_of_values_instances(bireme_paths: Any) -> None:
-    inside: Path = bireme_paths.charts / "common/files/instances"
+    inside: Path = bireme_paths.charts / "training/files/instances"
     assert sorted(file.stem for file in inside.glob("*.yaml")) == TYPES
 
 

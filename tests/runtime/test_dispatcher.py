@@ -867,7 +867,7 @@ def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None
 
 
 def test_the_files_that_the_charts_ship_are_enough_to_serve(tmp_path: Path) -> None:
-    annotations = yaml.safe_load((DOCS.parents[1] / "charts/common/Chart.yaml").read_text())["annotations"]
+    annotations = yaml.safe_load((DOCS.parents[1] / "charts/training/Chart.yaml").read_text())["annotations"]
     package = RUNTIME / "bireme_runtime"
     for folder in ("", *yaml.safe_load(annotations["bireme/runtime"])["dispatcher"]):
         for path in (package / folder).glob("*.py"):

@@ -20,7 +20,7 @@ from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
 RUNTIME = "runtime/src/bireme_runtime/__init__.py"
-CARRIED = "charts/web/charts/common/files/runtime/bireme_runtime/__init__.py"
+CARRIED = "charts/web/charts/bireme-runtime/files/runtime/bireme_runtime/__init__.py"
 CHANGELOG = (
     "# Changelog\n\n## [Unreleased]\n\n### Charts\n\n- `web`: a key.\n- `other`: no.\n- All: two\n  lines.\n"
 )
@@ -45,8 +45,8 @@ def project(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     for file in (RUNTIME, CARRIED):
         (root / file).parent.mkdir(parents=True)
         (root / file).write_text('__version__ = "0.1.0"\n')
-    common = "apiVersion: v2\nname: common\ntype: library\nversion: 0.1.0\n"
-    (root / "charts/web/charts/common/Chart.yaml").write_text(common)
+    library = "apiVersion: v2\nname: bireme-runtime\ntype: library\nversion: 0.1.0\n"
+    (root / "charts/web/charts/bireme-runtime/Chart.yaml").write_text(library)
     metadata = root / "runtime/src/bireme_runtime.dist-info/METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Version: 0.1.0\n")
@@ -68,7 +68,7 @@ def write(root: Path, name: str, properties: Mapping[str, Any], version: str = "
     (folder / "templates").mkdir(parents=True, exist_ok=True)
     about = f"apiVersion: v2\nname: {name}\ntype: application\nversion: {version}\n"
     if name == "web":
-        about += "dependencies:\n  - name: common\n    version: 0.1.0\n"
+        about += "dependencies:\n  - name: bireme-runtime\n    version: 0.1.0\n"
     (folder / "Chart.yaml").write_text(about)
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     (folder / "values.schema.json").write_text(json.dumps(schema))

@@ -84,6 +84,29 @@ def test_a_packed_chart_renders_what_the_chart_does(
     assert results[0] == results[1]
 
 
+SHARDS_AND_DATASETS = {"process", "etcd", "dispatcher", "sources", "dataset"}
+
+
+@pytest.mark.parametrize(
+    ("chart", "folders"),
+    [
+        ("efa-device-plugin", set()),
+        ("gpu-metrics", set()),
+        ("dataset", {"process", "sources", "dataset"}),
+        ("etcd", {"process", "etcd", "sources"}),
+        ("torch-elastic", SHARDS_AND_DATASETS | {"elastic"}),
+        ("mpi-training", SHARDS_AND_DATASETS | {"mpi"}),
+        ("paddle", SHARDS_AND_DATASETS | {"paddle"}),
+    ],
+)
+def test_a_packed_chart_has_of_the_runtime_what_its_containers_mount(
+    dist: Path, chart: str, folders: set[str]
+) -> None:
+    (archive,) = dist.glob(f"{chart}-0*.tgz")
+    carried = [name.partition("/bireme_runtime/")[2] for name in package.contents(archive)]
+    assert {name.partition("/")[0] for name in carried if "/" in name} == folders
+
+
 def test_equal_sources_give_equal_bytes(dist: Path, paths: Paths, tmp_path: Path) -> None:
     package.package(paths, tmp_path / "again")
     sums = [set((folder / "SHA256SUMS").read_text().splitlines()) for folder in (tmp_path / "again", dist)]
@@ -196,10 +219,10 @@ def test_the_wheel_prints_the_values_of_a_type(site: Path, paths: Paths) -> None
     assert printed["instance"]["accelerator"]["name"] == "H100"
 
 
-def test_the_wheel_has_the_library_and_the_runtime_in_each_chart(site: Path) -> None:
-    inside = site / "bireme/project/charts/torch-elastic/charts/common/files"
-    assert (inside / "runtime/bireme_runtime/elastic/agent/supervisor.py").is_file()
-    assert (inside / "instances/p5.48xlarge.yaml").is_file()
+def test_the_wheel_has_the_libraries_and_the_runtime_in_each_chart(site: Path) -> None:
+    inside = site / "bireme/project/charts/torch-elastic/charts"
+    assert (inside / "bireme-runtime/files/runtime/bireme_runtime/elastic/agent/supervisor.py").is_file()
+    assert (inside / "training/files/instances/p5.48xlarge.yaml").is_file()
 
 
 @pytest.mark.parametrize(

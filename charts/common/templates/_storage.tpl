@@ -65,3 +65,16 @@ Arguments: driver, key (of the values that needs it), advice (how to install it)
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/*
+A memory quantity in whole MiB, e.g. of 1.5Gi or 32G; 0 for what is none.
+Arguments: quantity.
+*/}}
+{{- define "common.MiB" -}}
+{{- $text := required "common.MiB needs quantity" .quantity }}
+{{- $text = ternary (int64 $text | toString) (toString $text) (kindIs "float64" $text) }}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $text | default "0" }}
+{{- $bytes := dict "Ti" 1099511627776 "Gi" 1073741824 "Mi" 1048576 "Ki" 1024 "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 }}
+{{- $unit := trimPrefix $number $text }}
+{{- divf (mulf (float64 $number) (get $bytes $unit | default 0)) 1048576 | floor | int64 }}
+{{- end }}

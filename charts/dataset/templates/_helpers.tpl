@@ -43,11 +43,11 @@ The variables of every step: the settings, and those of S3.
 {{- with .Values.caBundle.configMap }}
 - {name: SSL_CERT_FILE, value: {{ printf "/bireme/ca/%s" $.Values.caBundle.key | quote }}}
 {{- end }}
-{{ include "common.s3.env" (dict "s3" .Values.s3) }}
+{{ include "runtime.s3.env" (dict "s3" .Values.s3) }}
 {{- range $i, $source := .Values.sources }}
 {{- $own := printf "BIREME_SOURCE_%d_" $i }}
 {{- with $source.s3 }}
-{{ include "common.s3.env" (dict "s3" . "prefix" $own) }}
+{{ include "runtime.s3.env" (dict "s3" . "prefix" $own) }}
 {{- end }}
 {{- with $source.token }}
 - name: {{ $own }}BIREME_TOKEN
@@ -183,7 +183,7 @@ template:
       - name: ca
         configMap: {name: {{ . | quote }}}
       {{- end }}
-      {{- include "common.runtimeVolume" (dict "root" . "component" "dataset") | nindent 6 }}
+      {{- include "runtime.volume" (dict "root" . "component" "dataset") | nindent 6 }}
       {{- range $i, $source := .Values.sources }}
       {{- with $source.rclone }}
       - name: rclone-{{ $i }}

@@ -118,7 +118,7 @@ containers:
       - {name: PYTHONPATH, value: /bireme/runtime}
       - {name: BIREME_ETCD_ENDPOINTS, value: "{{ include "common.fullname" (dict "root" $root) }}.{{ $root.Release.Namespace }}.svc:2379"}
       - {name: BIREME_WAIT_SECONDS, value: "{{ int64 (required "etcd.clientPod needs waitSeconds" .waitSeconds) }}"}
-      {{- include "common.etcdTls.env" $tls | nindent 6 }}
+      {{- include "runtime.etcdTls.env" $tls | nindent 6 }}
       {{- include "etcd.authEnv" (dict "root" $root "keys" .credentials) | nindent 6 }}
       {{- with .env }}
       {{- toYaml . | nindent 6 }}
@@ -129,13 +129,13 @@ containers:
       {{- toYaml $root.Values.securityContext | nindent 6 }}
     volumeMounts:
       - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
-      {{- include "common.etcdTls.mount" $tls | nindent 6 }}
+      {{- include "runtime.etcdTls.mount" $tls | nindent 6 }}
       {{- with .mounts }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
 volumes:
-  {{- include "common.runtimeVolume" (dict "root" $root "component" (.component | default "member")) | nindent 2 }}
-  {{- include "common.etcdTls.volume" $tls | nindent 2 }}
+  {{- include "runtime.volume" (dict "root" $root "component" (.component | default "member")) | nindent 2 }}
+  {{- include "runtime.etcdTls.volume" $tls | nindent 2 }}
   {{- with .volumes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -227,7 +227,7 @@ Arguments: root, from {url}.
 */}}
 {{- define "etcd.s3Env" -}}
 - {name: BIREME_BACKUP_URL, value: {{ .from.url | quote }}}
-{{ include "common.s3.env" (dict "s3" .root.Values.s3) }}
+{{ include "runtime.s3.env" (dict "s3" .root.Values.s3) }}
 {{- end }}
 
 {{- define "etcd.immutableParts" -}}

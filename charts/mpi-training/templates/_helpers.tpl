@@ -3,7 +3,7 @@
 {{- end }}
 
 {{- define "mpi-training.script" -}}
-{{- include "common.script" (dict "root" . "check" "files/allreduce.py") }}
+{{- include "training.script" (dict "root" . "check" "files/allreduce.py") }}
 {{- end }}
 
 {{/*
@@ -12,7 +12,7 @@ The program of the ranks and its arguments, as a JSON list.
 {{- define "mpi-training.program" -}}
 {{- $script := ternary (list .Values.python "/bireme/script/train.py") list (not (empty (include "mpi-training.script" .))) }}
 {{- $words := list }}
-{{- range concat .Values.command $script (include "common.arguments" (dict "root" .) | fromJsonArray) .Values.extraArgs }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
+{{- range concat .Values.command $script (include "training.arguments" (dict "root" .) | fromJsonArray) .Values.extraArgs }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
 {{- toJson $words }}
 {{- end }}
 
@@ -20,7 +20,7 @@ The program of the ranks and its arguments, as a JSON list.
 The command that serves ssh, or waits for the workers and runs mpirun, as a JSON list. Kubernetes takes $$ for a $.
 */}}
 {{- define "mpi-training.entryPoint" -}}
-{{- if include "common.hasRuntime" (dict "root" .) }}
+{{- if include "training.hasRuntime" (dict "root" .) }}
 {{- toJson (concat (list .Values.python "-m" "bireme_runtime.mpi.supervisor") (ternary (list "--as-is") list (not (empty .Values.command))) (list "--")) }}
 {{- else }}
 {{- toJson (list "sh" "-ec" (.Files.Get "files/mpirun.sh" | replace "$" "$$") "mpirun.sh") }}
@@ -29,18 +29,18 @@ The command that serves ssh, or waits for the workers and runs mpirun, as a JSON
 
 {{/*
 Its arguments as a JSON list: the program, which the runtime runs with mpirun; without the runtime also mpirun.
-Arguments: root, worker (the result of common.worker).
+Arguments: root, worker (the result of training.worker).
 */}}
 {{- define "mpi-training.arguments" -}}
 {{- $v := .root.Values }}
 {{- $program := include "mpi-training.program" .root | fromJsonArray }}
-{{- if or $v.command (include "common.hasRuntime" (dict "root" .root)) }}
+{{- if or $v.command (include "training.hasRuntime" (dict "root" .root)) }}
 {{- toJson $program }}
 {{- else }}
 {{- $size := mul (int64 $v.workers) (int64 .worker.processes) | toString }}
 {{- $hosts := ternary "-f" "--hostfile" (has $v.mpiImplementation (list "Intel" "MPICH")) }}
 {{- $own := list }}
-{{- range $v.mpirunArgs }}{{ $own = append $own (include "common.text" (dict "value" .)) }}{{ end }}
+{{- range $v.mpirunArgs }}{{ $own = append $own (include "training.text" (dict "value" .)) }}{{ end }}
 {{- toJson (concat (list "mpirun" "-np" $size $hosts "/bireme/mpi/hostfile") $own $program) }}
 {{- end }}
 {{- end }}
@@ -70,7 +70,7 @@ The Secret with the ssh key: that of the operator, of the values, or of the char
 
 {{/*
 The variables that the entry point reads (docs/mpi.md), as a list of EnvVar.
-Arguments: root, worker (the result of common.worker), role ("" in an Indexed Job, whose index 0 is the launcher).
+Arguments: root, worker (the result of training.worker), role ("" in an Indexed Job, whose index 0 is the launcher).
 */}}
 {{- define "mpi-training.env" -}}
 {{- $v := .root.Values -}}
@@ -92,23 +92,23 @@ Arguments: root, worker (the result of common.worker), role ("" in an Indexed Jo
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 15) }}"}
 {{- with $v.mpirunArgs }}
 {{- $words := list }}
-{{- range . }}{{ $words = append $words (include "common.text" (dict "value" .)) }}{{ end }}
+{{- range . }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
 - {name: BIREME_MPI_ARGUMENTS, value: {{ toJson $words | quote }}}
 {{- end }}
 {{- if $v.dispatcher.enabled }}
-{{ include "common.dispatcher.env" (dict "root" .root "dataset" (ternary (include "common.jobName" (dict "root" .root)) "" (not (empty .role)))) }}
+{{ include "training.dispatcher.env" (dict "root" .root "dataset" (ternary (include "common.jobName" (dict "root" .root)) "" (not (empty .role)))) }}
 {{- end }}
 {{- if ne .role "launcher" }}
-{{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
+{{- include "training.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- end }}
 {{- end }}
 
 {{/*
-The etcd in which the dispatcher keeps its state, as the JSON of common.etcdClient.
+The etcd in which the dispatcher keeps its state, as the JSON of training.etcdClient.
 */}}
 {{- define "mpi-training.etcd" -}}
 {{- $v := .Values.dispatcher.etcd }}
-{{- include "common.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
+{{- include "training.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
 {{- end }}
 
 {{/*

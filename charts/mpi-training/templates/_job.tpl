@@ -9,7 +9,7 @@ backoffLimitPerIndex: {{ int64 .Values.backoffLimit }}
 maxFailedIndexes: 0
 {{- end }}
 podFailurePolicy:
-  {{- include "common.podFailurePolicy" (dict "root" . "worker" (include "common.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
+  {{- include "training.podFailurePolicy" (dict "root" . "worker" (include "training.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
 successPolicy:
   rules:
     # Index 0 runs mpirun, and the job ends with it. The others only serve ssh.
@@ -22,7 +22,7 @@ template:
 The fields of the MPIJob's spec that the operator reads only when it starts pods. mpijob.yaml has the others.
 */}}
 {{- define "mpi-training.mpiJobSpec" -}}
-{{- $worker := include "common.worker" (dict "root" .) | fromJson -}}
+{{- $worker := include "training.worker" (dict "root" .) | fromJson -}}
 mpiImplementation: {{ .Values.mpiImplementation | quote }}
 slotsPerWorker: {{ int64 $worker.processes }}
 sshAuthMountPath: /bireme/ssh
@@ -58,7 +58,7 @@ the job is elastic.
 {{- end }}
 
 {{/*
-The same as common.immutable.otherRun, but for MPIJobs.
+The same as training.immutable.otherRun, but for MPIJobs.
 Arguments: root, name (of this run's MPIJob).
 */}}
 {{- define "mpi-training.otherMpiRun" -}}
@@ -66,7 +66,7 @@ Arguments: root, name (of this run's MPIJob).
 {{- $name := required "mpi-training.otherMpiRun needs name" .name }}
 {{- if $root.Capabilities.APIVersions.Has "kubeflow.org/v2beta1/MPIJob" }}
 {{- range (lookup "kubeflow.org/v2beta1" "MPIJob" $root.Release.Namespace "").items }}
-{{- include "common.immutable.otherJob" (dict "root" $root "job" . "names" (list $name) "isStopped" (include "mpi-training.isStopped" (dict "job" .))) }}
+{{- include "training.immutable.otherJob" (dict "root" $root "job" . "names" (list $name) "isStopped" (include "mpi-training.isStopped" (dict "job" .))) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -4,22 +4,22 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
 */}}
 {{- define "mpi-training.pod" -}}
 {{- $view := set (omit .root "Values") "Values" (include "mpi-training.values" . | fromJson) }}
-{{- $worker := include "common.worker" (dict "root" $view) | fromJson }}
+{{- $worker := include "training.worker" (dict "root" $view) | fromJson }}
 {{- $script := include "mpi-training.script" .root }}
 {{- $launches := eq .role "launcher" }}
 {{- $shm := ternary "" $worker.shm $launches }}
-{{- $container := include "common.trainingContainer" (dict "root" $view "name" "trainer" "script" $script "shm" $shm
+{{- $container := include "training.container" (dict "root" $view "name" "trainer" "script" $script "shm" $shm
     "command" (include "mpi-training.entryPoint" .root | fromJsonArray)
     "arguments" (include "mpi-training.arguments" (dict "root" .root "worker" $worker) | fromJsonArray)
     "fixed" (include "mpi-training.env" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
-    "derived" (merge (include "common.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1"))
-    "resources" (ternary (toYaml (dict "resources" $view.Values.launcher.resources)) (include "common.workerResources" (dict "root" $view "worker" $worker)) $launches)
+    "derived" (merge (include "training.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1"))
+    "resources" (ternary (toYaml (dict "resources" $view.Values.launcher.resources)) (include "training.workerResources" (dict "root" $view "worker" $worker)) $launches)
     "mounts" (include "mpi-training.mounts" .)
     "ports" (ternary list (include "mpi-training.ports" .root | fromYamlArray) $launches)
     "fields" (ternary "" (include "mpi-training.sshd" .root) $launches)) }}
-{{- include "common.trainingPod" (dict "root" $view "component" (.role | default "worker") "runtime" "worker" "script" $script "shm" $shm
+{{- include "training.pod" (dict "root" $view "component" (.role | default "worker") "runtime" "worker" "script" $script "shm" $shm
     "containers" $container "worker" (ternary dict $worker $launches)
-    "placement" (ternary (include "mpi-training.launcherPlacement" .root) (include "common.workerPlacement" (dict "root" $view "worker" $worker)) $launches)
+    "placement" (ternary (include "mpi-training.launcherPlacement" .root) (include "training.workerPlacement" (dict "root" $view "worker" $worker)) $launches)
     "volumes" (include "mpi-training.volumes" .)
     "subdomain" (ternary (include "common.fullname" (dict "root" .root)) "" (empty .role))) }}
 {{- end }}

@@ -26,9 +26,9 @@ template:
         command: [{{ $v.python | quote }}]
         args:
           {{- range $v.dataPrep.args }}
-          - {{ include "common.text" (dict "value" .) | quote }}
+          - {{ include "training.text" (dict "value" .) | quote }}
           {{- end }}
-        {{- include "common.env" (dict "root" . "derived" (dict "HOME" "/tmp" "PYTHONUNBUFFERED" "1") "fixed" (list
+        {{- include "training.env" (dict "root" . "derived" (dict "HOME" "/tmp" "PYTHONUNBUFFERED" "1") "fixed" (list
             (dict "name" "OUT_DIR" "value" (printf "%s/data" (include "paddle.folder" .)))
             (dict "name" "SPLIT_COUNT" "value" (printf "%d" (int64 $v.dataPrep.splitCount))))) | nindent 8 }}
         {{- with $v.dataPrep.resources }}
@@ -38,9 +38,9 @@ template:
         securityContext:
           {{- toYaml $v.securityContext | nindent 10 }}
         volumeMounts:
-          {{- include "common.claimMounts" (dict "root" $view "readOnly" false) | nindent 10 }}
+          {{- include "training.claimMounts" (dict "root" $view "readOnly" false) | nindent 10 }}
     volumes:
-      {{- include "common.claimVolumes" (dict "root" $view) | nindent 6 }}
+      {{- include "training.claimVolumes" (dict "root" $view) | nindent 6 }}
 {{- end }}
 
 {{- define "paddle.dataParts" -}}

@@ -23,7 +23,7 @@ The number of pods of pservers and trainers if Kueue admits them together, else 
 {{- end }}
 
 {{- define "paddle.autoscale" -}}
-{{- include "common.autoscale" (dict "root" . "least" 1 "most" .Values.workers) }}
+{{- include "training.autoscale" (dict "root" . "least" 1 "most" .Values.workers) }}
 {{- end }}
 
 {{/*
@@ -31,7 +31,7 @@ The trainers that the end of a run waits for. With autoscale more may come and g
 have found none left.
 */}}
 {{- define "paddle.counted" -}}
-{{- include "common.autoscale.least" (dict "root" . "policy" (include "paddle.autoscale" . | fromJson)) }}
+{{- include "training.autoscale.least" (dict "root" . "policy" (include "paddle.autoscale" . | fromJson)) }}
 {{- end }}
 
 {{- define "paddle.serverService" -}}
@@ -128,7 +128,7 @@ Arguments: root, role (server or trainer).
 {{- end }}
 
 {{- define "paddle.script" -}}
-{{- include "common.script" (dict "root" . "check" (printf "files/%s.py" (ternary "check" "allreduce" (not (empty (include "paddle.hasServers" .)))))) }}
+{{- include "training.script" (dict "root" . "check" (printf "files/%s.py" (ternary "check" "allreduce" (not (empty (include "paddle.hasServers" .)))))) }}
 {{- end }}
 
 {{/*
@@ -154,7 +154,7 @@ Arguments: root, role.
 - {name: BIREME_PADDLE_PSERVERS, value: {{ include "paddle.servers" .root | quote }}}
 - {name: BIREME_SAVE_STEPS, value: "{{ int64 $v.saveEverySteps }}"}
 {{- if eq $v.dispatch "dynamic" }}
-{{ include "common.dispatcher.env" (dict "root" .root) }}
+{{ include "training.dispatcher.env" (dict "root" .root) }}
 {{- end }}
 {{- else }}
 - {name: BIREME_PADDLE_PROCESSES, value: "{{ int64 .worker.processes }}"}
@@ -175,7 +175,7 @@ Arguments: root, role.
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
 {{- if ne .role "server" }}
-{{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
+{{- include "training.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- end }}
 {{- /* The old variable names, for images that read them. */}}
 - {name: JOB_NAME, value: {{ include "paddle.jobName" .root | quote }}}
@@ -206,9 +206,9 @@ The variables of the `helm test`, as a list of EnvVar.
 {{- end }}
 
 {{/*
-The etcd in which the dispatcher keeps its state, as the JSON of common.etcdClient.
+The etcd in which the dispatcher keeps its state, as the JSON of training.etcdClient.
 */}}
 {{- define "paddle.etcd" -}}
 {{- $v := .Values.dispatcher.etcd }}
-{{- include "common.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
+{{- include "training.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
 {{- end }}

@@ -5,14 +5,14 @@ Arguments: root, role (server or trainer).
 {{- define "paddle.jobSpec" -}}
 {{- $v := .root.Values }}
 {{- $view := set (omit .root "Values") "Values" (include "paddle.values" . | fromJson) }}
-{{- $worker := ternary dict (include "common.worker" (dict "root" $view) | fromJson) (eq .role "server") }}
+{{- $worker := ternary dict (include "training.worker" (dict "root" $view) | fromJson) (eq .role "server") }}
 {{- $containers := list (ternary "pserver" "trainer" (eq .role "server")) }}
 {{- if and (eq .role "trainer") (include "paddle.isCollocated" .root) }}{{ $containers = append $containers "pserver" }}{{ end -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ int64 $v.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
-  {{- include "common.podFailurePolicy" (dict "root" $view "worker" $worker "containers" $containers "codes" (list 64 70 78)) | nindent 2 }}
+  {{- include "training.podFailurePolicy" (dict "root" $view "worker" $worker "containers" $containers "codes" (list 64 70 78)) | nindent 2 }}
 template:
   {{- include "paddle.pod" . | nindent 2 }}
 {{- end }}
@@ -30,7 +30,7 @@ A role's Job.
 Arguments: root, role, name, count.
 */}}
 {{- define "paddle.job" -}}
-{{- include "common.trainingJob" (dict "root" .root "name" .name "count" .count
+{{- include "training.job" (dict "root" .root "name" .name "count" .count
     "component" (ternary "pserver" "trainer" (eq .role "server"))
     "spec" (include "paddle.jobSpec" .)
     "autoscale" .autoscale

@@ -5,7 +5,7 @@ Arguments: root, role (server or trainer).
 {{- define "paddle.pod" -}}
 {{- $root := .root }}
 {{- $view := set (omit $root "Values") "Values" (include "paddle.values" . | fromJson) }}
-{{- $worker := include "common.worker" (dict "root" $view) | fromJson }}
+{{- $worker := include "training.worker" (dict "root" $view) | fromJson }}
 {{- $isServer := eq .role "server" }}
 {{- $component := ternary "pserver" "trainer" $isServer }}
 {{- /* Pservers run on any instance type. */}}
@@ -14,13 +14,13 @@ Arguments: root, role (server or trainer).
 {{- if and (not $isServer) (include "paddle.isCollocated" $root) }}
 {{- $sidecar = include "paddle.container" (dict "root" $root "view" $view "role" "server" "worker" $worker) }}
 {{- end }}
-{{- include "common.trainingPod" (dict "root" $view "component" $component "runtime" "trainer"
+{{- include "training.pod" (dict "root" $view "component" $component "runtime" "trainer"
     "script" (include "paddle.script" $root)
     "shm" (ternary "64Mi" $worker.shm $isServer)
     "initContainers" $sidecar
     "containers" (include "paddle.container" (dict "root" $root "view" $view "role" .role "worker" $worker))
     "worker" (ternary dict $worker $isServer)
-    "placement" (include "common.workerPlacement" (dict "root" $view "worker" $placed "components" (list "pserver" "trainer")))
+    "placement" (include "training.workerPlacement" (dict "root" $view "worker" $placed "components" (list "pserver" "trainer")))
     "volumes" (include "paddle.settingsVolume" $root)
     "group" (include "paddle.group" $root | int64)
     "subdomain" (ternary (include "paddle.serverService" $root) (include "common.fullname" (dict "root" $root)) $isServer)) }}
@@ -34,7 +34,7 @@ Arguments: root, role (server or trainer).
 {{/*
 The container of a role. A collocated pserver is a sidecar: if it fails, it restarts beside its trainer, and if the
 trainer fails, the whole pod is replaced. A pod of two ordinary containers would stay while one of them runs.
-Arguments: root, view (root with the values of the pod's role), role, worker (the result of common.worker).
+Arguments: root, view (root with the values of the pod's role), role, worker (the result of training.worker).
 */}}
 {{- define "paddle.container" -}}
 {{- $isServer := eq .role "server" }}
@@ -45,13 +45,13 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
 {{- end }}
 {{- $program := ternary (ternary "server" "trainer" $isServer) "collective" (not (empty (include "paddle.hasServers" .root))) }}
 {{- $script := include "paddle.script" .root }}
-{{- include "common.trainingContainer" (dict "root" (set (omit .view "Values") "Values" $values)
+{{- include "training.container" (dict "root" (set (omit .view "Values") "Values" $values)
     "name" (ternary "pserver" "trainer" $isServer) "script" $script "shm" .worker.shm
     "command" ($values.command | default (list $values.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
-    "arguments" (include "common.scriptArguments" (dict "root" .root "script" $script) | fromJsonArray)
+    "arguments" (include "training.scriptArguments" (dict "root" .root "script" $script) | fromJsonArray)
     "fixed" (include "paddle.env" . | fromYamlArray)
-    "derived" (set (include "common.trainingEnv" (dict "root" .view "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
-    "resources" (ternary (include "paddle.serverResources" .root) (include "common.workerResources" (dict "root" .view "worker" .worker)) $isServer)
+    "derived" (set (include "training.podEnv" (dict "root" .view "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
+    "resources" (ternary (include "paddle.serverResources" .root) (include "training.workerResources" (dict "root" .view "worker" .worker)) $isServer)
     "mounts" "- {name: settings, mountPath: /bireme/settings, readOnly: true}"
     "envFrom" (list (dict "configMapRef" (dict "name" (include "paddle.settings" .root))))
     "ports" (ternary (include "paddle.serverPorts" .root | fromYamlArray) list $isServer)

@@ -1,12 +1,12 @@
 {{- define "torch-elastic.script" -}}
-{{- include "common.script" (dict "root" . "check" "files/allreduce.py") }}
+{{- include "training.script" (dict "root" . "check" "files/allreduce.py") }}
 {{- end }}
 
 {{/*
 The command that starts the workers' processes, as a JSON list. Kubernetes takes $$ for a $.
 */}}
 {{- define "torch-elastic.entryPoint" -}}
-{{- if include "common.hasRuntime" (dict "root" .) }}
+{{- if include "training.hasRuntime" (dict "root" .) }}
 {{- toJson (list .Values.python "-m" "bireme_runtime.elastic.agent.supervisor" "--") }}
 {{- else }}
 {{- toJson (list "sh" "-ec" (.Files.Get "files/torchrun.sh" | replace "$" "$$") .Values.python) }}
@@ -14,12 +14,12 @@ The command that starts the workers' processes, as a JSON list. Kubernetes takes
 {{- end }}
 
 {{/*
-The etcd in which workers meet, as the JSON of common.etcdClient; empty with backend c10d.
+The etcd in which workers meet, as the JSON of training.etcdClient; empty with backend c10d.
 */}}
 {{- define "torch-elastic.etcd" -}}
 {{- $v := .Values.rendezvous }}
 {{- if eq $v.backend "etcd" }}
-{{- include "common.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.auth.existingSecret "secret" $v.tls.existingSecret "certificate" $v.tls.clientCertificate) }}
+{{- include "training.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.auth.existingSecret "secret" $v.tls.existingSecret "certificate" $v.tls.clientCertificate) }}
 {{- else }}{}
 {{- end }}
 {{- end }}
@@ -34,14 +34,14 @@ The address at which workers meet: that of etcd, or of worker 0.
 
 {{/*
 The variables that agents read, as a list of EnvVar. None depends on the number of workers, so that scaling changes no pod.
-Arguments: root, worker (the result of common.worker).
+Arguments: root, worker (the result of training.worker).
 */}}
 {{- define "torch-elastic.env" -}}
 {{- $v := .root.Values }}
 {{- $conf := list }}
 {{- $etcd := eq $v.rendezvous.backend "etcd" }}
 {{- if and $etcd (not (hasKey $v.rendezvous.conf "first_call_timeout")) }}{{ $conf = append $conf (printf "first_call_timeout=%d" (int64 $v.rendezvous.firstRoundSeconds)) }}{{ end }}
-{{- range $key, $value := $v.rendezvous.conf }}{{ $conf = append $conf (printf "%s=%s" $key (include "common.text" (dict "value" $value))) }}{{ end -}}
+{{- range $key, $value := $v.rendezvous.conf }}{{ $conf = append $conf (printf "%s=%s" $key (include "training.text" (dict "value" $value))) }}{{ end -}}
 - {name: PET_NNODES, value: "{{ int64 $v.minWorkers }}:{{ int64 $v.maxWorkers }}"}
 - {name: PET_NPROC_PER_NODE, value: "{{ int64 .worker.processes }}"}
 - {name: PET_RDZV_BACKEND, value: {{ ternary "bireme-etcd" "c10d" (eq $v.rendezvous.backend "etcd") | quote }}}
@@ -121,15 +121,15 @@ Arguments: root, worker (the result of common.worker).
 - {name: BIREME_STOP_SECONDS, value: "{{ $v.rendezvous.stopSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
 {{- if $v.dispatcher.enabled }}
-{{ include "common.dispatcher.env" (dict "root" .root) }}
+{{ include "training.dispatcher.env" (dict "root" .root) }}
 {{- end }}
-{{- include "common.hardwareEnv" (dict "root" .root "worker" .worker) }}
-{{- include "common.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
+{{- include "training.hardwareEnv" (dict "root" .root "worker" .worker) }}
+{{- include "training.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
 {{- end }}
 
 {{/*
 Variables for the all-reduce between neighbours, in front of others.
-Arguments: root, worker (the result of common.worker).
+Arguments: root, worker (the result of training.worker).
 */}}
 {{- define "torch-elastic.pairs" -}}
 {{- $v := .root.Values }}
@@ -152,7 +152,7 @@ Arguments: root, worker (the result of common.worker).
 The port at which the entry point tells of the run.
 */}}
 {{- define "torch-elastic.ports" -}}
-{{- if and .Values.metrics.port (not .Values.command) (include "common.hasRuntime" (dict "root" .)) -}}
+{{- if and .Values.metrics.port (not .Values.command) (include "training.hasRuntime" (dict "root" .)) -}}
 - {name: metrics, containerPort: {{ int64 .Values.metrics.port }}}
 {{- end }}
 {{- end }}

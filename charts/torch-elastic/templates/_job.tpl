@@ -6,13 +6,13 @@ completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
-  {{- include "common.podFailurePolicy" (dict "root" . "worker" (include "common.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
+  {{- include "training.podFailurePolicy" (dict "root" . "worker" (include "training.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
 {{- if and .Values.excludeNodeSeconds (eq .Values.rendezvous.backend "etcd") (not .Values.command) }}
     # A pod on an excluded node. It does not count, but the pauses before the next one grow.
     - action: Ignore
       onExitCodes: {containerName: trainer, operator: In, values: [69]}
 {{- end }}
-{{- if and (not .Values.command) (include "common.hasRuntime" (dict "root" .)) }}
+{{- if and (not .Values.command) (include "training.hasRuntime" (dict "root" .)) }}
 successPolicy:
   rules:
     # A worker exits with 0 only if the run succeeded, so one such exit is enough. Without our entry point it says nothing of others.
@@ -23,7 +23,7 @@ template:
 {{- end }}
 
 {{- define "torch-elastic.autoscale" -}}
-{{- include "common.autoscale" (dict "root" . "least" .Values.minWorkers "most" .Values.maxWorkers "step" .Values.workersPerUnit "spares" .Values.spares) }}
+{{- include "training.autoscale" (dict "root" . "least" .Values.minWorkers "most" .Values.maxWorkers "step" .Values.workersPerUnit "spares" .Values.spares) }}
 {{- end }}
 
 {{- define "torch-elastic.immutableParts" -}}

@@ -21,7 +21,7 @@ class Charts:
         self._toolbox = toolbox
 
     def names(self) -> list[str]:
-        """The charts of the collection, without the library."""
+        """The charts of the collection, without the libraries."""
         files = sorted(self._paths.charts.glob("*/Chart.yaml"))
         return [file.parent.name for file in files if "type: library" not in file.read_text("utf-8")]
 

@@ -11,7 +11,7 @@ from bireme.core.labels import COMPONENT_LABEL, OUT_OF_SERVICE_TAINT, UNREACHABL
 from bireme.core.quantities import pod_requests
 from bireme.plan.workloads import trace
 
-# The container of charts/common (_instance.tpl).
+# The container of charts/training (_instance.tpl).
 _DEVICES = "devices"
 
 NodeState = Literal["", "unreachable", "out-of-service", "gone"]

@@ -3,11 +3,11 @@ The facts of the instance type as JSON: those of files/instances/TYPE.yaml, and 
 say. On HyperPod a node's type is ml.TYPE. 0 and "" say nothing there, so `--set instance.type=TYPE` is enough for a known type.
 Arguments: root (values instance).
 */}}
-{{- define "common.instance" -}}
-{{- $root := required "common.instance needs root" .root }}
+{{- define "training.instance" -}}
+{{- $root := required "training.instance needs root" .root }}
 {{- $facts := dict "accelerator" dict }}
 {{- with $root.Values.instance.type }}
-{{- $known := $root.Subcharts.common.Files.Get (printf "files/instances/%s.yaml" (trimPrefix "ml." .)) | fromYaml }}
+{{- $known := $root.Subcharts.training.Files.Get (printf "files/instances/%s.yaml" (trimPrefix "ml." .)) | fromYaml }}
 {{- $facts = mergeOverwrite $facts ($known.instance | default dict) (dict "type" .) }}
 {{- end }}
 {{- range $key, $value := omit $root.Values.instance "accelerator" }}
@@ -28,9 +28,9 @@ gets the same share of the rest. Huge pages are subtracted from the memory first
 nodes with EFA reserve at boot if these are more.
 Arguments: root (values instance, accelerators, efa, processesPerWorker or slots, hugePages, reserve, shm, resources).
 */}}
-{{- define "common.worker" -}}
-{{- $v := (required "common.worker needs root" .root).Values }}
-{{- $instance := include "common.instance" (dict "root" .root) | fromJson }}
+{{- define "training.worker" -}}
+{{- $v := (required "training.worker needs root" .root).Values }}
+{{- $instance := include "training.instance" (dict "root" .root) | fromJson }}
 {{- $type := $instance.type | default "" }}
 {{- $accelerator := $instance.accelerator }}
 {{- $whole := $accelerator.count | default 0 | int64 }}
@@ -64,26 +64,13 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 {{- end }}
 
 {{/*
-A memory quantity in whole MiB, e.g. of 1.5Gi or 32G; 0 for what is none.
-Arguments: quantity.
-*/}}
-{{- define "common.MiB" -}}
-{{- $text := required "common.MiB needs quantity" .quantity }}
-{{- $text = ternary (int64 $text | toString) (toString $text) (kindIs "float64" $text) }}
-{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $text | default "0" }}
-{{- $bytes := dict "Ti" 1099511627776 "Gi" 1073741824 "Mi" 1048576 "Ki" 1024 "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 }}
-{{- $unit := trimPrefix $number $text }}
-{{- divf (mulf (float64 $number) (get $bytes $unit | default 0)) 1048576 | floor | int64 }}
-{{- end }}
-
-{{/*
 The resources of a worker's container. There is no CPU limit: it would only slow data loaders down on a node that runs
 no other worker. The values under resources win.
-Arguments: root, worker (the result of common.worker).
+Arguments: root, worker (the result of training.worker).
 */}}
-{{- define "common.workerResources" -}}
-{{- $root := required "common.workerResources needs root" .root }}
-{{- $worker := required "common.workerResources needs worker" .worker }}
+{{- define "training.workerResources" -}}
+{{- $root := required "training.workerResources needs root" .root }}
+{{- $worker := required "training.workerResources needs worker" .worker }}
 {{- $devices := dict }}
 {{- if gt (int64 $worker.accelerators) 0 }}{{ $_ := set $devices $worker.resource (int64 $worker.accelerators | toString) }}{{ end }}
 {{- if gt (int64 $worker.efa) 0 }}{{ $_ := set $devices "vpc.amazonaws.com/efa" (int64 $worker.efa | toString) }}{{ end }}
@@ -108,12 +95,12 @@ The node selector of a worker: its instance type, what placement adds, and the v
 nodes that are healthy (docs.aws.amazon.com/sagemaker, sagemaker-hyperpod-eks-resiliency-node-labels).
 Arguments: root, worker.
 */}}
-{{- define "common.workerNodeSelector" -}}
-{{- $worker := required "common.workerNodeSelector needs worker" .worker }}
+{{- define "training.workerNodeSelector" -}}
+{{- $worker := required "training.workerNodeSelector needs worker" .worker }}
 {{- $own := ternary (dict "node.kubernetes.io/instance-type" $worker.type) dict (not (empty $worker.type)) }}
 {{- if hasPrefix "ml." $worker.type }}{{ $_ := set $own "sagemaker.amazonaws.com/node-health-status" "Schedulable" }}{{ end }}
-{{- $placed := include "common.placement.labels" . | fromJson }}
-{{- $selector := mergeOverwrite $own $placed (deepCopy (required "common.workerNodeSelector needs root" .root).Values.nodeSelector) }}
+{{- $placed := include "training.placement.labels" . | fromJson }}
+{{- $selector := mergeOverwrite $own $placed (deepCopy (required "training.workerNodeSelector needs root" .root).Values.nodeSelector) }}
 {{- with $selector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -124,8 +111,8 @@ nodeSelector:
 Tolerations of a worker: the taint of accelerator nodes, 30 s for nodes that stop answering, and those of the values.
 Arguments: root, worker.
 */}}
-{{- define "common.workerTolerations" -}}
-{{- $worker := required "common.workerTolerations needs worker" .worker -}}
+{{- define "training.workerTolerations" -}}
+{{- $worker := required "training.workerTolerations needs worker" .worker -}}
 tolerations:
   - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
   - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
@@ -135,7 +122,7 @@ tolerations:
   {{- if gt (int64 $worker.efa) 0 }}
   - {key: vpc.amazonaws.com/efa, operator: Exists, effect: NoSchedule}
   {{- end }}
-  {{- with (required "common.workerTolerations needs root" .root).Values.tolerations }}
+  {{- with (required "training.workerTolerations needs root" .root).Values.tolerations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end }}
@@ -144,13 +131,13 @@ tolerations:
 What the runtime and the check of the job hold against what the container has, as a list of EnvVar.
 Arguments: root (values efa, checkDevices), worker.
 */}}
-{{- define "common.hardwareEnv" -}}
-{{- $worker := required "common.hardwareEnv needs worker" .worker }}
+{{- define "training.hardwareEnv" -}}
+{{- $worker := required "training.hardwareEnv needs worker" .worker }}
 {{- if .root.Values.checkDevices }}
 {{- if gt (int64 $worker.accelerators) 0 }}
 - {name: BIREME_ACCELERATORS, value: {{ $worker.resource }}}
 {{- end }}
-{{- if not (include "common.devices" .) }}{{ include "common.efaEnv" . }}{{ end }}
+{{- if not (include "training.devices" .) }}{{ include "training.efaEnv" . }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -158,8 +145,8 @@ Arguments: root (values efa, checkDevices), worker.
 The variable that has EFA looked for, as a list of EnvVar.
 Arguments: root (values efa, checkDevices), worker.
 */}}
-{{- define "common.efaEnv" -}}
-{{- $worker := required "common.efaEnv needs worker" .worker }}
+{{- define "training.efaEnv" -}}
+{{- $worker := required "training.efaEnv needs worker" .worker }}
 {{- if and .root.Values.checkDevices (gt (int64 $worker.efa) 0) }}
 - {name: BIREME_EFA, value: {{ ternary "required" "wanted" (eq (toString .root.Values.efa) "all") }}}
 {{- end }}
@@ -171,9 +158,9 @@ EFA needs and runs in the worker's container only: with one, the entry point loo
 first process on, and its image may have no Python.
 Arguments: root (values efa, checkDevices, setup, command), worker (optional: without one, nothing looks).
 */}}
-{{- define "common.devices" -}}
-{{- with (required "common.devices needs root" .root).Values }}
-{{- if and $.worker (include "common.hasRuntime" $) (not (or .setup .command)) }}{{ include "common.efaEnv" $ }}{{ end }}
+{{- define "training.devices" -}}
+{{- with (required "training.devices needs root" .root).Values }}
+{{- if and $.worker (include "training.hasRuntime" $) (not (or .setup .command)) }}{{ include "training.efaEnv" $ }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -181,8 +168,8 @@ Arguments: root (values efa, checkDevices, setup, command), worker (optional: wi
 That init container: the worker's container with another command.
 Arguments: root, worker, containers (YAML; the first is the worker's).
 */}}
-{{- define "common.devices.container" -}}
-{{- $env := include "common.devices" . | fromYamlArray }}
+{{- define "training.devices.container" -}}
+{{- $env := include "training.devices" . | fromYamlArray }}
 {{- if $env }}
 {{- $main := first (.containers | fromYamlArray) }}
 {{- range $main.env }}{{ if not (regexMatch "^(BIREME|PET)_" .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
@@ -198,8 +185,8 @@ awslabs/awsome-distributed-ai and aws-do-eks issue 54; NCCL_NET_PLUGIN: release 
 correctly (provider, protocol, device RDMA, fork safety) are left to them.
 Arguments: worker.
 */}}
-{{- define "common.networkEnv" -}}
-{{- $worker := required "common.networkEnv needs worker" .worker }}
+{{- define "training.networkEnv" -}}
+{{- $worker := required "training.networkEnv needs worker" .worker }}
 {{- $env := dict }}
 {{- if and (gt (int64 $worker.accelerators) 0) (eq $worker.resource "nvidia.com/gpu") }}
 {{- $_ := set $env "NCCL_SOCKET_IFNAME" "^lo,docker,veth,pod-id-link" }}

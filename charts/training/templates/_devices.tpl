@@ -6,24 +6,24 @@ Devices of workers by dynamic resource allocation (DRA).
 The name of the template of a claim. It changes with what the claim asks for, because a template cannot change.
 Arguments: root, name, devices.
 */}}
-{{- define "common.resourceClaimTemplateName" -}}
-{{- $root := required "common.resourceClaimTemplateName needs root" .root }}
-{{- printf "%s-%s-%s" (include "common.fullname" (dict "root" $root)) .name (required "common.resourceClaimTemplateName needs devices" .devices | toJson | sha256sum | trunc 8) }}
+{{- define "training.resourceClaimTemplateName" -}}
+{{- $root := required "training.resourceClaimTemplateName needs root" .root }}
+{{- printf "%s-%s-%s" (include "common.fullname" (dict "root" $root)) .name (required "training.resourceClaimTemplateName needs devices" .devices | toJson | sha256sum | trunc 8) }}
 {{- end }}
 
 {{/*
 The ResourceClaimTemplates of the values.
 Arguments: root (values resourceClaimTemplates), component.
 */}}
-{{- define "common.resourceClaimTemplates" -}}
-{{- $root := required "common.resourceClaimTemplates needs root" .root }}
+{{- define "training.resourceClaimTemplates" -}}
+{{- $root := required "training.resourceClaimTemplates needs root" .root }}
 {{- $component := .component }}
 {{- range $name, $devices := $root.Values.resourceClaimTemplates }}
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
 metadata:
-  name: {{ include "common.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) | quote }}
+  name: {{ include "training.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) | quote }}
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" $component) | nindent 4 }}
@@ -38,11 +38,11 @@ spec:
 The claims of a pod, as a JSON list: those of the values, and one by each template.
 Arguments: root (values resourceClaims, resourceClaimTemplates).
 */}}
-{{- define "common.resourceClaims" -}}
-{{- $root := required "common.resourceClaims needs root" .root }}
+{{- define "training.resourceClaims" -}}
+{{- $root := required "training.resourceClaims needs root" .root }}
 {{- $claims := $root.Values.resourceClaims }}
 {{- range $name, $devices := $root.Values.resourceClaimTemplates }}
-{{- $template := include "common.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) }}
+{{- $template := include "training.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) }}
 {{- $claims = append $claims (dict "name" $name "resourceClaimTemplateName" $template) }}
 {{- end }}
 {{- toJson $claims }}
@@ -52,8 +52,8 @@ Arguments: root (values resourceClaims, resourceClaimTemplates).
 Rules about claims of devices.
 Arguments: root (values resourceClaims, resourceClaimTemplates, resources).
 */}}
-{{- define "common.rules.devices" -}}
-{{- $root := required "common.rules.devices needs root" .root }}
+{{- define "training.rules.devices" -}}
+{{- $root := required "training.rules.devices needs root" .root }}
 {{- $v := $root.Values }}
 {{- $claims := list }}
 {{- range $v.resourceClaims }}

@@ -3,10 +3,10 @@ How clients connect to etcd, as JSON {endpoint (host:port[,host:port...]), user,
 etcd. loginMs is what a login costs etcd, in milliseconds, where the chart has made the password. With endpoints it repeats its
 arguments, without them it describes the release's own etcd.
 Arguments: root (of a chart that depends on the etcd chart), endpoints (list, may be empty), user (Secret with username
-and password, optional), secret and certificate (as for common.etcdTls, optional).
+and password, optional), secret and certificate (as for runtime.etcdTls, optional).
 */}}
-{{- define "common.etcdClient" -}}
-{{- $root := required "common.etcdClient needs root" .root }}
+{{- define "training.etcdClient" -}}
+{{- $root := required "training.etcdClient needs root" .root }}
 {{- if .endpoints }}
 {{- dict "endpoint" (join "," .endpoints) "user" .user "secret" .secret "certificate" .certificate | toJson }}
 {{- else if $root.Subcharts.etcd }}
@@ -20,10 +20,10 @@ and password, optional), secret and certificate (as for common.etcdTls, optional
 
 {{/*
 The variables with which a client identifies itself to etcd.
-Arguments: user, secret, certificate, loginMs (see common.etcdClient).
+Arguments: user, secret, certificate, loginMs (see training.etcdClient).
 */}}
-{{- define "common.etcdClient.env" -}}
-{{- include "common.etcdTls.env" . }}
+{{- define "training.etcdClient.env" -}}
+{{- include "runtime.etcdTls.env" . }}
 {{- with .user }}
 - name: BIREME_ETCD_USERNAME
   valueFrom:
@@ -34,39 +34,5 @@ Arguments: user, secret, certificate, loginMs (see common.etcdClient).
 {{- end }}
 {{- with .loginMs }}
 - {name: BIREME_ETCD_LOGIN_MS, value: "{{ . }}"}
-{{- end }}
-{{- end }}
-
-{{/*
-The TLS files of a client of etcd; bireme_runtime.etcd reads these variables.
-Arguments: secret (with ca.crt; empty for no TLS), certificate (whether the client sends tls.crt of that Secret).
-*/}}
-{{- define "common.etcdTls.env" -}}
-{{- if .secret -}}
-- {name: BIREME_ETCD_CACERT, value: /bireme/etcd-tls/ca.crt}
-{{- if .certificate }}
-- {name: BIREME_ETCD_CERT, value: /bireme/etcd-tls/tls.crt}
-- {name: BIREME_ETCD_KEY, value: /bireme/etcd-tls/tls.key}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{- define "common.etcdTls.mount" -}}
-{{- if .secret -}}
-- {name: etcd-tls, mountPath: /bireme/etcd-tls, readOnly: true}
-{{- end }}
-{{- end }}
-
-{{- define "common.etcdTls.volume" -}}
-{{- if .secret -}}
-- name: etcd-tls
-  secret:
-    secretName: {{ .secret | quote }}
-    items:
-      - {key: ca.crt, path: ca.crt}
-      {{- if .certificate }}
-      - {key: tls.crt, path: tls.crt}
-      - {key: tls.key, path: tls.key}
-      {{- end }}
 {{- end }}
 {{- end }}

@@ -1,27 +1,13 @@
 {{/*
-The labels of what Kueue admits. Nothing without a queue.
-Arguments: root (values queueName, kueue).
-*/}}
-{{- define "common.kueue.labels" -}}
-{{- $v := (required "common.kueue.labels needs root" .root).Values }}
-{{- with $v.queueName -}}
-kueue.x-k8s.io/queue-name: {{ . | quote }}
-{{- end }}
-{{- with ($v.kueue | default dict).priorityClass }}
-kueue.x-k8s.io/priority-class: {{ . | quote }}
-{{- end }}
-{{- end }}
-
-{{/*
 Labels and annotations of pods that Kueue admits together, from several Jobs, as JSON {labels, annotations}.
 Arguments: root (values queueName, kueue), count (of all pods of the group; 0 for none).
 */}}
-{{- define "common.kueue.group" -}}
-{{- $root := required "common.kueue.group needs root" .root }}
+{{- define "training.queue.group" -}}
+{{- $root := required "training.queue.group needs root" .root }}
 {{- $labels := dict }}
 {{- $annotations := dict }}
 {{- if .count }}
-{{- $labels = set (include "common.kueue.labels" (dict "root" $root) | fromYaml) "kueue.x-k8s.io/pod-group-name" (include "common.jobName" (dict "root" $root)) }}
+{{- $labels = set (include "common.queueLabels" (dict "root" $root) | fromYaml) "kueue.x-k8s.io/pod-group-name" (include "common.jobName" (dict "root" $root)) }}
 {{- $annotations = dict "kueue.x-k8s.io/pod-group-total-count" (.count | toString) }}
 {{- end }}
 {{- toJson (dict "labels" $labels "annotations" $annotations) }}
@@ -32,8 +18,8 @@ Rules about Kueue.
 Arguments: root (values kueue, queueName, placement), least (whether the job can start with fewer workers),
 scales (whether their number changes in place).
 */}}
-{{- define "common.rules.kueue" -}}
-{{- $v := (required "common.rules.kueue needs root" .root).Values }}
+{{- define "training.rules.queue" -}}
+{{- $v := (required "training.rules.queue needs root" .root).Values }}
 {{- $k := $v.kueue }}
 {{- if not $v.queueName }}
 {{- range $key := compact (list (ternary "" "admission" (eq $k.admission "whole")) (ternary "" "priorityClass" (empty $k.priorityClass)) (ternary "topology" "" $k.topology)) }}

@@ -2,8 +2,8 @@
 TensorBoard beside a job. It reads the event files from the job's claims.
 Arguments: root (values tensorboard, claims).
 */}}
-{{- define "common.tensorboardDeployment" -}}
-{{- $root := required "common.tensorboardDeployment needs root" .root }}
+{{- define "training.tensorboardDeployment" -}}
+{{- $root := required "training.tensorboardDeployment needs root" .root }}
 {{- $board := $root.Values.tensorboard }}
 {{- if $board.enabled -}}
 apiVersion: apps/v1
@@ -48,9 +48,9 @@ spec:
           securityContext:
             {{- toYaml $root.Values.securityContext | nindent 12 }}
           volumeMounts:
-            {{- include "common.claimMounts" (dict "root" $root "readOnly" true) | nindent 12 }}
+            {{- include "training.claimMounts" (dict "root" $root "readOnly" true) | nindent 12 }}
       volumes:
-        {{- include "common.claimVolumes" (dict "root" $root) | nindent 8 }}
+        {{- include "training.claimVolumes" (dict "root" $root) | nindent 8 }}
 {{- end }}
 {{- end }}
 
@@ -58,8 +58,8 @@ spec:
 Its Service.
 Arguments: root.
 */}}
-{{- define "common.tensorboardService" -}}
-{{- $root := required "common.tensorboardService needs root" .root }}
+{{- define "training.tensorboardService" -}}
+{{- $root := required "training.tensorboardService needs root" .root }}
 {{- $service := $root.Values.tensorboard.service }}
 {{- if $root.Values.tensorboard.enabled -}}
 apiVersion: v1
@@ -90,8 +90,8 @@ spec:
 What a NetworkPolicy admits to a TensorBoard that is reached from outside the cluster, as a JSON list of rules.
 Arguments: root.
 */}}
-{{- define "common.tensorboardIngress" -}}
-{{- $board := (required "common.tensorboardIngress needs root" .root).Values.tensorboard }}
+{{- define "training.tensorboardIngress" -}}
+{{- $board := (required "training.tensorboardIngress needs root" .root).Values.tensorboard }}
 {{- if and $board.enabled (ne $board.service.type "ClusterIP") }}{{ include "common.networkPolicy.open" (dict "port" 6006) }}{{ else }}[]{{ end }}
 {{- end }}
 
@@ -99,8 +99,8 @@ Arguments: root.
 TensorBoard reads a folder that is on a claim, and is not open to the internet by accident.
 Arguments: root.
 */}}
-{{- define "common.rules.tensorboard" -}}
-{{- $v := (required "common.rules.tensorboard needs root" .root).Values }}
+{{- define "training.rules.tensorboard" -}}
+{{- $v := (required "training.rules.tensorboard needs root" .root).Values }}
 {{- $under := false }}
 {{- range $v.claims }}
 {{- if or (eq .mountPath $v.tensorboard.logDir) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $v.tensorboard.logDir) }}{{ $under = true }}{{ end }}

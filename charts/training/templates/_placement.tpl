@@ -5,10 +5,10 @@ nodeSelector, affinity and topologySpreadConstraints of the values come on top. 
 
 {{/*
 The zone that workers share: "same", the name of a zone, or empty for any. EFA's traffic does not leave a zone.
-Arguments: root (values placement), worker (the result of common.worker).
+Arguments: root (values placement), worker (the result of training.worker).
 */}}
-{{- define "common.placement.zone" -}}
-{{- $zone := (required "common.placement.zone needs root" .root).Values.placement.zone }}
+{{- define "training.placement.zone" -}}
+{{- $zone := (required "training.placement.zone needs root" .root).Values.placement.zone }}
 {{- if not $zone }}{{ ternary "same" "" (gt (int64 .worker.efa) 0) }}{{ else if ne $zone "any" }}{{ $zone }}{{ end }}
 {{- end }}
 
@@ -16,8 +16,8 @@ Arguments: root (values placement), worker (the result of common.worker).
 The label of the layer of EC2's network that the values name.
 Arguments: root (values placement).
 */}}
-{{- define "common.placement.networkLabel" -}}
-{{- with (required "common.placement.networkLabel needs root" .root).Values.placement.networkLayer -}}
+{{- define "training.placement.networkLabel" -}}
+{{- with (required "training.placement.networkLabel needs root" .root).Values.placement.networkLayer -}}
 topology.k8s.aws/network-node-layer-{{ int64 . }}
 {{- end }}
 {{- end }}
@@ -26,10 +26,10 @@ topology.k8s.aws/network-node-layer-{{ int64 . }}
 Node labels that workers need, as JSON {label: value}.
 Arguments: root (values placement), worker.
 */}}
-{{- define "common.placement.labels" -}}
-{{- $p := (required "common.placement.labels needs root" .root).Values.placement }}
+{{- define "training.placement.labels" -}}
+{{- $p := (required "training.placement.labels needs root" .root).Values.placement }}
 {{- $labels := dict }}
-{{- $zone := include "common.placement.zone" . }}
+{{- $zone := include "training.placement.zone" . }}
 {{- if and $zone (ne $zone "same") }}{{ $_ := set $labels "topology.kubernetes.io/zone" $zone }}{{ end }}
 {{- with $p.reservationId }}{{ $_ := set $labels "karpenter.k8s.aws/capacity-reservation-id" . }}{{ end }}
 {{- with $p.placementGroupId }}{{ $_ := set $labels "karpenter.k8s.aws/placement-group-id" . }}{{ end }}
@@ -41,14 +41,14 @@ The affinity of workers as JSON: that of the values, and what placement adds to 
 so that the first one chooses for all.
 Arguments: root (values affinity, placement, kueue), worker, components (list: those whose pods stay together).
 */}}
-{{- define "common.placement.affinity" -}}
-{{- $v := (required "common.placement.affinity needs root" .root).Values }}
+{{- define "training.placement.affinity" -}}
+{{- $v := (required "training.placement.affinity needs root" .root).Values }}
 {{- $p := $v.placement }}
 {{- $affinity := deepCopy $v.affinity }}
-{{- $selector := include "common.placement.selector" . | fromJson }}
-{{- $network := ternary "" (include "common.placement.networkLabel" .) $v.kueue.topology }}
+{{- $selector := include "training.placement.selector" . | fromJson }}
+{{- $network := ternary "" (include "training.placement.networkLabel" .) $v.kueue.topology }}
 {{- $required := list }}
-{{- if eq (include "common.placement.zone" .) "same" }}
+{{- if eq (include "training.placement.zone" .) "same" }}
 {{- $required = append $required (dict "topologyKey" "topology.kubernetes.io/zone" "labelSelector" $selector) }}
 {{- end }}
 {{- if and $network (eq $p.networkMode "require") }}
@@ -65,7 +65,7 @@ Arguments: root (values affinity, placement, kueue), worker, components (list: t
 {{- $_ := set $pods $key (append ((get $pods $key) | default list) $wish) }}
 {{- end }}
 {{- if $pods }}{{ $_ := set $affinity "podAffinity" $pods }}{{ end }}
-{{- with include "common.placement.capacityTerms" . | fromJsonArray }}
+{{- with include "training.placement.capacityTerms" . | fromJsonArray }}
 {{- $nodes := $affinity.nodeAffinity | default dict }}
 {{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
 {{- $terms := list }}
@@ -85,7 +85,7 @@ Arguments: root (values affinity, placement, kueue), worker, components (list: t
 A selector of the release's pods of some components, as JSON.
 Arguments: root, components.
 */}}
-{{- define "common.placement.selector" -}}
+{{- define "training.placement.selector" -}}
 {{- $labels := include "common.selectorLabels" (dict "root" .root "component" (first .components)) | fromYaml }}
 {{- $component := "app.kubernetes.io/component" }}
 {{- if eq (len .components) 1 }}
@@ -99,7 +99,7 @@ Arguments: root, components.
 The nodes of a kind of capacity, as alternatives: those of Karpenter and EKS Auto Mode, and those of managed node groups.
 Arguments: root (values placement).
 */}}
-{{- define "common.placement.capacityTerms" -}}
+{{- define "training.placement.capacityTerms" -}}
 {{- $groups := dict "on-demand" "ON_DEMAND" "spot" "SPOT" "reserved" "CAPACITY_BLOCK" }}
 {{- $terms := list }}
 {{- with .root.Values.placement.capacity }}
@@ -113,13 +113,13 @@ Arguments: root (values placement).
 Topology spread constraints of workers as JSON: those of the values, and networkMode: spread.
 Arguments: root (values topologySpreadConstraints, placement), components.
 */}}
-{{- define "common.placement.spread" -}}
-{{- $v := (required "common.placement.spread needs root" .root).Values }}
+{{- define "training.placement.spread" -}}
+{{- $v := (required "training.placement.spread needs root" .root).Values }}
 {{- $constraints := $v.topologySpreadConstraints }}
-{{- $network := include "common.placement.networkLabel" . }}
+{{- $network := include "training.placement.networkLabel" . }}
 {{- if and $network (eq $v.placement.networkMode "spread") }}
 {{- $constraints = append $constraints (dict "maxSkew" 1 "topologyKey" $network "whenUnsatisfiable" "ScheduleAnyway"
-    "labelSelector" (include "common.placement.selector" . | fromJson)) }}
+    "labelSelector" (include "training.placement.selector" . | fromJson)) }}
 {{- end }}
 {{- toJson $constraints }}
 {{- end }}
@@ -128,15 +128,15 @@ Arguments: root (values topologySpreadConstraints, placement), components.
 Annotations of the pods, as JSON: whether Karpenter may take their node, and where Kueue places them.
 Arguments: root (values placement, kueue).
 */}}
-{{- define "common.placement.annotations" -}}
-{{- $v := (required "common.placement.annotations needs root" .root).Values }}
+{{- define "training.placement.annotations" -}}
+{{- $v := (required "training.placement.annotations needs root" .root).Values }}
 {{- $annotations := dict }}
 {{- $keep := $v.placement.doNotDisrupt }}
 {{- if kindIs "invalid" $keep }}{{ $keep = ne $v.placement.capacity "spot" }}{{ end }}
 {{- if $keep }}{{ $_ := set $annotations "karpenter.sh/do-not-disrupt" "true" }}{{ end }}
 {{- if $v.kueue.topology }}
 {{- $how := ternary "required" "preferred" (eq $v.placement.networkMode "require") }}
-{{- $_ := set $annotations (printf "kueue.x-k8s.io/podset-%s-topology" $how) (include "common.placement.networkLabel" .) }}
+{{- $_ := set $annotations (printf "kueue.x-k8s.io/podset-%s-topology" $how) (include "training.placement.networkLabel" .) }}
 {{- end }}
 {{- if eq ($v.placement.gang | default "") "volcano" }}
 {{- $_ := set $annotations "scheduling.k8s.io/group-name" (include "common.jobName" (dict "root" .root)) }}
@@ -149,8 +149,8 @@ The group of pods of which the scheduler starts no one before it has room for so
 run, because Kubernetes' own groups never change.
 Arguments: root (values placement, priorityClassName), component, count.
 */}}
-{{- define "common.podGroup" -}}
-{{- $root := required "common.podGroup needs root" .root }}
+{{- define "training.podGroup" -}}
+{{- $root := required "training.podGroup needs root" .root }}
 {{- $isVolcano := eq ($root.Values.placement.gang | default "") "volcano" }}
 {{- if $root.Values.placement.gang -}}
 apiVersion: {{ ternary "scheduling.volcano.sh/v1beta1" "scheduling.k8s.io/v1alpha2" $isVolcano }}
@@ -180,8 +180,8 @@ spec:
 Rules about placement.
 Arguments: root (values placement, orchestrator).
 */}}
-{{- define "common.rules.placement" -}}
-{{- $v := (required "common.rules.placement needs root" .root).Values }}
+{{- define "training.rules.placement" -}}
+{{- $v := (required "training.rules.placement needs root" .root).Values }}
 {{- $p := $v.placement }}
 {{- if and $p.queue (ne ($p.gang | default "") "volcano") (ne ($v.orchestrator | default "Job") "MPIJob") }}
 placement.queue: it is a queue of Volcano's gangs; set placement.gang=volcano with it, or queueName for a queue of Kueue

@@ -8,19 +8,19 @@ print nothing while staging.claimName is empty.
 {{/*
 The name of the volume with the data.
 */}}
-{{- define "common.staging.source" -}}
-{{- $root := required "common.staging.source needs root" .root }}
-{{- include "common.claimVolume" (dict "root" $root "claimName" $root.Values.staging.claimName) | default "staging-source" }}
+{{- define "training.staging.source" -}}
+{{- $root := required "training.staging.source needs root" .root }}
+{{- include "training.claimVolume" (dict "root" $root "claimName" $root.Values.staging.claimName) | default "staging-source" }}
 {{- end }}
 
-{{- define "common.staging.container" -}}
-{{- $root := required "common.staging.container needs root" .root }}
+{{- define "training.staging.container" -}}
+{{- $root := required "training.staging.container needs root" .root }}
 {{- $v := $root.Values }}
 {{- if $v.staging.claimName -}}
 {{- $settings := dict "target" "/staging/data" "sources" (list (dict "url" "file:///source")) }}
-{{- $source := dict "name" (include "common.staging.source" .) "mountPath" "/source" "readOnly" true }}
+{{- $source := dict "name" (include "training.staging.source" .) "mountPath" "/source" "readOnly" true }}
 {{- with $v.staging.subPath }}{{ $_ := set $source "subPath" . }}{{ end }}
-{{- include "common.datasetContainer" (dict "root" $root "name" "staging" "arguments" (list "copy")
+{{- include "training.datasetContainer" (dict "root" $root "name" "staging" "arguments" (list "copy")
     "env" (list (dict "name" "PYTHONUNBUFFERED" "value" "1") (dict "name" "BIREME_DATASET" "value" (toJson $settings)))
     "mounts" (list $source (dict "name" "staging" "mountPath" "/staging"))) }}
 {{- end }}
@@ -30,8 +30,8 @@ The name of the volume with the data.
 The rules of a podFailurePolicy for the containers that stage and verify datasets, if there are any.
 Arguments: root.
 */}}
-{{- define "common.datasetFailures" -}}
-{{- $v := (required "common.datasetFailures needs root" .root).Values }}
+{{- define "training.datasetFailures" -}}
+{{- $v := (required "training.datasetFailures needs root" .root).Values }}
 {{- range $name, $isThere := dict "staging" $v.staging.claimName "verify" $v.verify.paths }}
 {{- if $isThere }}
 - action: FailJob
@@ -40,19 +40,19 @@ Arguments: root.
 {{- end }}
 {{- end }}
 
-{{- define "common.staging.mount" -}}
-{{- $staging := (required "common.staging.mount needs root" .root).Values.staging }}
+{{- define "training.staging.mount" -}}
+{{- $staging := (required "training.staging.mount needs root" .root).Values.staging }}
 {{- if $staging.claimName -}}
 - {name: staging, mountPath: {{ $staging.mountPath | quote }}, subPath: data, readOnly: true}
 {{- end }}
 {{- end }}
 
-{{- define "common.staging.volumes" -}}
-{{- $staging := (required "common.staging.volumes needs root" .root).Values.staging }}
+{{- define "training.staging.volumes" -}}
+{{- $staging := (required "training.staging.volumes needs root" .root).Values.staging }}
 {{- if $staging.claimName -}}
 - name: staging
   emptyDir: {sizeLimit: {{ $staging.size | quote }}}
-{{- if eq (include "common.staging.source" .) "staging-source" }}
+{{- if eq (include "training.staging.source" .) "staging-source" }}
 - name: staging-source
   persistentVolumeClaim: {claimName: {{ $staging.claimName | quote }}, readOnly: true}
 {{- end }}
@@ -62,12 +62,12 @@ Arguments: root.
 {{/*
 The copy fits the worker's share of the NVMe less 15%, because kubelets evict pods when less than that is free
 (kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction, imagefs.available).
-Arguments: root, worker (the result of common.worker).
+Arguments: root, worker (the result of training.worker).
 */}}
-{{- define "common.rules.staging" -}}
-{{- $v := (required "common.rules.staging needs root" .root).Values }}
-{{- $worker := required "common.rules.staging needs worker" .worker }}
-{{- $nvmeGB := (include "common.instance" (dict "root" .root) | fromJson).nvmeGB | default 0 | int64 }}
+{{- define "training.rules.staging" -}}
+{{- $v := (required "training.rules.staging needs root" .root).Values }}
+{{- $worker := required "training.rules.staging needs worker" .worker }}
+{{- $nvmeGB := (include "training.instance" (dict "root" .root) | fromJson).nvmeGB | default 0 | int64 }}
 {{- $roomGi := divf (mulf $nvmeGB 1000000000 0.85 $worker.share) 1073741824 | floor | int64 }}
 {{- $sizeMiB := include "common.MiB" (dict "quantity" ($v.staging.size | default "0Mi")) | int64 }}
 {{- if not $v.staging.claimName }}

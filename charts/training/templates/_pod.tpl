@@ -5,21 +5,21 @@ The pods of a training job. A chart defines its own part in CHART.pod (_pod.tpl)
 {{/*
 The template of a pod: {metadata, spec}. Its init containers verify and stage datasets, if the values ask for it.
 Arguments: root (with the values of this pod), component (for its labels), runtime (component of its runtime), containers
-(YAML), worker (the result of common.worker, if the first container has its devices), initContainers (YAML, optional),
+(YAML), worker (the result of training.worker, if the first container has its devices), initContainers (YAML, optional),
 placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's pods; empty for pods of an operator),
-group (optional: see common.kueue.group).
+group (optional: see training.queue.group).
 */}}
-{{- define "common.trainingPod" -}}
-{{- $root := required "common.trainingPod needs root" .root }}
+{{- define "training.pod" -}}
+{{- $root := required "training.pod needs root" .root }}
 {{- $v := $root.Values }}
-{{- $first := compact (list (include "common.devices.container" .)
+{{- $first := compact (list (include "training.devices.container" .)
     (.initContainers | default "")
-    (include "common.ownContainers" (dict "root" $root "containers" $v.initContainers "fields" dict))
-    (include "common.verify.container" (dict "root" $root))
-    (include "common.staging.container" (dict "root" $root))
-    (include "common.ownContainers" (dict "root" $root "containers" $v.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
-{{- $group := include "common.kueue.group" (dict "root" $root "count" .group) | fromJson }}
-{{- $annotations := merge $group.annotations (include "common.placement.annotations" (dict "root" $root) | fromJson) }}
+    (include "training.ownContainers" (dict "root" $root "containers" $v.initContainers "fields" dict))
+    (include "training.verify.container" (dict "root" $root))
+    (include "training.staging.container" (dict "root" $root))
+    (include "training.ownContainers" (dict "root" $root "containers" $v.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
+{{- $group := include "training.queue.group" (dict "root" $root "count" .group) | fromJson }}
+{{- $annotations := merge $group.annotations (include "training.placement.annotations" (dict "root" $root) | fromJson) }}
 metadata:
   {{- include "common.podMetadata" (dict "root" $root "component" .component "labels" $group.labels "annotations" $annotations) | nindent 2 }}
 spec:
@@ -43,7 +43,7 @@ spec:
   {{- with $v.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $v.hostNetwork) }}
   dnsPolicy: {{ . | quote }}
   {{- end }}
-  {{- range $key, $value := dict "dnsConfig" $v.dnsConfig "hostAliases" $v.hostAliases "resourceClaims" (include "common.resourceClaims" (dict "root" $root) | fromJsonArray) }}
+  {{- range $key, $value := dict "dnsConfig" $v.dnsConfig "hostAliases" $v.hostAliases "resourceClaims" (include "training.resourceClaims" (dict "root" $root) | fromJsonArray) }}
   {{- with $value }}
   {{ $key }}:
     {{- toYaml . | nindent 4 }}
@@ -54,23 +54,23 @@ spec:
     {{- join "\n" . | nindent 4 }}
   {{- end }}
   containers:
-    {{- required "common.trainingPod needs containers" .containers | nindent 4 }}
+    {{- required "training.pod needs containers" .containers | nindent 4 }}
   volumes:
     {{- with .shm }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ . | quote }}}
     {{- end }}
-    {{- if include "common.hasRuntime" (dict "root" $root) }}
-    {{- include "common.runtimeVolume" (dict "root" $root "component" .runtime) | nindent 4 }}
+    {{- if include "training.hasRuntime" (dict "root" $root) }}
+    {{- include "runtime.volume" (dict "root" $root "component" .runtime) | nindent 4 }}
     {{- end }}
-    {{- include "common.datasetVolume" (dict "root" $root) | nindent 4 }}
+    {{- include "training.datasetVolume" (dict "root" $root) | nindent 4 }}
     {{- .volumes | default "" | nindent 4 }}
     {{- with .script }}
     - name: script
-      configMap: {name: {{ include "common.scriptName" (dict "root" $root "script" .) | quote }}}
+      configMap: {name: {{ include "training.scriptName" (dict "root" $root "script" .) | quote }}}
     {{- end }}
-    {{- include "common.claimVolumes" (dict "root" $root) | nindent 4 }}
-    {{- include "common.staging.volumes" (dict "root" $root) | nindent 4 }}
+    {{- include "training.claimVolumes" (dict "root" $root) | nindent 4 }}
+    {{- include "training.staging.volumes" (dict "root" $root) | nindent 4 }}
     {{- with $v.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -80,8 +80,8 @@ spec:
 Containers of the values. Image and security context are those of the job where they name none.
 Arguments: root (values image, securityContext), containers (list), fields (dict: fields that all of them get).
 */}}
-{{- define "common.ownContainers" -}}
-{{- $root := required "common.ownContainers needs root" .root }}
+{{- define "training.ownContainers" -}}
+{{- $root := required "training.ownContainers needs root" .root }}
 {{- $v := $root.Values }}
 {{- $containers := list }}
 {{- range .containers }}
@@ -97,9 +97,9 @@ A command that runs the setup of the values first, in one shell with it, as a JS
 for which such lines are mostly written. Kubernetes takes $$ for a $, and would replace $(NAME).
 Arguments: root (values setup), command (list).
 */}}
-{{- define "common.withSetup" -}}
-{{- $command := required "common.withSetup needs command" .command }}
-{{- with (required "common.withSetup needs root" .root).Values.setup }}
+{{- define "training.withSetup" -}}
+{{- $command := required "training.withSetup needs command" .command }}
+{{- with (required "training.withSetup needs root" .root).Values.setup }}
 {{- $lines := list "trap 'exit 143' TERM" (trim .) "trap - TERM" "exec \"$@\"" | join "\n" }}
 {{- $shell := `script=$1; shift; exec "$(command -v bash || command -v sh)" -ec "$script" setup "$@"` }}
 {{- $command = concat (list "sh" "-c" ($shell | replace "$" "$$") "setup" ($lines | replace "$" "$$")) $command }}
@@ -110,25 +110,25 @@ Arguments: root (values setup), command (list).
 {{/*
 A container that trains. It has the script, the runtime and the claims.
 Arguments: root (values image, setup, workingDir, lifecycle, env, extraEnv, envFrom, ports, claims, staging, extraVolumeMounts, securityContext), name,
-command and arguments (lists), fixed and derived (see common.env), envFrom and ports (lists of the chart's own, optional), resources (YAML), shm (size of
+command and arguments (lists), fixed and derived (see training.env), envFrom and ports (lists of the chart's own, optional), resources (YAML), shm (size of
 /dev/shm, empty for none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
-{{- define "common.trainingContainer" -}}
-{{- $root := required "common.trainingContainer needs root" .root }}
+{{- define "training.container" -}}
+{{- $root := required "training.container needs root" .root }}
 {{- $v := $root.Values -}}
-- name: {{ required "common.trainingContainer needs name" .name | quote }}
+- name: {{ required "training.container needs name" .name | quote }}
   image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
   imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
-    {{- include "common.words" (dict "words" (include "common.withSetup" (dict "root" $root "command" .command) | fromJsonArray)) | nindent 4 }}
+    {{- include "training.words" (dict "words" (include "training.withSetup" (dict "root" $root "command" .command) | fromJsonArray)) | nindent 4 }}
   {{- with $v.workingDir }}
   workingDir: {{ . | quote }}
   {{- end }}
   {{- with .arguments }}
   args:
-    {{- include "common.words" (dict "words" .) | nindent 4 }}
+    {{- include "training.words" (dict "words" .) | nindent 4 }}
   {{- end }}
-  {{- include "common.env" (dict "root" $root "fixed" .fixed "derived" .derived) | nindent 2 }}
+  {{- include "training.env" (dict "root" $root "fixed" .fixed "derived" .derived) | nindent 2 }}
   {{- /* Of two sources with one variable the last wins. */}}
   {{- with concat $v.envFrom (.envFrom | default list) }}
   envFrom:
@@ -150,15 +150,15 @@ command and arguments (lists), fixed and derived (see common.env), envFrom and p
     {{- if .shm }}
     - {name: shm, mountPath: /dev/shm}
     {{- end }}
-    {{- if include "common.hasRuntime" (dict "root" $root) }}
+    {{- if include "training.hasRuntime" (dict "root" $root) }}
     - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
     {{- end }}
     {{- .mounts | default "" | nindent 4 }}
     {{- if .script }}
     - {name: script, mountPath: /bireme/script, readOnly: true}
     {{- end }}
-    {{- include "common.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}
-    {{- include "common.staging.mount" (dict "root" $root) | nindent 4 }}
+    {{- include "training.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}
+    {{- include "training.staging.mount" (dict "root" $root) | nindent 4 }}
     {{- with $v.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -167,28 +167,28 @@ command and arguments (lists), fixed and derived (see common.env), envFrom and p
 {{/*
 Variables of the instance family, and a home for a user whom the image does not know, as JSON {name: value}. Root and the
 user that the image names have theirs.
-Arguments: root (values podSecurityContext, securityContext), worker (the result of common.worker).
+Arguments: root (values podSecurityContext, securityContext), worker (the result of training.worker).
 */}}
-{{- define "common.trainingEnv" -}}
-{{- $v := (required "common.trainingEnv needs root" .root).Values }}
+{{- define "training.podEnv" -}}
+{{- $v := (required "training.podEnv needs root" .root).Values }}
 {{- $user := dig "runAsUser" (dig "runAsUser" 0 $v.podSecurityContext) $v.securityContext | int64 }}
 {{- $home := ternary (dict "HOME" "/tmp" "USER" "trainer") dict (gt $user 0) }}
-{{- $env := include "common.networkEnv" (dict "worker" .worker) | fromJson }}
+{{- $env := include "training.networkEnv" (dict "worker" .worker) | fromJson }}
 {{- toJson (merge $env $home (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1")) }}
 {{- end }}
 
 {{/*
 The scheduling fields of a worker.
-Arguments: root, worker (the result of common.worker), components (list: those whose pods stay together; optional).
+Arguments: root, worker (the result of training.worker), components (list: those whose pods stay together; optional).
 */}}
-{{- define "common.workerPlacement" -}}
+{{- define "training.workerPlacement" -}}
 {{- $together := merge (dict "components" (.components | default (list "worker"))) . }}
-{{- $values := merge (dict "affinity" (include "common.placement.affinity" $together | fromJson)
-    "topologySpreadConstraints" (include "common.placement.spread" $together | fromJsonArray)) (omit .root.Values "affinity" "topologySpreadConstraints") }}
+{{- $values := merge (dict "affinity" (include "training.placement.affinity" $together | fromJson)
+    "topologySpreadConstraints" (include "training.placement.spread" $together | fromJsonArray)) (omit .root.Values "affinity" "topologySpreadConstraints") }}
 {{- $gang := .root.Values.placement.gang | default "" }}
 {{- if eq $gang "volcano" }}{{ $_ := set $values "schedulerName" ($values.schedulerName | default $gang) }}{{ end }}
-{{- include "common.workerNodeSelector" . }}
-{{ include "common.workerTolerations" . }}
+{{- include "training.workerNodeSelector" . }}
+{{ include "training.workerTolerations" . }}
 {{ include "common.scheduling" (dict "root" (dict "Values" $values)) }}
 {{- if eq $gang "kubernetes" }}
 schedulingGroup: {podGroupName: {{ include "common.jobName" (dict "root" .root) | quote }}}

@@ -3,8 +3,8 @@ The variables of S3 that the runtime reads, with the names that AWS SDKs use. Wi
 credentials of its ServiceAccount (IRSA or Pod Identity), or of the node.
 Arguments: s3 ({region, endpoint, anonymous, requesterPays, existingSecret}), prefix (optional: of all names, for one source of several).
 */}}
-{{- define "common.s3.env" -}}
-{{- $s3 := required "common.s3.env needs s3" .s3 -}}
+{{- define "runtime.s3.env" -}}
+{{- $s3 := required "runtime.s3.env needs s3" .s3 -}}
 {{- $prefix := .prefix | default "" -}}
 {{- with $s3.region -}}
 - {name: {{ $prefix }}AWS_REGION, value: {{ . | quote }}}

@@ -6,11 +6,11 @@ The script of a training job: the source in the values, or the chart's own check
 The source of the script: that of the values; the chart's own check if the values name no program; else empty.
 Arguments: root (values script, args, command), check (the file of the check in the chart).
 */}}
-{{- define "common.script" -}}
-{{- $root := required "common.script needs root" .root }}
+{{- define "training.script" -}}
+{{- $root := required "training.script needs root" .root }}
 {{- $v := $root.Values }}
 {{- if or $v.script (not (or $v.args $v.argGroups $v.command)) }}
-{{- $v.script | default ($root.Files.Get (required "common.script needs check" .check)) }}
+{{- $v.script | default ($root.Files.Get (required "training.script needs check" .check)) }}
 {{- end }}
 {{- end }}
 
@@ -18,22 +18,22 @@ Arguments: root (values script, args, command), check (the file of the check in 
 The name of the script's ConfigMap.
 Arguments: root, script (source).
 */}}
-{{- define "common.scriptName" -}}
-{{- $root := required "common.scriptName needs root" .root }}
-{{- printf "%s-script-%s" (include "common.fullname" (dict "root" $root)) (required "common.scriptName needs script" .script | sha256sum | trunc 8) }}
+{{- define "training.scriptName" -}}
+{{- $root := required "training.scriptName needs root" .root }}
+{{- printf "%s-script-%s" (include "common.fullname" (dict "root" $root)) (required "training.scriptName needs script" .script | sha256sum | trunc 8) }}
 {{- end }}
 
 {{/*
 The ConfigMap with the script, if there is one.
 Arguments: root, component, script (source, empty for none).
 */}}
-{{- define "common.scriptConfigMap" -}}
-{{- $root := required "common.scriptConfigMap needs root" .root }}
+{{- define "training.scriptConfigMap" -}}
+{{- $root := required "training.scriptConfigMap needs root" .root }}
 {{- if .script -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ include "common.scriptName" (dict "root" $root "script" .script) | quote }}
+  name: {{ include "training.scriptName" (dict "root" $root "script" .script) | quote }}
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
@@ -48,8 +48,8 @@ The arguments of the values: args, then the groups of argGroups in the order of 
 name a group add to each other, whereas of two lists Helm keeps the last. As a JSON list.
 Arguments: root (values args, argGroups).
 */}}
-{{- define "common.arguments" -}}
-{{- $v := (required "common.arguments needs root" .root).Values }}
+{{- define "training.arguments" -}}
+{{- $v := (required "training.arguments needs root" .root).Values }}
 {{- $words := $v.args }}
 {{- range $group := $v.argGroups }}{{ $words = concat $words $group }}{{ end }}
 {{- toJson $words }}
@@ -59,7 +59,7 @@ Arguments: root (values args, argGroups).
 The arguments of a container that runs the script, or a program in the image, as a JSON list.
 Arguments: root (values args, argGroups), script (source, empty for none).
 */}}
-{{- define "common.scriptArguments" -}}
-{{- $args := include "common.arguments" (dict "root" (required "common.scriptArguments needs root" .root)) | fromJsonArray }}
+{{- define "training.scriptArguments" -}}
+{{- $args := include "training.arguments" (dict "root" (required "training.scriptArguments needs root" .root)) | fromJsonArray }}
 {{- ternary (prepend $args "/bireme/script/train.py") $args (not (empty .script)) | toJson }}
 {{- end }}

@@ -7,8 +7,8 @@ What the controller reads on the Job, as JSON; {} without autoscale.enabled.
 Arguments: root (values autoscale), least and most (workers where the values name none), step (workers that come and go
 together), spares (pods beside the workers).
 */}}
-{{- define "common.autoscale" -}}
-{{- $a := (required "common.autoscale needs root" .root).Values.autoscale }}
+{{- define "training.autoscale" -}}
+{{- $a := (required "training.autoscale needs root" .root).Values.autoscale }}
 {{- $policy := dict }}
 {{- if $a.enabled }}
 {{- $policy = dict "min" (int64 (default .least $a.min)) "max" (int64 (default .most $a.max))
@@ -22,10 +22,10 @@ together), spares (pods beside the workers).
 
 {{/*
 The fewest workers that the job ever has: those for which a start and an end wait, since no pod can know the others.
-Arguments: root (value workers), policy (the result of common.autoscale).
+Arguments: root (value workers), policy (the result of training.autoscale).
 */}}
-{{- define "common.autoscale.least" -}}
-{{- $least := (required "common.autoscale.least needs root" .root).Values.workers }}
+{{- define "training.autoscale.least" -}}
+{{- $least := (required "training.autoscale.least needs root" .root).Values.workers }}
 {{- if .policy }}
 {{- $least = .policy.min }}
 {{- range .policy.schedules }}{{ if hasKey . "min" }}{{ $least = min (int64 $least) (int64 .min) }}{{ end }}{{ end }}
@@ -36,13 +36,13 @@ Arguments: root (value workers), policy (the result of common.autoscale).
 {{/*
 The pods of a Job: as many as it has while the controller decides, so that an upgrade does not take its number back.
 Without a cluster to ask (helm template, Argo CD), and for a new Job, those of the values.
-Arguments: root (value workers), name (of the Job), policy (the result of common.autoscale), spares.
+Arguments: root (value workers), name (of the Job), policy (the result of training.autoscale), spares.
 */}}
-{{- define "common.autoscale.pods" -}}
-{{- $root := required "common.autoscale.pods needs root" .root }}
+{{- define "training.autoscale.pods" -}}
+{{- $root := required "training.autoscale.pods needs root" .root }}
 {{- $pods := add (int64 $root.Values.workers) (int64 (default 0 .spares)) }}
 {{- if .policy }}
-{{- $live := lookup "batch/v1" "Job" $root.Release.Namespace (required "common.autoscale.pods needs name" .name) }}
+{{- $live := lookup "batch/v1" "Job" $root.Release.Namespace (required "training.autoscale.pods needs name" .name) }}
 {{- with dig "metadata" "annotations" "bireme/autoscale" "" $live }}
 {{- $pods = add (sub (int64 $live.spec.completions) (fromJson .).spares) (int64 (default 0 $.spares)) }}
 {{- end }}
@@ -52,11 +52,11 @@ Arguments: root (value workers), name (of the Job), policy (the result of common
 
 {{/*
 Rules about autoscale.
-Arguments: root (values autoscale, workers, queueName, kueue), policy (the result of common.autoscale), least and most (the
+Arguments: root (values autoscale, workers, queueName, kueue), policy (the result of training.autoscale), least and most (the
 bounds of the run, or empty).
 */}}
-{{- define "common.rules.autoscale" -}}
-{{- $v := (required "common.rules.autoscale needs root" .root).Values }}
+{{- define "training.rules.autoscale" -}}
+{{- $v := (required "training.rules.autoscale needs root" .root).Values }}
 {{- $a := $v.autoscale }}
 {{- $p := .policy }}
 {{- if not $a.enabled }}
@@ -75,7 +75,7 @@ autoscale.min: {{ int64 $p.min }} is more than autoscale.max, {{ int64 $p.max }}
 {{- if or (lt (int64 $v.workers) (int64 $p.min)) (gt (int64 $v.workers) (int64 $p.max)) }}
 workers: the job starts with {{ int64 $v.workers }}, and autoscale lets it have {{ int64 $p.min }} to {{ int64 $p.max }}; choose a number between them, or change autoscale.min and autoscale.max
 {{- end }}
-{{- include "common.rules.autoscale.bounds" (dict "key" "autoscale" "min" $p.min "max" $p.max "policy" $p "least" .least "most" .most) }}
+{{- include "training.rules.autoscale.bounds" (dict "key" "autoscale" "min" $p.min "max" $p.max "policy" $p "least" .least "most" .most) }}
 {{- range $index, $each := $a.schedules }}
 {{- $key := printf "autoscale.schedules[%d]" $index }}
 {{- $min := ternary $each.min $p.min (hasKey $each "min") }}
@@ -83,7 +83,7 @@ workers: the job starts with {{ int64 $v.workers }}, and autoscale lets it have 
 {{- if gt (int64 $min) (int64 $max) }}
 {{ $key }}: min is {{ int64 $min }} then and max {{ int64 $max }}; lower the one or raise the other
 {{- end }}
-{{- include "common.rules.autoscale.bounds" (dict "key" $key "min" $min "max" $max "policy" $p "least" $.least "most" $.most) }}
+{{- include "training.rules.autoscale.bounds" (dict "key" $key "min" $min "max" $max "policy" $p "least" $.least "most" $.most) }}
 {{- end }}
 {{- if and $v.queueName (ne $v.kueue.admission "elastic") }}
 autoscale.enabled: Kueue stops a job of queue {{ $v.queueName }} whose number of pods changes; set kueue.admission=elastic, or leave one of the two out
@@ -91,7 +91,7 @@ autoscale.enabled: Kueue stops a job of queue {{ $v.queueName }} whose number of
 {{- end }}
 {{- end }}
 
-{{- define "common.rules.autoscale.bounds" }}
+{{- define "training.rules.autoscale.bounds" }}
 {{- if and .least (lt (int64 .min) (int64 .least)) }}
 {{ .key }}.min: {{ int64 .min }} is less than minWorkers, {{ int64 .least }}, so training would stop; raise it or lower minWorkers
 {{- end }}

@@ -6,17 +6,17 @@ The shard dispatcher of a job (docs/dispatcher.md): a Deployment, its Service, a
 The name of its objects.
 Arguments: root.
 */}}
-{{- define "common.dispatcher.name" -}}
-{{- printf "%s-dispatcher" (include "common.fullname" (dict "root" (required "common.dispatcher.name needs root" .root))) }}
+{{- define "training.dispatcher.name" -}}
+{{- printf "%s-dispatcher" (include "common.fullname" (dict "root" (required "training.dispatcher.name needs root" .root))) }}
 {{- end }}
 
 {{/*
 The variables with which a training script finds its shards, as a list of EnvVar.
 Arguments: root, dataset (the dataset's name; optional: the uid of the pod's Job, so that a new run trains all shards again).
 */}}
-{{- define "common.dispatcher.env" -}}
-{{- $root := required "common.dispatcher.env needs root" .root -}}
-- {name: BIREME_DISPATCHER, value: "{{ include "common.dispatcher.name" (dict "root" $root) }}.{{ $root.Release.Namespace }}.svc:7190"}
+{{- define "training.dispatcher.env" -}}
+{{- $root := required "training.dispatcher.env needs root" .root -}}
+- {name: BIREME_DISPATCHER, value: "{{ include "training.dispatcher.name" (dict "root" $root) }}.{{ $root.Release.Namespace }}.svc:7190"}
 {{- if .dataset }}
 - {name: BIREME_DISPATCHER_DATASET, value: {{ .dataset | quote }}}
 {{- else }}
@@ -29,17 +29,17 @@ Arguments: root, dataset (the dataset's name; optional: the uid of the pod's Job
 {{/*
 Its replicas.
 Arguments: root (values dispatcher, imagePullSecrets, podSecurityContext, securityContext), etcd (the result of
-common.etcdClient).
+training.etcdClient).
 */}}
-{{- define "common.dispatcher.deployment" -}}
-{{- $root := required "common.dispatcher.deployment needs root" .root }}
-{{- $etcd := required "common.dispatcher.deployment needs etcd" .etcd }}
+{{- define "training.dispatcher.deployment" -}}
+{{- $root := required "training.dispatcher.deployment needs root" .root }}
+{{- $etcd := required "training.dispatcher.deployment needs etcd" .etcd }}
 {{- $v := $root.Values }}
 {{- $d := $v.dispatcher -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
-  name: {{ include "common.dispatcher.name" (dict "root" $root) | quote }}
+  name: {{ include "training.dispatcher.name" (dict "root" $root) | quote }}
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" "dispatcher") | nindent 4 }}
@@ -82,7 +82,7 @@ spec:
             - {name: BIREME_DISPATCHER_PREFIX, value: "/bireme/dispatcher/{{ $root.Release.Namespace }}/{{ include "common.fullname" (dict "root" $root) }}/"}
             - {name: BIREME_DISPATCHER_LEADER_SECONDS, value: "{{ int64 $d.leaderSeconds }}"}
             - {name: BIREME_DISPATCHER_TRAINER_SECONDS, value: "{{ int64 $d.trainerSeconds }}"}
-            {{- include "common.etcdClient.env" $etcd | nindent 12 }}
+            {{- include "training.etcdClient.env" $etcd | nindent 12 }}
           ports:
             - {name: http, containerPort: 7190}
           # Every replica is Ready: those that do not lead redirect clients to the leader.
@@ -102,22 +102,22 @@ spec:
             {{- toYaml $v.securityContext | nindent 12 }}
           volumeMounts:
             - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
-            {{- include "common.etcdTls.mount" $etcd | nindent 12 }}
+            {{- include "runtime.etcdTls.mount" $etcd | nindent 12 }}
       volumes:
-        {{- include "common.runtimeVolume" (dict "root" $root "component" "dispatcher") | nindent 8 }}
-        {{- include "common.etcdTls.volume" $etcd | nindent 8 }}
+        {{- include "runtime.volume" (dict "root" $root "component" "dispatcher") | nindent 8 }}
+        {{- include "runtime.etcdTls.volume" $etcd | nindent 8 }}
 {{- end }}
 
 {{/*
 Its Service.
 Arguments: root.
 */}}
-{{- define "common.dispatcher.service" -}}
-{{- $root := required "common.dispatcher.service needs root" .root -}}
+{{- define "training.dispatcher.service" -}}
+{{- $root := required "training.dispatcher.service needs root" .root -}}
 apiVersion: v1
 kind: Service
 metadata:
-  name: {{ include "common.dispatcher.name" (dict "root" $root) | quote }}
+  name: {{ include "training.dispatcher.name" (dict "root" $root) | quote }}
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" "dispatcher") | nindent 4 }}
@@ -134,11 +134,11 @@ The rules of a dispatcher that has its etcd by the values etcd.enabled and dispa
 Arguments: root (values dispatcher, etcd), enabled (whether there is a dispatcher), what and value (words for it, and the
 value that turns it on).
 */}}
-{{- define "common.rules.dispatcher" }}
-{{- $v := (required "common.rules.dispatcher needs root" .root).Values }}
-{{- $what := required "common.rules.dispatcher needs what" .what }}
+{{- define "training.rules.dispatcher" }}
+{{- $v := (required "training.rules.dispatcher needs root" .root).Values }}
+{{- $what := required "training.rules.dispatcher needs what" .what }}
 {{- if and (not .enabled) $v.etcd.enabled }}
-etcd.enabled: only {{ $what }} uses etcd; set etcd.enabled=false, or {{ required "common.rules.dispatcher needs value" .value }}
+etcd.enabled: only {{ $what }} uses etcd; set etcd.enabled=false, or {{ required "training.rules.dispatcher needs value" .value }}
 {{- end }}
 {{- if and .enabled (not $v.etcd.enabled) (not $v.dispatcher.etcd.endpoints) }}
 etcd.enabled: {{ $what }} keeps its state in etcd; set etcd.enabled=true, or dispatcher.etcd.endpoints to an etcd that exists
@@ -146,15 +146,15 @@ etcd.enabled: {{ $what }} keeps its state in etcd; set etcd.enabled=true, or dis
 {{- if and $v.etcd.enabled $v.dispatcher.etcd.endpoints }}
 dispatcher.etcd.endpoints: the release's own etcd would stay unused; set etcd.enabled=false with endpoints of your own, or leave them out
 {{- end }}
-{{ include "common.rules.dispatcherClaim" (dict "root" .root "enabled" .enabled) }}
+{{ include "training.rules.dispatcherClaim" (dict "root" .root "enabled" .enabled) }}
 {{- end }}
 
 {{/*
 The rule that the dispatcher's state is on a claim.
 Arguments: root (values etcd), enabled.
 */}}
-{{- define "common.rules.dispatcherClaim" }}
-{{- $v := (required "common.rules.dispatcherClaim needs root" .root).Values }}
+{{- define "training.rules.dispatcherClaim" }}
+{{- $v := (required "training.rules.dispatcherClaim needs root" .root).Values }}
 {{- if and .enabled $v.etcd.enabled (not (dig "persistence" "enabled" true $v.etcd)) }}
 etcd.persistence.enabled: without a claim the dispatcher forgets which shards are done when etcd restarts; set it to true
 {{- end }}

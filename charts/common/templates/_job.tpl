@@ -1,0 +1,71 @@
+{{/*
+A Job of any chart.
+*/}}
+
+{{/*
+The metadata of a Job or MPIJob.
+Arguments: root (values queueName, jobLabels, kueue), component, name, parts (see _immutable.tpl), least (optional: the
+pods with which it can start), group (optional: the number of pods that Kueue admits together, see training.queue.group),
+autoscale (optional: the result of training.autoscale).
+*/}}
+{{- define "common.jobMetadata" -}}
+{{- $root := required "common.jobMetadata needs root" .root -}}
+name: {{ required "common.jobMetadata needs name" .name | quote }}
+namespace: {{ $root.Release.Namespace | quote }}
+labels:
+  {{- include "common.labels" (dict "root" $root "component" .component) | nindent 2 }}
+  {{- if not .group }}
+  {{- include "common.queueLabels" (dict "root" $root) | nindent 2 }}
+  {{- end }}
+  {{- if .autoscale }}
+  bireme/autoscale: "true"
+  {{- end }}
+  {{- with $root.Values.jobLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  {{- with $root.Values.jobAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  bireme/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
+  {{- with .autoscale }}
+  bireme/autoscale: {{ toJson . | quote }}
+  {{- end }}
+  {{- $admission := ($root.Values.kueue | default dict).admission }}
+  {{- if eq $admission "elastic" }}
+  kueue.x-k8s.io/elastic-job: "true"
+  {{- else if eq $admission "partial" }}
+  kueue.x-k8s.io/job-min-parallelism: {{ required "common.jobMetadata needs least" .least | quote }}
+  kueue.x-k8s.io/job-completions-equal-parallelism: "true"
+  {{- end }}
+{{- end }}
+
+{{/*
+The fields that suspend, stop and delete a job. They change in place.
+Arguments: root (values suspend, ttlSecondsAfterFinished, activeDeadlineSeconds).
+*/}}
+{{- define "common.jobLimits" -}}
+{{- $v := (required "common.jobLimits needs root" .root).Values }}
+{{- if not (kindIs "invalid" $v.suspend) }}
+suspend: {{ $v.suspend }}
+{{- end }}
+{{- range $key := list "ttlSecondsAfterFinished" "activeDeadlineSeconds" }}
+{{- if not (kindIs "invalid" (index $v $key)) }}
+{{ $key }}: {{ index $v $key | int64 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The labels of what Kueue admits. Nothing without a queue.
+Arguments: root (values queueName, kueue).
+*/}}
+{{- define "common.queueLabels" -}}
+{{- $v := (required "common.queueLabels needs root" .root).Values }}
+{{- with $v.queueName -}}
+kueue.x-k8s.io/queue-name: {{ . | quote }}
+{{- end }}
+{{- with ($v.kueue | default dict).priorityClass }}
+kueue.x-k8s.io/priority-class: {{ . | quote }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,62 @@
+{{/*
+Not empty when the pods run bireme-runtime, rather than what the image has (value runtime, where a chart has it).
+Arguments: root.
+*/}}
+{{- define "training.hasRuntime" -}}
+{{- if ne (toString (required "training.hasRuntime needs root" .root).Values.runtime) "false" }}true{{ end }}
+{{- end }}
+
+{{/*
+Not empty when a job's pods stage or verify datasets.
+Arguments: root (values staging, verify).
+*/}}
+{{- define "training.usesDatasets" -}}
+{{- with (required "training.usesDatasets needs root" .root).Values }}
+{{- if or .staging.claimName .verify.paths }}true{{ end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The ConfigMap and the volume of the containers that stage and verify datasets, where there are such. They have their
+own, because a change of their code is no reason to train again for a job without them.
+Arguments: root (values staging, verify).
+*/}}
+{{- define "training.datasetConfigMap" -}}
+{{- if include "training.usesDatasets" . }}
+{{- include "runtime.configMap" (dict "root" .root "component" "dataset") }}
+{{- end }}
+{{- end }}
+
+{{- define "training.datasetVolume" -}}
+{{- if include "training.usesDatasets" . }}
+{{- include "runtime.volume" (dict "root" .root "component" "dataset" "name" "dataset-runtime") }}
+{{- end }}
+{{- end }}
+
+{{/*
+An init container with the runtime in the image of the workers, which does something to datasets before they train.
+Its exit codes 64, 77 and 78 say that no other pod would do better.
+Arguments: root (values image, python, securityContext, helperResources), name, arguments (of bireme_runtime.dataset), env (list of
+EnvVar, optional), mounts (list of VolumeMount).
+*/}}
+{{- define "training.datasetContainer" -}}
+{{- $root := required "training.datasetContainer needs root" .root }}
+{{- $v := $root.Values -}}
+- name: {{ required "training.datasetContainer needs name" .name | quote }}
+  image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
+  imagePullPolicy: {{ $v.image.pullPolicy | quote }}
+  command:
+    {{- toYaml (concat (list $v.python "-m" "bireme_runtime.dataset") (required "training.datasetContainer needs arguments" .arguments)) | nindent 4 }}
+  env:
+    - {name: PYTHONPATH, value: /bireme/runtime}
+    {{- with .env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    {{- toYaml $v.helperResources | nindent 4 }}
+  securityContext:
+    {{- toYaml $v.securityContext | nindent 4 }}
+  volumeMounts:
+    - {name: dataset-runtime, mountPath: /bireme/runtime, readOnly: true}
+    {{- toYaml (required "training.datasetContainer needs mounts" .mounts) | nindent 4 }}
+{{- end }}

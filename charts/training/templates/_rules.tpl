@@ -1,0 +1,301 @@
+{{/*
+Accelerators, EFA, processes, memory, huge pages and /dev/shm of a worker fit its instance type.
+Arguments: root, worker (the result of training.worker).
+*/}}
+{{- define "training.rules.worker" -}}
+{{- $v := (required "training.rules.worker needs root" .root).Values }}
+{{- $worker := required "training.rules.worker needs worker" .worker }}
+{{- $count := int64 $worker.accelerators }}
+{{- $efa := int64 $worker.efa }}
+{{- $instance := include "training.instance" (dict "root" .root) | fromJson }}
+{{- $model := $instance.accelerator.name }}
+{{- if and $worker.type (not $instance.vcpu) }}
+{{- $family := list }}
+{{- range $file, $_ := $.root.Subcharts.training.Files.Glob "files/instances/*.yaml" }}
+{{- $known := base $file | trimSuffix ".yaml" }}
+{{- if eq (splitList "." $known | first) (trimPrefix "ml." $worker.type | splitList "." | first) }}{{ $family = append $family $known }}{{ end }}
+{{- end }}
+instance.type: {{ $worker.type }} is not a type that the chart knows{{ with $family }} (it knows {{ join ", " . }}){{ end }}; correct it, or set the facts under instance, at least vcpu, allocatableMemoryMiB and accelerator
+{{- else }}
+{{- range $key := list "memoryMiB" "vcpu" }}
+{{- $known := index (include "training.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $worker.type)))) | fromJson) $key | default 0 | int64 }}
+{{- if and $known (ne $known (index $instance $key | int64)) }}
+instance.{{ $key }}: a {{ $worker.type }} has {{ $known }}, not {{ index $instance $key | int64 }}; leave the facts of a known type out, or name the type that they are of
+{{- end }}
+{{- end }}
+{{- if and $worker.type (gt $count (int64 $worker.whole)) }}
+accelerators: {{ $count }} is more than the {{ int64 $worker.whole }} {{ $model }} of a {{ $worker.type }}; set at most {{ int64 $worker.whole }}, or leave it out for all of them
+{{- end }}
+{{- if and $worker.type (gt $efa (int64 $worker.maxEfa)) }}
+efa: {{ $efa }} is more than the {{ int64 $worker.maxEfa }} EFA interfaces of a {{ $worker.type }}; set at most {{ int64 $worker.maxEfa }}, or leave it out for all of them
+{{- end }}
+{{- if and (eq (toString $v.efa) "all") (eq $efa 0) }}
+efa: this job wants EFA (efa: all), but {{ $worker.type | default "no instance type is set, and so there" }} has none for it; choose a type with EFA (values/instances), or set efa=0 to train over TCP
+{{- end }}
+{{- $processes := int64 $worker.processes }}
+{{- $neuron := eq $worker.resource "aws.amazon.com/neuron" }}
+{{- $key := ternary "slots" "processesPerWorker" (hasKey $v "slots") }}
+{{- /* One rank of MPI may drive all devices of its node. */}}
+{{- $drivesAll := and (eq $key "slots") (eq $processes 1) }}
+{{- if and (gt $count 0) (not $neuron) (ne $processes $count) (not $drivesAll) }}
+{{ $key }}: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave {{ $key }} out or set accelerators={{ $processes }}{{ if eq $key "slots" }}, or slots=1 for one that drives all{{ end }}
+{{- end }}
+{{- if and (gt $count 0) $neuron (ne (mod $processes $count) 0) (not $drivesAll) }}
+{{ $key }}: {{ $processes }} processes don't spread over {{ $count }} Neuron devices; use a multiple of {{ $count }}, or leave {{ $key }} out for one on each core
+{{- end }}
+{{- range $device, $planned := dict $worker.resource $count "vpc.amazonaws.com/efa" $efa }}
+{{- range $side := list "limits" "requests" }}
+{{- $own := dig $side $device "" $v.resources | toString }}
+{{- if and $own (ne $own (toString $planned)) }}
+resources.{{ $side }}.{{ $device }}: {{ $own }} contradicts {{ ternary "efa" "accelerators" (eq $device "vpc.amazonaws.com/efa") }}, which gives each worker {{ $planned }}; set that key and leave this one out
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $own := dig "limits" "memory" "" $v.resources }}
+{{- if and $own (lt (int64 $worker.memoryMiB) 1) }}
+resources.limits.memory: {{ $own }} is not an amount of memory; write e.g. 64Gi, or leave it out for what the node has
+{{- else if and $worker.type (lt (int64 $worker.memoryMiB) 1) }}
+hugePages: {{ $v.hugePages | default "none" }} and reserve.memoryMiB: {{ int64 $v.reserve.memoryMiB }} leave no memory of the {{ int64 $instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
+{{- end }}
+{{- if and $worker.type (hasPrefix "-" $worker.cpu) }}
+reserve.cpu: {{ $v.reserve.cpu }} is more than the {{ int64 $instance.vcpu }} vCPU of a {{ $worker.type }}
+{{- end }}
+{{- $cpu := dig "requests" "cpu" "" $v.resources }}
+{{- if and $v.hugePages (not (or $worker.memory $worker.cpu $cpu)) }}
+hugePages: {{ $v.hugePages }} needs a memory or CPU request beside it; set instance (a file of values/instances) or resources.limits.memory
+{{- end }}
+{{- $shmMiB := include "common.MiB" (dict "quantity" $worker.shm) | int64 }}
+{{- if and (gt (int64 $worker.memoryMiB) 0) (gt $shmMiB (int64 $worker.memoryMiB)) }}
+shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory }}, which /dev/shm is part of
+{{- end }}
+{{- /* A process of torch with CUDA takes more than 2 GiB of the host's memory before any data. */}}
+{{- $leastMiB := mul $count 2048 }}
+{{- if and $own (gt $count 0) (gt (int64 $worker.memoryMiB) 0) (lt (int64 $worker.memoryMiB) $leastMiB) }}
+resources.limits.memory: {{ $own }} is too little for {{ $count }} accelerators, whose processes take 2 GiB each before any data; set at least {{ div $leastMiB 1024 }}Gi, or leave it out for what the node has
+{{- end }}
+{{- range $label := list "node.kubernetes.io/instance-type" "beta.kubernetes.io/instance-type" }}
+{{- $selected := index $v.nodeSelector $label | default $worker.type }}
+{{- /* A type that no values file is of, such as another cloud's, can only be selected. */}}
+{{- $known := include "training.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $selected)))) | fromJson }}
+{{- if and (ne $selected $worker.type) (or $worker.type $known.vcpu) }}
+nodeSelector: {{ $label }} {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with instance.type={{ $selected }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+An image of pytorch/pytorch, whose tag says its releases of torch and CUDA, has kernels for the accelerators. Source: the
+CUDA support matrix in RELEASE.md of pytorch/pytorch. What other images have, the agent sees when it starts.
+Arguments: root (values image).
+*/}}
+{{- define "training.rules.kernels" -}}
+{{- $root := required "training.rules.kernels needs root" .root }}
+{{- $image := $root.Values.image }}
+{{- $instance := include "training.instance" (dict "root" $root) | fromJson }}
+{{- $model := $instance.accelerator.name | default "" }}
+{{- $tag := regexFind "^[0-9.]+-cuda[0-9.]+-" $image.tag }}
+{{- if and $tag (hasSuffix "pytorch/pytorch" $image.repository) (not $image.digest) }}
+{{- $torch := regexFind "^[0-9]+[.][0-9]+" $tag }}
+{{- $cuda := regexFind "[0-9.]+-$" $tag | trimSuffix "-" }}
+{{- $isBlackwell := regexMatch "^(G?B[23]00|RTX PRO)" $model }}
+{{- if and $isBlackwell (or (semverCompare "<2.7" $torch) (semverCompare "<12.8" $cuda)) }}
+image.tag: {{ $image.tag }} has no kernels for the {{ $model }} of a {{ $instance.type }}, which need torch 2.7 and CUDA 12.8 or newer; set image.tag=2.9.1-cuda12.8-cudnn9-runtime
+{{- end }}
+{{- if and (eq $model "V100") (or (semverCompare ">=13.0" $cuda) (and (semverCompare ">=2.11" $torch) (semverCompare ">=12.8" $cuda))) }}
+image.tag: {{ $image.tag }} has no kernels for the V100 of a {{ $instance.type }}, for which torch 2.10 is the last with CUDA 12.8; set image.tag=2.9.1-cuda12.8-cudnn9-runtime
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The job has an image that stays the same on all nodes.
+Arguments: root (values image).
+*/}}
+{{- define "training.rules.image" -}}
+{{- $image := (required "training.rules.image needs root" .root).Values.image }}
+{{- if not $image.repository }}
+image.repository: this job comes without an image; build one with the program in it, push it, and set image.registry, image.repository and image.tag
+{{- else if not (or $image.tag $image.digest) }}
+image.tag: {{ $image.repository }} needs a tag or a digest; set image.tag or image.digest
+{{- else if and (eq $image.tag "latest") (not $image.digest) (ne $image.pullPolicy "Always") }}
+image.tag: latest moves, and a node that has an older image would run that; set image.tag to a version, or image.pullPolicy=Always
+{{- end }}
+{{- end }}
+
+{{/*
+The values set no variable that the chart sets itself or that breaks EFA, and none twice.
+Arguments: root (values env, extraEnv), reserved (list of {pattern, instead: what to do}), key (where env is; optional).
+*/}}
+{{- define "training.rules.env" -}}
+{{- $v := (required "training.rules.env needs root" .root).Values }}
+{{- $key := .key | default "env" }}
+{{- $names := keys $v.env | sortAlpha }}
+{{- $seen := list }}
+{{- range $v.extraEnv }}
+{{- if or (has .name $seen) (hasKey $v.env .name) }}
+extraEnv: {{ .name }} is set twice; keep it in env or once in extraEnv
+{{- end }}
+{{- if eq .name "PYTHONPATH" }}
+extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, which comes after it
+{{- end }}
+{{- $seen = append $seen .name }}
+{{- end }}
+{{- $reserved := required "training.rules.env needs reserved" .reserved }}
+{{- $empty := list }}
+{{- range $name, $value := $v.env }}{{ if eq (toString $value) "" }}{{ $empty = append $empty $name }}{{ end }}{{ end }}
+{{- range $v.extraEnv }}{{ if not (or .value .valueFrom) }}{{ $empty = append $empty .name }}{{ end }}{{ end }}
+{{- range $name := uniq $empty }}
+{{- if regexMatch "^(NCCL|FI|OFI|EFA|RCCL)_" $name }}
+{{ $key }}: {{ $name }} is set to nothing, which is a value too, and rarely the default; give it one, or leave it out
+{{- end }}
+{{- end }}
+{{- range $name := concat $names $seen | uniq }}
+{{- if eq $name "RDMAV_FORK_SAFE" }}
+{{ $key }}: RDMAV_FORK_SAFE breaks EFA with huge pages and is not needed on current kernels; remove it
+{{- end }}
+{{- range $reserved }}
+{{- if regexMatch .pattern $name }}
+{{ $key }}: {{ $name }} is the chart's own; {{ .instead }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+No path is mounted twice, and EFA devices are not mounted from the host. InfiniBand's, on nodes without EFA, may be.
+Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken (paths that the chart mounts), worker.
+*/}}
+{{- define "training.rules.mounts" -}}
+{{- $v := (required "training.rules.mounts needs root" .root).Values }}
+{{- $seen := required "training.rules.mounts needs taken" .taken }}
+{{- if $v.staging.claimName }}{{ $seen = append $seen $v.staging.mountPath }}{{ end }}
+{{- range concat $v.claims $v.extraVolumeMounts }}
+{{- if has .mountPath $seen }}
+{{ ternary "claims" "extraVolumeMounts" (hasKey . "claimName") }}: {{ .mountPath }} is mounted already; give it another mountPath
+{{- end }}
+{{- $seen = append $seen .mountPath }}
+{{- end }}
+{{- range $v.extraVolumes }}
+{{- $host := dig "hostPath" "path" "" . }}
+{{- if and (hasPrefix "/dev/infiniband" $host) (or (gt (int64 $.worker.maxEfa) 0) (gt (int64 $.worker.efa) 0)) }}
+extraVolumes: {{ .name }} mounts {{ $host }} from the host; the EFA device plugin gives a pod its own devices, so set efa and remove the volume
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The containers of a pod mount volumes that it has, and no two volumes have one name.
+Arguments: root (values initContainers, sidecars), pod (its spec), further (names of volumes that an operator adds; optional), prefix (of
+the keys; optional).
+*/}}
+{{- define "training.rules.volumes" -}}
+{{- $pod := required "training.rules.volumes needs pod" .pod }}
+{{- $prefix := .prefix | default "" }}
+{{- $names := .further | default list }}
+{{- range $pod.volumes }}
+{{- if has .name $names }}
+{{ $prefix }}extraVolumes: there is a volume {{ .name }} already; give it another name
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- $keys := dict }}
+{{- range $key := list "initContainers" "sidecars" }}
+{{- range index $.root.Values $key }}{{ $_ := set $keys .name (printf "%s.volumeMounts" $key) }}{{ end }}
+{{- end }}
+{{- range concat ($pod.initContainers | default list) $pod.containers }}
+{{- $key := index $keys .name | default "extraVolumeMounts" }}
+{{- range .volumeMounts }}
+{{- if not (has .name $names) }}
+{{ $prefix }}{{ $key }}: there is no volume {{ .name }}; add it to extraVolumes, or correct the name
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The values set either script or command, what they ask for can run, and a torchrun among the words of a command starts a
+process for each accelerator, where the number can be read. Arguments begin with no program that the chart starts itself.
+Arguments: root (values script, command, args, argGroups, runtime, verify, staging), worker, starts (optional: {programs: a
+regular expression for them, by: what runs the script, instead: the value for a command}).
+*/}}
+{{- define "training.rules.program" -}}
+{{- $v := (required "training.rules.program needs root" .root).Values }}
+{{- if and (not (include "training.hasRuntime" .)) (include "training.usesDatasets" .) }}
+runtime: false leaves the image's Python alone, but verify and staging run in it and need 3.9; leave them out, or runtime
+{{- end }}
+{{- $arguments := include "training.arguments" (dict "root" .root) | fromJsonArray }}
+{{- if and .starts $arguments (not $v.script) (not $v.command) }}
+{{- $first := index $arguments (ternary 1 0 (and (eq (first $arguments | toString) "-m") (gt (len $arguments) 1))) | toString | base }}
+{{- if regexMatch (printf "^(%s)$" .starts.programs) $first }}
+args: {{ $first }} is not the script that {{ .starts.by }} runs; begin with the script, or set {{ .starts.instead }}
+{{- end }}
+{{- end }}
+{{- $words := concat $v.command $arguments | join " " }}
+{{- $option := regexFind "--nproc[-_]per[-_]node[= ]+[0-9]+\\b" $words }}
+{{- $wanted := regexFind "[0-9]+$" $option | int64 }}
+{{- /* On Neuron a model may be parallel over fewer cores. */}}
+{{- $isNeuron := eq .worker.resource "aws.amazon.com/neuron" }}
+{{- if and $option (gt (int64 .worker.accelerators) 0) (or (gt $wanted (int64 .worker.processes)) (and (ne $wanted (int64 .worker.processes)) (not $isNeuron))) }}
+{{ ternary "command" "args" (contains "nproc" (join " " $v.command)) }}: {{ $option }} is not the {{ int64 .worker.processes }} processes of a worker with {{ int64 .worker.accelerators }} accelerators; write {{ int64 .worker.processes }}, or set accelerators to those that it uses
+{{- end }}
+{{- if and $v.script $v.command }}
+command: it replaces the entry point, so script would not be run; set one of them
+{{- end }}
+{{- end }}
+
+{{/*
+"true" for a label or annotation that the charts set themselves.
+Arguments: name.
+*/}}
+{{- define "training.isReservedName" -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by|part-of)|helm\\.sh/chart|kueue\\.x-k8s\\.io/(queue-name|priority-class|elastic-job|job-min-parallelism)|bireme/.*)$" .name }}true{{ end }}
+{{- end }}
+
+{{/*
+Labels, annotations, containers and ports of the values do not take the names of the chart's own, and
+workers can look up each other's names.
+Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, ports, securityContext,
+hostNetwork, dnsPolicy, dnsConfig), ports (the chart's own, a list; optional).
+*/}}
+{{- define "training.rules.pod" -}}
+{{- $v := (required "training.rules.pod needs root" .root).Values }}
+{{- range $key := list "podLabels" "jobLabels" "podAnnotations" "jobAnnotations" }}
+{{- range $name := keys (index $v $key) | sortAlpha }}
+{{- if include "training.isReservedName" (dict "name" $name) }}
+{{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queueName{{ else if hasSuffix "priority-class" $name }} and set kueue.priorityClass{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $seen := list "trainer" "pserver" "verify" "staging" }}
+{{- range $key := list "initContainers" "sidecars" }}
+{{- range index $v $key }}
+{{- if has .name $seen }}
+{{ $key }}: there is a container {{ .name }} already; give it another name
+{{- end }}
+{{- $seen = append $seen .name }}
+{{- end }}
+{{- end }}
+{{- $ports := .ports | default list }}
+{{- range $v.ports }}
+{{- $given := . }}
+{{- range $ports }}
+{{- if and $given.name (eq ($given.name) (.name | default "")) }}
+ports: there is a port {{ .name }} already; give it another name
+{{- else if and (eq (int64 $given.containerPort) (int64 .containerPort)) (eq ($given.protocol | default "TCP") (.protocol | default "TCP")) }}
+ports: {{ int64 .containerPort }} is taken by the port {{ .name | default "before it" }}; choose another number
+{{- end }}
+{{- end }}
+{{- $ports = append $ports $given }}
+{{- end }}
+{{- $security := $v.securityContext }}
+{{- if and $security.privileged (kindIs "bool" $security.allowPrivilegeEscalation) (not $security.allowPrivilegeEscalation) }}
+securityContext: Kubernetes refuses privileged beside allowPrivilegeEscalation=false, the chart's default; set securityContext.allowPrivilegeEscalation=true too
+{{- end }}
+{{- if and (eq $v.dnsPolicy "None") (not $v.dnsConfig.nameservers) }}
+dnsConfig.nameservers: dnsPolicy None leaves the pods without a name server; name that of the cluster, in which workers look up each other
+{{- end }}
+{{- if and (eq $v.dnsPolicy "ClusterFirst") $v.hostNetwork }}
+dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS, which does not know the workers; leave it out, or set ClusterFirstWithHostNet
+{{- end }}
+{{- end }}
