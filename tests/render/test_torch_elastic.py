@@ -240,6 +240,33 @@ def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Cal
     assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == secret.name
 
 
+@pytest.mark.parametrize(
+    ("chart", "sets"),
+    [
+        ("torch-elastic", ["dispatcher.enabled=true", "etcd.persistence.enabled=true"]),
+        ("mpi-training", ["dispatcher.enabled=true", "etcd.enabled=true"]),
+        ("paddle", ["dispatch=dynamic", "etcd.enabled=true"]),
+    ],
+)
+def test_all_pods_that_talk_over_http_have_the_token_of_the_release(
+    render: Callable[..., Render], chart: str, sets: list[str]
+) -> None:
+    rendered = render(chart, sets=sets)
+    secret = the(rendered, "Secret", "-token")
+    assert "data" not in secret, "without a cluster each render would have another token"
+    wanted = {"name": secret.name, "key": "token", "optional": True}
+    told = [
+        item["valueFrom"]["secretKeyRef"]
+        for each in rendered.manifests
+        if each.kind in ("Job", "Deployment") and not each.is_hook
+        for container in each["spec"]["template"]["spec"]["containers"]
+        for item in container["env"]
+        if item["name"] == "BIREME_RELEASE_TOKEN"
+    ]
+    # The dispatcher and the job's pods; paddle has two roles.
+    assert told == [wanted] * (3 if chart == "paddle" else 2)
+
+
 def test_agents_know_what_a_login_costs_where_the_chart_made_the_password(
     render: Callable[..., Render],
 ) -> None:

@@ -31,6 +31,7 @@ class Dispatchers:
     trainer_seconds: int = 12
     leader_seconds: int = 2
     host: str = "127.0.0.1"
+    token: str = ""
     ports: list[int] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -52,6 +53,7 @@ class Dispatchers:
             "BIREME_DISPATCHER_ADVERTISE": f"{self.host}:{port}",
             "BIREME_DISPATCHER_LEADER_SECONDS": str(self.leader_seconds),
             "BIREME_DISPATCHER_TRAINER_SECONDS": str(self.trainer_seconds),
+            "BIREME_RELEASE_TOKEN": self.token,
         }
         return subprocess.Popen([*COMMAND, "serve"], env={**environment(), **settings})
 

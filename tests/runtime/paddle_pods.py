@@ -52,6 +52,7 @@ class PaddleJob:
             "BIREME_RUN_ID": "run",
             "BIREME_LOST_SECONDS": "3",
             "TMPDIR": str(self._folder),
+            "BIREME_RELEASE_TOKEN": "secret",
             **more,
         }
         command = [sys.executable, "-m", "bireme_runtime.paddle.supervisor", role, "--"]

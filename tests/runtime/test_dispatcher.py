@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -553,7 +554,7 @@ def test_both_replicas_are_ready_and_followers_redirect_to_the_leader(shared: Di
     ("path", "body", "status", "sentence"),
     [
         ("/v1/x", "{}", 404, "there is no path /v1/x"),
-        ("/v1/x/dance", "{}", 404, "there is no request dance"),
+        ("/v1/x/dance", "{}", 404, "there is no request POST dance"),
         ("/v1/x/next", "[]", 400, "the body must be a JSON object"),
         ("/v1/x%20y/next", "{}", 400, "'x y' cannot be the name of a dataset: use letters"),
         (
@@ -596,6 +597,36 @@ def test_leaving_ends_no_lease_but_that_of_a_trainer(shared: Dispatchers, shared
     connection.request("POST", "/v1/x/leave", json.dumps({"trainer": f"stranger.{lease:x}"}).encode())
     assert connection.getresponse().status == 200
     client.lease_keepalive(lease)
+
+
+def test_with_a_token_only_the_release_changes_what_the_dispatcher_knows(
+    shared_etcd: EtcdServer, prefix: str
+) -> None:
+    replicas = Dispatchers(shared_etcd.endpoint, prefix, token="secret").start()
+    try:
+        env = {**os.environ, "BIREME_RELEASE_TOKEN": "secret"}
+        with Dispatcher(replicas.addresses, "x", "t", 60, env) as mine:
+            mine.add(["a", "b"])
+            shards = mine.shards(prefetch=True)
+            next(shards)
+            (known,) = mine.status()["datasets"]
+            (trainer,) = known["trainers"]
+            stranger = Dispatcher(replicas.addresses, "x", "stranger", 60)
+            for forbidden in (
+                lambda: stranger._post("leave", {"trainer": trainer["trainer"]}),
+                lambda: stranger.add(["a"]),
+                lambda: next(stranger.shards()),
+                stranger.delete,
+            ):
+                with pytest.raises(Refused, match="needs the token of the release"):
+                    forbidden()
+            # A GET only reads, with whatever body.
+            for verb in ("leave", "settle", "delete"):
+                assert replicas.get(replicas.ports[replicas.leader()], f"/v1/x/{verb}")[0] == 404
+            assert len(list(shards)) == 1
+            assert stranger.progress().is_over
+    finally:
+        replicas.stop()
 
 
 def test_requests_that_are_none_are_refused_and_not_counted(shared: Dispatchers) -> None:

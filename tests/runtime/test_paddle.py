@@ -25,6 +25,7 @@ from bireme_runtime.paddle.run import (
     write_whole,
 )
 from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.process.http import fetch
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.paddle_pods import SECONDS, SOURCE, PaddleJob
@@ -223,7 +224,34 @@ def test_the_timeout_of_each_request_applies_on_a_kept_connection(run: Run) -> N
     client = Client(f"127.0.0.1:{port}", seconds=1)
     assert client.size(0) == 2
     assert client.reach(run.attempt, 0, 0, 1, seconds=2) == [1]
-    server.shutdown()
+    server.close()
+
+
+def test_whoever_has_not_the_token_of_the_release_changes_nothing_of_a_run(run: Run, tmp_path: Path) -> None:
+    port = free_port()
+    server = serve(run, port, "secret")
+    stranger, mine = Client(f"127.0.0.1:{port}"), Client(f"127.0.0.1:{port}", token="secret")
+    write_whole(tmp_path / "pass-00000/done", json.dumps({"passes": 1}))
+    for index in range(2):
+        with pytest.raises(Unreachable, match="needs the token of the release"):
+            stranger.report(report("trainer", index, run, "finished"))
+    with pytest.raises(Unreachable, match="needs the token of the release"):
+        stranger.point_to(run.attempt, "pass-00000")
+    assert (run.outcome, last_save(tmp_path)) == ("running", None)
+    assert mine.point_to(run.attempt, "pass-00000") == ""
+    for index in range(2):
+        mine.report(report("trainer", index, run, "finished"))
+    assert run.outcome == "done"
+    server.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"seconds": "x"}', b'{"role": "trainer"}', b"\xff"])
+@pytest.mark.parametrize("path", ["/report", "/reach", "/point-to", "/"])
+def test_a_request_that_cannot_be_used_is_refused(run: Run, path: str, body: bytes) -> None:
+    server = serve(run, 0)
+    assert fetch(f"http://127.0.0.1:{server.port}{path}", 60, "POST", body).status == 400
+    assert fetch(f"http://127.0.0.1:{server.port}{path}", 60).status == 405
+    server.close()
 
 
 def test_a_pass_is_divided_by_the_number_of_trainers_at_its_start(run: Run) -> None:
@@ -272,7 +300,7 @@ def test_an_attempt_begins_only_when_the_claim_has_its_number(run: Run, tmp_path
     obstacle.rmdir()
     assert client.report(again).attempt == attempt + 1
     assert json.loads((tmp_path / "run.json").read_text())["attempt"] == attempt + 1
-    server.shutdown()
+    server.close()
 
 
 def test_a_pserver_that_gave_up_an_attempt_has_lost_its_parameters(run: Run) -> None:

@@ -116,8 +116,7 @@ class Runs:
         for trainer in self.trainers.values():
             trainer.kill()
             trainer.wait()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     def log(self, index: int) -> str:
         return (self.folder / f"trainer-{index}.log").read_text()

@@ -97,6 +97,7 @@ Arguments: root, worker (the result of training.worker), role ("" in an Indexed 
 {{- end }}
 {{- if $v.dispatcher.enabled }}
 {{ include "training.dispatcher.env" (dict "root" .root "dataset" (ternary (include "common.jobName" (dict "root" .root)) "" (not (empty .role)))) }}
+{{ include "training.token.env" (dict "root" .root) }}
 {{- end }}
 {{- if ne .role "launcher" }}
 {{- include "training.hardwareEnv" (dict "root" .root "worker" .worker) }}

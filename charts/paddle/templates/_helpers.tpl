@@ -161,6 +161,7 @@ Arguments: root, role.
 - {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.useGpu | quote }}}
 - {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.hangSeconds }}"}
 {{- end }}
+{{ include "training.token.env" (dict "root" .root) }}
 - {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
 - {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.lostSeconds }}"}
 - {name: PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}

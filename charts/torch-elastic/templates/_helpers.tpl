@@ -122,6 +122,7 @@ Arguments: root, worker (the result of training.worker).
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
 {{- if $v.dispatcher.enabled }}
 {{ include "training.dispatcher.env" (dict "root" .root) }}
+{{ include "training.token.env" (dict "root" .root) }}
 {{- end }}
 {{- include "training.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- include "training.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}

@@ -83,6 +83,7 @@ spec:
             - {name: BIREME_DISPATCHER_LEADER_SECONDS, value: "{{ int64 $d.leaderSeconds }}"}
             - {name: BIREME_DISPATCHER_TRAINER_SECONDS, value: "{{ int64 $d.trainerSeconds }}"}
             {{- include "training.etcdClient.env" $etcd | nindent 12 }}
+            {{- include "training.token.env" (dict "root" $root) | nindent 12 }}
           ports:
             - {name: http, containerPort: 7190}
           # Every replica is Ready: those that do not lead redirect clients to the leader.

@@ -36,7 +36,7 @@ spec:
         - name: tensorboard
           image: {{ include "common.image" (dict "root" $root "image" $board.image) | quote }}
           imagePullPolicy: {{ $board.image.pullPolicy | quote }}
-          command: [tensorboard, {{ printf "--logdir=%s" $board.logDir | quote }}, --host=0.0.0.0, --port=6006]
+          command: [tensorboard, {{ printf "--logdir=%s" $board.logDir | quote }}, --bind_all, --port=6006]
           env:
             - {name: HOME, value: /tmp}
           ports:

@@ -125,7 +125,8 @@ class Dispatcher:
             environment.seconds(env, "BIREME_WAIT_SECONDS", 600) if wait_seconds is None else wait_seconds
         )
         self._addresses = parse(addresses or env.get("BIREME_DISPATCHER", ""))
-        self._leader = LeaderConnection(self._addresses, seconds)
+        self._leader = LeaderConnection(self._addresses, seconds, env=env)
+        self._env = env
         where = ",".join(map(str, self._addresses))
         self._note = notes.of_this_process(env, where, self.dataset)
         # Horovod sets this in the processes of elastic jobs.
@@ -336,7 +337,9 @@ class Dispatcher:
 
     def _ask_ahead(self, shard: Shard) -> None:
         """Acknowledge what is done and ask for the next shard, while this trainer works on `shard`."""
-        self._second = leader = self._second or LeaderConnection(self._addresses, _LEAVE_SECONDS)
+        self._second = leader = self._second or LeaderConnection(
+            self._addresses, _LEAVE_SECONDS, env=self._env
+        )
         body = {"trainer": self._trainer, "done": list(self._done), "have": [shard._token], "ahead": True}
         path = f"/v1/{self.dataset}/next"
         self._ahead = _Ahead(self._trainer, len(self._done), lambda: leader.ask("POST", path, body))
@@ -415,7 +418,7 @@ class Dispatcher:
             self._note = replace(self._note, trainer=self._trainer, lease_seconds=seconds)
             self._note.write()
         path = f"/v1/{self.dataset}/heartbeat"
-        self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]))
+        self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]), self._env)
 
 
 def leave_for(note: notes.Note, lost: str = "") -> None:
@@ -475,15 +478,22 @@ class _Ahead:
 class _Renewal:
     """Renews a trainer's lease, in a process; in a thread until that has begun, and if there can be none."""
 
-    def __init__(self, addresses: tuple[Address, ...], path: str, trainer: str, seconds: float) -> None:
-        self._leader = LeaderConnection(addresses, seconds, seconds / 4)
+    def __init__(
+        self,
+        addresses: tuple[Address, ...],
+        path: str,
+        trainer: str,
+        seconds: float,
+        env: Mapping[str, str],
+    ) -> None:
+        self._leader = LeaderConnection(addresses, seconds, seconds / 4, env)
         self._path = path
         self._trainer = trainer
         self._pause = seconds / 3
         self._over = threading.Event()
         self._has_begun = False
         arguments = [",".join(map(str, addresses)), path, trainer, str(seconds), str(os.getpid())]
-        self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments])
+        self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments], env)
         threading.Thread(target=self._run, name="bireme-renewal", daemon=True).start()
 
     def stop(self) -> None:
@@ -516,10 +526,10 @@ class _Renewal:
         self._leader.close()
 
 
-def _start(arguments: list[str]) -> subprocess.Popen[bytes] | None:
+def _start(arguments: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     """A Python process with this package, or None."""
     folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    env = {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     try:
         process = subprocess.Popen(
             [sys.executable, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -540,7 +550,9 @@ class LeaderConnection:
         addresses: tuple[Address, ...],
         seconds: float,
         answer_seconds: float = _ANSWER_SECONDS,
+        env: Mapping[str, str] = os.environ,
     ) -> None:
+        self._token = env.get("BIREME_RELEASE_TOKEN", "")
         self._addresses = addresses
         self._seconds = seconds
         self._answer_seconds = answer_seconds
@@ -560,13 +572,12 @@ class LeaderConnection:
                 if status == 200:
                     return answer
                 problem = str(answer.get("error") or f"the dispatcher answered with HTTP {status}")
-                if status in (400, 404, 409, 410):
+                if status in (400, 403, 404, 409, 410):
                     raise (_LeaseLost if status == 410 else Refused)(problem, status, answer)
                 self.close()
                 if status == 307 and redirects < 5:
                     redirects += 1
-                    address = parse_address(urlsplit(location).netloc)
-                    self._connection = Connection(address, self._answer_seconds)
+                    self._connect(parse_address(urlsplit(location).netloc))
                     continue
             except (Unreachable, ValueError) as error:
                 self.close()
@@ -584,10 +595,14 @@ class LeaderConnection:
             self._connection.close()
         self._connection = None
 
+    def _connect(self, address: Address) -> None:
+        self._connection = Connection(address, self._answer_seconds, token=self._token)
+
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, str, dict[str, Any]]:
         if self._connection is None:
             self._turn = (self._turn + 1) % len(self._addresses)
-            self._connection = Connection(self._addresses[self._turn], self._answer_seconds)
+            self._connect(self._addresses[self._turn])
+        assert self._connection is not None
         reply = self._connection.ask(method, path, data)
         answer = json.loads(reply.body or b"{}")
         if not isinstance(answer, dict):

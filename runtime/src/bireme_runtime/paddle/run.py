@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from bireme_runtime.process import environment, http
+from bireme_runtime.process import environment, http, server
 from bireme_runtime.process.disk import to_disk
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
@@ -404,18 +403,22 @@ class Run:
         )
 
 
-def serve(run: Run, port: int) -> ThreadingHTTPServer:
+def serve(run: Run, port: int, token: str = "") -> server.Background:
     """Serve the other supervisors and the scripts, in threads."""
 
-    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+    def answer(request: server.Request) -> server.Response:
+        if request.method != "POST":
+            return server.Response.of(405, "only POST")
         try:
-            return 200, json.dumps(_answer(run, path, json.loads(body))).encode()
+            return server.Response.of(200, _answer(run, request.path, request.json()))
+        except (ValueError, LookupError, TypeError) as error:
+            return server.Response.of(400, f"the request cannot be used: {error!r}")
         except (OSError, Unreadable) as error:
             # The claim is full, for example. The run is as it was, and all ask again.
-            return 503, json.dumps(str(error)).encode()
+            return server.Response.of(503, str(error))
 
     # Each trainer and each script keeps a connection.
-    return http.serve(answer, "", port, most=4000, idle_seconds=3600)
+    return server.Background(answer, "", port, token, most=4000)
 
 
 def _answer(run: Run, path: str, body: Mapping[str, Any]) -> Any:
@@ -442,7 +445,8 @@ def _answer(run: Run, path: str, body: Mapping[str, Any]) -> Any:
 def client_of_script(env: Mapping[str, str]) -> Client:
     """The client of a script. It retries for long: if pserver 0 is lost, the supervisor ends the script."""
     retry_seconds = environment.seconds(env, "BIREME_WAIT_SECONDS", 600)
-    return Client(environment.required(env, "BIREME_PADDLE_COORDINATOR"), retry_seconds=retry_seconds)
+    address = environment.required(env, "BIREME_PADDLE_COORDINATOR")
+    return Client(address, retry_seconds=retry_seconds, token=env.get("BIREME_RELEASE_TOKEN", ""))
 
 
 class Client:
@@ -451,9 +455,11 @@ class Client:
     Requests without a response are repeated for ``retry_seconds``; all of them may be repeated.
     """
 
-    def __init__(self, endpoint: str, seconds: float = 3.0, retry_seconds: float = 0.0) -> None:
+    def __init__(
+        self, endpoint: str, seconds: float = 3.0, retry_seconds: float = 0.0, token: str = ""
+    ) -> None:
         self._seconds, self._retry_seconds = seconds, retry_seconds
-        self._connection = http.Connection(http.parse_address(endpoint), seconds)
+        self._connection = http.Connection(http.parse_address(endpoint), seconds, token=token)
 
     def report(self, report: Report) -> View:
         """Send a report; returns the response. Raises Unreachable."""

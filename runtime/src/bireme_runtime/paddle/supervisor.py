@@ -231,7 +231,8 @@ class Role(ABC):
         self.env = dict(env)
         self._command = [*_LAUNCHER, *command]
         self.script = Script(options.output / f"node_{options.node}" / self.log_name)
-        self._client = Client(options.coordinator)
+        self._token = env.get("BIREME_RELEASE_TOKEN", "")
+        self._client = Client(options.coordinator, token=self._token)
         self.notes = Notes()
         self._boot = uuid.uuid4().hex
         self.attempt = 0
@@ -413,9 +414,9 @@ class Core(Role):
             except (OSError, runs.Unreadable) as error:
                 raise Stop(TEMPORARY, f"the run cannot begin: {error}") from None
             port = int(options.coordinator.rpartition(":")[2])
-            server = runs.serve(self._run, port)
+            server = runs.serve(self._run, port, self._token)
             # The pod's own host name may take half a minute to resolve.
-            self._client = Client(f"127.0.0.1:{port}")
+            self._client = Client(f"127.0.0.1:{port}", token=self._token)
             try:
                 return super().run()
             except children.Terminated:
@@ -424,7 +425,7 @@ class Core(Role):
                     self._wait_for_others(self._run)
                 raise
             finally:
-                server.shutdown()
+                server.close()
         return super().run()
 
     def _keeps_the_run(self) -> bool:

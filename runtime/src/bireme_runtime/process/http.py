@@ -1,25 +1,21 @@
-"""HTTP between the processes of a job: addresses, connections and a small server."""
+"""HTTP between the processes of a job: addresses and connections."""
 
 from __future__ import annotations
 
 import http.client
 import socket
 import ssl
-import sys
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
-from typing import Any
 
 from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.errors import Unreachable
 
 BROKEN = (OSError, http.client.HTTPException)
 """What http.client raises when a connection cannot be made or breaks."""
-_LARGEST_BODY = 4 * 1024 * 1024
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -120,12 +116,18 @@ class Connections:
 
 
 class Connection:
-    """A connection to one server that is kept between requests. For one thread at a time."""
+    """A connection to one server that is kept between requests. For one thread at a time.
 
-    def __init__(self, address: Address, timeout: float, tls: ssl.SSLContext | None = None) -> None:
+    Where there is a token, requests show it.
+    """
+
+    def __init__(
+        self, address: Address, timeout: float, tls: ssl.SSLContext | None = None, token: str = ""
+    ) -> None:
         self.address = address
         self._timeout = timeout
         self._tls = tls
+        self._token: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(
@@ -142,7 +144,7 @@ class Connection:
                 self._connection = connect(self.address, timeout or self._timeout, self._tls)
             elif self._connection.sock is not None:
                 self._connection.sock.settimeout(timeout or self._timeout)
-            self._connection.request(method, path, body, dict(headers))
+            self._connection.request(method, path, body, {**headers, **self._token})
             response = self._connection.getresponse()
             return Reply(response.status, dict(response.headers.items()), response.read())
         except BROKEN as error:
@@ -174,72 +176,3 @@ def fetch(
         )
     finally:
         connection.close()
-
-
-Answerer = Callable[[str, bytes], "tuple[int, bytes]"]
-
-
-class Server(ThreadingHTTPServer):
-    """A server for a few clients. Further connections are closed at once, so that threads stay few."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], most: int) -> None:
-        super().__init__(address, handler)
-        self._free = threading.BoundedSemaphore(most)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin a thread for a connection, if there is room."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer the requests of a connection until it ends."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes in the middle is no error."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
-
-
-def serve(
-    answer: Answerer, host: str, port: int, most: int = 100, idle_seconds: float = 60.0
-) -> ThreadingHTTPServer:
-    """Serve GET and POST in threads until `shutdown`: ``answer`` maps path and body to status and body.
-
-    Anybody in the cluster may ask, so bodies are bounded, connections are at most ``most``, and one without a
-    byte for ``idle_seconds`` is closed.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = idle_seconds
-        # Responses are small, and a client waits for each.
-        disable_nagle_algorithm = True
-
-        def do_GET(self) -> None:
-            length = self.headers.get("Content-Length") or "0"
-            if not (length.isascii() and length.isdigit()) or int(length) > _LARGEST_BODY:
-                self.close_connection = True
-                status, body = 413, b""
-            else:
-                status, body = answer(self.path, self.rfile.read(int(length)))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Requests are not logged."""
-
-    server = Server((host, port), Handler, most)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    return server

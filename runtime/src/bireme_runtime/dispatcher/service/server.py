@@ -15,12 +15,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bireme_runtime.dispatcher.messages import DEFAULT_PORT, spans
 from bireme_runtime.dispatcher.service import metrics
-from bireme_runtime.dispatcher.service.http import HttpRequest, Response, serve_connection
 from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, after, last_part
 from bireme_runtime.dispatcher.service.replica import Replica
 from bireme_runtime.dispatcher.service.requests import (
@@ -35,9 +34,10 @@ from bireme_runtime.dispatcher.service.requests import (
     refusal,
 )
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import environment
+from bireme_runtime.process import environment, server
 from bireme_runtime.process.errors import SettingError, Unreachable
 from bireme_runtime.process.http import Address, fetch
+from bireme_runtime.process.server import Request, Response
 
 T = TypeVar("T")
 LONGEST_WAIT = 20.0
@@ -45,8 +45,11 @@ LONGEST_WAIT = 20.0
 _ANSWER_SECONDS = 15.0
 _ETCD_SECONDS = 3.0
 _SHARDS_AT_ONCE = 10_000
+# A trainer has up to three.
+_MOST_CONNECTIONS = 20_000
 _LEADER_REQUESTS = ("add", "next", "settle", "once", "once-done", "once-failed", "finished", "delete")
 _VERBS = frozenset({*_LEADER_REQUESTS, "heartbeat", "progress", "block", "join", "leave"})
+_READING_VERBS = frozenset({"progress", "finished"})
 
 log = logging.getLogger("bireme_runtime")
 
@@ -57,17 +60,18 @@ class ReplicaSettings:
 
     endpoints: str
     prefix: str = DEFAULT_PREFIX
-    host: str = "0.0.0.0"
+    host: str = ""
     port: int = DEFAULT_PORT
     advertise: str = ""
     leader_seconds: int = 5
     trainer_seconds: int = 12
+    token: str = field(default="", repr=False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> ReplicaSettings:
         """Read BIREME_ETCD_ENDPOINTS and BIREME_DISPATCHER_*. Raises SettingError."""
         endpoints = environment.required(env, "BIREME_ETCD_ENDPOINTS", "write host:port of etcd")
-        listen = env.get("BIREME_DISPATCHER_LISTEN") or f"0.0.0.0:{DEFAULT_PORT}"
+        listen = env.get("BIREME_DISPATCHER_LISTEN") or f":{DEFAULT_PORT}"
         host, _, port = listen.rpartition(":")
         if not port.isdigit():
             raise SettingError(f"BIREME_DISPATCHER_LISTEN={listen} is not host:port")
@@ -76,6 +80,7 @@ class ReplicaSettings:
             host.strip("[]"), int(port), _advertised(env, port),
             environment.integer(env, "BIREME_DISPATCHER_LEADER_SECONDS", 5, least=2),
             environment.integer(env, "BIREME_DISPATCHER_TRAINER_SECONDS", 12, least=2),
+            env.get("BIREME_RELEASE_TOKEN", ""),
         )  # fmt: skip
 
 
@@ -100,18 +105,16 @@ class Service:
     async def run(self, over: asyncio.Event, listening: Callable[[int], None] = lambda port: None) -> None:
         """Serve until ``over`` is set. Raises OSError when the port is in use."""
         self._loop = asyncio.get_running_loop()
-        handler = functools.partial(serve_connection, self.answer)
-        server = await asyncio.start_server(handler, self._settings.host, self._settings.port, backlog=2048)
-        listening(server.sockets[0].getsockname()[1])
+        listener = server.listen(self._settings.host, self._settings.port)
+        listening(listener.getsockname()[1])
         self._replica.start()
         try:
-            await over.wait()
+            await server.Server(self.answer, self._settings.token, _MOST_CONNECTIONS).serve(listener, over)
         finally:
-            server.close()
             await self._in_thread(self._replica.stop)
             self._pool.shutdown(wait=False)
 
-    async def answer(self, request: HttpRequest, is_connected: Callable[[], bool]) -> Response:
+    async def answer(self, request: Request, is_connected: Callable[[], bool]) -> Response:
         """The response to one request."""
         try:
             return await self._route(request, is_connected)
@@ -122,7 +125,7 @@ class Service:
         except etcd.EtcdError as error:
             return _response(not_now(error))
 
-    async def _route(self, request: HttpRequest, is_connected: Callable[[], bool]) -> Response:
+    async def _route(self, request: Request, is_connected: Callable[[], bool]) -> Response:
         parts = request.path.strip("/").split("/")
         if request.method == "GET" and request.path in ("/healthz", "/readyz"):
             return self._health(request.path)
@@ -133,8 +136,8 @@ class Service:
         if len(parts) != 3 or parts[0] != "v1":
             return _response(refusal(404, f"there is no path {request.path}"))
         dataset, verb = checked_name("dataset", parts[1]), parts[2]
-        if verb not in _VERBS:
-            return _response(refusal(404, f"there is no request {verb}"))
+        if verb not in (_VERBS if request.method == "POST" else _READING_VERBS):
+            return _response(refusal(404, f"there is no request {request.method} {verb}"))
         self._requests[verb] += 1
         body = request.json()
         # Any replica carries these out, because only etcd is involved.
@@ -156,7 +159,7 @@ class Service:
         wait = min(float(body.get("wait", request.query.get("wait", 0))), LONGEST_WAIT)
         return _response(await self._ask(TrainerRequest.from_json(verb, dataset, body), wait, is_connected))
 
-    def _elsewhere(self, request: HttpRequest) -> Response:
+    def _elsewhere(self, request: Request) -> Response:
         """Redirect to the leader."""
         leader = self._replica.leader
         if not leader or leader == self._settings.advertise:
@@ -177,7 +180,7 @@ class Service:
         text = metrics.text(report, self._replica.leads, self._replica.terms, self._requests)
         return Response(200, text.encode(), {"Content-Type": metrics.CONTENT_TYPE})
 
-    async def _status(self, request: HttpRequest) -> Response:
+    async def _status(self, request: Request) -> Response:
         if self._replica.leads:
             report = await self._in_leader_thread(lambda coordinator: coordinator.report())
             if report is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter, deque
@@ -12,8 +11,8 @@ from typing import Any
 
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures, history
-from bireme_runtime.process import http
 from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.server import Background, Request, Response
 
 EVENTS = ("nan", "slow")
 CAUSES = ("failure", "members", "agent", "hang", "nan", "slow")
@@ -70,19 +69,19 @@ class WorkerStatus:
         self._lock = threading.Lock()
         self._known: tuple[float, dict[str, Any]] = (0.0, {})
 
-    def answer(self, path: str, _: bytes) -> tuple[int, bytes]:
+    def answer(self, request: Request) -> Response:
         """The answer to a request."""
-        if path == "/metrics":
-            return 200, self.metrics().encode()
-        if path == "/v1/status":
-            return 200, json.dumps(self.status()).encode()
-        if path == "/v1/timeline":
+        if request.path == "/metrics":
+            return Response(200, self.metrics().encode(), {"Content-Type": "text/plain; version=0.0.4"})
+        if request.path == "/v1/status":
+            return Response.of(200, self.status())
+        if request.path == "/v1/timeline":
             try:
                 worlds = self._history.read() if self._history else []
             except BiremeError as error:
-                return 503, str(error).encode()
-            return 200, json.dumps({"time": time.time(), "worlds": worlds}).encode()
-        return 404, b"there are /metrics, /v1/status and /v1/timeline\n"
+                return Response.of(503, str(error))
+            return Response.of(200, {"time": time.time(), "worlds": worlds})
+        return Response.of(404, "there are /metrics, /v1/status and /v1/timeline")
 
     def metrics(self) -> str:
         """The text format of Prometheus."""
@@ -172,4 +171,4 @@ def _told(failure: failures.Failure) -> dict[str, Any]:
 
 def serve(status: WorkerStatus, port: int) -> None:
     """Answer at this port until the process ends. Raises OSError."""
-    http.serve(status.answer, "", port)
+    Background(status.answer, "", port)

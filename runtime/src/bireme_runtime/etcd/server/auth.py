@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import environment, http
+from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import FAILED
 from bireme_runtime.process.log import Say, log_of
+from bireme_runtime.process.server import Background, Response
 
 _ROOT = "root"
 # The variables that `set_up` reads, and the Secret's keys.
@@ -174,11 +175,8 @@ def keep_up(env: Mapping[str, str], say: Say) -> None:
     folder = Path(env["BIREME_ETCD_USERS"])
     done: dict[str, str] = {}
     asks = False
-    http.serve(
-        lambda path, body: (200 if asks else 503, b""),
-        "0.0.0.0",
-        environment.integer(env, "BIREME_ETCD_USERS_PORT"),
-    )
+    port = environment.integer(env, "BIREME_ETCD_USERS_PORT")
+    Background(lambda request: Response(200 if asks else 503), "", port)
     while True:
         try:
             secret = read_secret(folder)

@@ -30,6 +30,7 @@ from bireme_runtime.process import environment, http
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.exits import FAILED
 from bireme_runtime.process.log import Say, log_of
+from bireme_runtime.process.server import Background, Request, Response
 
 # No etcd cluster should have more members. The names of all ordinals below this number are looked up.
 MOST_MEMBERS = 9
@@ -193,16 +194,15 @@ def _waits(settings: MemberSettings, ordinal: int) -> bool:
 def _reporting_no_data(settings: MemberSettings) -> Iterator[None]:
     """Report, on the port where etcd will listen, that this member has no data."""
 
-    def answer(path: str, body: bytes) -> tuple[int, bytes]:
-        return (200, _WAITING_ANSWER.encode()) if path == _WAITING_PATH else (503, b"")
+    def answer(request: Request) -> Response:
+        return Response(200, _WAITING_ANSWER.encode()) if request.path == _WAITING_PATH else Response(503)
 
     listens = urlsplit(str(settings.base["listen-client-urls"]).split(",")[0])
-    server = http.serve(answer, str(listens.hostname), listens.port or 0)
+    server = Background(answer, str(listens.hostname), listens.port or 0)
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 # Joining it ----------------------------------------
