@@ -37,14 +37,14 @@ def main(description: str, shape: Shape, split: Callable[[], tuple[Rows, Rows]],
     """Prepare the data, serve, or train, depending on the arguments and the job's environment."""
     args = arguments(description)
     if args.prepare:
-        prepare(args.prepare, split()[0], name, int(os.environ.get("SPLIT_COUNT", "3")))
+        prepare(args.prepare, *split(), name, int(os.environ.get("SPLIT_COUNT", "3")))
         return
     role = os.environ.get("TRAINING_ROLE", "")
     network = Network(shape, args.learning_rate, distributed=bool(role))
     if role == "PSERVER":
         network.serve()
     elif role:
-        train_in_job(network, args, split()[1])
+        train_in_job(network, args)
     else:
         train_alone(network, args, *split())
 
@@ -146,24 +146,27 @@ def without_training(program: Any) -> Any:
     return measuring
 
 
-def train_in_job(network: Network, args: argparse.Namespace, test: Rows) -> None:
+def train_in_job(network: Network, args: argparse.Namespace) -> None:
     from bireme_runtime.paddle.job import Job
 
     job = Job()
     network.start()
     network.fleet.init_worker()
-    files = (args.data / "train.list").read_text().split()
+    files, test_files = ((args.data / f"{part}.list").read_text().split() for part in ("train", "test"))
     step = 0
     restored = os.environ.get("BIREME_PADDLE_RESTORE", "")
     log("start", trainer=job.index, restored=restored, pid=os.getpid())
     if restored and job.index == 0:
-        log("restored", loss=round(network.measure(test)[0], 4))
+        log("restored", loss=round(network.measure(rows_of(args.data, test_files))[0], 4))
+    number: int | None = None
     for shard in job.shards(files, args.passes, network.save):
+        if number not in (None, shard.pass_number):
+            test(network, job, args.data, test_files, number)
+        number = shard.pass_number
         if args.poison and args.poison in shard.name:
             log("poisoned", trainer=job.index, shard=shard.name)
             sys.exit(1)
-        shard_rows = np.loadtxt(args.data / shard.name, dtype="int64")
-        for rows in batches(shard_rows, args.batch_size, shard.pass_number):
+        for rows in batches(rows_of(args.data, [shard.name]), args.batch_size, shard.pass_number):
             loss = network.train(rows)
             step += 1
             log(
@@ -173,9 +176,25 @@ def train_in_job(network: Network, args: argparse.Namespace, test: Rows) -> None
             time.sleep(args.step_seconds)
             job.step(network.save)
         log("shard", trainer=job.index, shard=shard.name, **{"pass": shard.pass_number})
+    if number is not None:
+        test(network, job, args.data, test_files, number)
     if job.index == 0:
-        finish(network, test)
+        finish(network, rows_of(args.data, test_files))
     network.fleet.stop_worker()
+
+
+def test(network: Network, job: Any, folder: Path, files: list[str], number: int) -> None:
+    """After a pass, measure this trainer's part of the test data."""
+    if mine := job.part(files, number):
+        loss, accuracy = network.measure(rows_of(folder, mine))
+        log(
+            "test", trainer=job.index, shards=mine,
+            **{"pass": number}, loss=round(loss, 4), accuracy=round(accuracy, 4),
+        )  # fmt: skip
+
+
+def rows_of(folder: Path, files: list[str]) -> Rows:
+    return np.concatenate([np.loadtxt(folder / each, dtype="int64", ndmin=2) for each in files])
 
 
 def train_alone(network: Network, args: argparse.Namespace, training: Rows, test: Rows) -> None:
@@ -197,13 +216,14 @@ def batches(rows: Rows, size: int, number: int) -> Iterator[Rows]:
     return (rows[first : first + size] for first in range(0, len(rows), size))
 
 
-def prepare(folder: Path, training: Rows, name: str, count: int) -> None:
-    """Write `count` files, and then their list, which marks them as complete."""
+def prepare(folder: Path, training: Rows, measured: Rows, name: str, count: int) -> None:
+    """Write `count` files of each part, and last the list of those to train with: then all are complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"{name}-{index:05d}" for index in range(count)]
-    for index, each in enumerate(names):
-        np.savetxt(folder / each, training[index::count], fmt="%d")
-    partial = folder / ".train.list"
-    partial.write_text("\n".join(names) + "\n")
-    partial.replace(folder / "train.list")
-    log("prepared", files=names)
+    for part, prefix, rows in (("test", "test.txt", measured), ("train", name, training)):
+        names = [f"{prefix}-{index:05d}" for index in range(count)]
+        for index, each in enumerate(names):
+            np.savetxt(folder / each, rows[index::count], fmt="%d")
+        partial = folder / f".{part}.list"
+        partial.write_text("\n".join(names) + "\n")
+        partial.replace(folder / f"{part}.list")
+        log("prepared", files=names)

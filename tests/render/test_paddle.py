@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import re
+import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bireme.helm import Render
+from bireme.tools import Toolbox
 from tests.render.cases import ROOT
 from tests.support.rendered import container_of, environment_of, the
 
@@ -206,3 +212,31 @@ def test_the_command_in_the_guide_for_script_authors_renders(render: Callable[..
     (command,) = re.findall(r"^helm install (\S+) charts/paddle -f values/workloads/(\S+)\.yaml$", page, re.M)
     rendered = render("paddle", release=command[0], workload=command[1])
     assert names(rendered, "Job") == {"w2v-r1", "w2v-ps-r1", "w2v-data-r1"}
+
+
+def test_the_commands_that_install_a_workspace_render(toolbox: Toolbox, tmp_path: Path) -> None:
+    page = (ROOT / "docs/paddle.md").read_text()
+    (block,) = re.findall(r"^```sh\n(base64 .*?)^```", page, re.M | re.S)
+    (tmp_path / "charts").symlink_to(ROOT / "charts")
+    for name, content in (
+        ("train.py", b"import my_lib"),
+        ("my_lib.py", b"x = 1"),
+        ("word_dict.pickle", b"\x80\x04"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    path = f"{toolbox.path('helm').parent}:{os.environ['PATH']}"
+    commands = block.replace("helm install", "helm template")
+    shown = subprocess.run(
+        ["bash", "-euc", commands],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        check=True,
+    )
+    (kept,) = [
+        each
+        for each in yaml.safe_load_all(shown.stdout)
+        if each and each["kind"] == "ConfigMap" and "-script-" in each["metadata"]["name"]
+    ]
+    assert kept["data"] == {"train.py": "import my_lib", "0.my_lib.py": "x = 1"}
+    assert base64.b64decode(kept["binaryData"]["1.word_dict.pickle"]) == b"\x80\x04"

@@ -140,3 +140,23 @@ def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
     assert "/staged" not in mounts(container_of(spec, "pserver"))
+
+
+@pytest.mark.parametrize("topology", ["separate", "collocated"])
+def test_data_that_the_release_itself_writes_is_staged_when_it_is_written(
+    render: Callable[..., Render], topology: str
+) -> None:
+    values = {
+        "topology": topology,
+        "jobClaim": {"existingClaim": "fsx-pvc"},
+        "jobName": "words",
+        "dataPrep": {"enabled": True, "args": ["/opt/bireme/word2vec.py"]},
+        "staging": {"claimName": "fsx-pvc", "subPath": "words/data", "size": "1Gi"},
+        "waitSeconds": 7,
+    }
+    spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
+    names = [each["name"] for each in spec["initContainers"]]
+    assert names[-2:] == ["data", "staging"]
+    waits = container_of(spec, "data")
+    assert list(waits["command"])[-2:] == ["/home/jobpath/words/data/train.list", "7"]
+    assert mounts(waits)["/home/jobpath"]["name"] == mounts(container_of(spec, "staging"))["/source"]["name"]

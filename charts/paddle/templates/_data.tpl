@@ -24,6 +24,9 @@ template:
         image: {{ include "common.image" (dict "root" . "image" $v.image) | quote }}
         imagePullPolicy: {{ $v.image.pullPolicy | quote }}
         command: [{{ $v.python | quote }}]
+        {{- if $v.files }}
+        workingDir: /bireme/script
+        {{- end }}
         args:
           {{- range $v.dataPrep.args }}
           - {{ include "training.text" (dict "value" .) | quote }}
@@ -38,8 +41,14 @@ template:
         securityContext:
           {{- toYaml $v.securityContext | nindent 10 }}
         volumeMounts:
+          {{- if $v.files }}
+          - {name: script, mountPath: /bireme/script, readOnly: true}
+          {{- end }}
           {{- include "training.claimMounts" (dict "root" $view "readOnly" false) | nindent 10 }}
     volumes:
+      {{- if $v.files }}
+      {{- include "training.scriptVolume" (dict "root" . "script" (include "paddle.script" .)) | nindent 6 }}
+      {{- end }}
       {{- include "training.claimVolumes" (dict "root" $view) | nindent 6 }}
 {{- end }}
 

@@ -14,16 +14,34 @@ Arguments: root, role (server or trainer).
 {{- if and (not $isServer) (include "paddle.isCollocated" $root) }}
 {{- $sidecar = include "paddle.container" (dict "root" $root "view" $view "role" "server" "worker" $worker) }}
 {{- end }}
+{{- $wait := "" }}
+{{- if and (not $isServer) $root.Values.dataPrep.enabled $root.Values.staging.claimName }}
+{{- $wait = include "paddle.wait" (dict "root" $view) }}
+{{- end }}
 {{- include "training.pod" (dict "root" $view "component" $component "runtime" "trainer"
     "script" (include "paddle.script" $root)
     "shm" (ternary "64Mi" $worker.shm $isServer)
-    "initContainers" $sidecar
+    "initContainers" (compact (list $sidecar $wait) | join "\n")
     "containers" (include "paddle.container" (dict "root" $root "view" $view "role" .role "worker" $worker))
     "worker" (ternary dict $worker $isServer)
     "placement" (include "training.workerPlacement" (dict "root" $view "worker" $placed "components" (list "pserver" "trainer")))
     "volumes" (include "paddle.settingsVolume" $root)
     "group" (include "paddle.group" $root | int64)
     "subdomain" (ternary (include "paddle.serverService" $root) (include "common.fullname" (dict "root" $root)) $isServer)) }}
+{{- end }}
+
+{{/*
+An init container that waits for the data that the release's own Job writes, before it is staged.
+Arguments: root (with the values of the pod's role).
+*/}}
+{{- define "paddle.wait" -}}
+{{- $v := .root.Values }}
+{{- $list := printf "%s/data/%s" (include "paddle.folder" .root) $v.dataPrep.list }}
+{{- $loop := `until [ -e "$0" ]; do [ "$1" -gt 0 ] || { echo "$0 does not exist" >&2; exit 75; }; set -- $(($1 - 1)); sleep 1; done` }}
+{{- include "training.ownContainers" (dict "root" .root "fields" dict "containers" (list (dict "name" "data"
+    "command" (list "sh" "-c" ($loop | replace "$" "$$") $list (printf "%d" (int64 $v.waitSeconds)))
+    "resources" $v.helperResources
+    "volumeMounts" (list (dict "name" "claim-0" "mountPath" $v.jobPath "readOnly" true))))) }}
 {{- end }}
 
 {{- define "paddle.settingsVolume" -}}

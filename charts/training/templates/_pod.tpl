@@ -65,10 +65,7 @@ spec:
     {{- end }}
     {{- include "training.datasetVolume" (dict "root" $root) | nindent 4 }}
     {{- .volumes | default "" | nindent 4 }}
-    {{- with .script }}
-    - name: script
-      configMap: {name: {{ include "training.scriptName" (dict "root" $root "script" .) | quote }}}
-    {{- end }}
+    {{- include "training.scriptVolume" . | nindent 4 }}
     {{- include "training.claimVolumes" (dict "root" $root) | nindent 4 }}
     {{- include "training.staging.volumes" (dict "root" $root) | nindent 4 }}
     {{- with $v.extraVolumes }}
@@ -109,7 +106,7 @@ Arguments: root (values setup), command (list).
 
 {{/*
 A container that trains. It has the script, the runtime and the claims.
-Arguments: root (values image, setup, workingDir, lifecycle, env, extraEnv, envFrom, ports, claims, staging, extraVolumeMounts, securityContext), name,
+Arguments: root (values image, files, setup, workingDir, lifecycle, env, extraEnv, envFrom, ports, claims, staging, extraVolumeMounts, securityContext), name,
 command and arguments (lists), fixed and derived (see training.env), envFrom and ports (lists of the chart's own, optional), resources (YAML), shm (size of
 /dev/shm, empty for none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
@@ -121,7 +118,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
   imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
     {{- include "training.words" (dict "words" (include "training.withSetup" (dict "root" $root "command" .command) | fromJsonArray)) | nindent 4 }}
-  {{- with $v.workingDir }}
+  {{- with $v.workingDir | default (empty $v.files | ternary "" "/bireme/script") }}
   workingDir: {{ . | quote }}
   {{- end }}
   {{- with .arguments }}
@@ -154,7 +151,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
     - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
     {{- end }}
     {{- .mounts | default "" | nindent 4 }}
-    {{- if .script }}
+    {{- if or .script $v.files }}
     - {name: script, mountPath: /bireme/script, readOnly: true}
     {{- end }}
     {{- include "training.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}

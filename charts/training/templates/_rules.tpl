@@ -216,7 +216,7 @@ the keys; optional).
 {{/*
 The values set either script or command, what they ask for can run, and a torchrun among the words of a command starts a
 process for each accelerator, where the number can be read. Arguments begin with no program that the chart starts itself.
-Arguments: root (values script, command, args, argGroups, runtime, verify, staging), worker, starts (optional: {programs: a
+Arguments: root (values script, files, command, args, argGroups, runtime, verify, staging), worker, starts (optional: {programs: a
 regular expression for them, by: what runs the script, instead: the value for a command}).
 */}}
 {{- define "training.rules.program" -}}
@@ -238,6 +238,17 @@ args: {{ $first }} is not the script that {{ .starts.by }} runs; begin with the 
 {{- $isNeuron := eq .worker.resource "aws.amazon.com/neuron" }}
 {{- if and $option (gt (int64 .worker.accelerators) 0) (or (gt $wanted (int64 .worker.processes)) (and (ne $wanted (int64 .worker.processes)) (not $isNeuron))) }}
 {{ ternary "command" "args" (contains "nproc" (join " " $v.command)) }}: {{ $option }} is not the {{ int64 .worker.processes }} processes of a worker with {{ int64 .worker.accelerators }} accelerators; write {{ int64 .worker.processes }}, or set accelerators to those that it uses
+{{- end }}
+{{- if and $v.files (not (or $v.script $arguments $v.command)) }}
+files: nothing reads them; set script, or args that begin with one of them, e.g. [/bireme/script/{{ keys $v.files | sortAlpha | first }}]
+{{- end }}
+{{- range $path := keys $v.files | sortAlpha }}
+{{- if or (eq $path "train.py") (not (regexMatch "^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$" $path)) }}
+files: {{ $path }} is {{ ternary "the script itself" "not a path within the folder of the script" (eq $path "train.py") }}; {{ ternary "set script" "write it with letters, digits, dots, dashes and slashes, e.g. conf/net.yaml" (eq $path "train.py") }}
+{{- end }}
+{{- end }}
+{{- if gt (len (printf "%s%s" $v.script (toJson $v.files))) 1000000 }}
+files: they have {{ div (len (printf "%s%s" $v.script (toJson $v.files))) 1024 }} KiB, and a ConfigMap holds 1024 KiB; put the large ones on a claim or in an image
 {{- end }}
 {{- if and $v.script $v.command }}
 command: it replaces the entry point, so script would not be run; set one of them

@@ -15,31 +15,69 @@ Arguments: root (values script, args, command), check (the file of the check in 
 {{- end }}
 
 {{/*
-The name of the script's ConfigMap.
-Arguments: root, script (source).
+The name of the ConfigMap with script and files.
+Arguments: root (values files), script (source, empty for none).
 */}}
 {{- define "training.scriptName" -}}
 {{- $root := required "training.scriptName needs root" .root }}
-{{- printf "%s-script-%s" (include "common.fullname" (dict "root" $root)) (required "training.scriptName needs script" .script | sha256sum | trunc 8) }}
+{{- printf "%s-script-%s" (include "common.fullname" (dict "root" $root)) (printf "%s%s" .script (empty $root.Values.files | ternary "" (toJson $root.Values.files)) | sha256sum | trunc 8) }}
 {{- end }}
 
 {{/*
-The ConfigMap with the script, if there is one.
-Arguments: root, component, script (source, empty for none).
+Its volume, if there is a script or a file. Keys of a ConfigMap have no "/", so its items say the paths.
+Arguments: root (values files), script (source, empty for none).
+*/}}
+{{- define "training.scriptVolume" -}}
+{{- $root := required "training.scriptVolume needs root" .root }}
+{{- if or .script $root.Values.files }}
+- name: script
+  configMap:
+    name: {{ include "training.scriptName" . | quote }}
+    {{- if $root.Values.files }}
+    items:
+      {{- if .script }}
+      - {key: train.py, path: train.py}
+      {{- end }}
+      {{- range $index, $path := keys $root.Values.files | sortAlpha }}
+      - {key: {{ printf "%d.%s" $index (base $path) | quote }}, path: {{ $path | quote }}}
+      {{- end }}
+    {{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The ConfigMap with the script and the files, if there are any.
+Arguments: root (values files), component, script (source, empty for none).
 */}}
 {{- define "training.scriptConfigMap" -}}
 {{- $root := required "training.scriptConfigMap needs root" .root }}
-{{- if .script -}}
+{{- if or .script $root.Values.files -}}
+{{- $texts := dict }}
+{{- $bytes := dict }}
+{{- with .script }}{{ $_ := set $texts "train.py" . }}{{ end }}
+{{- range $index, $path := keys $root.Values.files | sortAlpha }}
+{{- $file := index $root.Values.files $path }}
+{{- $key := printf "%d.%s" $index (base $path) }}
+{{- if kindIs "string" $file }}{{ $_ := set $texts $key $file }}{{ else }}{{ $_ := set $bytes $key $file.base64 }}{{ end }}
+{{- end -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ include "training.scriptName" (dict "root" $root "script" .script) | quote }}
+  name: {{ include "training.scriptName" . | quote }}
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" .component) | nindent 4 }}
 immutable: true
+{{- with $texts }}
 data:
-  train.py: {{ .script | toJson }}
+  {{- range $key, $text := . }}
+  {{ $key }}: {{ $text | toJson }}
+  {{- end }}
+{{- end }}
+{{- with $bytes }}
+binaryData:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -94,6 +94,11 @@ class Job:
                 signal.signal(signal.SIGTERM, self._asked_to_go)
                 yield from self._dispatched(self._shards, passes, save)
 
+    def part(self, names: Sequence[str], pass_number: int) -> Sequence[str]:
+        """What this trainer has of ``names``, which are divided among the trainers of a pass."""
+        size = self._run.size(pass_number)
+        return names[self.index :: size] if self.index < size else ()
+
     def step(self, save: Saver | None = None) -> None:
         """End a step: wait for the other trainers (mode sync), pull their updates, save if that is due."""
         self._step += 1
@@ -118,8 +123,7 @@ class Job:
         for number in range(first, passes):
             if number > self._pass:
                 self._end_pass(number, save)
-            size = self._run.size(number)
-            for name in names[self.index :: size] if self.index < size else ():
+            for name in self.part(names, number):
                 yield Shard(name, number)
             if self.is_sync:
                 self._wait(number + 1, 0)
