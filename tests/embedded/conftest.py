@@ -11,6 +11,7 @@ import pytest
 
 from bireme.clusters import controllers, start_addon
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.clusters.owner import owned
 from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
@@ -46,13 +47,15 @@ def with_addon(
     def running(addon: str, nodes: Mapping[str, int]) -> Iterator[tuple[EmbeddedCluster, Deployer]]:
         paths = replace(bireme_paths, state=tmp_path_factory.mktemp(addon))
         provider = EmbeddedProvider(paths, toolbox)
-        cluster = provider.up(f"{addon}-{uuid.uuid4().hex[:6]}", nodes)
-        try:
-            controller = start_addon(addon, cluster, toolbox)
-            yield cluster, Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
-            controller.check_alive()
-        finally:
-            provider.down(cluster.name)
+        name = f"{addon}-{uuid.uuid4().hex[:6]}"
+        with owned(paths, "embedded", name):
+            cluster = provider.up(name, nodes)
+            try:
+                controller = start_addon(addon, cluster, toolbox)
+                yield cluster, Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
+                controller.check_alive()
+            finally:
+                provider.down(name)
 
     return running
 

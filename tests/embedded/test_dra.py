@@ -11,6 +11,7 @@ import pytest
 
 from bireme.clusters import Cluster
 from bireme.clusters.embedded import EmbeddedProvider
+from bireme.clusters.owner import owned
 from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
 from bireme.helm import Render
@@ -38,22 +39,23 @@ def devices(
     paths = replace(bireme_paths, state=tmp_path_factory.mktemp("dra"))
     provider = EmbeddedProvider(paths, toolbox)
     name = f"dra-{uuid.uuid4().hex[:6]}"
-    cluster = provider.up(name, {"cpu": 3})
-    try:
-        device_class = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
-        cluster.api.create(f"{DRA}/deviceclasses", dra("DeviceClass", DRIVER, device_class))
-        nodes = sorted(node["metadata"]["name"] for node in cluster.api.get("/api/v1/nodes")["items"])
-        for node in nodes[:2]:
-            slice_ = {
-                "driver": DRIVER,
-                "nodeName": node,
-                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-                "devices": [{"name": f"gpu-{number}"} for number in range(4)],
-            }
-            cluster.api.create(f"{DRA}/resourceslices", dra("ResourceSlice", f"{node}-gpus", slice_))
-        yield cluster
-    finally:
-        provider.down(name)
+    with owned(paths, "embedded", name):
+        cluster = provider.up(name, {"cpu": 3})
+        try:
+            device_class = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
+            cluster.api.create(f"{DRA}/deviceclasses", dra("DeviceClass", DRIVER, device_class))
+            nodes = sorted(node["metadata"]["name"] for node in cluster.api.get("/api/v1/nodes")["items"])
+            for node in nodes[:2]:
+                slice_ = {
+                    "driver": DRIVER,
+                    "nodeName": node,
+                    "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+                    "devices": [{"name": f"gpu-{number}"} for number in range(4)],
+                }
+                cluster.api.create(f"{DRA}/resourceslices", dra("ResourceSlice", f"{node}-gpus", slice_))
+            yield cluster
+        finally:
+            provider.down(name)
 
 
 def dra(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import yaml
 
 from bireme.clusters import Cluster
 from bireme.clusters.embedded import EmbeddedProvider
+from bireme.clusters.owner import owned
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.embedded.csi import running
@@ -74,14 +75,15 @@ def gang(
 ) -> Iterator[tuple[str, Cluster]]:
     """The value of placement.gang, and a cluster with that scheduler."""
     folder = tmp_path_factory.mktemp("gang")
-    provider = EmbeddedProvider(replace(bireme_paths, state=folder), toolbox)
-    name = f"gang-{uuid.uuid4().hex[:6]}"
-    cluster = provider.up(name, NODES, options=GATES if request.param == "kubernetes" else None)
-    try:
-        with volcano(cluster, toolbox, folder) if request.param == "volcano" else contextlib.nullcontext():
-            yield request.param, cluster
-    finally:
-        provider.down(name)
+    paths, name = replace(bireme_paths, state=folder), f"gang-{uuid.uuid4().hex[:6]}"
+    provider, is_volcano = EmbeddedProvider(paths, toolbox), request.param == "volcano"
+    with owned(paths, "embedded", name):
+        cluster = provider.up(name, NODES, options=None if is_volcano else GATES)
+        try:
+            with volcano(cluster, toolbox, folder) if is_volcano else contextlib.nullcontext():
+                yield request.param, cluster
+        finally:
+            provider.down(name)
 
 
 def workers(cluster: Cluster, release: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import pytest
 
 from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.clusters.owner import owned
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.live.deploy import Deployer
@@ -26,10 +27,11 @@ from tests.support.waiting import until
 @pytest.fixture
 def own_cluster(bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path) -> Iterator[EmbeddedCluster]:
     """A cluster that no other test uses, with three nodes for workers."""
-    provider = EmbeddedProvider(replace(bireme_paths, state=tmp_path / "state"), toolbox)
-    cluster = provider.up(f"outage-{uuid.uuid4().hex[:6]}", {TYPE: 3, "cpu": 1})
-    yield cluster
-    provider.down(cluster.name)
+    paths, name = replace(bireme_paths, state=tmp_path / "state"), f"outage-{uuid.uuid4().hex[:6]}"
+    provider = EmbeddedProvider(paths, toolbox)
+    with owned(paths, "embedded", name):
+        yield provider.up(name, {TYPE: 3, "cpu": 1})
+        provider.down(name)
 
 
 @pytest.mark.whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,12 +45,20 @@ def environments(release: InstalledRelease, component: str, container: str) -> l
         fields = {
             each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
             for each in spec["env"]
-            if "valueFrom" in each
+            if "fieldRef" in each.get("valueFrom", ())
         }
         rank = f"metadata.annotations['{INDEX}']"
         ranks = {name: pod["metadata"]["annotations"][INDEX] for name, path in fields.items() if path == rank}
         found.append({**settings["data"], **own, **ranks})
     return found
+
+
+def token(release: InstalledRelease) -> bytes:
+    """The release's token."""
+    (secret,) = [
+        each for each in release.objects("secrets") if each["metadata"]["name"] == f"{release.name}-token"
+    ]
+    return base64.b64decode(secret["data"]["token"])
 
 
 def uids(release: InstalledRelease) -> list[str]:
@@ -93,10 +102,13 @@ def test_scaling_trainers_3_to_6_to_2_keeps_the_job_and_the_remaining_trainers(
 ) -> None:
     same = ["jobClaim.existingClaim=efsvol"]
     job = release("paddle", sets=["workers=3", *same])
+    made = token(job)
+    assert len(made) == 32
     before, servers = uids(job), [pod["metadata"]["uid"] for pod in pods(job, "pserver")]
     job.upgrade(sets=["workers=6", *same])
     assert job.differences() == ()
     assert (uids(job)[:3], len(uids(job))) == (before, 6)
+    assert token(job) == made
     assert environments(job, "trainer", "trainer")[0]["PADDLE_TRAINERS_NUM"] == "6"
     job.upgrade(sets=["workers=2", *same])
     assert job.differences() == ()

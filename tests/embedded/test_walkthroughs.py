@@ -18,6 +18,7 @@ import pytest
 
 from bireme.cli import cli
 from bireme.clusters.embedded import EmbeddedProvider
+from bireme.clusters.owner import owned
 from bireme.core.paths import Paths
 from bireme.live.doctor import PROVIDERS
 from bireme.tools import Toolbox
@@ -61,8 +62,9 @@ class Customer(Reader):
 @pytest.fixture
 def reader(tmp_path: Path, toolbox: Toolbox) -> Iterator[Customer]:
     found = Customer(tmp_path, toolbox)
-    yield found
-    found.leaves()
+    with owned(Paths.discover(found.environment, ROOT), "embedded", NAME):
+        yield found
+        found.leaves()
 
 
 def checked(command: Command, reader: Reader) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from bireme.clusters import Cluster, provider
 from bireme.clusters.existing import ExistingProvider
 from bireme.clusters.nodes import parse_nodes
+from bireme.clusters.owner import owned, remove_orphans
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.plan.instances import Instance, load_instances
@@ -65,13 +66,15 @@ def session_cluster(
     if wanted == "kind" and not real:
         nodes, options["fake"] = {}, nodes
     name = f"pytest-{uuid.uuid4().hex[:8]}"
-    with shown_progress(config) as console:
-        clusters = provider(wanted, paths, toolbox, console)
-        made = clusters.up(name, nodes, **options)
-    try:
-        yield _known(config, made)
-    finally:
-        clusters.down(name)
+    remove_orphans(paths, toolbox)
+    with owned(paths, wanted, name):
+        with shown_progress(config) as console:
+            clusters = provider(wanted, paths, toolbox, console)
+            made = clusters.up(name, nodes, **options)
+        try:
+            yield _known(config, made)
+        finally:
+            clusters.down(name)
 
 
 def _known(config: pytest.Config, cluster: Cluster) -> Cluster:
