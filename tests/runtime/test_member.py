@@ -29,7 +29,7 @@ class Pods:
     def host(ordinal: int) -> str:
         return f"127.77.0.{ordinal + 1}"
 
-    def settings(self, ordinal: int, wait_seconds: float = 30) -> member.MemberSettings:
+    def settings(self, ordinal: int, wait_seconds: float = 30, replicas: int = 1) -> member.MemberSettings:
         home = self.folder / str(ordinal)
         home.mkdir(parents=True, exist_ok=True)
         host = self.host(ordinal)
@@ -41,12 +41,12 @@ class Pods:
         }
         return member.MemberSettings(
             f"etcd-{ordinal}", ordinal, base, home / "data", home / "etcd.json", "test", self.host,
-            wait_seconds=wait_seconds, resolves=self.addresses.__contains__,
+            replicas=replicas, wait_seconds=wait_seconds, resolves=self.addresses.__contains__,
         )  # fmt: skip
 
-    def start(self, ordinal: int, wait_seconds: float = 30) -> str:
+    def start(self, ordinal: int, wait_seconds: float = 30, replicas: int = 1) -> str:
         """Run the init container of one pod, and then etcd."""
-        settings = self.settings(ordinal, wait_seconds)
+        settings = self.settings(ordinal, wait_seconds, replicas)
         self.addresses.add(self.host(ordinal))
         how = member.prepare(settings, self.words.append)
         server = EtcdServer(
@@ -59,9 +59,9 @@ class Pods:
         self.running[ordinal] = server.start(wait=False)
         return how
 
-    def start_together(self, *ordinals: int) -> list[str]:
+    def start_together(self, *ordinals: int, replicas: int = 1) -> list[str]:
         with ThreadPoolExecutor(len(ordinals)) as pool:
-            return list(pool.map(self.start, ordinals))
+            return list(pool.map(lambda ordinal: self.start(ordinal, replicas=replicas), ordinals))
 
     def stop(self, ordinal: int, lose_data: bool = False) -> None:
         self.running.pop(ordinal).stop()
@@ -151,6 +151,16 @@ def test_ordinal_0_without_data_never_bootstraps_beside_silent_members(pods: Pod
     assert pods.words[0].startswith("waiting, 1 s at most, for 127.77.0.2, 127.77.0.3 to answer")
 
 
+def test_ordinal_0_without_data_never_bootstraps_while_members_with_claims_have_no_address(
+    pods: Pods,
+) -> None:
+    pods.addresses.add(pods.host(0))
+    with pytest.raises(member.CannotJoin, match=r"waiting 1 s for 127.77.0.2, 127.77.0.3 to answer, .*data"):
+        member.prepare(pods.settings(0, wait_seconds=1, replicas=3))
+    assert not pods.settings(0).config.exists()
+    assert pods.start_together(0, 1, 2, replicas=3) == ["bootstraps", "joins", "joins"]
+
+
 def test_a_member_waits_until_its_own_name_resolves(pods: Pods) -> None:
     settings = pods.settings(0, wait_seconds=0.5)
     with pytest.raises(member.CannotJoin, match=r"the name service \(127.77.0.1 does not resolve yet\)"):
@@ -179,6 +189,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_names_and_urls_follow_from_the_pods_name(environment: dict[str, str]) -> None:
     settings = member.MemberSettings.from_env({**environment, "BIREME_ETCD_ROOT_PASSWORD": "secret"})
+    assert settings.replicas == 1
+    Path(environment["BIREME_ETCD_BASE"]).with_name("replicas").write_text("3")
+    assert member.MemberSettings.from_env(environment).replicas == 3
     assert settings.url(0, "client") == "https://imagenet-etcd-0.imagenet-etcd-peers.default.svc:2379"
     assert settings.url(2, "peer") == "http://imagenet-etcd-2.imagenet-etcd-peers.default.svc:2380"
     assert (settings.credentials.username, settings.wait_seconds) == ("root", 600)

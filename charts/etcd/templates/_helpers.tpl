@@ -173,12 +173,14 @@ Arguments: root, keys {env name: Secret key}.
 
 {{/*
 The container that restores the snapshot into the data directory of member 0, which the others join. Revisions continue
-well above those of the snapshot, so that watches from before the restore fail instead of missing changes.
+well above those of the snapshot, so that watches from before the restore fail instead of missing changes. The token is
+that of member.py, so that clients see the same cluster, which has lost data, and not another one.
 */}}
 {{- define "etcd.restoreCommand" -}}
 {{- $name := printf "%s-0" (include "common.fullname" (dict "root" .)) }}
 {{- $tls := include "etcd.tls" . | fromJson }}
-{{- $url := printf "%s://%s.%s.%s.svc:2380" (ternary "https" "http" (not (empty $tls.peer))) $name (include "etcd.peerService" .) .Release.Namespace -}}
+{{- $domain := printf "%s.%s.svc" (include "etcd.peerService" .) .Release.Namespace }}
+{{- $url := printf "%s://%s.%s:2380" (ternary "https" "http" (not (empty $tls.peer))) $name $domain -}}
 - etcdutl
 - snapshot
 - restore
@@ -187,6 +189,7 @@ well above those of the snapshot, so that watches from before the restore fail i
 - --name={{ $name }}
 - --initial-cluster={{ $name }}={{ $url }}
 - --initial-advertise-peer-urls={{ $url }}
+- --initial-cluster-token={{ trimSuffix "-0" $name }}.{{ $domain }}
 - --bump-revision=1000000000
 - --mark-compacted
 {{- end }}

@@ -8,6 +8,7 @@ result is etcd's configuration file, because the etcd image has no shell.
 
 While a member without data waits, it reports that on etcd's client port. So ordinal 0, if it has no data
 either, can distinguish a cluster that starts for the first time from a running cluster that does not answer.
+With claims it waits for all members that the chart has: a pod that has no address yet may have all data.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class MemberSettings:
     """One member: its name and ordinal, the configuration that all members share, and its files.
 
     `host` returns the host name of an ordinal, and `resolves` whether a host name has an address. `restored`
-    is a data directory that etcdutl made from a snapshot.
+    is a data directory that etcdutl made from a snapshot. So many `replicas` may have data on claims.
     """
 
     name: str
@@ -76,6 +77,7 @@ class MemberSettings:
     host: Callable[[int], str]
     credentials: etcd.Credentials = field(default_factory=etcd.Credentials)
     restored: Path | None = None
+    replicas: int = 1
     wait_seconds: float = 600.0
     resolves: Callable[[str], bool] = resolve
 
@@ -87,10 +89,12 @@ class MemberSettings:
             stem, _, ordinal = name.rpartition("-")
             password = env.get("BIREME_ETCD_ROOT_PASSWORD", "")
             files = etcd.Credentials.from_env(env)
+            base = Path(env["BIREME_ETCD_BASE"])
+            replicas = base.with_name("replicas")
             return cls(
                 name=name,
                 ordinal=int(ordinal),
-                base=json.loads(Path(env["BIREME_ETCD_BASE"]).read_text()),
+                base=json.loads(base.read_text()),
                 data_dir=Path(env["BIREME_ETCD_DATA_DIR"]),
                 config=Path(env["BIREME_ETCD_CONFIG"]),
                 token=f"{stem}.{domain}",
@@ -99,6 +103,7 @@ class MemberSettings:
                     "root" if password else "", password, files.cacert, files.cert, files.key
                 ),
                 restored=Path(env["BIREME_ETCD_RESTORED"]) if env.get("BIREME_ETCD_RESTORED") else None,
+                replicas=int(replicas.read_text()) if replicas.exists() else 1,
                 wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
             )
         except KeyError as error:
@@ -155,11 +160,12 @@ def _cluster_exists(settings: MemberSettings, wait: _BoundedWait) -> bool:
         try:
             others = _others(settings)
             silent = [i for i in others if not _waits(settings, i)]
-            if not others or not silent:
-                return False
-            if _answer(settings, silent):
+            if silent and _answer(settings, silent):
                 return True
-            hosts = ", ".join(settings.host(i) for i in silent)
+            silent += [i for i in range(1, settings.replicas) if i not in others]
+            if not silent:
+                return False
+            hosts = ", ".join(settings.host(i) for i in sorted(silent))
             problem = f"{hosts} to answer, which may have the cluster's data"
         except OSError as error:
             problem = f"the name service ({error})"
