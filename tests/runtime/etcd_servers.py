@@ -121,7 +121,7 @@ class Proxy:
     """
 
     def __init__(self, target: int) -> None:
-        self._target = target
+        self.target = target
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -155,7 +155,7 @@ class Proxy:
                 near.close()
                 continue
             try:
-                far = socket.create_connection(("127.0.0.1", self._target))
+                far = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
                 near.close()
                 continue

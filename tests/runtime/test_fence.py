@@ -95,12 +95,12 @@ def test_an_etcd_that_has_lost_the_round_lets_nobody_commit(member: Member, shar
 
 def test_a_process_that_outlives_its_round_in_its_agent_may_not_commit(member: Member) -> None:
     agent, env = member()
-    agent.join()
+    token = agent.token(agent.join())
     with pytest.raises(fence.Fenced, match="round 1 of this process is over: the newest is 2"):
         fence.check(env)
     agent.leave()
     with pytest.raises(fence.Fenced, match="this worker has left round 2"):
-        fence.check({**env, "BIREME_ROUND": "2"})
+        fence.check({**env, **token})
 
 
 def test_a_member_whose_lease_is_gone_may_not_commit(member: Member, shared_etcd: EtcdServer) -> None:

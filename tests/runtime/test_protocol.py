@@ -55,10 +55,10 @@ def test_there_is_a_last_call_for_newcomers_unless_the_round_is_full() -> None:
     two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
     assert rules.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
     assert rules.decide(view(*two), "a.1", 1, SETTINGS, 1.1) == Propose(
-        replace(world(1, "a", "b"), mod_revision=0)
+        replace(world(1, "a", "b"), mod_revision=0, token=1)
     )
     assert rules.decide(view(*three), "a.1", 1, SETTINGS, 0) == Propose(
-        replace(world(1, "a", "b", "c"), mod_revision=0)
+        replace(world(1, "a", "b", "c"), mod_revision=0, token=1)
     )
 
 
@@ -78,7 +78,7 @@ def test_after_a_loss_of_etcds_data_a_lease_passes_and_no_round_number_comes_aga
     decision = rules.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl - 1)
     assert decision == Wait("leases that may still live: etcd has lost its data", 1)
     decision = rules.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl)
-    assert decision == Propose(replace(world(8, "a", "b", "c"), mod_revision=0))
+    assert decision == Propose(replace(world(8, "a", "b", "c"), mod_revision=0, token=1))
 
 
 def test_a_look_at_ten_thousand_members_takes_no_square_of_that() -> None:
@@ -108,14 +108,14 @@ def test_survivors_keep_their_order_and_newcomers_follow_up_to_the_maximum() -> 
         member("a", 9, 5), member("b", 8, 5), member("c", 1), member("d", 0), round=world(4, "a", "x", "b")
     )
     decision = rules.decide(here, "a.1", 5, SETTINGS, 9)
-    assert decision == Propose(replace(world(5, "a", "b", "d"), mod_revision=0))
+    assert decision == Propose(replace(world(5, "a", "b", "d"), mod_revision=0, token=1))
 
 
 def test_a_world_has_whole_units_of_members_and_who_is_left_over_waits() -> None:
     settings = replace(SETTINGS, max_nodes=6, unit=2)
     three = view(member("a", 9, 5), member("b", 8, 5), member("c", 1), round=world(4, "b", "x", "y", "a"))
     decision = rules.decide(three, "a.1", 5, settings, 9)
-    assert decision == Propose(replace(world(5, "b", "a"), mod_revision=0))
+    assert decision == Propose(replace(world(5, "b", "a"), mod_revision=0, token=1))
     alone = view(member("a", 0))
     assert rules.decide(alone, "a.1", 1, settings, 9) == Wait("members: there are 1, and 2 is the minimum")
 
@@ -128,7 +128,7 @@ def test_neighbours_in_the_network_get_neighbouring_ranks_and_survivors_stay_fir
         round=world(4, "a", "x", "b"),
     )  # fmt: skip
     decision = rules.decide(here, "a.1", 5, replace(SETTINGS, max_nodes=4), 9)
-    assert decision == Propose(replace(world(5, "a", "d", "b", "c"), mod_revision=0))
+    assert decision == Propose(replace(world(5, "a", "d", "b", "c"), mod_revision=0, token=1))
 
 
 def test_a_minimum_of_half_a_unit_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_a_member_that_has_finished_a_broken_round_is_in_the_next_one_too() -> N
     assert decision == Wait("1 members of round 1 to stop, among them a.1")
     again = replace(here, members={**here.members, "a.1": member("a", 0, 2)})
     decision = rules.decide(again, "a.1", 2, SETTINGS, 9)
-    assert decision == Propose(replace(world(2, "a", "b", "c"), mod_revision=0))
+    assert decision == Propose(replace(world(2, "a", "b", "c"), mod_revision=0, token=1))
 
 
 def test_what_a_member_has_finished_stays_known_until_the_next_round() -> None:
@@ -155,7 +155,8 @@ def test_what_a_member_has_finished_stays_known_until_the_next_round() -> None:
     read_again = view(member("b", 1, finished=True), round=world(1, "a", "b"))
     assert read_again.leavers() == {"a.1"}
     assert read_again.after(known).leavers() == set()
-    assert view(member("b", 1), round=world(2, "a", "b")).after(known).leavers() == {"a.1"}
+    later = replace(world(2, "a", "b"), token=2)
+    assert view(member("b", 1), round=later).after(known).leavers() == {"a.1"}
     # A member that is ready for the next round has not finished this one.
     assert view(member("a", 0, 2), member("b", 1), round=world(1, "a", "b")).after(known).leavers() == {"a.1"}
 

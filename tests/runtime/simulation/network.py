@@ -76,11 +76,12 @@ def _span(request: Body) -> tuple[str, str]:
 class Etcd:
     """One etcd, behind any number of endpoints."""
 
-    def __init__(self, sim: Scheduler) -> None:
+    def __init__(self, sim: Scheduler, cluster: int = 1) -> None:
         self._sim = sim
+        self.cluster = cluster
         self._rate = sim.random.uniform(0.99, 1.01)
         self.up = True
-        self.on_write: Callable[[str, str], None] = lambda key, value: None
+        self.on_write: Callable[[Etcd, str, str], None] = lambda etcd, key, value: None
         self.writes = 0
         self.lose_data()
         sim.after(0.5, self._expire)
@@ -92,6 +93,22 @@ class Etcd:
         # (revision, key, its new state or None, its state before)
         self.history: list[tuple[int, str, Key | None, Key | None]] = []
         self.watches: list[Watching] = []
+
+    def copied(self) -> tuple[int, int, dict[str, Key], dict[int, int], list[Any]]:
+        """The data as a snapshot keeps them: leases without what is left of them."""
+        ttls = {number: lease.ttl for number, lease in self.leases.items()}
+        return self.revision, self.compacted, dict(self.keys), ttls, list(self.history)
+
+    def restore(self, copy: tuple[int, int, dict[str, Key], dict[int, int], list[Any]], more: int) -> None:
+        """Have these data again, and so many revisions more, as `etcdutl --bump-revision` does."""
+        self.revision, self.compacted, self.keys, ttls, self.history = copy[0] + more, *copy[1:]
+        self.keys, self.leases = dict(self.keys), {number: Lease(ttl, 0.0) for number, ttl in ttls.items()}
+        if more:
+            self.compact()
+
+    @property
+    def header(self) -> Body:
+        return {"cluster_id": str(self.cluster), "revision": str(self.revision)}
 
     def _clock(self) -> float:
         return self._sim.now * self._rate
@@ -140,7 +157,7 @@ class Etcd:
         except Refusal as refusal:
             return 400, {"error": str(refusal), "code": refusal.code, "message": str(refusal)}
         self._tell()
-        return 200, {"header": {"revision": str(self.revision)}, **answer}
+        return 200, {"header": self.header, **answer}
 
     def _range(self, body: Body) -> Body:
         first, end = _span(body)
@@ -203,7 +220,7 @@ class Etcd:
         create = before.create if before else self.revision
         self._change(key, Key(value, create, self.revision, int(put.get("lease", 0))))
         self.writes += 1
-        self.on_write(key, value)
+        self.on_write(self, key, value)
 
     def _grant(self, body: Body) -> Body:
         number, ttl = int(body["ID"]), int(body["TTL"])
@@ -217,7 +234,7 @@ class Etcd:
         if lease:
             lease.deadline = self._clock() + lease.ttl
         result = {"ID": body["ID"], **({"TTL": str(lease.ttl)} if lease else {})}
-        return {"result": {"header": {"revision": str(self.revision)}, **result}}
+        return {"result": {"header": self.header, **result}}
 
     def _revoke_lease(self, body: Body) -> Body:
         if int(body["ID"]) not in self.leases:
@@ -231,7 +248,7 @@ class Etcd:
         for number, request in enumerate(requests, 1):
             create = request["create_request"]
             watch = Watching(create, stream, int(create.get("watch_id", 0) or 0))
-            header = {"header": {"revision": str(self.revision)}, "watch_id": str(watch.number)}
+            header = {"header": self.header, "watch_id": str(watch.number)}
             stream.tell({"result": {**header, "created": True}})
             if 0 < watch.next <= self.compacted:
                 stream.tell({"result": {**header, "canceled": True, "compact_revision": str(self.compacted)}})
@@ -257,15 +274,20 @@ class Etcd:
                 batches.setdefault(revision, []).append(event)
             watch.next = max(watch.next, self.revision + 1)
             for events in batches.values():
-                header = {"header": {"revision": str(self.revision)}, "watch_id": str(watch.number)}
+                header = {"header": self.header, "watch_id": str(watch.number)}
                 watch.stream.tell({"result": {**header, "events": events}})
 
 
 class Link:
-    """What lies between a machine and etcd. While it is cut, what was sent arrives late or never."""
+    """What lies between a machine and etcd. While it is cut, what was sent arrives late or never.
 
-    def __init__(self, machine: Machine) -> None:
+    `slow`: seconds that each message needs more. `etcd`: where etcd's name leads from here.
+    """
+
+    def __init__(self, machine: Machine, etcd: Etcd) -> None:
         self.machine = machine
+        self.etcd = etcd
+        self.slow = 0.0
         self.cut = False
         self.answers_lost = False
         self.held: list[Callable[[], None]] = []
@@ -280,24 +302,31 @@ class Network:
         self._sockets: list[Socket] = []
 
     def link(self, machine: Machine) -> Link:
-        return self.links.setdefault(machine.name, Link(machine))
+        return self.links.setdefault(machine.name, Link(machine, self.etcd))
 
-    def delay(self) -> float:
-        return self.sim.random.uniform(0.0002, 0.004)
+    def delay(self, link: Link) -> float:
+        return self.sim.random.uniform(0.0002, 0.004) + link.slow * self.sim.random.uniform(0.3, 0.7)
 
     def heal(self, link: Link) -> None:
         link.cut = link.answers_lost = False
         held, link.held = link.held, []
         for each in held:
-            self.sim.after(self.delay(), each)
+            self.sim.after(self.delay(link), each)
+
+    def lead(self, link: Link, etcd: Etcd) -> None:
+        """Let etcd's name lead there from this machine."""
+        link.etcd = etcd
+        self._break(lambda sock: sock.link is link)
 
     def stop_etcd(self) -> None:
         self.etcd.up = False
-        for each in self._sockets:
-            each.broken = True
-            each.wake()
-        self._sockets = []
+        self._break(lambda sock: sock.etcd is self.etcd)
         self.etcd.watches = []
+
+    def _break(self, which: Callable[[Socket], bool]) -> None:
+        for each in [each for each in self._sockets if which(each)]:
+            each.fail()
+            self._sockets.remove(each)
 
     def connect(self, address: object, timeout: float, tls: object = None) -> Connection:
         """What stands for bireme_runtime.process.http.connect."""
@@ -305,8 +334,8 @@ class Network:
         if link.cut:
             self.sim.sleep(timeout)
             raise TimeoutError("timed out")
-        self.sim.sleep(self.delay())
-        if not self.etcd.up:
+        self.sim.sleep(self.delay(link))
+        if not link.etcd.up:
             raise ConnectionRefusedError("connection refused")
         connection = Connection(self, link)
         # As after a real connect. Without it an answer that is lost while a watch opens is awaited for ever.
@@ -320,10 +349,11 @@ class Socket:
     """One connection: the answers that have arrived, in order."""
 
     def __init__(self, network: Network, link: Link) -> None:
-        self._network, self._link = network, link
+        self._network, self.link, self.etcd = network, link, link.etcd
         self.timeout: float | None = None
         self.closed = self.broken = False
         self.arrived: list[bytes] = []
+        self.arrived_all = True
         self._last = 0.0
         self._waiting: list[Any] = []
 
@@ -338,6 +368,10 @@ class Socket:
         self.closed = True
         self.wake()
 
+    def fail(self) -> None:
+        self.broken = True
+        self.wake()
+
     def wake(self) -> None:
         for thread in self._waiting:
             self._network.sim.at(self._network.sim.now, thread.resume)
@@ -348,15 +382,21 @@ class Socket:
         sim = self._network.sim
 
         def arrive() -> None:
-            if self.closed or self.broken or self._link.answers_lost:
+            if self.closed or self.broken:
                 return
-            if self._link.cut:
-                self._link.held.append(arrive)
+            if self.link.answers_lost:
+                # What comes later on the same connection cannot arrive without it.
+                sim.after(30.0, self.fail)
+                self.arrived_all = False
+            if not self.arrived_all:
+                return
+            if self.link.cut:
+                self.link.held.append(arrive)
                 return
             self.arrived.append(raw)
             self.wake()
 
-        self._last = max(self._last + 1e-6, sim.now + self._network.delay())
+        self._last = max(self._last + 1e-6, sim.now + self._network.delay(self.link))
         sim.at(self._last, arrive)
 
     def receive(self) -> bytes:
@@ -400,15 +440,15 @@ class Connection:
                 if network.sim.random.random() < 0.7:
                     self._link.held.append(arrive)
                 return
-            if not network.etcd.up or sock.broken:
+            if not sock.etcd.up or sock.broken:
                 return
             if path == "/v3/watch":
-                network.etcd.watch(bodies, sock)
+                sock.etcd.watch(bodies, sock)
             else:
-                status, answer = network.etcd.answer(path, bodies[0])
+                status, answer = sock.etcd.answer(path, bodies[0])
                 sock.tell(answer, status)
 
-        network.sim.after(network.delay(), arrive)
+        network.sim.after(network.delay(self._link), arrive)
 
     def getresponse(self) -> Response:
         return Response(self.sock, self.sock.receive())

@@ -18,9 +18,10 @@ from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd import connections
+from bireme_runtime.etcd import history as etcd_history
 from bireme_runtime.process import http
-from bireme_runtime.process.errors import BiremeError
-from tests.runtime.simulation.network import Etcd, Network
+from bireme_runtime.process.errors import BiremeError, Unreachable
+from tests.runtime.simulation.network import Etcd, Link, Network
 from tests.runtime.simulation.scheduler import (
     Machine,
     Process,
@@ -52,7 +53,7 @@ class SimBoard(fence.Board):
 class Ranks:
     """The training processes of one worker in one world."""
 
-    world: tuple[str, int, int]
+    world: tuple[str, int]
     process: Process
     alive: bool = True
     finished: bool = False
@@ -67,6 +68,7 @@ class Worker:
     slot: int
     machine: Machine
     board: SimBoard
+    history: etcd.History = field(default_factory=etcd.History)
     alive: bool = True
     ranks: Ranks | None = None
     agent: Process | None = None
@@ -90,7 +92,7 @@ class Worker:
         sim = self.job.sim
         while not self.outcome:
             self.board.clear()
-            client = self.job.client()
+            client = self.job.client(self)
             place = (f"switch {self.slot % 2}",)
             identity = membership.Identity(membership.new_base(self.name), self.slot, self.name, place)
             member = self.member = membership.Rendezvous(
@@ -105,6 +107,11 @@ class Worker:
                 if isinstance(error, membership.ThreadEnded):
                     raise Broken(str(error)) from error
                 sim.log(f"{self.name}: the agent ends: {error}")
+                if isinstance(error, Unreachable):
+                    # The pod ends with 75, and the Job makes it again.
+                    self.job.sim.after(0, self.die)
+                    self.job.replace(self, sim.random.uniform(2, 9))
+                    return
             self._stop_ranks(0)
             member.leave()
             sim.sleep(1.0)
@@ -141,7 +148,7 @@ class Worker:
                 return False
         elif member.store_of(world) is None:
             return False
-        here = self.job.meetings.setdefault((self.run, world.number, world.mod_revision), set())
+        here = self.job.meetings.setdefault((self.run, world.token), set())
         here.add(world.rank)
         deadline = self.job.sim.now + 60
         while len(here) < world.size:
@@ -159,11 +166,9 @@ class Worker:
     # Its training processes ----------------------------------------
 
     def _start_ranks(self, member: membership.Rendezvous, world: membership.World) -> Ranks:
-        env = {"PET_RDZV_ENDPOINT": "etcd:2379", **member.token(world)}
-        ranks = Ranks(
-            (self.run, world.number, world.mod_revision),
-            Process(f"{self.name} ranks {world.number}", self.machine),
-        )
+        shared = {"PET_RDZV_ENDPOINT": "etcd:2379", etcd.HISTORY: self.board.path}
+        env = {**shared, **member.token(world)}
+        ranks = Ranks((self.run, world.token), Process(f"{self.name} ranks {world.number}", self.machine))
         self.ranks = ranks
         self.job.started(self, ranks)
         self.job.sim.spawn(ranks.process, lambda: self._script(ranks, world, env))
@@ -185,7 +190,7 @@ class Worker:
             fence.check(env)
             job.committed(self, ranks)
             ranks.finished = True
-            job.finished.add((self.run, world.number, self.name))
+            job.finished.add((self.run, world.token, self.name))
         except fence.Fenced as fenced:
             sim.log(f"{self.name}: {fenced}")
             ranks.alive = False
@@ -236,8 +241,8 @@ class Job:
     workers: list[Worker] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
     finished: set[tuple[str, int, str]] = field(default_factory=set)
-    meetings: dict[tuple[str, int, int], set[int]] = field(default_factory=dict)
-    worlds: list[tuple[str, int, int]] = field(default_factory=list)
+    meetings: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    worlds: list[tuple[str, int]] = field(default_factory=list)
     commits: int = 0
     faults: list[str] = field(default_factory=list)
     asleep: set[Machine] = field(default_factory=set)
@@ -247,13 +252,15 @@ class Job:
         self.sim = Scheduler(self.seed)
         random = self.sim.random
         self.etcd = Etcd(self.sim)
+        self.other = Etcd(self.sim, cluster=2)
+        self.copies = [self.etcd.copied()]
         self.network = Network(self.sim, self.etcd)
         self.unit = random.choice((1, 1, 2))
         self.size = random.choice((2, 3, 3, 4, 5) if self.unit == 1 else (2, 4, 4))
         self.spares = random.choice((0, 0, 1))
         self.least = random.randint(1, self.size // self.unit) * self.unit
         self.runs = ["first", "second"] if random.random() < 0.15 else ["first"]
-        self.etcd.on_write = self._written
+        self.etcd.on_write = self.other.on_write = self._written
 
     # What the workers ask ----------------------------------------
 
@@ -264,13 +271,13 @@ class Job:
             keep_alive_max_attempt=5, close_timeout=0.1, unit=self.unit,
         )  # fmt: skip
 
-    def client(self) -> etcd.Client:
-        return etcd.Client(etcd.parse_endpoints("etcd:2379"), timeout=5)
+    def client(self, worker: Worker) -> etcd.Client:
+        return etcd.Client(etcd.parse_endpoints("etcd:2379"), timeout=5, history=worker.history)
 
     def suspended(self, worker: Worker) -> bool:
         return worker.machine in self.asleep
 
-    def ranks_of(self, world: tuple[str, int, int]) -> list[Ranks]:
+    def ranks_of(self, world: tuple[str, int]) -> list[Ranks]:
         every = [worker.ranks for worker in self.workers if worker.ranks]
         return [ranks for ranks in every if ranks.alive and ranks.world == world]
 
@@ -278,6 +285,8 @@ class Job:
 
     def started(self, worker: Worker, ranks: Ranks) -> None:
         if ranks.world not in self.worlds:
+            if self.worlds and ranks.world[1] <= self.worlds[-1][1]:
+                raise Broken(f"the token of {ranks.world} is not higher than that of {self.worlds[-1]}")
             self.worlds.append(ranks.world)
             self.sim.log(f"world {ranks.world} starts")
 
@@ -289,7 +298,7 @@ class Job:
                 f"{worker.name} may commit in {ranks.world}, but the world {self.worlds[-1]} has started"
             )
 
-    def _written(self, key: str, value: str) -> None:
+    def _written(self, etcd: Etcd, key: str, value: str) -> None:
         """Worlds have whole units. A run succeeds only when all of the last round have finished."""
         if key.endswith("/round"):
             size = len(rules.round_of(value, 0).members)
@@ -299,10 +308,10 @@ class Job:
             return
         root = key[: -len("done")]
         run = root[len(_PREFIX) :].strip("/")
-        latest = rules.round_of(self.etcd.keys[root + "round"].value, 0)
+        latest = rules.round_of(etcd.keys[root + "round"].value, 0)
         for id in latest.members:
             pod = id.rsplit(".", 1)[0].rsplit("-", 1)[0]
-            if (run, latest.number, pod) not in self.finished:
+            if (run, latest.token, pod) not in self.finished:
                 raise Broken(f"run {run} is a success, but {pod} has not finished round {latest.number}")
 
     def succeeded(self, run: str) -> None:
@@ -322,7 +331,8 @@ class Job:
         if run in self.over:
             return
         random = self.sim.random
-        machine = Machine(f"{run[0]}{slot}{'abcdefghijklmnop'[age]}", random.uniform(0.98, 1.02))
+        name = f"{run[0]}{slot}{'abcdefghijklmnop'[age]}"
+        machine = Machine(name, random.uniform(0.98, 1.02), random.uniform(-0.1, 0.1))
         worker = Worker(self, run, slot, machine, SimBoard(f"board-{machine.name}"))
         self.workers.append(worker)
         worker.start_agent()
@@ -338,12 +348,15 @@ class Job:
         kinds: list[Callable[[Worker, float], str]] = [
             self.cut_off, self.lose_answers, self.stop_machine, self.stop_agent, self.stop_ranks,
             self.suspend, self.kill_machine, self.delete_pod, self.kill_process, self.restart_etcd,
+            self.slow_answers, self.another_etcd,
         ]  # fmt: skip
-        if random.random() < 0.2:
-            kinds.append(self.empty_etcd)
+        if random.random() < 0.3:
+            kinds += [self.empty_etcd, self.older_etcd]
         for _ in range(random.choice((1, 2, 4, 6, 8))):
             self.sim.at(random.uniform(2, FAULTS_END), lambda: self._cause(random.choice(kinds)))
         self.sim.at(random.uniform(2, FAULTS_END), self.etcd.compact)
+        for _ in range(10):
+            self.sim.at(random.uniform(2, FAULTS_END), lambda: self.copies.append(self.etcd.copied()))
 
     def _cause(self, kind: Callable[[Worker, float], str]) -> None:
         alive = [worker for worker in self.workers if worker.alive and not worker.outcome]
@@ -366,6 +379,23 @@ class Job:
         link.answers_lost = True
         self.sim.after(seconds, lambda: self.network.heal(link))
         return f"{worker.name} gets no answers for {seconds:.1f} s"
+
+    def slow_answers(self, worker: Worker, seconds: float) -> str:
+        for link in self._some_links(worker):
+            link.slow = 2.0
+            self.sim.after(seconds, lambda link=link: setattr(link, "slow", 0.0))  # type: ignore[misc]
+        return f"etcd's answers to {worker.name} take a second or two for {seconds:.1f} s"
+
+    def another_etcd(self, worker: Worker, seconds: float) -> str:
+        for link in self._some_links(worker):
+            self.network.lead(link, self.other)
+            self.sim.after(seconds, lambda link=link: self.network.lead(link, self.etcd))  # type: ignore[misc]
+        return f"etcd's name leads {worker.name} to another etcd for {seconds:.1f} s"
+
+    def _some_links(self, worker: Worker) -> list[Link]:
+        """That of this worker, or those of all."""
+        links = list(self.network.links.values())
+        return self.sim.random.choice(([self.network.link(worker.machine)], links))
 
     def _pause(self, processes: list[Process], seconds: float) -> None:
         for process in processes:
@@ -421,16 +451,25 @@ class Job:
         worker.kill_ranks()
         return f"a process of {worker.name} dies"
 
-    def restart_etcd(self, worker: Worker, seconds: float, empty: bool = False) -> str:
+    def restart_etcd(self, worker: Worker, seconds: float, change: Callable[[], None] | None = None) -> str:
         if self.etcd.up:
             self.network.stop_etcd()
-            if empty:
-                self.etcd.lose_data()
+            if change:
+                change()
             self.sim.after(seconds, self.etcd.start)
-        return f"etcd restarts, {seconds:.1f} s{', empty' if empty else ''}"
+        return f"etcd restarts, {seconds:.1f} s"
 
     def empty_etcd(self, worker: Worker, seconds: float) -> str:
-        return self.restart_etcd(worker, seconds, empty=True)
+        return self.restart_etcd(worker, self._moment(seconds), self.etcd.lose_data) + ", empty"
+
+    def older_etcd(self, worker: Worker, seconds: float) -> str:
+        copy, more = self.sim.random.choice(self.copies), self.sim.random.choice((0, 1_000_000_000))
+        change = lambda: self.etcd.restore(copy, more)  # noqa: E731
+        return self.restart_etcd(worker, self._moment(seconds), change) + f", with data of revision {copy[0]}"
+
+    def _moment(self, seconds: float) -> float:
+        """What is hardest is an etcd that is back before anybody has noticed."""
+        return self.sim.random.choice((seconds, 0.3))
 
     # The run ----------------------------------------
 
@@ -467,6 +506,9 @@ def _installed(job: Job) -> Iterator[None]:
                 return worker.board
         raise FileNotFoundError(path)
 
+    def history_at(path: str) -> etcd.History:
+        return next(worker.history for worker in job.workers if worker.board.path == path)
+
     time, threading, secrets = SimTime(sim), SimThreading(sim), SimSecrets(sim)
     with contextlib.ExitStack() as stack:
 
@@ -477,6 +519,8 @@ def _installed(job: Job) -> Iterator[None]:
         put(fence, time=time)
         put(fence.Board, at=staticmethod(board_at))
         put(etcd, time=time, secrets=secrets, connect=job.network.connect)
+        put(etcd_history, time=time)
+        put(etcd.History, at=staticmethod(history_at))
         put(connections, time=time, threading=threading, secrets=secrets, random=sim.random)
         put(http, threading=threading, readable=lambda sock: sock.readable)
         yield

@@ -31,10 +31,14 @@ class Machine:
 
     name: str
     rate: float = 1.0
+    ahead: float = 0.0
     asleep: float = 0.0
 
     def monotonic(self, now: float) -> float:
         return 1000.0 + (now - self.asleep) * self.rate
+
+    def wall(self, now: float) -> float:
+        return 1_800_000_000.0 + now + self.ahead
 
     def boottime(self, now: float) -> float:
         return 5000.0 + now * self.rate
@@ -194,6 +198,9 @@ class SimTime:
 
     def monotonic(self) -> float:
         return self._sim.thread().process.machine.monotonic(self._sim.now)
+
+    def time(self) -> float:
+        return self._sim.thread().process.machine.wall(self._sim.now)
 
     def clock_gettime(self, clock: int) -> float:
         assert clock == self.CLOCK_BOOTTIME

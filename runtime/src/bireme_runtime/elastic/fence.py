@@ -27,6 +27,7 @@ from bireme_runtime.process.page import Page
 # Shares of the lease, from the sending of the last renewal on.
 STOP_SHARE, KILL_SHARE = 2 / 3, 5 / 6
 BOARD, RUN, ROUND, KEY = "BIREME_FENCE", "BIREME_RUN", "BIREME_ROUND", "BIREME_ROUND_KEY"
+TOKEN = "BIREME_TOKEN"
 _ETCD_SECONDS = 2.0
 # Where etcd is: as torchrun is told, or kept under names that launchers below it do not read.
 _ENDPOINT, _CONF = "PET_RDZV_ENDPOINT", "PET_RDZV_CONF"
@@ -43,9 +44,9 @@ def now() -> float:
 
 
 class Board(Page):
-    """What the processes of one worker may do: until when they may run, and in which round.
+    """What the processes of one worker may do: until when they may run, and the token of their round.
 
-    Without processes in a world, `deadline` and `round` are 0. A board outlives the agents that write it.
+    Without processes in a world, `deadline` and `token` are 0. A board outlives the agents that write it.
     """
 
     NAME = "bireme-fence"
@@ -58,14 +59,14 @@ class Board(Page):
         return float(struct.unpack_from("@d", self._memory, 0)[0])
 
     @property
-    def round(self) -> int:
-        """The round in which processes run; 0 when they are out of it."""
+    def token(self) -> int:
+        """The token of the round in which processes run; 0 when they are out of it."""
         return int(struct.unpack_from("@q", self._memory, 8)[0])
 
-    def admit(self, round: int, deadline: float) -> None:
-        """Processes may run in this round until the deadline."""
+    def admit(self, token: int, deadline: float) -> None:
+        """Processes may run in the round with this token until the deadline."""
         struct.pack_into("@d", self._memory, 0, deadline)
-        struct.pack_into("@q", self._memory, 8, round)
+        struct.pack_into("@q", self._memory, 8, token)
 
     def extend(self, deadline: float) -> None:
         """Processes that may run may do so until this deadline, unless a later one is written."""
@@ -87,9 +88,9 @@ class Board(Page):
         return 0 < self.deadline <= now()
 
 
-def environment(run_id: str, number: int, key: str, board: Board) -> dict[str, str]:
-    """What the training processes of a round get: the token (run, round), and what `check` reads."""
-    return {RUN: run_id, ROUND: str(number), KEY: key, BOARD: board.path}
+def environment(run_id: str, number: int, token: int, key: str, board: Board) -> dict[str, str]:
+    """What the training processes of a round get: the run, the round, its token, and what `check` reads."""
+    return {RUN: run_id, ROUND: str(number), TOKEN: str(token), KEY: key, BOARD: board.path}
 
 
 def kept(env: Mapping[str, str]) -> dict[str, str]:
@@ -105,25 +106,25 @@ def check(env: Mapping[str, str] = os.environ) -> None:
     """
     if ROUND not in env:
         return
-    mine = int(env[ROUND])
-    newest = _newest_round(env)
-    if newest is not None and newest != mine:
+    round, mine = env[ROUND], int(env.get(TOKEN, "0"))
+    newest, token = _newest(env) or (0, mine)
+    if token != mine:
         raise Fenced(
-            f"round {mine} of this process is over: the newest is {newest}; nothing may be committed"
+            f"round {round} of this process is over: the newest is {newest}; nothing may be committed"
         )
     # Last, because it is about this moment.
     try:
         board = Board.at(env[BOARD])
     except (KeyError, OSError) as error:
         raise Fenced(f"the supervisor of this process is gone ({error}): nothing may be committed") from None
-    if board.round != mine:
-        raise Fenced(f"this worker has left round {mine}: nothing may be committed")
+    if board.token != mine:
+        raise Fenced(f"this worker has left round {round}: nothing may be committed")
     if board.deadline <= now():
         raise Fenced("the lease of this worker was not renewed in time: nothing may be committed")
 
 
-def _newest_round(env: Mapping[str, str]) -> int | None:
-    """The number of the newest round in etcd, 0 if there is none; None when etcd does not say."""
+def _newest(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Number and token of the newest round in etcd, 0 if there is none; None when etcd does not say."""
     endpoint, given = (env.get(name) or env.get(_KEPT[name], "") for name in (_ENDPOINT, _CONF))
     if not endpoint:
         raise Fenced(
@@ -133,7 +134,10 @@ def _newest_round(env: Mapping[str, str]) -> int | None:
     try:
         client = etcd.client_from(endpoint, env, _ETCD_SECONDS, conf)
         kv = client.get(env[KEY])
-        return int(json.loads(kv.value)["number"]) if kv else 0
+        record = json.loads(kv.value) if kv else {"number": 0, "token": 0}
+        return int(record["number"]), int(record["token"])
+    except etcd.AnotherCluster as error:
+        raise Fenced(f"{error}: nothing may be committed") from None
     except (etcd.EtcdError, ValueError, KeyError, OSError):
         return None
 

@@ -28,10 +28,12 @@ from bireme_runtime.etcd.connections import (
     parse_endpoints,
     tls_context,
 )
+from bireme_runtime.etcd.history import HISTORY, History
 from bireme_runtime.etcd.messages import (
     NOT_FOUND,
     PERMISSION_DENIED,
     Ambiguous,
+    AnotherCluster,
     AuthError,
     ClusterMember,
     Compacted,
@@ -70,8 +72,10 @@ from bireme_runtime.process.log import Say
 # Callers import this module as `etcd`, and find in it all that they need.
 __all__ = [
     "DEFAULT_PORT",
+    "HISTORY",
     "LOGIN_FILE",
     "Ambiguous",
+    "AnotherCluster",
     "AuthError",
     "Client",
     "ClusterMember",
@@ -81,6 +85,7 @@ __all__ = [
     "EndpointStatus",
     "EtcdError",
     "Event",
+    "History",
     "Idle",
     "KeyValue",
     "LeaseLost",
@@ -126,6 +131,7 @@ class Client:
         timeout: float = 5.0,
         login_file: str = "",
         login_ms: int = _LOGIN_MS,
+        history: History | None = None,
     ) -> None:
         credentials = credentials or Credentials()
         if not endpoints:
@@ -134,7 +140,7 @@ class Client:
         self._credentials = credentials
         self._timeout = timeout
         self._context = tls_context(credentials) if any(e.scheme == "https" for e in endpoints) else None
-        self._shared = Shared(self.endpoints)
+        self._shared = Shared(self.endpoints, history or History())
         self._login_file = login_file
         self._login_ms = login_ms
 
@@ -223,6 +229,11 @@ class Client:
         return Watch(self._stream("/v3/watch", requests, idle_timeout))
 
     # Leases ----------------------------------------
+
+    @property
+    def history(self) -> History:
+        """What is known of etcd's data."""
+        return self._shared.history
 
     @property
     def revision(self) -> int:
@@ -335,7 +346,7 @@ class Client:
         self, path: str, body: dict[str, Any], repeatable: bool, failed: list[Endpoint] | None = None
     ) -> tuple[Endpoint, dict[str, Any]]:
         """The endpoint that answered, and its response; `failed` collects those that were asked in vain."""
-        failures: list[str] = []
+        failures: list[EtcdError] = []
         for endpoint in self._shared.in_order():
             try:
                 answer = self._ask(endpoint, path, body)
@@ -345,13 +356,14 @@ class Client:
                 if isinstance(failure, Ambiguous) and not repeatable:
                     self._shared.avoid(endpoint)
                     raise
-                failures.append(str(failure))
+                failures.append(failure)
                 if failed is not None:
                     failed.append(endpoint)
                 continue
             self._shared.prefer(endpoint)
             return endpoint, answer
-        raise Unavailable("; ".join(failures))
+        strange = any(isinstance(failure, AnotherCluster) for failure in failures)
+        raise (AnotherCluster if strange else Unavailable)("; ".join(map(str, failures)))
 
     def _ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request to one endpoint; log in, or log in again, if it demands that."""
@@ -407,7 +419,8 @@ class Client:
 
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         connection = self._shared.connections.take(endpoint) or self._new_connection(endpoint)
-        sock = connection.sock
+        sock, history = connection.sock, self._shared.history
+        before = history.revision if path.startswith("/v3/kv/") else None
         try:
             sock.settimeout(self._timeout)
             try:
@@ -419,6 +432,7 @@ class Client:
                 self._shared.doubt(token, error)
                 raise Ambiguous(f"{endpoint} did not answer ({reason(error)})") from error
             answer = decode(endpoint, response.status, raw)
+            history.heard(endpoint, answer.get("result", answer).get("header", {}), before)
         except BaseException:
             connection.close()
             raise
@@ -511,6 +525,14 @@ class _Stream:
         if not self.closed:
             raise Unavailable(f"{self.endpoint} ended the watch")
 
+    def heard(self, header: Mapping[str, Any]) -> None:
+        """Note whose data a line is of. Raises AnotherCluster."""
+        try:
+            self._shared.history.heard(self.endpoint, header)
+        except AnotherCluster:
+            self.close()
+            raise
+
     def close(self) -> None:
         self.closed = True
         # This wakes a thread that is reading. Closing the descriptor alone would not.
@@ -532,6 +554,7 @@ class Watch:
     def __iter__(self) -> Iterator[tuple[int, tuple[Event, ...]]]:
         for message in self._stream:
             result = message.get("result", message)
+            self._stream.heard(result.get("header", {}))
             if result.get("canceled") or int(result.get("compact_revision", 0)):
                 self.close()
                 reason = result.get("cancel_reason") or "its history was compacted"
@@ -560,7 +583,10 @@ def client_from(
     credentials = replace(known, **files)
     scheme = str(conf.get("protocol") or ("https" if credentials.cacert else "http"))
     login_ms = environment.integer(env, LOGIN_MS, _LOGIN_MS, least=0)
-    return Client(parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""), login_ms)
+    history = History.at(env[HISTORY]) if HISTORY in env else None
+    return Client(
+        parse_endpoints(endpoints, scheme), credentials, timeout, env.get(LOGIN_FILE, ""), login_ms, history
+    )
 
 
 def wait_until_up(client: Client, seconds: float, say: Say) -> EndpointStatus:

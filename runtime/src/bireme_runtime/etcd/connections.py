@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from bireme_runtime.etcd.history import History
 from bireme_runtime.process.http import Address, Connections, parse_address
 
 DEFAULT_PORT = 2379
@@ -81,7 +82,8 @@ def _parse_endpoint(text: str, scheme: str) -> Endpoint:
 class Shared:
     """What the threads of a client, and its variants with other timeouts, share."""
 
-    def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
+    def __init__(self, endpoints: tuple[Endpoint, ...], history: History) -> None:
+        self.history = history
         self.lock = threading.Lock()
         self.connections = Connections(4)
         self.logging_in = threading.Lock()

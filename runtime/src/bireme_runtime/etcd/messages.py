@@ -24,6 +24,10 @@ class Unavailable(EtcdError):
     """No endpoint accepted the request. It was not carried out: repeating it is safe."""
 
 
+class AnotherCluster(Unavailable):
+    """An endpoint belongs to another cluster than before."""
+
+
 class OutOfSpace(Unavailable):
     """etcd takes no writes because its quota is used up."""
 

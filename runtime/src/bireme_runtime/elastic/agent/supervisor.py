@@ -213,9 +213,9 @@ class EtcdBackend(Backend):
             settings = rules.RunSettings.from_config(
                 options.run_id, options.min_nodes, options.max_nodes, options.conf
             )
-            self._login = _shared_file()
+            self._shared = _shared_memory()
             self._client = etcd.client_from(
-                options.endpoint, {**env, **self._login}, _ETCD_SECONDS, options.conf
+                options.endpoint, {**env, **self._shared}, _ETCD_SECONDS, options.conf
             )
             self._client.expect(torch_handler.first_workers(env))
         except (ValueError, OSError) as error:
@@ -235,7 +235,7 @@ class EtcdBackend(Backend):
 
     @property
     def trains(self) -> bool:
-        return self._board.round > 0
+        return self._board.token > 0
 
     def expel(self) -> None:
         self._board.expel()
@@ -251,7 +251,7 @@ class EtcdBackend(Backend):
     def environment(self) -> dict[str, str]:
         self._base = membership.new_base(socket.gethostname())
         self._board.clear()
-        return {"BIREME_MEMBER": self._base, fence.BOARD: self._board.path, **self._login}
+        return {"BIREME_MEMBER": self._base, fence.BOARD: self._board.path, **self._shared}
 
     def succeeded(self) -> bool:
         try:
@@ -300,9 +300,10 @@ class EtcdBackend(Backend):
         return membership.leases_of(self._client, self._root, self._base) if self._base else ()
 
 
-def _shared_file() -> dict[str, str]:
-    """A file in memory that this worker's processes share, for their login to etcd."""
-    return {etcd.LOGIN_FILE: f"/proc/{os.getpid()}/fd/{os.memfd_create('bireme-login')}"}
+def _shared_memory() -> dict[str, str]:
+    """Memory that this worker's processes share, for their login to etcd and what they know of its data."""
+    login = f"/proc/{os.getpid()}/fd/{os.memfd_create('bireme-login')}"
+    return {etcd.LOGIN_FILE: login, etcd.HISTORY: etcd.History.new().path}
 
 
 class C10dBackend(Backend):

@@ -107,6 +107,7 @@ class World:
     rank: int
     size: int
     mod_revision: int
+    token: int
 
 
 class Rendezvous:
@@ -150,8 +151,8 @@ class Rendezvous:
         # Where the watches of a member without a whole view resume: of members, and of all other keys.
         self._resume = (0, 0)
         self._trouble = "no answer yet"
-        # The highest round that this member has ever seen; etcd may have lost it.
-        self._highest = 0
+        # The highest round, and token, that this member has ever seen; etcd may have lost them.
+        self._highest = self._highest_token = 0
         self._seen: set[str] = set()
         self._finishing = _Progress()
         self._gathering = self._last_arrival = time.monotonic()
@@ -197,6 +198,8 @@ class Rendezvous:
                     deadline = time.monotonic() + self.settings.join_timeout
                 if isinstance(decision, Joined) and self._uncertain():
                     decision = Wait("etcd to renew its lease")
+                if isinstance(decision, Propose) and self._unsettled() > 0:
+                    decision = Wait("leases that may still live in other data of etcd", self._unsettled())
                 if isinstance(decision, Joined):
                     return self._enter(decision)
                 if isinstance(decision, Wait) and not lost:
@@ -230,7 +233,7 @@ class Rendezvous:
                 self._registration is None
                 or self._registration.lost
                 or self._uncertain()
-                or self._view.number != self._world.number
+                or self._view.token != self._world.token
             ):
                 return 1
             view, world = self._view, self._world
@@ -263,7 +266,7 @@ class Rendezvous:
         with self._changed:
             self._check_threads()
             lost = self._registration is None or self._registration.lost or self._uncertain()
-            return lost or self._view.number != world.number or bool(self._view.leavers())
+            return lost or self._view.token != world.token or bool(self._view.leavers())
 
     def publish_store(self, world: World, address: str) -> bool:
         """Publish, as rank 0, the address of the round's store. Returns False when the round has ended."""
@@ -326,7 +329,8 @@ class Rendezvous:
 
     def token(self, world: World) -> dict[str, str]:
         """The environment by which the processes of this world know, and can check, their round."""
-        return fence.environment(self.settings.run_id, world.number, self._key("round"), self.board)
+        key, run = self._key("round"), self.settings.run_id
+        return fence.environment(run, world.number, world.token, key, self.board)
 
     def all_finished(self) -> bool:
         """Whether all members have finished the round, as this one has: then the run has succeeded.
@@ -340,7 +344,7 @@ class Rendezvous:
             if view.outcome == SUCCESS:
                 return True
             lost = registration is None or registration.lost
-        if world is None or registration is None or lost or view.number != world.number:
+        if world is None or registration is None or lost or view.token != world.token:
             return False
         try:
             if not registration.member.finished:
@@ -402,7 +406,8 @@ class Rendezvous:
     def _enter(self, joined: Joined) -> World:
         current = self._view.round
         assert current is not None
-        self._world = World(current.number, joined.rank, len(current.members), current.mod_revision)
+        size, revision = len(current.members), current.mod_revision
+        self._world = World(current.number, joined.rank, size, revision, current.token)
         self._entered = time.monotonic()
         self._admitted(self._world)
         return self._world
@@ -414,7 +419,7 @@ class Rendezvous:
             if world is None or registration is None:
                 self.board.clear()
             else:
-                self.board.admit(world.number, self._until(registration, fence.KILL_SHARE))
+                self.board.admit(world.token, self._until(registration, fence.KILL_SHARE))
 
     def _until(self, registration: _Registration, share: float) -> float:
         """When this share of the lease is over, by fence.now: of the shortest life that it can have."""
@@ -447,7 +452,7 @@ class Rendezvous:
                     self._say_goodbye(self._registration, deadline)
                     self._write(
                         self._registration,
-                        replace(self._registration.member, ready=self._highest + 1, finished=False),
+                        self._ready(self._registration.member),
                         deadline,
                     )
                 return
@@ -458,7 +463,7 @@ class Rendezvous:
         """Tell the members of a round that still trains that this one does not any more."""
         with self._changed:
             world, view = self._world, self._view
-            known = world is None or view.number != world.number or bool(view.leavers())
+            known = world is None or view.token != world.token or bool(view.leavers())
         if world is None or known:
             return
         for _ in range(3):
@@ -513,15 +518,20 @@ class Rendezvous:
     def _register(self, deadline: float) -> None:
         # etcd may have been restored or emptied: read the current round before deriving `ready` from it.
         self._read_again(deadline)
+        while self._client.history.losses and self._unsettled() > 0:
+            # Others of a round that etcd has lost may not know yet.
+            self._closing.wait(self._unsettled())
+            self._read_again(deadline)
         self._wait_for_peers(min(deadline, time.monotonic() + self.settings.read_timeout))
+        losses = self._client.history.losses
         asked, lease = self._persist(
             lambda: (fence.now(), self._client.lease_grant(self.settings.lease_ttl)), deadline
         )
         self._registrations += 1
         me = self.identity
-        id, ready = f"{me.base}.{self._registrations}", self._highest + 1
-        member = Member(id, me.base, me.slot, me.address, ready, place=me.place)
-        registration = _Registration(self._key(f"members/{id}"), lease, member, asked)
+        id = f"{me.base}.{self._registrations}"
+        member = self._ready(Member(id, me.base, me.slot, me.address, 0, place=me.place))
+        registration = _Registration(self._key(f"members/{id}"), lease, member, asked, losses)
         if self.settings.lock:
             self._claim(registration, deadline)
         self._write(registration, member, deadline)
@@ -530,6 +540,18 @@ class Rendezvous:
             self._registration, self._world = registration, None
             self._see_more()
             self._changed.notify_all()
+
+    def _ready(self, member: Member) -> Member:
+        """The member as ready for the next round."""
+        return replace(member, ready=self._highest + 1, token=self._highest_token, finished=False)
+
+    def _unsettled(self) -> float:
+        """Seconds until all leases have ended that were granted in data that etcd had before these.
+
+        Who comes to an etcd does not know whether it had other data, which matters where runs are kept apart.
+        """
+        history = self._client.history
+        return self.settings.lease_ttl - history.seconds if self.settings.lock or history.losses else 0.0
 
     def _claim(self, registration: _Registration, deadline: float) -> None:
         """Hold the lock under the member's lease. Raises Locked when another run holds it."""
@@ -600,6 +622,8 @@ class Rendezvous:
             etcd.none_newer(self._key("members/"), view.revision),
         ]
         trouble = "the members change meanwhile"
+        # By the clock, since etcd and all agents of before may be gone.
+        proposal = replace(proposal, token=max(proposal.token, int(1000 * time.time())))
         try:
             if self._client.txn(compare, [etcd.put_op(self._key("round"), proposal.to_json())]).succeeded:
                 trouble = "the view does not show it"
@@ -703,12 +727,16 @@ class Rendezvous:
             asked = fence.now()
             try:
                 self._renewal_client.lease_keepalive(registration.lease)
+                if self._renewal_client.revision < self._client.history.revision:
+                    # A server that lags behind, or one that has lost data.
+                    self._renewal_client.get(self._key("round"))
+                if self._client.history.losses != registration.losses:
+                    raise etcd.LeaseLost("etcd has lost data")
                 self._renewed(registration, asked)
                 self._mind_the_watch()
-            except etcd.LeaseLost:
+            except etcd.LeaseLost as error:
                 log.warning(
-                    "the lease of %s has ended: the others continue without it until it joins again",
-                    registration.key,
+                    "%s: the others continue without %s until it joins again", error, registration.key
                 )
                 self._mark_lost(registration)
             except etcd.EtcdError as error:
@@ -813,6 +841,7 @@ class Rendezvous:
                     self._follow_from(events)
                     self._followed = (revision, time.monotonic())
                 else:
+                    self._check_data()
                     with self._changed:
                         self._reading = wanted
                         self._followed = (revision, time.monotonic())
@@ -823,6 +852,19 @@ class Rendezvous:
                     return
         finally:
             watch.close()
+
+    def _check_data(self) -> None:
+        """See whether etcd has what this member has read and written. Raises Compacted if it has not."""
+        view, mine = self._view, self._registration
+        names = (self._key("round"), mine.key if mine and mine.mod_revision and not mine.lost else "")
+        found = self._client.spans(*(etcd.Span(name, name + "\0") for name in names if name))
+        latest, *own = (view_of(self.settings.root, each) for each in found)
+        if latest.round != view.round and (latest.round or Round(0, ())).mod_revision <= view.revision:
+            raise etcd.Compacted("etcd has other data than this member has read")
+        if mine and own:
+            member = own[0].members.get(mine.member.id)
+            if member is None or (member.ready, member.finished) < (mine.member.ready, mine.member.finished):
+                self._mark_lost(mine)
 
     def _new_watch(self, idle: float) -> etcd.Watch:
         root, members = self.settings.root, self._key("members/")
@@ -866,6 +908,7 @@ class Rendezvous:
         with self._changed:
             self._view = view = view.after(self._view)
             self._highest = max(self._highest, view.number)
+            self._highest_token = max(self._highest_token, view.token)
             if not view.members.keys() <= self._seen:
                 self._last_arrival = time.monotonic()
                 self._seen |= view.members.keys()
@@ -902,11 +945,12 @@ def _put(kv: etcd.KeyValue | None) -> list[etcd.Event]:
 class _Registration:
     """The member's key and its lease, and when the lease's last renewal was sent, by fence.now."""
 
-    def __init__(self, key: str, lease: int, member: Member, renewed: float) -> None:
+    def __init__(self, key: str, lease: int, member: Member, renewed: float, losses: int) -> None:
         self.key = key
         self.lease = lease
         self.member = member
         self.renewed = renewed
+        self.losses = losses
         self.create_revision = 0
         self.mod_revision = 0
         self.lost = False

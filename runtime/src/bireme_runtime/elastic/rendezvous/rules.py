@@ -134,7 +134,7 @@ class Member:
     """One agent. With a new lease it gets a new `id`, but keeps its `base`.
 
     `ready` is the first round in which it can be placed. `finished` means that its processes have succeeded
-    in the latest round.
+    in the latest round. `token` is that of the latest round that it knows.
     `slot` orders newcomers (the completion index of the pod), `place` those of one network (topology.py).
     """
 
@@ -145,12 +145,13 @@ class Member:
     ready: int
     finished: bool = False
     place: tuple[str, ...] = ()
+    token: int = 0
 
     def to_json(self) -> str:
         """The value of the member's key."""
         record = {"base": self.base, "slot": self.slot, "address": self.address, "ready": self.ready}
         place = {"place": self.place} if self.place else {}
-        return json.dumps({**record, **place, "finished": self.finished}, sort_keys=True)
+        return json.dumps({**record, **place, "finished": self.finished, "token": self.token}, sort_keys=True)
 
     @property
     def order(self) -> tuple[int, str]:
@@ -160,16 +161,20 @@ class Member:
 
 @dataclass(frozen=True)
 class Round:
-    """One agreed world: the ids of the members by rank."""
+    """One agreed world: the ids of the members by rank.
+
+    `token` is higher than that of every world of the release before it, whichever data etcd had then.
+    """
 
     number: int
     members: tuple[str, ...]
     mod_revision: int = 0
+    token: int = 0
 
     def to_json(self) -> str:
         """The value of the round's key. Each member is told all ids, so they are compressed."""
         packed = base64.b64encode(zlib.compress("\n".join(self.members).encode()))
-        return json.dumps({"number": self.number, "members": packed.decode()})
+        return json.dumps({"number": self.number, "members": packed.decode(), "token": self.token})
 
     @functools.cached_property
     def bases(self) -> tuple[str, ...]:
@@ -220,6 +225,11 @@ class View:
         """The number of the latest round; 0 before the first."""
         return self.round.number if self.round else 0
 
+    @property
+    def token(self) -> int:
+        """The token of the latest round; 0 before the first."""
+        return self.round.token if self.round else 0
+
     def placed(self, member: Member) -> bool:
         """Whether the member trains in the latest round, rather than waiting for the next."""
         return self.round is not None and member.id in self.round.ids and member.ready <= self.round.number
@@ -254,7 +264,7 @@ class View:
 
     def after(self, previous: View) -> View:
         """This view, with the members that the previous one knew to have finished the same round."""
-        if previous.number != self.number:
+        if previous.token != self.token:
             return self
         return replace(self, finished=self.finished | (previous.finished - self.members.keys()))
 
@@ -297,7 +307,8 @@ class View:
 def _member(id: str, record: Mapping[str, Any]) -> Member:
     slot, ready = int(record["slot"]), int(record["ready"])
     finished, place = bool(record.get("finished")), tuple(map(str, record.get("place", ())))
-    return Member(id, str(record["base"]), slot, str(record["address"]), ready, finished, place)
+    base, address, token = str(record["base"]), str(record["address"]), int(record.get("token", 0))
+    return Member(id, base, slot, address, ready, finished, place, token)
 
 
 def round_of(value: str, revision: int) -> Round:
@@ -307,7 +318,7 @@ def round_of(value: str, revision: int) -> Round:
         ids = zlib.decompress(base64.b64decode(record["members"])).decode()
     except zlib.error as error:
         raise ValueError(str(error)) from None
-    return Round(int(record["number"]), tuple(ids.split()), revision)
+    return Round(int(record["number"]), tuple(ids.split()), revision, int(record["token"]))
 
 
 def _call(record: Mapping[str, Any], revision: int) -> Call:
@@ -381,7 +392,7 @@ def decide(
         return Wait(f"{len(placed)} members of round {view.number} to stop, among them {placed[0]}")
     if settings.size(len(members)) < settings.min_nodes:
         return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
-    if me != min(view.members):
+    if me not in (min(view.members), view.first()):
         return Wait("another member to propose the round")
     if any(member.ready > view.number + 1 for member in members):
         # They know of a round that etcd does not. Others of that round may not know yet what happened.
@@ -408,12 +419,13 @@ def _newcomers(view: View, members: list[Member]) -> bool:
 def _next_round(view: View, members: list[Member], size: int, unit: int) -> Round:
     """Members of the last round keep their order and newcomers follow by slot, until there are so many.
 
-    Among them neighbours in the network come side by side, in whole units where possible. The number is
-    higher than that of every round that etcd or one of the members knows.
+    Among them neighbours in the network come side by side, in whole units where possible. Number and token
+    are higher than those of every round that etcd or one of the members knows.
     """
     known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
     survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
     newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
     chosen = topology.arranged((survivors + newcomers)[:size], unit)
     number = max(view.number + 1, *(member.ready for member in members))
-    return Round(number, tuple(m.id for m in chosen))
+    token = max(view.token, *(member.token for member in members)) + 1
+    return Round(number, tuple(m.id for m in chosen), token=token)
