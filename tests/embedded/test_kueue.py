@@ -88,7 +88,7 @@ class Queues:
         """Install a job whose workers take whole nodes, and wait at most so long for its pods."""
         if release not in self.releases:
             self.releases.append(release)
-        sets = (f"queueName={queue}", *sets)
+        sets = (f"queue.name={queue}", *sets)
         request = self.request_for(chart, instance=TYPE, release=release, namespace="default", sets=sets)
         return self.deployer.install(request, seconds)
 
@@ -161,8 +161,8 @@ def test_a_job_of_higher_priority_goes_first(queues: Queues) -> None:
         queues.make("workloadpriorityclasses", name, {"value": value})
     queues.queue("training", nodes=1)
     queues.install("holder", "training", "workers=1")
-    queues.waits("patient", "training", "workers=1", "kueue.priorityClass=low")
-    assert "place 1 of 2" in queues.waits("urgent", "training", "workers=1", "kueue.priorityClass=high")
+    queues.waits("patient", "training", "workers=1", "queue.priorityClass=low")
+    assert "place 1 of 2" in queues.waits("urgent", "training", "workers=1", "queue.priorityClass=high")
     assert "place 2 of 2" in queues.sentence("patient")
     queues.uninstall("holder")
     queues.runs("urgent", 1)
@@ -189,8 +189,8 @@ def test_a_job_of_higher_priority_takes_the_place_of_one_that_runs(queues: Queue
     for name, value in {"low": 1, "high": 10}.items():
         queues.make("workloadpriorityclasses", name, {"value": value})
     queues.queue("training", nodes=2, preemption={"withinClusterQueue": "LowerPriority"})
-    queues.install("patient", "training", "workers=2", "kueue.priorityClass=low")
-    queues.install("urgent", "training", "workers=2", "kueue.priorityClass=high")
+    queues.install("patient", "training", "workers=2", "queue.priorityClass=low")
+    queues.install("urgent", "training", "workers=2", "queue.priorityClass=high")
     queues.runs("urgent", 2)
     until(lambda: queues.phases("patient") == [], what="the other to stop")
     queues.uninstall("urgent")
@@ -215,7 +215,7 @@ def test_a_job_starts_with_as_many_workers_as_there_is_quota_for(
     queues: Queues, chart: str, limits: tuple[str, ...]
 ) -> None:
     queues.queue("training", nodes=3)
-    sets = ("workers=4", *limits, "kueue.admission=partial")
+    sets = ("workers=4", *limits, "queue.admission=partial")
     found = queues.install("partial", "training", *sets, chart=chart, seconds=5)
     queues.runs("partial", 3)
     assert [(each.state, each.pods) for each in found.queue_positions] == [("admitted", 3)]
@@ -228,7 +228,7 @@ def test_an_elastic_job_grows_and_shrinks_in_place_within_its_quota(
     queues: Queues, chart: str, limits: tuple[str, ...]
 ) -> None:
     queues.queue("training", nodes=3)
-    sets = (*limits, "kueue.admission=elastic")
+    sets = (*limits, "queue.admission=elastic")
     queues.install("elastic", "training", "workers=1", *sets, chart=chart)
     queues.runs("elastic", 1)
     (first,) = [pod["metadata"]["uid"] for pod in queues.pods("elastic")]
@@ -260,7 +260,7 @@ def test_workers_are_packed_below_one_switch_or_wait(queues: Queues) -> None:
     }
     queues.make("resourceflavors", "near", {"spec": flavor})
     queues.queue("training", nodes=NODES, flavor="near")
-    near = ["placement.networkLayer=2", "kueue.topology=true", "placement.networkMode=require"]
+    near = ["placement.networkLayer=2", "queue.topology=true", "placement.networkMode=require"]
     assert "topology" in queues.waits("three", "training", "workers=3", *near)
     queues.install("two", "training", "workers=2", *near)
     queues.runs("two", 2)
@@ -309,7 +309,7 @@ AUTOSCALE = ("autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0"
 @pytest.mark.whole
 def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues, tmp_path: Path) -> None:
     queues.queue("training", nodes=3)
-    sets = ("workers=1", "kueue.admission=elastic", "rendezvous.backend=c10d", "etcd.enabled=false")
+    sets = ("workers=1", "queue.admission=elastic", "rendezvous.backend=c10d", "etcd.enabled=false")
     queues.install("follower", "training", *sets, *AUTOSCALE)
     queues.runs("follower", 1)
     job = "/apis/batch/v1/namespaces/default/jobs/follower-r1"

@@ -102,7 +102,7 @@ def test_the_ssh_key_is_generated_once_and_kept_by_upgrades(release: ReleaseFact
     job = release("mpi-training", sets=["workers=2", ALONE], helm=helm, **P4D)
     made = key(job)
     assert made.startswith(b"-----BEGIN EC PRIVATE KEY-----")
-    in_place = ["workers=2", ALONE, "activeDeadlineSeconds=9000", "queueName=training"]
+    in_place = ["workers=2", ALONE, "activeDeadlineSeconds=9000", "queue.name=training"]
     foreseen = job.changes(sets=in_place, helm=helm, **P4D)
     assert [each.object for each in foreseen.changes if each.action != "nothing"] == [f"Job/{job.name}-r1"]
     job.upgrade(sets=in_place, helm=helm, **P4D)
@@ -150,11 +150,11 @@ def test_an_elastic_job_scales_in_place_and_each_worker_has_starts_of_its_own(
 
 def test_suspend_removes_the_pods_and_the_queue_label_is_set(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
-    job.upgrade(sets=["workers=2", ALONE, "suspend=true", "queueName=training"], **P4D)
+    job.upgrade(sets=["workers=2", ALONE, "suspend=true", "queue.name=training"], **P4D)
     job.until(lambda: not live(job, "worker"))
     (found,) = job.objects("jobs")
     assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
-    job.upgrade(sets=["workers=2", ALONE, "suspend=false", "queueName=training"], **P4D)
+    job.upgrade(sets=["workers=2", ALONE, "suspend=false", "queue.name=training"], **P4D)
     assert job.differences() == ()
 
 
@@ -198,10 +198,10 @@ class TestMpiJob:
 
     def test_suspend_removes_the_pods_and_the_queue_label_is_set(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
-        job.upgrade(sets=[*self.SETS, "suspend=true", "queueName=training"], **P4D)
+        job.upgrade(sets=[*self.SETS, "suspend=true", "queue.name=training"], **P4D)
         job.until(lambda: not live(job, "worker") and not live(job, "launcher"))
         path = f"/apis/kubeflow.org/v2beta1/namespaces/{job.namespace}/mpijobs/{job.name}-r1"
         labels = job.cluster.api.get(path)["metadata"]["labels"]
         assert labels["kueue.x-k8s.io/queue-name"] == "training"
-        job.upgrade(sets=[*self.SETS, "suspend=false", "queueName=training"], **P4D)
+        job.upgrade(sets=[*self.SETS, "suspend=false", "queue.name=training"], **P4D)
         assert job.differences() == ()

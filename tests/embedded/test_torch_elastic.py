@@ -256,7 +256,12 @@ def test_uninstall_leaves_nothing(release: ReleaseFactory) -> None:
 def test_time_to_live_deadline_and_queue_change_in_place(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     before, identity = uids(job), job_uid(job)
-    in_place = ["workers=2", "ttlSecondsAfterFinished=60", "activeDeadlineSeconds=9000", "queueName=training"]
+    in_place = [
+        "workers=2",
+        "ttlSecondsAfterFinished=60",
+        "activeDeadlineSeconds=9000",
+        "queue.name=training",
+    ]
     assert not job.changes(sets=in_place, **P4D).is_refused
     job.upgrade(sets=in_place, **P4D)
     assert (uids(job), job_uid(job)) == (before, identity)

@@ -28,7 +28,7 @@ def test_a_name_that_looks_like_something_else_stays_text(
 ) -> None:
     values = {
         "imagePullSecrets": [name],
-        "queueName": name,
+        "queue": {"name": name},
         "priorityClassName": name,
         "serviceAccount": {"name": name},
         "claims": [{"claimName": name, "mountPath": "/data", "subPath": name}],

@@ -17,8 +17,7 @@ from tests.support.rendered import container_of, environment_of, the
 VALUES = {
     "instance": {"type": "ml.p5.48xlarge"},
     "workers": 2,
-    "queueName": "hyperpod-ns-vision-localqueue",
-    "kueue": {"priorityClass": "high-priority"},
+    "queue": {"name": "hyperpod-ns-vision-localqueue", "priorityClass": "high-priority"},
     "nodeSelector": {"sagemaker.amazonaws.com/deep-health-check-status": "Passed"},
 }
 

@@ -167,7 +167,7 @@ def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Ca
 @BOTH
 def test_a_kueue_queue_and_suspension(render: Callable[..., Render], orchestrator: str) -> None:
     sets = [f"orchestrator={orchestrator}"]
-    job = the(render("mpi-training", sets=[*sets, "queueName=training"]), orchestrator)
+    job = the(render("mpi-training", sets=[*sets, "queue.name=training"]), orchestrator)
     assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
     policy = job["spec"]["runPolicy"] if orchestrator == "MPIJob" else job["spec"]
     assert "suspend" not in policy

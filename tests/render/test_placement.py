@@ -14,7 +14,7 @@ CHARTS = ("torch-elastic", "mpi-training", "paddle")
 EFA = "instance.type=p4d.24xlarge"
 ZONE = "topology.kubernetes.io/zone"
 LAYER = "topology.k8s.aws/network-node-layer-3"
-QUEUE = ["queueName=training", "placement.networkLayer=3"]
+QUEUE = ["queue.name=training", "placement.networkLayer=3"]
 
 
 def job(rendered: Render) -> Manifest:
@@ -167,20 +167,20 @@ def of_kueue(given: Mapping[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("chart", CHARTS)
 def test_kueue_places_workers_only_by_choice(render: Callable[..., Render], chart: str) -> None:
     def asked(*sets: str) -> dict[str, str]:
-        rendered = render(chart, sets=["queueName=training", *sets])
+        rendered = render(chart, sets=["queue.name=training", *sets])
         found = {**job(rendered).annotations, **template(rendered)["metadata"]["annotations"]}
         return {key: value for key, value in of_kueue(found).items() if not key.startswith("pod-group")}
 
     assert asked() == {}
-    topology = ["placement.networkLayer=3", "kueue.topology=true"]
+    topology = ["placement.networkLayer=3", "queue.topology=true"]
     assert asked(*topology) == {"podset-preferred-topology": LAYER}
     assert asked(*topology, "placement.networkMode=require") == {"podset-required-topology": LAYER}
-    packed = render(chart, sets=["queueName=training", *topology])
+    packed = render(chart, sets=["queue.name=training", *topology])
     assert affinity(packed) == {"required": [], "preferred": []}, "Kueue has chosen the nodes already"
 
 
 def test_kueue_is_told_with_how_few_workers_a_job_can_start(render: Callable[..., Render]) -> None:
-    sets = [*QUEUE, "workers=4", "minWorkers=2", "kueue.admission=partial"]
+    sets = [*QUEUE, "workers=4", "minWorkers=2", "queue.admission=partial"]
     annotations = of_kueue(job(render("torch-elastic", sets=sets)).annotations)
     assert annotations == {"job-min-parallelism": "2", "job-completions-equal-parallelism": "true"}
 
@@ -189,14 +189,14 @@ def test_kueue_is_told_with_how_few_workers_a_job_can_start(render: Callable[...
 def test_kueue_follows_the_number_of_workers_only_by_choice(
     render: Callable[..., Render], chart: str
 ) -> None:
-    elastic = render(chart, sets=[*QUEUE, "kueue.admission=elastic"])
+    elastic = render(chart, sets=[*QUEUE, "queue.admission=elastic"])
     jobs = [each for each in elastic.manifests if each.kind == "Job" and not each.is_hook]
     assert [of_kueue(each.annotations) for each in jobs] == [{"elastic-job": "true"}] * len(jobs)
     assert {each.labels["kueue.x-k8s.io/queue-name"] for each in jobs} == {"training"}
 
 
 def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[..., Render]) -> None:
-    sets = ["queueName=q", "workers=3", "pservers.count=2", "kueue.priorityClass=high"]
+    sets = ["queue.name=q", "workers=3", "pservers.count=2", "queue.priorityClass=high"]
     rendered = render("paddle", release="w2v", sets=sets)
     jobs = [each for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
     assert len(jobs) == 2
@@ -213,5 +213,5 @@ def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
 def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: Callable[..., Render], chart: str) -> None:
-    labels = of_kueue(job(render(chart, sets=["queueName=q", "kueue.priorityClass=high"])).labels)
+    labels = of_kueue(job(render(chart, sets=["queue.name=q", "queue.priorityClass=high"])).labels)
     assert labels == {"queue-name": "q", "priority-class": "high"}

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from bireme.plan.topology import Plan
 
-QUEUE = ["queueName=training", "workers=3"]
+QUEUE = ["queue.name=training", "workers=3"]
 
 
 def test_a_job_takes_what_its_workers_ask_for_and_etcd_nothing(plan: Callable[..., Plan]) -> None:
-    sets = [*QUEUE, "kueue.priorityClass=high"]
+    sets = [*QUEUE, "queue.priorityClass=high"]
     (job,) = plan("torch-elastic", instance="p4d.24xlarge", release="t", sets=sets).queued
     assert (job.kind, job.name, job.queue, job.priority_class) == ("Job", "t-r1", "training", "high")
     assert job.pods == 3
@@ -27,7 +27,7 @@ def test_an_mpi_job_takes_its_launcher_too(plan: Callable[..., Plan]) -> None:
 def test_pservers_and_trainers_are_counted_together(plan: Callable[..., Plan]) -> None:
     together = plan("paddle", release="w2v", sets=[*QUEUE, "pservers.count=2"]).queued
     assert [(each.kind, each.name, each.pods) for each in together] == [("Pods", "w2v-r1", 5)]
-    apart = plan("paddle", release="w2v", sets=[*QUEUE, "pservers.count=2", "kueue.admission=elastic"]).queued
+    apart = plan("paddle", release="w2v", sets=[*QUEUE, "pservers.count=2", "queue.admission=elastic"]).queued
     assert sorted((each.name, each.pods) for each in apart) == [("w2v-ps-r1", 2), ("w2v-r1", 3)]
 
 

@@ -192,7 +192,7 @@ def test_suspend_ttl_and_deadline_are_rendered_only_when_set(render: Callable[..
 
 
 def test_a_kueue_queue_is_a_label_and_leaves_suspension_to_kueue(render: Callable[..., Render]) -> None:
-    job = the(render("torch-elastic", sets=["queueName=training"]), "Job")
+    job = the(render("torch-elastic", sets=["queue.name=training"]), "Job")
     assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
     assert "suspend" not in job["spec"]
 

@@ -136,7 +136,7 @@ def test_tools_without_names_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["[red]", "[/]", "^(*)?$ [bold", "a[b]c"])
 def test_square_brackets_are_text(text: str) -> None:
-    assert text in refused("validate", "torch-elastic", "--set-json", f"queueName={json.dumps(text)}")
+    assert text in refused("validate", "torch-elastic", "--set-json", f"queue.name={json.dumps(text)}")
 
 
 @pytest.mark.parametrize(

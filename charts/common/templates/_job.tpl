@@ -4,7 +4,7 @@ A Job of any chart.
 
 {{/*
 The metadata of a Job or MPIJob.
-Arguments: root (values queueName, jobLabels, kueue), component, name, parts (see _immutable.tpl), least (optional: the
+Arguments: root (values queue, jobLabels), component, name, parts (see _immutable.tpl), least (optional: the
 pods with which it can start), group (optional: the number of pods that Kueue admits together, see training.queue.group),
 autoscale (optional: the result of training.autoscale).
 */}}
@@ -31,7 +31,7 @@ annotations:
   {{- with .autoscale }}
   bireme/autoscale: {{ toJson . | quote }}
   {{- end }}
-  {{- $admission := ($root.Values.kueue | default dict).admission }}
+  {{- $admission := ($root.Values.queue | default dict).admission }}
   {{- if eq $admission "elastic" }}
   kueue.x-k8s.io/elastic-job: "true"
   {{- else if eq $admission "partial" }}
@@ -58,14 +58,14 @@ suspend: {{ $v.suspend }}
 
 {{/*
 The labels of what Kueue admits. Nothing without a queue.
-Arguments: root (values queueName, kueue).
+Arguments: root (values queue).
 */}}
 {{- define "common.queueLabels" -}}
-{{- $v := (required "common.queueLabels needs root" .root).Values }}
-{{- with $v.queueName -}}
+{{- $queue := (required "common.queueLabels needs root" .root).Values.queue | default dict }}
+{{- with $queue.name -}}
 kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- end }}
-{{- with ($v.kueue | default dict).priorityClass }}
+{{- with $queue.priorityClass }}
 kueue.x-k8s.io/priority-class: {{ . | quote }}
 {{- end }}
 {{- end }}

@@ -17,7 +17,7 @@ The number of pservers: with topology collocated, one for each trainer.
 The number of pods of pservers and trainers if Kueue admits them together, else 0.
 */}}
 {{- define "paddle.group" -}}
-{{- if and .Values.queueName (eq .Values.kueue.admission "whole") (include "paddle.hasServers" .) (not (include "paddle.isCollocated" .)) -}}
+{{- if and .Values.queue.name (eq .Values.queue.admission "whole") (include "paddle.hasServers" .) (not (include "paddle.isCollocated" .)) -}}
 {{- add (int64 .Values.workers) (int64 .Values.pservers.count) }}
 {{- else }}0{{ end }}
 {{- end }}

@@ -52,7 +52,7 @@ Arguments: root (value workers), name (of the Job), policy (the result of traini
 
 {{/*
 Rules about autoscale.
-Arguments: root (values autoscale, workers, queueName, kueue), policy (the result of training.autoscale), least and most (the
+Arguments: root (values autoscale, workers, queue), policy (the result of training.autoscale), least and most (the
 bounds of the run, or empty).
 */}}
 {{- define "training.rules.autoscale" -}}
@@ -85,8 +85,8 @@ workers: the job starts with {{ int64 $v.workers }}, and autoscale lets it have 
 {{- end }}
 {{- include "training.rules.autoscale.bounds" (dict "key" $key "min" $min "max" $max "policy" $p "least" $.least "most" $.most) }}
 {{- end }}
-{{- if and $v.queueName (ne $v.kueue.admission "elastic") }}
-autoscale.enabled: Kueue stops a job of queue {{ $v.queueName }} whose number of pods changes; set kueue.admission=elastic, or leave one of the two out
+{{- if and $v.queue.name (ne $v.queue.admission "elastic") }}
+autoscale.enabled: Kueue stops a job of queue {{ $v.queue.name }} whose number of pods changes; set queue.admission=elastic, or leave one of the two out
 {{- end }}
 {{- end }}
 {{- end }}

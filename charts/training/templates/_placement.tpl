@@ -39,14 +39,14 @@ Arguments: root (values placement), worker.
 {{/*
 The affinity of workers as JSON: that of the values, and what placement adds to it. A pod satisfies an affinity to itself,
 so that the first one chooses for all.
-Arguments: root (values affinity, placement, kueue), worker, components (list: those whose pods stay together).
+Arguments: root (values affinity, placement, queue), worker, components (list: those whose pods stay together).
 */}}
 {{- define "training.placement.affinity" -}}
 {{- $v := (required "training.placement.affinity needs root" .root).Values }}
 {{- $p := $v.placement }}
 {{- $affinity := deepCopy $v.affinity }}
 {{- $selector := include "training.placement.selector" . | fromJson }}
-{{- $network := ternary "" (include "training.placement.networkLabel" .) $v.kueue.topology }}
+{{- $network := ternary "" (include "training.placement.networkLabel" .) $v.queue.topology }}
 {{- $required := list }}
 {{- if eq (include "training.placement.zone" .) "same" }}
 {{- $required = append $required (dict "topologyKey" "topology.kubernetes.io/zone" "labelSelector" $selector) }}
@@ -126,7 +126,7 @@ Arguments: root (values topologySpreadConstraints, placement), components.
 
 {{/*
 Annotations of the pods, as JSON: whether Karpenter may take their node, and where Kueue places them.
-Arguments: root (values placement, kueue).
+Arguments: root (values placement, queue).
 */}}
 {{- define "training.placement.annotations" -}}
 {{- $v := (required "training.placement.annotations needs root" .root).Values }}
@@ -134,7 +134,7 @@ Arguments: root (values placement, kueue).
 {{- $keep := $v.placement.doNotDisrupt }}
 {{- if kindIs "invalid" $keep }}{{ $keep = ne $v.placement.capacity "spot" }}{{ end }}
 {{- if $keep }}{{ $_ := set $annotations "karpenter.sh/do-not-disrupt" "true" }}{{ end }}
-{{- if $v.kueue.topology }}
+{{- if $v.queue.topology }}
 {{- $how := ternary "required" "preferred" (eq $v.placement.networkMode "require") }}
 {{- $_ := set $annotations (printf "kueue.x-k8s.io/podset-%s-topology" $how) (include "training.placement.networkLabel" .) }}
 {{- end }}
@@ -184,7 +184,7 @@ Arguments: root (values placement, orchestrator).
 {{- $v := (required "training.rules.placement needs root" .root).Values }}
 {{- $p := $v.placement }}
 {{- if and $p.queue (ne ($p.gang | default "") "volcano") (ne ($v.orchestrator | default "Job") "MPIJob") }}
-placement.queue: it is a queue of Volcano's gangs; set placement.gang=volcano with it, or queueName for a queue of Kueue
+placement.queue: it is a queue of Volcano's gangs; set placement.gang=volcano with it, or queue.name for a queue of Kueue
 {{- end }}
 {{- if and $p.reservationId $p.capacity (ne $p.capacity "reserved") }}
 placement.capacity: {{ $p.capacity }} contradicts placement.reservationId, whose capacity is reserved; leave one of them out

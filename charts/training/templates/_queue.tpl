@@ -1,6 +1,6 @@
 {{/*
 Labels and annotations of pods that Kueue admits together, from several Jobs, as JSON {labels, annotations}.
-Arguments: root (values queueName, kueue), count (of all pods of the group; 0 for none).
+Arguments: root (values queue), count (of all pods of the group; 0 for none).
 */}}
 {{- define "training.queue.group" -}}
 {{- $root := required "training.queue.group needs root" .root }}
@@ -15,33 +15,33 @@ Arguments: root (values queueName, kueue), count (of all pods of the group; 0 fo
 
 {{/*
 Rules about Kueue.
-Arguments: root (values kueue, queueName, placement), least (whether the job can start with fewer workers),
+Arguments: root (values queue, placement), least (whether the job can start with fewer workers),
 scales (whether their number changes in place).
 */}}
 {{- define "training.rules.queue" -}}
 {{- $v := (required "training.rules.queue needs root" .root).Values }}
-{{- $k := $v.kueue }}
-{{- if not $v.queueName }}
+{{- $k := $v.queue }}
+{{- if not $v.queue.name }}
 {{- range $key := compact (list (ternary "" "admission" (eq $k.admission "whole")) (ternary "" "priorityClass" (empty $k.priorityClass)) (ternary "topology" "" $k.topology)) }}
-kueue.{{ $key }}: Kueue admits only jobs of a queue; set queueName too, or leave it out
+queue.{{ $key }}: Kueue admits only jobs of a queue; set queue.name too, or leave it out
 {{- end }}
 {{- end }}
-{{- if and $v.placement.gang $v.queueName }}
-placement.gang: Kueue (queueName) admits a job as a whole already; leave one of the two out
+{{- if and $v.placement.gang $v.queue.name }}
+placement.gang: Kueue (queue.name) admits a job as a whole already; leave one of the two out
 {{- end }}
 {{- if and $k.topology (not $v.placement.networkLayer) }}
-kueue.topology: Kueue needs the layer of the network; set placement.networkLayer, e.g. 3, or leave it out
+queue.topology: Kueue needs the layer of the network; set placement.networkLayer, e.g. 3, or leave it out
 {{- end }}
 {{- if and $k.topology (eq $v.placement.networkMode "spread") }}
-kueue.topology: Kueue packs pods and cannot spread them; set placement.networkMode to prefer or require, or leave it out
+queue.topology: Kueue packs pods and cannot spread them; set placement.networkMode to prefer or require, or leave it out
 {{- end }}
 {{- if and $k.topology (eq $k.admission "elastic") }}
-kueue.admission: Kueue does not place an elastic job by topology; set kueue.topology=false, or kueue.admission=whole
+queue.admission: Kueue does not place an elastic job by topology; set queue.topology=false, or queue.admission=whole
 {{- end }}
 {{- if and (eq $k.admission "partial") (not .least) }}
-kueue.admission: this job starts with all its workers or not at all; set kueue.admission=whole
+queue.admission: this job starts with all its workers or not at all; set queue.admission=whole
 {{- end }}
 {{- if and (eq $k.admission "elastic") (not .scales) }}
-kueue.admission: the workers of this job do not change while it runs; set kueue.admission=whole
+queue.admission: the workers of this job do not change while it runs; set queue.admission=whole
 {{- end }}
 {{- end }}

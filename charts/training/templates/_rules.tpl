@@ -274,7 +274,7 @@ hostNetwork, dnsPolicy, dnsConfig), ports (the chart's own, a list; optional).
 {{- range $key := list "podLabels" "jobLabels" "podAnnotations" "jobAnnotations" }}
 {{- range $name := keys (index $v $key) | sortAlpha }}
 {{- if include "training.isReservedName" (dict "name" $name) }}
-{{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queueName{{ else if hasSuffix "priority-class" $name }} and set kueue.priorityClass{{ end }}
+{{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queue.name{{ else if hasSuffix "priority-class" $name }} and set queue.priorityClass{{ end }}
 {{- end }}
 {{- end }}
 {{- end }}

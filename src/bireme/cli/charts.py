@@ -55,9 +55,9 @@ def values(app: App, /, name: str) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--check", is_flag=True, help="Change nothing, and exit with 1 where something moved")
 def migrate(files: tuple[Path, ...], check: bool) -> None:
-    """Rename in values files what moved between releases.
+    """Move in values files what moved between releases.
 
-    Comments and order stay. No file is changed when one of them cannot follow.
+    Comments stay, and so does the order of all else. No file is changed when one of them cannot follow.
 
     \b
     Example: bireme migrate mine.yaml overlays/*.yaml

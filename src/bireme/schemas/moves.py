@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -12,29 +9,14 @@ import yaml
 from bireme.core.errors import BiremeError
 from bireme.helm.yaml import refuse_bombs
 
-
-@dataclass(frozen=True)
-class Move:
-    """A value that has another name since ``release``, beside the old one, and what its values became."""
-
-    release: str
-    parents: tuple[str, ...]
-    old: str
-    new: str
-    values: Mapping[bool | int | str, str]
-
-    @property
-    def before(self) -> str:
-        """The old name as users write it."""
-        return ".".join((*self.parents, self.old))
-
-    @property
-    def after(self) -> str:
-        """The new name as users write it."""
-        return ".".join((*self.parents, self.new))
-
-
-MOVES = (Move("0.2.0", ("kueue",), "elastic", "admission", {True: "elastic", False: "whole"}),)
+SINCE = "0.3.0"
+MOVES = {
+    "queueName": "queue.name",
+    "kueue.admission": "queue.admission",
+    "kueue.priorityClass": "queue.priorityClass",
+    "kueue.topology": "queue.topology",
+}
+"""Values that have another name since 0.3.0, by the old one."""
 GONE = {
     "autoscale.every": "since 0.3.0: remove it; charts/autoscaler looks every `everySeconds`",
     "autoscale.weight": "since 0.3.0: remove it; jobs of one priority share free places evenly",
@@ -43,21 +25,24 @@ GONE = {
 """Values that no chart takes any more: since when, and what to do."""
 
 
-def moved(name: str) -> Move | None:
-    """The move of the value with this old name, for example ``kueue.elastic``; None if it never moved."""
-    return next((each for each in MOVES if each.before == name), None)
+def moved(name: str) -> str | None:
+    """The new name of a value or of a group of values that moved; None if it never did."""
+    for before, after in MOVES.items():
+        if f"{before}.".startswith(f"{name}."):
+            return after.removesuffix(before.removeprefix(name))
+    return None
 
 
 def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     """A values file as today's charts take it, and a sentence for each value that moved.
 
-    Only the names and values that moved change; comments and order stay. ``name`` is the file's, for
-    messages. Raises BiremeError for text that is not a mapping in YAML, and for a value that cannot follow or
-    is gone.
+    The lines of a value that moved go to its group, with the comments above them; all else stays. ``name``
+    is the file's, for messages. Raises BiremeError for text that is not a mapping in YAML, and for a value
+    that cannot follow or is gone.
     """
     refuse_bombs(text, name)
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = _root(text)
     except yaml.YAMLError as error:
         raise BiremeError(f"{name} is no YAML: {' '.join(str(error).split())}") from error
     if root is None:
@@ -65,45 +50,98 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     if not isinstance(root, yaml.MappingNode):
         raise BiremeError(f"{name} is not a values file: it must be a mapping of keys to values")
     for before, instead in GONE.items():
-        for key, _ in _found(root, before):
+        for key, _ in _found(root, before)[-1:]:
             raise BiremeError(f"{name}, line {key.start_mark.line + 1}: {before} is gone {instead}")
-    edits: list[tuple[int, int, str]] = []
     said = []
-    for move in MOVES:
-        for key, value in _found(root, move.before):
-            if _found(root, move.after):
-                raise BiremeError(f"{name} has both {move.before} and {move.after}: remove {move.before}")
-            edits += [
-                (key.start_mark.index, key.end_mark.index, move.new),
-                (value.start_mark.index, value.end_mark.index, _value(move, key, value, name)),
-            ]
-            line = key.start_mark.line + 1
-            said.append(f"{name}, line {line}: {move.before} is {move.after} since {move.release}")
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end:]
+    for before, after in MOVES.items():
+        if found := _found(root, before):
+            place = f"{name}, line {found[-1][0].start_mark.line + 1}: {before}"
+            if _found(root, after):
+                raise BiremeError(f"{name} has both {before} and {after}: remove {before}")
+            changed = _move(text, before, after)
+            if changed is None or _leaf(changed, after) != _leaf(text, before):
+                raise BiremeError(f"{place} is {after} since {SINCE}: move it by hand, lines cannot follow")
+            text = changed
+            said.append(f"{place} is {after} since {SINCE}")
     return text, tuple(said)
 
 
-def _found(root: yaml.MappingNode, path: str) -> list[tuple[yaml.Node, yaml.Node]]:
-    """The key and the value at ``path``, if the file has it."""
-    *parents, last = path.split(".")
-    parent: Any = root
-    for part in parents:
-        parent = next((value for key, value in parent.value if key.value == part), None)
-        if not isinstance(parent, yaml.MappingNode):
+Pair = tuple[yaml.Node, yaml.Node]
+
+
+def _root(text: str) -> Any:
+    return yaml.compose(text, Loader=yaml.SafeLoader)
+
+
+def _found(root: yaml.Node, path: str) -> list[Pair]:
+    """The keys and values on the way to ``path``; none if the file does not have it."""
+    way: list[Pair] = []
+    node = root
+    for part in path.split("."):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        here = [(key, value) for key, value in pairs if key.value == part]
+        if not here:
             return []
-    return [(key, value) for key, value in parent.value if key.value == last][-1:]
+        way.append(here[-1])
+        node = here[-1][1]
+    return way
 
 
-def _value(move: Move, key: yaml.Node, value: yaml.Node, name: str) -> str:
-    place = f"{name}, line {key.start_mark.line + 1}: {move.before}"
-    if value.start_mark.index < key.end_mark.index:
-        # An alias: the node is that of its anchor, which others may use as well.
-        raise BiremeError(f"{place} refers to a YAML anchor: write its value there")
-    given = yaml.SafeLoader("").construct_object(value, deep=True)
-    if not isinstance(given, bool | int | str) or given not in move.values:
-        known = " or ".join(json.dumps(each) for each in move.values)
-        raise BiremeError(
-            f"{place} is {json.dumps(given, default=str)}, and only {known} can become {move.after}"
-        )
-    return move.values[given]
+def _leaf(text: str, path: str) -> Any:
+    value = yaml.safe_load(text)
+    for part in path.split("."):
+        value = value[part]
+    return value
+
+
+def _move(text: str, before: str, after: str) -> str | None:
+    """``text`` with the lines of ``before`` in the group of ``after``; None if it has no lines of its own."""
+    root, lines = _root(text), text.splitlines(keepends=True)
+    way = _found(root, before)
+    key, value = way[-1]
+    is_alias = value.start_mark.index < key.end_mark.index
+    if is_alias or any(node.flow_style for node in (root, *(group for _, group in way[:-1]))):
+        return None
+    old, column = lines[_start(lines, key) : _stop(*way[-1])], key.start_mark.column
+    place = _start(lines, way[0][0])
+    while len(way) > 1 and len(way[-2][1].value) == 1:
+        way.pop()  # a group that would be empty goes with its last value
+    del lines[_start(lines, way[-1][0]) : _stop(*way[-1])]
+    *groups, new = after.split(".")
+    root = _root("".join(lines))
+    there: list[Pair] = []
+    while len(there) < len(groups) and (inner := _found(root, ".".join(groups[: len(there) + 1]))):
+        there = inner
+    indent = 0
+    if there:
+        group = there[-1][1]
+        if not isinstance(group, yaml.MappingNode) or group.flow_style:
+            return None
+        indent, place = group.value[0][0].start_mark.column, _stop(*there[-1])
+    end = "\r\n" if "\r\n" in text else "\n"
+    for group_name in groups[len(there) :]:
+        lines.insert(place, f"{' ' * indent}{group_name}:{end}")
+        indent, place = indent + 2, place + 1
+    if place and not lines[place - 1].endswith("\n"):
+        lines[place - 1] += end
+    named = [" " * indent + line[column:] if line.strip() else line for line in old]
+    head = key.start_mark.line - _start(text.splitlines(), key)
+    named[head] = " " * indent + new + old[head][key.end_mark.column :]
+    return "".join([*lines[:place], *named[:-1], named[-1].rstrip("\r\n") + end, *lines[place:]])
+
+
+def _start(lines: list[str], key: yaml.Node) -> int:
+    """The line of ``key``, or of the first comment right above it."""
+    line: int = key.start_mark.line
+    while line and lines[line - 1].startswith(" " * key.start_mark.column + "#"):
+        line -= 1
+    return line
+
+
+def _stop(key: yaml.Node, value: yaml.Node) -> int:
+    """The line after a value, without the comments that follow it."""
+    line: int = value.end_mark.line + bool(value.end_mark.column)
+    if isinstance(value, yaml.CollectionNode) and not value.flow_style:
+        last = value.value[-1]
+        line = _stop(*last) if isinstance(last, tuple) else _stop(last, last)
+    return max(line, key.start_mark.line + 1)

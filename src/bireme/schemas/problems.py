@@ -14,7 +14,7 @@ import jsonschema
 from bireme.core.errors import BiremeError
 from bireme.helm import ChartValues, Renderer, RenderError, RenderRequest
 from bireme.schemas.bundle import BUNDLE, KeyPath
-from bireme.schemas.moves import GONE, moved
+from bireme.schemas.moves import GONE, SINCE, moved
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,9 @@ def _is_about_type(error: Error) -> bool:
 def _unknown(key: str, known: Iterable[str], error: Error, chart: ChartValues, prefix: KeyPath) -> Problem:
     parents = [*prefix, *error.absolute_path]
     path = written([*parents, key])
-    move = moved(path)
-    if move and move.new in known:
-        sentence = f"`{path}` is `{move.after}` since {move.release}: `bireme migrate` changes values files"
-        return Problem(path, sentence)
+    new = moved(path)
+    if new and new.partition(".")[0] in (chart.schema or {}).get("properties", {}):
+        return Problem(path, f"`{path}` is `{new}` since {SINCE}: `bireme migrate` changes values files")
     if path in GONE:
         return Problem(path, f"`{path}` is gone {GONE[path]}")
     known = list(known)
