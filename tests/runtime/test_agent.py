@@ -108,6 +108,28 @@ def test_on_term_the_training_processes_can_save_and_nothing_restarts_them(start
     assert "received SIGTERM: 3 training processes have 20 s to save" in worker.words
 
 
+def test_when_nobody_reads_the_log_processes_save_and_the_worker_ends(start: Start) -> None:
+    """As on a node whose disk is full: the output goes to a pipe that takes no more."""
+    unread = """
+import os
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+try:
+    while True:
+        os.write(writer, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(writer, True)
+for each in (1, 2):
+    os.dup2(writer, each)
+"""
+    script = f"{SAVE_ON_TERM}pathlib.Path('up').write_text('x')\nwhile True: print('x' * 1000)"
+    command = (sys.executable, "-c", unread + MAIN, "--")
+    worker = start(script, command, PET_NPROC_PER_NODE="1", BIREME_GRACE_SECONDS="2")
+    worker.file("up")
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end(120) == 143
+
+
 def test_when_the_grace_period_is_over_all_processes_are_killed(start: Start) -> None:
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WRITE_PIDS + "time.sleep(600)"
     worker = start(script, BIREME_GRACE_SECONDS="0.5")

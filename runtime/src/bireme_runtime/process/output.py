@@ -50,9 +50,13 @@ class Copier:
         """Wait until everything that has been printed so far is read, at most so long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            with self._lock:
-                if not any(_waiting(reader) for reader in self._targets):
-                    return
+            # The thread keeps the lock while nobody reads the log.
+            if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return
+            is_empty = not any(map(_waiting, self._targets))
+            self._lock.release()
+            if is_empty:
+                return
             time.sleep(0.005)
 
     def close(self, seconds: float) -> None:
