@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,3 +138,20 @@ def test_hostile_texts_are_taken_or_refused_with_a_sentence(run: CliRunner) -> N
 def test_every_option_takes_or_refuses_every_text(run: CliRunner, command: str) -> None:
     of_it = [line for line in lines() if line.words[0] == command]
     assert [found for line in of_it if (found := fault(run, line))] == []
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.3, 0.6, 1.2])
+def test_ctrl_c_at_any_moment_is_a_word_and_no_traceback(paths: Paths, seconds: float) -> None:
+    program = "from bireme.__main__ import main; print('begins', flush=True); main()"
+    command = [sys.executable, "-c", program, "plan", "charts/torch-elastic"]
+    with subprocess.Popen(
+        command, cwd=paths.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        time.sleep(seconds)
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=120)
+    # A machine that is fast has answered before.
+    assert run.returncode == 0 or said.endswith("Aborted!\n")
+    assert "Traceback" not in said
