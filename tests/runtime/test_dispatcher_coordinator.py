@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -404,3 +407,31 @@ def test_a_shard_that_lost_its_trainer_is_not_got_ahead(office: Office) -> None:
     next_one = ahead_of(office, "b", again)
     assert next_one is not None
     assert (again.shard, next_one.shard) == (0, 2)
+
+
+def test_what_an_older_etcd_does_not_know_to_be_done_is_handed_out_again(
+    new_etcd: Callable[..., EtcdServer], prefix: str, tmp_path: Path
+) -> None:
+    server = new_etcd().start()
+    data, older = server.folder / "data", tmp_path / "older"
+    office = Office(server, prefix)
+    office.define(3)
+    office.join("a")
+    first = office.take("a")
+    server.stop()
+    shutil.copytree(data, older)
+    server.start()
+    second = office.take("a", done=(first,))
+    office.ask("settle", "a", done=(second,))
+    assert office.counts() == (1, 0, 2, 0)
+    server.stop()
+    shutil.rmtree(data)
+    shutil.copytree(older, data)
+    server.start()
+    # The first answer of these data shows that they are younger.
+    office.join("b")
+    office.join("c")
+    assert office.counts() == (2, 1, 0, 0)
+    assert office.ask("settle", "a", done=(first,)) == {"acknowledged": [True]}
+    taken = [office.take(name).shard for name in ("b", "c")]
+    assert sorted([first.shard, *taken]) == [0, 1, 2]

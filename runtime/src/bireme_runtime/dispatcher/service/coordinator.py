@@ -227,14 +227,18 @@ class Coordinator:
         self.commit_seconds = 0.0
         self.reloads = 0
         self.datasets: dict[str, DatasetState] = {}
-        self._is_stale = True
+        self._is_stale, self._losses = True, client.history.losses
         with self._synchronised():
             pass
 
     @contextlib.contextmanager
     def _synchronised(self) -> Iterator[None]:
         """Commit the block's changes. If that fails, the state is read again before the next block."""
-        if self._is_stale:
+        losses = self._client.history.losses
+        if losses != self._losses:
+            log.warning("etcd has lost data: what trainers have done since is handed out again")
+        if self._is_stale or losses != self._losses:
+            self._losses = losses
             self._reload()
         self._is_stale = True
         yield
