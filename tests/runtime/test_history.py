@@ -226,3 +226,37 @@ def test_an_answer_that_was_under_way_while_others_came_is_no_loss() -> None:
     # A renewal is answered by a server that may lag behind.
     history.heard("etcd", {"cluster_id": "7", "revision": "40"})
     assert (history.losses, history.revision) == (0, 60)
+
+
+def test_a_client_keeps_to_the_cluster_that_it_knows(new_etcd: NewEtcd) -> None:
+    own, other = new_etcd().start(), new_etcd("--initial-cluster-token=other").start()
+    proxy = Proxy(own.port)
+    client = etcd.Client(etcd.parse_endpoints(proxy.endpoint), timeout=5)
+    client.put("/a", "b")
+    lease = client.lease_grant(60)
+    proxy.target = other.port
+    proxy.cut()
+    for request in (
+        lambda: client.put("/a", "c"),
+        lambda: client.lease_keepalive(lease),
+        lambda: next(iter(client.watch("/", 1))),
+    ):
+        with pytest.raises(etcd.AnotherCluster, match="is of another etcd"):
+            request()
+    both = etcd.Client(etcd.parse_endpoints(f"{proxy.endpoint},{own.endpoint}"), history=client.history)
+    assert [both.get("/a").value for _ in range(3)] == ["b"] * 3  # type: ignore[union-attr]
+    proxy.close()
+
+
+def test_the_life_of_a_lease_counts_from_the_question_and_not_from_the_answer(
+    new_etcd: NewEtcd, pod: Make
+) -> None:
+    each = pod(new_etcd().start(), keep_alive_interval=1, keep_alive_max_attempt=60)
+    join(each)
+    each.proxy.mode = "silent"
+    # Renewals are made every second, and each waits ten for its answer.
+    time.sleep(4)
+    before, end = each.agent.board.deadline, fence.now()
+    each.proxy.mode = "pass"
+    until(lambda: each.agent.board.deadline != before, every=0.001)
+    assert each.agent.board.deadline - fence.KILL_SHARE * 60 < end

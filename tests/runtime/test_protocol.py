@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -647,3 +647,89 @@ def test_the_leases_of_a_member_are_found_by_its_name(
     until(a.waiting)
     assert membership.leases_of(client, settings.root, b.identity.base) == ()
     assert threading.active_count() < 50
+
+
+# At the moment of a write ----------------------------------------
+
+
+def before_writing(member: Rendezvous, key: str, act: Callable[[], object]) -> None:
+    """Have something happen once, between a member's decision to write this key and the write."""
+    client, told = member._client, list[str]()
+    txn, wanted = client.txn, etcd.put_op(f"{member.settings.root}{key}", "")["request_put"]["key"]
+
+    def late(compare: Any, success: Any) -> Any:
+        if not told and wanted == success[0]["request_put"]["key"]:
+            told.append(key)
+            act()
+        return txn(compare, success)
+
+    client.txn = late  # type: ignore[method-assign]
+
+
+def test_a_member_whose_lease_has_ended_proposes_no_round(make: Make, shared_etcd: EtcdServer) -> None:
+    a = make(0, keep_alive_interval=60)
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+
+    def end_lease() -> None:
+        (lease,) = membership.leases_of(client, a.settings.root, a.identity.base)
+        client.lease_revoke(lease)
+
+    before_writing(a, "round", end_lease)
+    assert a.join().number == 1
+    (latest,) = client.range(a.settings.root + "round").keys
+    assert rules.round_of(latest.value, 0).members == (f"{a.identity.base}.2",)
+
+
+def test_no_success_is_written_when_a_new_round_was_agreed_meanwhile(
+    make: Make, shared_etcd: EtcdServer
+) -> None:
+    a = make(0)
+    join_all(a)
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    round_2 = Round(2, (), token=2).to_json()
+    before_writing(a, "done", lambda: client.put(a.settings.root + "round", round_2))
+    until(lambda: a.all_finished() or a.waiting())
+    assert not client.get(a.settings.root + "done")
+
+
+def test_the_first_member_of_an_older_round_publishes_no_store(make: Make) -> None:
+    a = make(0)
+    older, newer = a.join(), a.join()
+    assert a.publish_store(newer, "store of 2")
+    assert not a.publish_store(older, "store of 1")
+    assert a.store_of(newer) == "store of 2"
+
+
+def test_five_live_agents_and_a_spare_that_joins_while_a_round_closes_make_one_world_of_four(
+    make: Make,
+) -> None:
+    """What ended a whole job elsewhere: https://github.com/NVIDIA/nvidia-resiliency-ext/issues/348"""
+    members = [make(slot, min_nodes=2) for slot in range(5)]
+    with ThreadPoolExecutor(6) as pool:
+        first = [pool.submit(each.join) for each in members[:4]]
+        assert sorted(each.result().rank for each in first) == [0, 1, 2, 3]
+        fifth = pool.submit(members[4].join)
+        until(lambda: len(membership.spares_of(members[0]._client, members[0].settings.root)) == 1)
+        spare = make(5, min_nodes=2)
+        joining: list[Future[membership.World]] = []
+
+        def join_now() -> None:
+            if joining:
+                return
+            joining.append(pool.submit(spare.join))
+            until(lambda: any("m5-" in kv.key for kv in spare._client.range(spare.settings.root).keys))
+
+        for each in members[:4]:
+            before_writing(each, "round", join_now)
+        # A process of one worker fails, and all meet again.
+        again = [pool.submit(each.join) for each in members[:4]]
+        worlds = [each.result() for each in again]
+        assert [(world.number, world.rank, world.size) for world in worlds] == [(2, n, 4) for n in range(4)]
+        assert [each.done() for each in (fifth, *joining)] == [False, False]
+        for left in (0, 1):
+            members[left].leave()
+            here = members[left + 1 :] if left else members[1:4]
+            until(lambda here=here: all(each.waiting() for each in here))  # type: ignore[misc]
+            last = [pool.submit(each.join) for each in here]
+            assert [each.result().size for each in last] == [4] * len(here)
+        assert joining[0].result().size == 4

@@ -13,9 +13,9 @@ from tests.runtime.simulation.run import Broken, Job
 from tests.runtime.simulation.scheduler import Stuck
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", [10, 20])
 def test_no_two_worlds_can_commit_and_every_job_succeeds(first: int) -> None:
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 10):
         job = Job(seed)
         try:
             job.simulate()

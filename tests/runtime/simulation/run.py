@@ -245,11 +245,14 @@ class Job:
     worlds: list[tuple[str, int]] = field(default_factory=list)
     commits: int = 0
     faults: list[str] = field(default_factory=list)
+    # Each fifth seed: two runs, and a worker that is cut off from etcd while that loses its data.
+    loses_data: bool = field(init=False)
     asleep: set[Machine] = field(default_factory=set)
     over: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.sim = Scheduler(self.seed)
+        self.loses_data = self.seed % 5 == 4
         random = self.sim.random
         self.etcd = Etcd(self.sim)
         self.other = Etcd(self.sim, cluster=2)
@@ -259,7 +262,7 @@ class Job:
         self.size = random.choice((2, 3, 3, 4, 5) if self.unit == 1 else (2, 4, 4))
         self.spares = random.choice((0, 0, 1))
         self.least = random.randint(1, self.size // self.unit) * self.unit
-        self.runs = ["first", "second"] if random.random() < 0.15 else ["first"]
+        self.runs = ["first", "second"] if self.loses_data or random.random() < 0.3 else ["first"]
         self.etcd.on_write = self.other.on_write = self._written
 
     # What the workers ask ----------------------------------------
@@ -351,8 +354,10 @@ class Job:
             self.slow_answers, self.another_etcd,
         ]  # fmt: skip
         if random.random() < 0.3:
-            kinds += [self.empty_etcd, self.older_etcd]
-        for _ in range(random.choice((1, 2, 4, 6, 8))):
+            kinds += [self.empty_etcd, self.older_etcd, self.lose_data_of_one_cut_off]
+        if self.loses_data:
+            self.sim.at(random.uniform(25, 60), lambda: self._cause(self.lose_data_of_one_cut_off))
+        for _ in range(0 if self.loses_data else random.choice((1, 2, 4, 6, 8))):
             self.sim.at(random.uniform(2, FAULTS_END), lambda: self._cause(random.choice(kinds)))
         self.sim.at(random.uniform(2, FAULTS_END), self.etcd.compact)
         for _ in range(10):
@@ -387,15 +392,20 @@ class Job:
         return f"etcd's answers to {worker.name} take a second or two for {seconds:.1f} s"
 
     def another_etcd(self, worker: Worker, seconds: float) -> str:
+        # A pod that knows no etcd yet is kept from another one by the password only (docs/runtime.md).
+        knowing = [self.network.link(each.machine) for each in self.workers if each.history.revision]
+        seconds = self.sim.random.choice((seconds, 60.0))
         for link in self._some_links(worker):
-            self.network.lead(link, self.other)
+            if link in knowing:
+                self.network.lead(link, self.other)
             self.sim.after(seconds, lambda link=link: self.network.lead(link, self.etcd))  # type: ignore[misc]
         return f"etcd's name leads {worker.name} to another etcd for {seconds:.1f} s"
 
     def _some_links(self, worker: Worker) -> list[Link]:
-        """That of this worker, or those of all."""
-        links = list(self.network.links.values())
-        return self.sim.random.choice(([self.network.link(worker.machine)], links))
+        """That of this worker, or those of half the workers, or of all."""
+        links, mine = list(self.network.links.values()), self.network.link(worker.machine)
+        half = [link for link in links if self.sim.random.random() < 0.5]
+        return self.sim.random.choice(([mine], half, links))
 
     def _pause(self, processes: list[Process], seconds: float) -> None:
         for process in processes:
@@ -466,6 +476,11 @@ class Job:
         copy, more = self.sim.random.choice(self.copies), self.sim.random.choice((0, 1_000_000_000))
         change = lambda: self.etcd.restore(copy, more)  # noqa: E731
         return self.restart_etcd(worker, self._moment(seconds), change) + f", with data of revision {copy[0]}"
+
+    def lose_data_of_one_cut_off(self, worker: Worker, seconds: float) -> str:
+        """It cannot learn what the others learn, and trains on until its lease may have ended."""
+        change = self.sim.random.choice((self.empty_etcd, self.older_etcd))
+        return f"{self.cut_off(worker, max(seconds, 9.0))}, and {change(worker, 0.3)}"
 
     def _moment(self, seconds: float) -> float:
         """What is hardest is an etcd that is back before anybody has noticed."""
