@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import resource
 import signal
 import subprocess
@@ -155,3 +157,16 @@ def test_ctrl_c_at_any_moment_is_a_word_and_no_traceback(paths: Paths, seconds: 
     # A machine that is fast has answered before.
     assert run.returncode == 0 or said.endswith("Aborted!\n")
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_home_that_cannot_be_written_names_the_variables_for_other_folders(
+    run: CliRunner, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def mkdir(path: Path, *_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setenv("BIREME_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(BiremeError, match="BIREME_CACHE and BIREME_STATE name folders for the cache"):
+        run.invoke(cli, ["plan", str(paths.charts / "torch-elastic")], catch_exceptions=False)

@@ -508,3 +508,20 @@ def test_the_schemas_of_kubernetes_are_applied_to_many_renders_at_once(toolbox: 
     [finding] = found["broken"]
     assert finding.path == "Pod/p"
     assert "spec.containers.0.image" in finding.sentence
+
+
+def test_what_helm_3_renders_otherwise_is_told(linter: Linter, make_chart: MakeChart) -> None:
+    parent = make_chart(
+        "parent",
+        values="child: {user: null}\n",
+        dependencies=[{"name": "child", "version": "0.1.0", "repository": ""}],
+    )
+    text = "{apiVersion: v1, kind: ConfigMap, metadata: {name: %s}, data: {a: %s}}"
+    templates = {
+        "user.yaml": text % ("user", "{{ .Values.user | default `none` | quote }}"),
+        # Each render has another one, with Helm 4 too.
+        "chance.yaml": text % ("chance", "{{ randAlphaNum 32 | quote }}"),
+    }
+    make_chart("child", values={"user": "1000"}, templates=templates, within=parent)
+    told = [(each.path, each.sentence) for each in linter.lint([parent]) if each.rule == "helm"]
+    assert told == [("ConfigMap/user", "Helm 3 makes this object otherwise")]

@@ -62,6 +62,14 @@ def indexed_job() -> dict[str, Any]:
     }
 
 
+def ignores_disruptions() -> dict[str, Any]:
+    """As Kubernetes' own page has it: the API server takes status True for a condition without one."""
+    manifest = indexed_job()
+    rule = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    manifest["spec"]["podFailurePolicy"] = {"rules": [rule]}
+    return manifest
+
+
 def verdict(toolbox: Toolbox, version: str, folder: Path, manifest: dict[str, Any]) -> str:
     """What kubeconform says against the manifest: nothing when it is valid."""
     file = folder / "manifest.json"
@@ -74,7 +82,9 @@ def verdict(toolbox: Toolbox, version: str, folder: Path, manifest: dict[str, An
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("manifest", [deployment(), indexed_job()], ids=["deployment", "job"])
+@pytest.mark.parametrize(
+    "manifest", [deployment(), indexed_job(), ignores_disruptions()], ids=["deployment", "job", "policy"]
+)
 def test_a_valid_manifest_passes(
     toolbox: Toolbox, tmp_path: Path, version: str, manifest: dict[str, Any]
 ) -> None:

@@ -16,7 +16,7 @@ from bireme.core.errors import BiremeError
 from bireme.tools import Toolbox
 from bireme.tools.store import make_once
 
-_REVISION = 2  # raise it when what is written below changes, so that cached folders are not reused
+_REVISION = 3  # raise it when what is written below changes, so that cached folders are not reused
 
 _DEFINITIONS = "definitions.json"
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
@@ -24,6 +24,8 @@ _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _QUANTITY_NAME = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 _QUANTITY = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 _LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+# The schema of 1.32 requires what the API server fills in.
+_DEFAULTED = {"io.k8s.api.batch.v1.PodFailurePolicyOnPodConditionsPattern": "status"}
 _BASE64 = r"^[A-Za-z0-9+/=\r\n]*$"
 
 
@@ -52,6 +54,8 @@ def kubernetes_schemas(toolbox: Toolbox, version: str | None = None) -> str:
 def _write(definitions: Mapping[str, Any], folder: Path) -> None:
     strict = {name: _strict(schema) for name, schema in definitions.items()}
     strict[_QUANTITY_NAME] = {"type": ["number", "string"], "pattern": _QUANTITY}
+    for name, key in _DEFAULTED.items():
+        strict[name]["required"] = [each for each in strict[name]["required"] if each != key]
     label = {"type": "string", "pattern": _LABEL, "maxLength": 63}
     strict[_META]["properties"]["labels"]["additionalProperties"] = label
     (folder / _DEFINITIONS).write_text(json.dumps({"definitions": strict}, separators=(",", ":")))

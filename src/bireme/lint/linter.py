@@ -14,6 +14,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer, RenderError, RenderRequest, load
+from bireme.helm.output import split
 from bireme.helm.values import read_file
 from bireme.lint.duplicates import duplicates
 from bireme.lint.files import file_findings
@@ -121,7 +122,25 @@ class Linter:
         newest = {(case.chart, case.values): case for case in rendered}
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             linted = dict(zip(newest, pool.map(self._helm_lint, newest.values()), strict=True))
+        for (chart, values), case in newest.items():
+            if not values and read_file(chart / "Chart.yaml").get("dependencies"):
+                linted[chart, values] += self._with_helm_3(case.request(), rendered[case])
         return {case: [*refused.get(case, ()), *linted[case.chart, case.values]] for case in rendered}
+
+    def _with_helm_3(self, request: RenderRequest, render: Render) -> Iterator[Finding]:
+        """The objects that Helm 3 makes otherwise, unless they are other ones with each render."""
+        try:
+            of_helm_3 = self._renderer.render(replace(request, helm="helm3")).manifests
+        except RenderError as error:
+            yield Finding("helm", f"Helm 3 refuses what Helm 4 renders: {error}", file="values.yaml")
+            return
+        other = [each.thaw() for each in of_helm_3]
+        differing = [item for item in render.manifests if item.thaw() not in other]
+        again = [content for _, content in split(self._renderer.text(request))] if differing else []
+        advice = "Helm 4 forgets a null below a dependency in values.yaml: set the value instead"
+        for item in differing:
+            if item.thaw() in again:
+                yield Finding("helm", "Helm 3 makes this object otherwise", advice, path=item.identity)
 
     def _helm_lint(self, case: _Case) -> list[Finding]:
         said = _OF_HELM_LINT.findall(self._renderer.lint(case.request()))
