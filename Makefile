@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
-# One worker per core; tests of a file share a worker, and so a cluster. The slow ones come first.
-PARALLEL ?= -n auto --dist loadfile
+# Two workers per core, because most tests wait more than they compute. Tests of a file share a worker, and so a
+# cluster; the files that wait start first.
+WORKERS := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Each target remembers its own failures: make test ONLY=--last-failed runs them again.
 ONLY ?=
 REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
-TEST_TOOLS := helm,helm3,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,kueue,karpenter-kwok,$(CONTROL_PLANE)
+TEST_TOOLS := helm,helm3,helm-render,helm3-render,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,kueue,karpenter-kwok,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 

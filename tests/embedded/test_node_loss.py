@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.support import waiting
 
@@ -26,8 +27,12 @@ def is_ready_off(job: InstalledRelease, index: int, lost: tuple[str, ...]) -> bo
     return any(pod.slot == slot and pod.ready and pod.node not in lost for pod in job.pods())
 
 
-def test_lost_machines_are_reported_and_their_workers_replaced(release: ReleaseFactory) -> None:
+def test_lost_machines_are_reported_and_their_workers_replaced(
+    cluster: EmbeddedCluster, release: ReleaseFactory
+) -> None:
     """One job loses two machines: the cloud controller deletes the Node of one, the other stops answering."""
+    # The tests that follow on this cluster find as many nodes as before.
+    cluster.add_nodes("p4d.24xlarge", 2)
     job = release("torch-elastic", sets=["workers=3"], **P4D)
     deleted, silent, kept = (node_of(job, index) for index in range(3))
     job.cluster.cut_node(silent)
@@ -44,3 +49,4 @@ def test_lost_machines_are_reported_and_their_workers_replaced(release: ReleaseF
     until(lambda: is_ready_off(job, 1, (deleted, silent)))
     until(lambda: job.differences() == ())
     assert node_of(job, 2) == kept
+    cluster.remove_node(silent)
