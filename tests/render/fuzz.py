@@ -13,18 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema
 
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.helm import ChartValues, Render, RenderError, RenderRequest
+from bireme.helm import ChartValues, Render, Renderer, RenderError, RenderRequest
 from bireme.helm import values as value_files
 from bireme.schemas import resolved
 from bireme.schemas.problems import explain
 from bireme.tools import Toolbox
-from tests.render.one_process import OneProcess
 
 MARK = "zq9"
 TEXTS: Sequence[Any] = (
@@ -180,17 +179,10 @@ class Trial:
         return [Trial(self.chart, self.paths[start : start + size], self.value) for start in starts]
 
 
-class Renders(Protocol):
-    """What renders: a process of Helm each, or one for all."""
-
-    def render_many(self, requests: Sequence[RenderRequest], /) -> list[Render | RenderError]:
-        """Every request rendered, in order; refusals are returned."""
-
-
 class Fuzzer:
     """The trials of all charts, and what becomes of them."""
 
-    def __init__(self, paths: Paths, renders: Renders) -> None:
+    def __init__(self, paths: Paths, renders: Renderer) -> None:
         self._renders = renders
         self._refused: dict[str, bool] = {}
         self._charts = {
@@ -524,16 +516,21 @@ def _named(path: Path_, text: str) -> Path_:
     )
 
 
+_MANIFESTS_KEPT = 2_000
+
+
 class _Leaves:
-    """Texts, numbers, and maps and lists that have nothing, by their path; each Manifest is read once."""
+    """Texts, numbers, and maps and lists that have nothing, by their path; a manifest is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[Path_, Any]] = {}
+        self._known: dict[int, tuple[Manifest, dict[Path_, Any]]] = {}
 
     def of(self, manifest: Manifest) -> dict[Path_, Any]:
         if id(manifest) not in self._known:
-            self._known[id(manifest)] = dict(_leaves(manifest, ()))
-        return self._known[id(manifest)]
+            if len(self._known) == _MANIFESTS_KEPT:
+                self._known.clear()
+            self._known[id(manifest)] = manifest, dict(_leaves(manifest, ()))
+        return self._known[id(manifest)][1]
 
 
 def _leaves(value: Any, at: Path_) -> Iterator[tuple[Path_, Any]]:
@@ -549,7 +546,7 @@ def _leaves(value: Any, at: Path_) -> Iterator[tuple[Path_, Any]]:
 
 def main(charts: Sequence[str]) -> None:
     paths = Paths.discover()
-    fuzzer = Fuzzer(paths, OneProcess(Toolbox(paths).path("helm-render")))
+    fuzzer = Fuzzer(paths, Renderer(Toolbox(paths), paths, keeps=False))
     for chart in charts or fuzzer.charts:
         for fault in fuzzer.all_faults(chart):
             print(fault, flush=True)

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from bireme.core.paths import Paths
-from bireme.helm import Render, Renderer, RenderRequest
-from bireme.helm.values import read_file
+from bireme.helm import Renderer
 from bireme.tools import Toolbox
 from tests.render.fuzz import Fuzzer, Trial
-from tests.render.one_process import OneProcess
 
 SEED = 20261123
 JUDGED, RENDERED = 6000, 40
@@ -82,28 +80,8 @@ def test_a_value_that_leaves_its_field_is_found(
 
 
 @pytest.mark.whole
-def test_one_process_renders_what_helm_renders(
-    bireme_paths: Paths, toolbox: Toolbox, renderer: Renderer
-) -> None:
-    requests = [
-        RenderRequest(file.parents[1], read_file(file))
-        for file in sorted(bireme_paths.charts.glob("*/ci/*-values.yaml"))
-    ]
-    rendered = zip(
-        requests,
-        OneProcess(toolbox.path("helm-render")).render_many(requests),
-        renderer.render_many(requests),
-        strict=True,
-    )
-    for request, here, there in rendered:
-        assert isinstance(here, Render)
-        assert isinstance(there, Render)
-        assert sorted(here.manifests, key=repr) == sorted(there.manifests, key=repr), request.chart
-
-
-@pytest.mark.whole
 @pytest.mark.parametrize("chart", CHARTS)
 def test_every_key_takes_or_refuses_every_value(bireme_paths: Paths, toolbox: Toolbox, chart: str) -> None:
     """Takes half an hour on two cores; standard error, with -s, has the progress."""
-    fuzzer = Fuzzer(bireme_paths, OneProcess(toolbox.path("helm-render")))
+    fuzzer = Fuzzer(bireme_paths, Renderer(toolbox, bireme_paths, keeps=False))
     assert list(fuzzer.all_faults(chart)) == []

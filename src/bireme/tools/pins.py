@@ -59,7 +59,8 @@ class Tool:
     def cache_name(self) -> str:
         """A folder name that changes with everything that goes into the binary."""
         digest = hashlib.sha256()
-        own = (file.read_bytes() for file in sorted(self.folder.glob("*.go")))
+        main = self.folder / self.package
+        own = (file.read_bytes() for file in sorted(main.glob("*.go"))) if self.package[:1] == "." else ()
         pinned = (self._read("go.mod"), self._read("go.sum"))
         tags = [self.tags.encode()] if self.tags else []
         for part in (*pinned, self.package.encode(), self.ldflags.encode(), *tags, *own):
@@ -136,7 +137,9 @@ def _tool(
     own = module["tools"][name]
     stamps = [f"-X {key}={value.format_map(fields)}" for key, value in module.get("stamps", {}).items()]
     release = {
-        key: value.format_map({**fields, "tool": name}) for key, value in module.get("release", {}).items()
+        key: value.format_map({**fields, "tool": name})
+        for key, value in module.get("release", {}).items()
+        if not own["package"].startswith(".")
     }
     return Tool(
         name=name,

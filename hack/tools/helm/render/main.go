@@ -1,0 +1,121 @@
+// Renders charts as `helm template` does, many in one process. A line of standard input asks; a line of standard
+// output answers, in the order in which renders end.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	"helm.sh/helm/v4/pkg/action"
+	"helm.sh/helm/v4/pkg/chart"
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/loader"
+	"helm.sh/helm/v4/pkg/cli"
+	"helm.sh/helm/v4/pkg/cli/values"
+	"helm.sh/helm/v4/pkg/getter"
+	release "helm.sh/helm/v4/pkg/release/v1"
+)
+
+type request struct {
+	ID                                           int
+	Chart, File, Release, Namespace, KubeVersion string
+	APIVersions, JSONs, Sets, Strings, Files     []string
+	IsUpgrade, SkipsSchema                       bool
+}
+
+type answer struct {
+	ID    int    `json:"id"`
+	Text  string `json:"text"`
+	Error string `json:"error,omitempty"`
+}
+
+func (asked request) render() (string, error) {
+	client := action.NewInstall(action.NewConfiguration())
+	if asked.KubeVersion != "" {
+		version, err := common.ParseKubeVersion(asked.KubeVersion)
+		if err != nil {
+			return "", fmt.Errorf("invalid kube version '%s': %w", asked.KubeVersion, err)
+		}
+		client.KubeVersion = version
+	}
+	client.DryRunStrategy, client.Replace = action.DryRunClient, true
+	client.ReleaseName, client.Namespace = asked.Release, asked.Namespace
+	client.APIVersions, client.IsUpgrade = asked.APIVersions, asked.IsUpgrade
+	client.SkipSchemaValidation = asked.SkipsSchema
+	options := values.Options{
+		ValueFiles: []string{asked.File}, JSONValues: asked.JSONs, Values: asked.Sets, StringValues: asked.Strings,
+		FileValues: asked.Files,
+	}
+	merged, err := options.MergeValues(getter.All(cli.New()))
+	if err != nil {
+		return "", err
+	}
+	loaded, err := loader.Load(asked.Chart)
+	if err != nil {
+		return "", err
+	}
+	described, err := chart.NewAccessor(loaded)
+	if err != nil {
+		return "", err
+	}
+	if kind := described.MetadataAsMap()["Type"]; kind != "" && kind != "application" {
+		return "", fmt.Errorf("%s charts are not installable", kind)
+	}
+	if err := action.CheckDependencies(loaded, described.MetaDependencies()); err != nil {
+		return "", fmt.Errorf("an error occurred while checking for chart dependencies. You may need to run 'helm dependency build' to fetch missing dependencies: %w", err)
+	}
+	made, err := client.RunWithContext(context.Background(), loaded, merged)
+	rendered, _ := made.(*release.Release)
+	if err != nil && rendered != nil {
+		return "", fmt.Errorf("%w\n\nUse --debug flag to render out invalid YAML", err)
+	} else if err != nil {
+		return "", err
+	}
+	var text bytes.Buffer
+	fmt.Fprintln(&text, strings.TrimSpace(rendered.Manifest))
+	for _, hook := range rendered.Hooks {
+		fmt.Fprintf(&text, "---\n# Source: %s\n%s\n", hook.Path, hook.Manifest)
+	}
+	return text.String(), nil
+}
+
+func main() {
+	asked := json.NewDecoder(bufio.NewReader(os.Stdin))
+	answers := json.NewEncoder(os.Stdout)
+	answers.SetEscapeHTML(false)
+	var writing sync.Mutex
+	var running sync.WaitGroup
+	slots := make(chan struct{}, runtime.NumCPU())
+	for {
+		var next request
+		if err := asked.Decode(&next); err == io.EOF {
+			break
+		} else if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(2)
+		}
+		slots <- struct{}{}
+		running.Go(func() {
+			text, err := next.render()
+			<-slots
+			made := answer{ID: next.ID, Text: text}
+			if err != nil {
+				made.Error = "Error: " + err.Error() + "\n"
+			}
+			writing.Lock()
+			defer writing.Unlock()
+			if answers.Encode(made) != nil {
+				os.Exit(1)
+			}
+		})
+	}
+	running.Wait()
+}
