@@ -43,7 +43,7 @@ lint: setup ## Check style and types of the Python code, the Dockerfiles and the
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/hadolint --config images/.hadolint.yaml images/*/Dockerfile
+	$(BIN)/hadolint --config images/.hadolint.yaml images/*/*Dockerfile
 	PATH="$$($(BIN)/bireme tools --get actionlint -o path):$$PATH" actionlint -shellcheck= -pyflakes=
 
 .PHONY: test

@@ -231,7 +231,9 @@ class _Maker:
         target = f"usr/local/lib/{version}/dist-packages"
         options = ["--no-deps", "--no-compile", "--only-binary=:all:", "--target", str(self.root / target)]
         options += ["--python-version", version.removeprefix("python")]
-        self._run("wheels", ["python3", "-m", "pip", "install", *options, *self.rootfs.wheels])
+        wanted = self.root / "tmp/wheels.txt"  # pip takes hashes from a file only
+        wanted.write_text("\n".join(self.rootfs.wheels))
+        self._run("wheels", ["python3", "-m", "pip", "install", *options, "--requirement", str(wanted)])
         for script in (self.root / target).glob("bin/*"):
             # Its first line names the Python that installed it, not the one inside.
             _, _, program = script.read_text().partition("\n")

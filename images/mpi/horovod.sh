@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build Horovod from its source distribution for the PyTorch and the MPI that are there, and install it.
+# Build Horovod from its source distribution for the MPI and the PyTorch or else the TensorFlow that are there, and install it.
 # On GPUs (where nvcc is) gradients travel by NCCL, else by MPI.
 #
 #     horovod.sh horovod-0.28.1.tar.gz
@@ -17,7 +17,12 @@ export CXXFLAGS="-include stdexcept -include cstdint"
 # Policies of CMake before 3.5, which its third parties ask for, are gone from CMake 4.
 export CMAKE_POLICY_VERSION_MINIMUM=3.5
 MAKEFLAGS="-j$(nproc)"
-export MAKEFLAGS HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
+export MAKEFLAGS HOROVOD_WITHOUT_MXNET=1
+if python3 -c "import torch" 2>/dev/null; then
+    export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1
+else
+    export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1
+fi
 export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_CPU_OPERATIONS=MPI
 if command -v nvcc >/dev/null; then
     export HOROVOD_GPU_OPERATIONS=NCCL

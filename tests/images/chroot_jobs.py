@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rootfs import enter, load_rootfs
+from rootfs import Rootfs, enter, load_rootfs
 
 from bireme.core.paths import Paths
 
@@ -20,6 +20,7 @@ PATHS = Paths.discover(start=Path(__file__))
 
 IMAGE = load_rootfs("torch-2.6")
 MPI_IMAGE = load_rootfs("mpi")
+TENSORFLOW_IMAGE = load_rootfs("tensorflow-2.15")
 FOLDER = "/tmp/job"
 """The path of a job's folder inside."""
 SCRIPTS = "/tmp/bireme"
@@ -114,8 +115,8 @@ def command_in(root: Path, folder: Path, command: list[str]) -> list[str]:
     return enter(root, command, binds, env)
 
 
-def mpirun_in(root: Path, folder: Path, processes: int, program: list[str]) -> list[str]:
-    """The command line that runs ``program`` in the MPI image, in ``processes`` (0: no mpirun)."""
+def mpirun_in(image: Rootfs, root: Path, folder: Path, processes: int, program: list[str]) -> list[str]:
+    """The command line that runs ``program`` in an image with MPI, in ``processes`` (0: no mpirun)."""
     binds = {PATHS.root / "images": SCRIPTS, PATHS.root / "tests/images": f"{SCRIPTS}/tests", folder: FOLDER}
     env = {
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -125,10 +126,11 @@ def mpirun_in(root: Path, folder: Path, processes: int, program: list[str]) -> l
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         # Allow more processes than cores, which then yield while they wait for each other.
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
         # On a busy machine, a step of one second can take half a minute.
         "BIREME_GRACE_SECONDS": str(SECONDS),
-        **MPI_IMAGE.env,
+        **image.env,
     }
     launcher = ["mpirun", "-n", str(processes)] if processes else []
     return enter(root, [*launcher, "python3", *program], binds, env)

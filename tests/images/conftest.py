@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rootfs import ensure_rootfs
+from rootfs import Rootfs, ensure_rootfs
 
 from bireme.testing.pytest_plugin import ShowProgress
 from tests.images.chroot_jobs import (
@@ -14,6 +14,7 @@ from tests.images.chroot_jobs import (
     MPI_IMAGE,
     PATHS,
     SCRIPTS,
+    TENSORFLOW_IMAGE,
     Job,
     Start,
     command_in,
@@ -55,14 +56,24 @@ def mpirun(show_progress: ShowProgress) -> Iterator[Start]:
 
     ``processes=0`` runs it without mpirun.
     """
+    yield from _mpirun(MPI_IMAGE, "mpi", show_progress)
+
+
+@pytest.fixture(scope="session")
+def tensorflow(show_progress: ShowProgress) -> Iterator[Start]:
+    """As ``mpirun``, in the image with TensorFlow."""
+    yield from _mpirun(TENSORFLOW_IMAGE, "tensorflow", show_progress)
+
+
+def _mpirun(image: Rootfs, scripts: str, show_progress: ShowProgress) -> Iterator[Start]:
     with show_progress() as console:
-        root = ensure_rootfs(MPI_IMAGE, PATHS.cache, console)
+        root = ensure_rootfs(image, PATHS.cache, console)
     jobs: list[Job] = []
 
     def start(folder: Path, script: str, *arguments: str, processes: int = 0) -> Job:
-        program = [f"{SCRIPTS}/mpi/{script}"] if script.endswith(".py") else ["-c", script]
+        program = [f"{SCRIPTS}/{scripts}/{script}"] if script.endswith(".py") else ["-c", script]
         log = folder / f"mpi-log-{len(jobs)}"
-        jobs.append(Job(mpirun_in(root, folder, processes, [*program, *arguments]), log))
+        jobs.append(Job(mpirun_in(image, root, folder, processes, [*program, *arguments]), log))
         return jobs[-1]
 
     yield start

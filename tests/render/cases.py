@@ -35,6 +35,7 @@ WORKLOADS = {
     "efs-volume": "efs",
     "imagenet": "dataset",
     "coco-2017": "dataset",
+    "keras-digits": "mpi-training",
     "maskrcnn": "mpi-training",
     "maskrcnn-tensorpack": "mpi-training",
     "maskrcnn-optimized": "mpi-training",
@@ -45,6 +46,7 @@ WORKLOADS = {
 }
 # Workloads that are rendered for a few types only: with EFA, without it, and as published.
 SOME = {
+    "keras-digits": (None, "p3.8xlarge"),
     "maskrcnn-tensorpack": ("p3.16xlarge", "p3dn.24xlarge"),
     "maskrcnn-optimized": ("p3.16xlarge", "p3dn.24xlarge"),
     "nccl-tests": ("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,7 @@ def lines(*arguments: str) -> list[str]:
 def test_every_dockerfile_is_built_in_its_folder_and_pushed() -> None:
     said = lines("ghcr.io/someone")
     tags = [f"ghcr.io/someone/bireme/{name}:{VERSION}" for name in IMAGES]
-    assert {"mpi", "nccl-tests", "torch"} <= set(IMAGES)
+    assert {"mpi", "nccl-tests", "tensorflow", "torch"} <= set(IMAGES)
     assert [line.split()[2] for line in said if line.startswith("docker push")] == tags
     builds = [shlex.split(line) for line in said if line.startswith("docker build")]
     assert [build[build.index("--tag") + 1] for build in builds] == tags
@@ -60,12 +62,39 @@ def test_the_images_that_train_over_nccl_have_one_version_of_efa() -> None:
     """aws-ofi-nccl has the name that NCCL_NET_PLUGIN=ofi asks for since 1.15."""
     pins = {
         name: set(re.findall(r"^ARG (EFA_INSTALLER|AWS_OFI_NCCL)=(\S+)$", file.read_text(), re.MULTILINE))
-        for name in ("mpi", "nccl-tests", "torch")
+        for name in ("mpi", "nccl-tests", "tensorflow", "torch")
         for file in [ROOT / "images" / name / "Dockerfile"]
     }
-    assert pins["mpi"] == pins["nccl-tests"] == pins["torch"]
+    assert pins["mpi"] == pins["nccl-tests"] == pins["tensorflow"] == pins["torch"]
     plugin = dict(pins["torch"])["AWS_OFI_NCCL"]
     assert tuple(int(part) for part in plugin.split(".")) >= (1, 15)
+
+
+@pytest.mark.parametrize("target", ["tensorpack", "optimized"])
+def test_the_programs_of_the_mask_r_cnn_workloads_are_where_their_images_have_them(target: str) -> None:
+    dockerfile = (ROOT / "images/tensorflow/maskrcnn.Dockerfile").read_text()
+    (stage,) = re.findall(rf"^FROM packages AS {target}$(.*?)(?=^FROM|\Z)", dockerfile, re.M | re.S)
+    assert len(re.findall(r"^ARG [A-Z_]+=[0-9a-f]{40}$", stage, re.M)) == 1
+    assert len(re.findall(r"^ARG [A-Z_]+_SHA256=[0-9a-f]{64}$", stage, re.M)) == 1
+    (folder,) = re.findall(r'_SHA256" (/\S+)', stage)
+    values = (ROOT / f"values/workloads/maskrcnn-{target}.yaml").read_text()
+    assert re.search(rf"(python3|cd) {folder}\b", values)
+
+
+def test_a_source_is_unpacked_without_its_folder_and_only_with_its_hash(tmp_path: Path) -> None:
+    (tmp_path / "project-0a1b/examples").mkdir(parents=True)
+    (tmp_path / "project-0a1b/examples/train.py").write_text("print(1)")
+    archive = tmp_path / "0a1b.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "project-0a1b", "project-0a1b")
+    command = [sys.executable, "images/tensorflow/source.py", archive.as_uri()]
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    subprocess.run([*command, digest, str(tmp_path / "right")], cwd=ROOT, check=True)
+    assert (tmp_path / "right/examples/train.py").read_text() == "print(1)"
+    wrong = [*command, "0" * 64, str(tmp_path / "wrong")]
+    done = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, (tmp_path / "wrong").exists()) == (1, False)
+    assert f"has the sha256 {digest}, not 000" in done.stderr
 
 
 def test_a_registry_that_is_not_ecr_needs_no_aws() -> None:
