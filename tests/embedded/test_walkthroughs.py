@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 import pytest
 
 from bireme.cli import cli
+from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.core.paths import Paths
@@ -53,9 +56,21 @@ class Customer(Reader):
             program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_ins.__file__} {name} "$@"\n')
             program.chmod(0o755)
         self._provider = EmbeddedProvider(Paths.discover(self.environment, ROOT), toolbox)
+        self._toolbox, self._operators = toolbox, ExitStack()
+
+    def types(self, text: str) -> subprocess.CompletedProcess[str]:
+        """As any reader; what the pod of charts/mpijob would do is done, too."""
+        if text.startswith("helm uninstall mpijob"):
+            self._operators.close()
+        done = super().types(text)
+        if text.startswith("helm install mpijob"):
+            operator = ("mpijob", "mpi-operator", self._toolbox.path("mpi-operator"))
+            self._operators.enter_context(controllers.running(self._provider.get(NAME), *operator))
+        return done
 
     def leaves(self) -> bool:
         """Stop a cluster that is still there; whether there was one."""
+        self._operators.close()
         return self._provider.down(NAME)
 
 
@@ -77,7 +92,9 @@ def checked(command: Command, reader: Reader) -> None:
         assert reader.types(f"helm status {words[2]}").returncode == 0, f"{command}: there is no such release"
     elif words[0] == "kubectl":
         assert words[1] in ("exec", "logs", "port-forward", "wait"), str(command)
-        (named,) = [word for word in words[2:] if re.fullmatch(r"(job|pod|pvc|service|deployment)/\S+", word)]
+        (named,) = [
+            word for word in words[2:] if re.fullmatch(r"(job|mpijob|pod|pvc|service|deployment)/\S+", word)
+        ]
         found = reader.types(f"kubectl get {named}").stdout
         assert "NotFound" not in found, f"{command}\n{found}"
         if words[1] == "port-forward":

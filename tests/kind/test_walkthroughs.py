@@ -35,6 +35,14 @@ LEFT_OUT = (
     "bireme plan charts/torch-elastic -f values/instances/p3.8xlarge.yaml",
     "bireme uninstall nccl",
     "hack/eks/teardown",
+    # The MPIJob trains in test_tensorflow.py.
+    *("helm install mpijob", "bireme install charts/mpi-training --release keras", "bireme status keras"),
+    *(
+        "kubectl wait --for=condition=Succeeded mpijob/keras",
+        "kubectl get pods -l training",
+        "bireme uninstall keras",
+    ),
+    "helm uninstall mpijob",
     "helm install efa",
     "helm install gpu-metrics",
     "helm install nccl",
@@ -244,7 +252,7 @@ def test_torch_elastic_on_eks_grows_and_outlives_a_node(
 
 
 COCO = """
-python3 /tests/tiny_coco.py coco && cd coco
+touch ImageNet-R50-AlignPadding.npz && python3 /tests/tiny_coco.py coco && cd coco
 for part in train2017 val2017; do python3 -m zipfile -c ../$part.zip $part; done
 python3 -m zipfile -c ../annotations_trainval2017.zip annotations
 cd .. && rm -r coco && chmod -R a+rX /made
@@ -267,6 +275,7 @@ def test_mask_rcnn_on_eks_grows_and_outlives_a_node(
     staging = bucket("coco", "bireme/mpi:0.1.0", COCO)
     archives = ("train2017", "val2017", "annotations_trainval2017")
     sources = [{"url": f"s3://coco/{name}.zip"} for name in archives]
+    sources.append({"url": "s3://coco/ImageNet-R50-AlignPadding.npz", "path": "pretrained-models"})
     image = {"registry": "", "repository": "bireme/mpi", "tag": "0.1.0"}
     # Four workers on three nodes, so without their accelerators.
     mine = on_kind(
