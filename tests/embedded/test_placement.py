@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 
 import pytest
+import yaml
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.support.documents import ROOT
+from tests.support.waiting import until
 
 ZONE = "topology.kubernetes.io/zone"
 LAYER = "topology.k8s.aws/network-node-layer-3"
@@ -59,3 +64,41 @@ def test_workers_are_packed_into_one_part_of_the_network(
     job = release("mpi-training", instance=TYPE, sets=packed)
     assert job.differences() == ()
     assert len(places(job, nodes, LAYER)) == 1
+
+
+PACKED = "g5.12xlarge"
+
+
+def test_a_trainer_a_service_with_much_memory_and_a_pod_with_much_disk_share_a_node(
+    cluster: EmbeddedCluster, release: ReleaseFactory, test_namespace: str
+) -> None:
+    """The recipe of docs/placement.md; without its ``reserve`` there is no room for the service."""
+    (command,) = re.findall(r"^helm install trainer (.*)$", (ROOT / "docs/placement.md").read_text(), re.M)
+    efa, *reserve = shlex.split(command)[-1].split(",")
+    (node,) = cluster.add_nodes(PACKED, 1)
+    pods = f"/api/v1/namespaces/{test_namespace}/pods"
+    deployments = f"/apis/apps/v1/namespaces/{test_namespace}/deployments"
+    others = list(yaml.safe_load_all((ROOT / "docs/packing.yaml").read_text()))
+
+    def where() -> dict[str, str]:
+        found = cluster.api.get(pods)["items"]
+        return {
+            each["metadata"]["labels"].get("app", "trainer"): each["spec"].get("nodeName", "")
+            for each in found
+        }
+
+    try:
+        trainer = release("torch-elastic", instance=PACKED, sets=[efa, "workers=1"])
+        for each in others:
+            cluster.api.create(deployments, each)
+        until(lambda: where() == {"trainer": node, "cache": "", "crawler": ""}, what=lambda: str(where()))
+        trainer.uninstall()
+        until(lambda: where() == {"cache": node, "crawler": node}, what=lambda: str(where()))
+        release("torch-elastic", instance=PACKED, sets=[efa, *reserve, "workers=1"])
+        until(
+            lambda: where() == dict.fromkeys(("trainer", "cache", "crawler"), node), what=lambda: str(where())
+        )
+    finally:
+        for each in others:
+            cluster.api.delete(f"{deployments}/{each['metadata']['name']}")
+        cluster.remove_node(node)
