@@ -112,6 +112,18 @@ def test_at_ecr_it_logs_in_first_and_makes_repositories_that_are_missing(folder:
     assert made == [f"{folder.removeprefix('/')}/bireme/{name}".removeprefix("/") for name in IMAGES]
 
 
+def test_nccl_tests_are_for_every_gpu_and_their_parts_have_hashes() -> None:
+    text = (ROOT / "images/nccl-tests/Dockerfile").read_text()
+    pins = dict(re.findall(r'^ARG (\w+)="?([^"\n]+)"?$', text, re.MULTILINE))
+    # From V100 to RTX PRO 6000; CUDA 12.9 alone has the code of both ends and of B300.
+    assert {int(each) for each in pins["GPUS"].split()} >= {70, 80, 90, 100, 103, 120}
+    assert pins["CUDA"].startswith("12.9.")
+    nccl = re.fullmatch(r"nvidia-nccl-cu12==2\.(\d+)\.\d+ --hash=sha256:[0-9a-f]{64}", pins["NCCL"])
+    assert nccl
+    assert int(nccl[1]) >= 28
+    assert re.fullmatch(r"[0-9a-f]{40}", pins["NCCL_TESTS"]), "a commit"
+
+
 def test_a_mirror_logs_in_where_the_efa_plugin_is_and_makes_repositories() -> None:
     said = lines("--mirror", f"{ECR}/team")
     assert "602401143452.dkr.ecr.us-west-2.amazonaws.com" in "".join(line for line in said if "login" in line)
