@@ -64,3 +64,10 @@ output "dataset_values" {
   description = "Values for charts/dataset: terraform output -raw dataset_values > dataset.yaml"
   value       = length(var.buckets) > 0 ? yamlencode({ serviceAccount = { create = true, name = "data" } }) : null
 }
+
+output "gpu_metrics_values" {
+  description = "Values for charts/gpu-metrics: terraform output -raw gpu_metrics_values > gpu-metrics.yaml"
+  value = var.gpu_metrics ? yamlencode({
+    cloudwatch = { region = var.region, containerInsights = { enabled = true, clusterName = var.name } }
+  }) : null
+}

@@ -111,6 +111,12 @@ variable "cloudwatch" {
   default     = false
 }
 
+variable "gpu_metrics" {
+  description = "A role for the CloudWatch agent of charts/gpu-metrics, and a dashboard"
+  type        = bool
+  default     = false
+}
+
 variable "expires" {
   description = "When all node groups are set to no nodes, e.g. 2026-12-01T18:00:00Z; never by default"
   type        = string

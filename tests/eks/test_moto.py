@@ -32,6 +32,9 @@ resource "aws_eks_addon" "late" {
 resource "aws_eks_pod_identity_association" "data" {
   count = 0
 }
+resource "aws_eks_pod_identity_association" "metrics" {
+  count = 0
+}
 
 # moto has no placement groups.
 resource "aws_placement_group" "this" {
@@ -52,17 +55,19 @@ VARIABLES = {
     "nodes": '{"p4d.24xlarge"=3, "g5.xlarge"=2}',
     "admitted": '["192.0.2.7/32"]',
     "buckets": '["photos"]',
+    "gpu_metrics": "true",
 }
 MADE = {
+    "aws_cloudwatch_dashboard": 1,
     "aws_efs_file_system": 1,
     "aws_efs_mount_target": 2,
     "aws_eip": 1,
     "aws_eks_cluster": 1,
     "aws_eks_node_group": 3,
     "aws_iam_policy": 1,
-    "aws_iam_role": 7,
+    "aws_iam_role": 8,
     "aws_iam_role_policy": 1,
-    "aws_iam_role_policy_attachment": 7,
+    "aws_iam_role_policy_attachment": 8,
     "aws_internet_gateway": 1,
     "aws_launch_template": 3,
     "aws_nat_gateway": 1,
@@ -118,6 +123,17 @@ def test_roles_have_policies_that_aws_has(made: dict[str, dict[str, Any]]) -> No
     attached = [each for name, each in made.items() if ".aws_iam_role_policy_attachment" in f".{name}"]
     own = [each for each in attached if "::aws:policy/" not in each["policy_arn"]]
     assert [each["role"] for each in own] == ["bireme-aws-fsx-csi-driver"]
+
+
+def test_the_dashboard_that_cloudwatch_keeps_has_one_gpu_of_each_node(
+    made: dict[str, dict[str, Any]],
+) -> None:
+    (widget,) = json.loads(made["aws_cloudwatch_dashboard.gpus[0]"]["dashboard_body"])["widgets"]
+    assert widget["properties"]["region"] == "us-west-2"
+    ((search,),) = widget["properties"]["metrics"]
+    # The agent's name for the metric, and its dimension for the GPU's number, of any node.
+    wanted = 'Namespace="CWAgent" MetricName="nvidia_smi_utilization_gpu" index="0"'
+    assert search == {"expression": f"SEARCH('{wanted}', 'Average', 60)"}
 
 
 def test_the_api_server_answers_the_admitted_network_only(made: dict[str, dict[str, Any]]) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.whole
 CLAIMS = {"efs": "efsvol", "fsx": "fsx-pvc"}
 LEFT_OUT = (
     "bireme eksctl",
-    "bireme plan charts/torch-elastic -f values/instances/p3.8xlarge.yaml",
+    "bireme plan charts/torch-elastic",
     "bireme uninstall nccl",
     "hack/eks/teardown",
     # The MPIJob trains in test_tensorflow.py.
@@ -46,6 +46,7 @@ LEFT_OUT = (
     "helm install efa",
     "helm install gpu-metrics",
     "helm install nccl",
+    "helm uninstall gpu-metrics",
     "kubectl port-forward service/gpu-metrics",
 )
 TESTS = Path(__file__).parents[1]
@@ -286,9 +287,9 @@ def test_mask_rcnn_on_eks_grows_and_outlives_a_node(
         cluster,
         mine,
         here={
-            "p3.16xlarge": NODE_TYPE,
+            "p4d.24xlarge": NODE_TYPE,
             f"{NODE_TYPE}   8": f"{NODE_TYPE} 1",
-            f"32 accelerators, 0 EFA, nodes: 4 × {NODE_TYPE}": "0 accelerators, 0 EFA, …",
+            f"32 accelerators, 16 EFA, nodes: 4 × {NODE_TYPE}": "0 accelerators, 0 EFA, …",
             "BUCKET": "coco",
         },
     )

@@ -92,7 +92,10 @@ def test_the_instance_metadata_answer_the_agent_with_a_hop_limit_of_one(
 
 
 def test_the_configuration_of_the_cloudwatch_agent(render: Callable[..., Render]) -> None:
-    """The agent's JSON schema accepts this document (aws/amazon-cloudwatch-agent, schema.json at ab55b8d)."""
+    """The agent's JSON schema accepts this document: aws/amazon-cloudwatch-agent, schema.json at ab55b8d.
+
+    That was tried by hand, because the Go proxy has no version of the module.
+    """
     rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
     assert configuration(rendered) == {
         "agent": {"region": "us-west-2"},

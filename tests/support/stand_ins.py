@@ -25,6 +25,7 @@ STATE = Path("aws.json")
 DRIVERS = {"aws-efs-csi-driver": "efs.csi.aws.com", "aws-fsx-csi-driver": "fsx.csi.aws.com"}
 AWS = {
     "eks update-kubeconfig": {"--region", "--name"},
+    "cloudwatch get-dashboard": {"--dashboard-name"},
     "ec2 terminate-instances": {"--instance-ids"},
     "service-quotas get-service-quota": {"--service-code", "--quota-code"},
     "s3 mb": set(),
@@ -41,6 +42,12 @@ OUTPUTS: dict[str, Any] = {
         "dynamic": {"subnetId": "subnet-0123456789abcdef0", "securityGroupIds": ["sg-0123456789abcdef0"]},
     },
     "dataset_values": {"serviceAccount": {"create": True, "name": "data"}},
+    "gpu_metrics_values": {
+        "cloudwatch": {
+            "region": "us-west-2",
+            "containerInsights": {"enabled": True, "clusterName": "bireme"},
+        }
+    },
     "fsx_values": {
         "provisioning": "static",
         "zone": "us-west-2a",
@@ -125,7 +132,11 @@ def _output(folder: Path, options: list[str]) -> None:
     if name == "kubeconfig_command":
         print("aws eks update-kubeconfig --region {region} --name {name}".format_map(_state()))
     elif name in OUTPUTS:
-        asked = {"fsx_values": "fsx_gib", "dataset_values": "buckets"}.get(name)
+        asked = {
+            "fsx_values": "fsx_gib",
+            "dataset_values": "buckets",
+            "gpu_metrics_values": "gpu_metrics",
+        }.get(name)
         assert not asked or asked in _state()["planned"], f"{name} is empty without the variable {asked}"
         print(yaml.safe_dump(OUTPUTS[name]))
 

@@ -19,7 +19,7 @@ from bireme.core.errors import BiremeError
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/sources.md"
-REASONS = ("missing: ", "not carried over: ")
+REASONS = ("missing: ", "not carried over: ", "not shown: ")
 _CODE = re.compile(r"`([^`]+)`")
 _CELLS = re.compile(r"(?<!\\)\|")
 

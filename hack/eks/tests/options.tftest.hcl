@@ -43,7 +43,7 @@ run "defaults" {
     error_message = "no subnet gives public addresses"
   }
   assert {
-    condition     = length(aws_autoscaling_schedule.expires) == 0 && length(aws_iam_role.data) == 0 && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
+    condition     = length(aws_autoscaling_schedule.expires) == 0 && length(aws_iam_role.data) == 0 && length(aws_iam_role.metrics) == 0 && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
     error_message = "guard and CloudWatch are options"
   }
 }
@@ -58,6 +58,16 @@ run "everything" {
     buckets    = ["photos"]
     cloudwatch = true
     expires    = "2026-12-01T18:00:00Z"
+
+    gpu_metrics = true
+  }
+  assert {
+    condition     = endswith(aws_iam_role_policy_attachment.metrics[0].policy_arn, "/CloudWatchAgentServerPolicy") && aws_eks_pod_identity_association.metrics[0].service_account == "gpu-metrics"
+    error_message = "the agent of charts/gpu-metrics may send metrics"
+  }
+  assert {
+    condition     = strcontains(jsondecode(aws_cloudwatch_dashboard.gpus[0].dashboard_body).widgets[0].properties.metrics[0][0].expression, "index=\"0\"")
+    error_message = "the dashboard shows one GPU of each node"
   }
   assert {
     condition     = aws_eks_cluster.this.vpc_config[0].endpoint_public_access && aws_eks_cluster.this.vpc_config[0].public_access_cidrs == toset(["192.0.2.0/24"])
