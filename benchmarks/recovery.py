@@ -3,8 +3,8 @@
 Three workers train on a kind cluster, each time in a new Job; a pod is deleted, or its agent gets SIGKILL.
 Bireme's jobs train one after another; those of stock torchrun, which mostly wait, run at the same time.
 Measured are the seconds until the new world is agreed (its processes start) and until its first step, by the
-workers' logs; the time to start Python and import torch is given separately. Warm jobs have `warmStart`. With
-a spare the new world is one of three again, without it mostly one of two.
+workers' logs; the time to start Python and import torch is given separately. Warm jobs have
+`recovery.warmStart`. With a spare the new world is one of three again, without it mostly one of two.
 
 Stock is torchrun as a user would start it, as the first process of the container: the chart's pods, Job and
 PET_* variables without Bireme's entry point, launcher and backend. All get the same bounds, last call and
@@ -211,7 +211,7 @@ def _backend_values(backend: str) -> dict[str, Any]:
     rendezvous: dict[str, Any] = {"conf": {"last_call_timeout": 1}}
     if backend in (OURS, WARM, SPARE):
         values = {"rendezvous": {**rendezvous, "endpoints": [f"etcd.{NAMESPACE}.svc:2379"]}}
-        more = {"warmStart": {"enabled": backend != OURS}, "spares": int(backend == SPARE)}
+        more = {"recovery": {"warmStart": {"enabled": backend != OURS}}, "spares": int(backend == SPARE)}
         return {**values, "etcd": {"enabled": False}, **more}
     etcd = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint=etcd-v2.{NAMESPACE}.svc:2379")
     values = stock_torchrun.values(*(etcd if backend == "etcd-v2" else ()))

@@ -122,7 +122,7 @@ def test_a_worker_that_fails_is_replaced_and_the_others_stay(release: ReleaseFac
 def test_a_pod_that_leaves_an_excluded_node_is_made_again_without_being_counted(
     release: ReleaseFactory,
 ) -> None:
-    job = release("torch-elastic", sets=["workers=2", "backoffLimitPerIndex=0"], **P4D)
+    job = release("torch-elastic", sets=["workers=2", "recovery.backoffLimitPerIndex=0"], **P4D)
     before = uids(job)
     job.cluster.fail(
         next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 69, job.namespace

@@ -58,7 +58,7 @@ def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end
     paddle: Jobs, loss_of_one_process: Callable[..., float], mode: str
 ) -> None:
     # Long, because the machine may be busy; a pod that is deleted signs off by itself.
-    job = paddle("--passes=20", mode=mode, lostSeconds=30)
+    job = paddle("--passes=20", mode=mode, recovery={"lostSeconds": 30})
     job.until_ended()
     (done,) = job.events("done", 0)
     assert done["loss"] <= loss_of_one_process("/opt/bireme/digits.py") + TOLERANCE
@@ -88,7 +88,7 @@ def by_shards(paddle: Jobs, passes: int, shards: int) -> PaddleJob:
         "--batch-size=8",
         "--step-seconds=0.25",
         shards=shards,
-        lostSeconds=30,
+        recovery={"lostSeconds": 30},
         **DYNAMIC,
     )
 

@@ -77,7 +77,9 @@ def cut_off(cluster: KindCluster, training: Training, index: int, *others: int) 
 
 def test_a_frozen_process_hangs_nobody_and_a_frozen_pod_comes_back(train: Callable[..., Training]) -> None:
     steps = 900
-    training = train(workers=3, steps=steps, values={"hang": {"seconds": 15, "firstStepSeconds": 120}})
+    training = train(
+        workers=3, steps=steps, values={"recovery": {"hang": {"seconds": 15, "firstStepSeconds": 120}}}
+    )
     training.until_trained(30, world_size=3)
     with stopped(training, 1, every=False):
         # Their stacks are printed, they are killed, and all start again.
@@ -131,7 +133,7 @@ def test_a_bad_node_costs_its_worker_and_not_the_job(train: Callable[..., Traini
         "    print('RuntimeError: CUDA error: uncorrectable ECC error encountered', flush=True)",
         "    os._exit(1)",
     )
-    training = train(workers=3, steps=steps, values={**fault, "failuresWithoutProgress": 2})
+    training = train(workers=3, steps=steps, values={**fault, "recovery": {"failuresWithoutProgress": 2}})
     training.until_complete(steps, seconds=900)
     assert "without a new step, all of them on" in "\n".join(training.output)
 
@@ -146,7 +148,7 @@ def test_a_deterministic_bug_ends_the_job_within_minutes_with_its_traceback(
         "os._exit(1)",
     )
     began = time.monotonic()
-    training = train(workers=3, steps=100_000, values={**fault, "failuresWithoutProgress": 3})
+    training = train(workers=3, steps=100_000, values={**fault, "recovery": {"failuresWithoutProgress": 3}})
     until(lambda: outcome(training.job) == "Failed", 600, "the job to fail")
     print(f"the job failed after {time.monotonic() - began:.0f} s")
     last_words = [pod.last_words for pod in training.job.pods()]

@@ -51,7 +51,9 @@ def test_frozen_storage_holds_workers_up_until_it_thaws(
     train: Train, cluster: KindCluster, disk: str
 ) -> None:
     steps = 600
-    training = train(workers=3, steps=steps, values={"hang": {"seconds": 15, "firstStepSeconds": 120}})
+    training = train(
+        workers=3, steps=steps, values={"recovery": {"hang": {"seconds": 15, "firstStepSeconds": 120}}}
+    )
     training.until_trained(30, world_size=3)
     with frozen(cluster, disk):
         stuck = "cannot be killed, because it waits in the kernel"
@@ -64,7 +66,7 @@ def test_a_full_disk_ends_the_job_and_a_new_run_goes_on_from_the_last_checkpoint
     train: Train, cluster: KindCluster, disk: str
 ) -> None:
     steps = 400
-    training = train(workers=3, steps=steps, values={"failuresWithoutProgress": 2})
+    training = train(workers=3, steps=steps, values={"recovery": {"failuresWithoutProgress": 2}})
     training.until(lambda event: event["event"] == "checkpoint" and event["step"] >= 40, 120, "step 40")
     node = cluster.containers()[0]
     cluster.on_node(node, "sh", "-c", f"dd if=/dev/zero of={disk}/ballast bs=4k 2>/dev/null; true")

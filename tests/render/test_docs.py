@@ -110,7 +110,7 @@ OWN_MEANING = {
     "args",
     "command",
     "waitSeconds",
-    "maxRestarts",
+    "recovery.maxRestarts",
     "etcd.enabled",
 }
 """Keys of job charts that each of them describes in its own words."""

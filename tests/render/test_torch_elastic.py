@@ -346,7 +346,10 @@ def test_values_win_over_settings_of_the_instance_type(render: Callable[..., Ren
 def test_warm_starts_are_a_value_and_off_by_default(render: Callable[..., Render]) -> None:
     assert "BIREME_WARM_START" not in environment(render("torch-elastic"))
     warm = environment(
-        render("torch-elastic", values={"warmStart": {"enabled": True, "modules": ["torch", "a.b"]}})
+        render(
+            "torch-elastic",
+            values={"recovery": {"warmStart": {"enabled": True, "modules": ["torch", "a.b"]}}},
+        )
     )
     assert warm["BIREME_WARM_START"] == "true"
     assert warm["BIREME_WARM_MODULES"] == "torch,a.b"
@@ -378,12 +381,16 @@ def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
     render: Callable[..., Render],
 ) -> None:
     env = environment(
-        render("torch-elastic", instance="p4d.24xlarge", values={"preflight": {"folder": "/fsx/c"}})
+        render(
+            "torch-elastic", instance="p4d.24xlarge", values={"recovery": {"preflight": {"folder": "/fsx/c"}}}
+        )
     )
     assert env["BIREME_PREFLIGHT_ACCELERATORS"] == "8"
     assert env["BIREME_PREFLIGHT_FOLDER"] == "/fsx/c"
     off = environment(
-        render("torch-elastic", instance="p4d.24xlarge", values={"preflight": {"enabled": False}})
+        render(
+            "torch-elastic", instance="p4d.24xlarge", values={"recovery": {"preflight": {"enabled": False}}}
+        )
     )
     assert not [name for name in off if name.startswith("BIREME_PREFLIGHT")]
 
@@ -394,15 +401,15 @@ def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
         ("p4d.24xlarge", {}, "true", "21.02"),
         ("p4d.24xlarge", {"efa": 1}, "true", "2.945"),
         ("p4d.24xlarge", {"accelerators": 4}, "true", None),
-        ("p4d.24xlarge", {"preflight": {"bandwidthGBps": 0}}, "true", None),
-        ("p4d.24xlarge", {"preflight": {"bandwidthGBps": 12.5}}, "true", "12.5"),
+        ("p4d.24xlarge", {"recovery": {"preflight": {"bandwidthGBps": 0}}}, "true", None),
+        ("p4d.24xlarge", {"recovery": {"preflight": {"bandwidthGBps": 12.5}}}, "true", "12.5"),
         ("p3.8xlarge", {}, "true", None),
-        ("p4d.24xlarge", {"preflight": {"pairs": False}}, None, None),
-        ("p4d.24xlarge", {"preflight": {"enabled": False}}, None, None),
+        ("p4d.24xlarge", {"recovery": {"preflight": {"pairs": False}}}, None, None),
+        ("p4d.24xlarge", {"recovery": {"preflight": {"enabled": False}}}, None, None),
         ("p4d.24xlarge", {"maxWorkers": 1}, None, None),
         ("p4d.24xlarge", {"checkDevices": False}, None, None),
         (None, {}, None, None),
-        (None, {"preflight": {"pairs": True, "bandwidthGBps": 0.5}}, "true", "0.5"),
+        (None, {"recovery": {"preflight": {"pairs": True, "bandwidthGBps": 0.5}}}, "true", "0.5"),
     ],
 )
 def test_neighbours_all_reduce_at_half_of_what_was_published_at_least(

@@ -152,18 +152,18 @@ Arguments: root, role.
 - {name: TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
 - {name: PADDLE_TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
 - {name: BIREME_PADDLE_PSERVERS, value: {{ include "paddle.servers" .root | quote }}}
-- {name: BIREME_SAVE_STEPS, value: "{{ int64 $v.saveEverySteps }}"}
+- {name: BIREME_SAVE_STEPS, value: "{{ int64 $v.recovery.saveEverySteps }}"}
 {{- if eq $v.dispatch "dynamic" }}
 {{ include "training.dispatcher.env" (dict "root" .root) }}
 {{- end }}
 {{- else }}
 - {name: BIREME_PADDLE_PROCESSES, value: "{{ int64 .worker.processes }}"}
 - {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.useGpu | quote }}}
-- {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.hangSeconds }}"}
+- {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.recovery.hangSeconds }}"}
 {{- end }}
 {{ include "training.token.env" (dict "root" .root) }}
-- {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
-- {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.lostSeconds }}"}
+- {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.recovery.maxRestarts }}"}
+- {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.recovery.lostSeconds }}"}
 - {name: PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}
 - {name: BIREME_PADDLE_MODE, value: {{ $v.mode | quote }}}
 - {name: BIREME_PADDLE_COORDINATOR, value: {{ include "paddle.coordinator" .root | quote }}}
@@ -172,7 +172,7 @@ Arguments: root, role.
 {{- if $v.dataPrep.enabled }}
 - {name: BIREME_PADDLE_WAIT_FOR, value: {{ printf "%s/data/%s" (include "paddle.folder" .root) $v.dataPrep.list | quote }}}
 {{- end }}
-- {name: BIREME_SCRIPT_RESTARTS, value: "{{ int64 $v.scriptRestarts }}"}
+- {name: BIREME_SCRIPT_RESTARTS, value: "{{ int64 $v.recovery.scriptRestarts }}"}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
 {{- if ne .role "server" }}

@@ -9,7 +9,7 @@ Arguments: root, role (server or trainer).
 {{- $containers := list (ternary "pserver" "trainer" (eq .role "server")) }}
 {{- if and (eq .role "trainer") (include "paddle.isCollocated" .root) }}{{ $containers = append $containers "pserver" }}{{ end -}}
 completionMode: Indexed
-backoffLimitPerIndex: {{ int64 $v.backoffLimitPerIndex }}
+backoffLimitPerIndex: {{ int64 $v.recovery.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
   {{- include "training.podFailurePolicy" (dict "root" $view "worker" $worker "containers" $containers "codes" (list 64 70 78)) | nindent 2 }}

@@ -74,41 +74,41 @@ Arguments: root, worker (the result of training.worker).
 - {name: BIREME_ACCELERATE, value: {{ toJson . | replace "$(" "$$(" | quote }}}
 {{- end }}
 {{- end }}
-- {name: PET_MAX_RESTARTS, value: "{{ int64 $v.maxRestarts }}"}
-- {name: BIREME_FAILURES_WITHOUT_PROGRESS, value: "{{ int64 $v.failuresWithoutProgress }}"}
-{{- with int64 $v.excludeNodeSeconds }}
+- {name: PET_MAX_RESTARTS, value: "{{ int64 $v.recovery.maxRestarts }}"}
+- {name: BIREME_FAILURES_WITHOUT_PROGRESS, value: "{{ int64 $v.recovery.failuresWithoutProgress }}"}
+{{- with int64 $v.recovery.excludeNodeSeconds }}
 - {name: BIREME_EXCLUDE_NODE_SECONDS, value: "{{ . }}"}
 {{- end }}
-{{- with $v.progress.pattern }}
+{{- with $v.recovery.progress.pattern }}
 - {name: BIREME_PROGRESS_PATTERN, value: {{ . | quote }}}
 {{- end }}
-- {name: BIREME_ON_NAN, value: {{ $v.progress.onNaN | quote }}}
-- {name: BIREME_ON_SLOW, value: {{ $v.progress.onSlow | quote }}}
-- {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.hang.seconds }}"}
-{{- if $v.hang.learnt }}
+- {name: BIREME_ON_NAN, value: {{ $v.recovery.progress.onNaN | quote }}}
+- {name: BIREME_ON_SLOW, value: {{ $v.recovery.progress.onSlow | quote }}}
+- {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.recovery.hang.seconds }}"}
+{{- if $v.recovery.hang.learnt }}
 - {name: BIREME_HANG_LEARNT, value: "true"}
 {{- end }}
-- {name: BIREME_FIRST_STEP_SECONDS, value: "{{ int64 $v.hang.firstStepSeconds }}"}
+- {name: BIREME_FIRST_STEP_SECONDS, value: "{{ int64 $v.recovery.hang.firstStepSeconds }}"}
 - {name: BIREME_METRICS_PORT, value: "{{ int64 $v.metrics.port }}"}
 - name: BIREME_NODE
   valueFrom:
     fieldRef: {fieldPath: spec.nodeName}
-- {name: PET_MONITOR_INTERVAL, value: "{{ $v.monitorInterval }}"}
-- {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.agentRestarts }}"}
-{{- if $v.preflight.enabled }}
+- {name: PET_MONITOR_INTERVAL, value: "{{ $v.recovery.monitorInterval }}"}
+- {name: BIREME_AGENT_RESTARTS, value: "{{ int64 $v.recovery.agentRestarts }}"}
+{{- if $v.recovery.preflight.enabled }}
 {{- if and (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
 - {name: BIREME_PREFLIGHT_ACCELERATORS, value: "{{ int64 .worker.accelerators }}"}
 {{- end }}
 {{- include "torch-elastic.pairs" . }}
-{{- with $v.preflight.folder }}
+{{- with $v.recovery.preflight.folder }}
 - {name: BIREME_PREFLIGHT_FOLDER, value: {{ . | quote }}}
-- {name: BIREME_PREFLIGHT_FREE_MIB, value: "{{ int64 $v.preflight.freeMiB }}"}
-- {name: BIREME_PREFLIGHT_WRITE_MIB, value: "{{ int64 $v.preflight.writeMiBps }}"}
+- {name: BIREME_PREFLIGHT_FREE_MIB, value: "{{ int64 $v.recovery.preflight.freeMiB }}"}
+- {name: BIREME_PREFLIGHT_WRITE_MIB, value: "{{ int64 $v.recovery.preflight.writeMiBps }}"}
 {{- end }}
 {{- end }}
-{{- if $v.warmStart.enabled }}
+{{- if $v.recovery.warmStart.enabled }}
 - {name: BIREME_WARM_START, value: "true"}
-{{- with $v.warmStart.modules }}
+{{- with $v.recovery.warmStart.modules }}
 - {name: BIREME_WARM_MODULES, value: {{ join "," . | quote }}}
 {{- end }}
 {{- end }}
@@ -135,10 +135,10 @@ Arguments: root, worker (the result of training.worker).
 {{- define "torch-elastic.pairs" -}}
 {{- $v := .root.Values }}
 {{- $wanted := and $v.checkDevices (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
-{{- if kindIs "bool" $v.preflight.pairs }}{{ $wanted = $v.preflight.pairs }}{{ end }}
+{{- if kindIs "bool" $v.recovery.preflight.pairs }}{{ $wanted = $v.recovery.preflight.pairs }}{{ end }}
 {{- if and $wanted (eq $v.rendezvous.backend "etcd") (gt (int64 $v.maxWorkers) 1) }}
 - {name: BIREME_PREFLIGHT_PAIRS, value: "true"}
-{{- $least := $v.preflight.bandwidthGBps }}
+{{- $least := $v.recovery.preflight.bandwidthGBps }}
 {{- if and (kindIs "invalid" $least) (eq (int64 .worker.accelerators) (int64 .worker.whole)) }}
 {{- $published := (.root.Subcharts.common.Files.Get "files/instance-types.yaml" | fromYaml).bandwidth }}
 {{- with get (get $published (.worker.type | default "none" | trimPrefix "ml.") | default dict) (toString (int64 .worker.efa)) }}{{ $least = divf . 2 }}{{ end }}

@@ -3,11 +3,11 @@ The fields of the Job's spec that do not change in place. job.yaml has the other
 */}}
 {{- define "torch-elastic.jobSpec" -}}
 completionMode: Indexed
-backoffLimitPerIndex: {{ int64 .Values.backoffLimitPerIndex }}
+backoffLimitPerIndex: {{ int64 .Values.recovery.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
   {{- include "training.podFailurePolicy" (dict "root" . "worker" (include "training.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
-{{- if and .Values.excludeNodeSeconds (eq .Values.rendezvous.backend "etcd") (not .Values.command) }}
+{{- if and .Values.recovery.excludeNodeSeconds (eq .Values.rendezvous.backend "etcd") (not .Values.command) }}
     # A pod on an excluded node. It does not count, but the pauses before the next one grow.
     - action: Ignore
       onExitCodes: {containerName: trainer, operator: In, values: [69]}

@@ -10,7 +10,14 @@ from bireme.core.errors import BiremeError
 from bireme.helm.yaml import refuse_bombs
 
 SINCE = "0.3.0"
+_GROUPS = {
+    "recovery": """maxRestarts failuresWithoutProgress excludeNodeSeconds progress hang monitorInterval
+        agentRestarts preflight warmStart backoffLimitPerIndex
+        saveEverySteps lostSeconds hangSeconds scriptRestarts""",
+}
+"""Values that kept their names and went into a group."""
 MOVES = {
+    **{key: f"{group}.{key}" for group, keys in _GROUPS.items() for key in keys.split()},
     "queueName": "queue.name",
     "kueue.admission": "queue.admission",
     "kueue.priorityClass": "queue.priorityClass",

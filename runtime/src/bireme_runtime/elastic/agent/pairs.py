@@ -104,7 +104,7 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
                 others = " and ".join(str(other) for pair in mine for other in pair if other != rank)
                 node = env.get("BIREME_NODE", "this node")
                 what = f"{node} cannot train: the all-reduce of worker {rank} with {others} fails"
-                raise Unfit(f"preflight: {what}; preflight.pairs=false leaves this out")
+                raise Unfit(f"preflight: {what}; recovery.preflight.pairs=false leaves this out")
             if failed and not guilty:
                 say(f"preflight: {', '.join(sorted(names))} have no bad worker in common; training begins")
         # Whom nobody could tell from its neighbour is asked again when there are more workers.

@@ -59,7 +59,8 @@ def check(env: Mapping[str, str], say: Say) -> None:
     if why:
         node = env.get("BIREME_NODE", "this node")
         raise Stop(
-            TEMPORARY, f"preflight: {node} cannot train: {why}; preflight.enabled=false leaves this out"
+            TEMPORARY,
+            f"preflight: {node} cannot train: {why}; recovery.preflight.enabled=false leaves this out",
         )
 
 
