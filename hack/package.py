@@ -51,7 +51,7 @@ IMAGES_ANNOTATION = "artifacthub.io/images"
 LINKS_ANNOTATION = "artifacthub.io/links"
 SCREENSHOTS_ANNOTATION = "artifacthub.io/screenshots"
 RUNTIME_IN_CHART = "charts/bireme-runtime/files/runtime/"
-_A_USERS = ("sidecars", "initContainers")
+_A_USERS = {"sidecars", "initContainers"}
 
 
 def application_charts(paths: Paths) -> list[Path]:
@@ -140,7 +140,9 @@ def images_of(renderer: Renderer, chart: Path) -> list[dict[str, str]]:
     """
     found = set()
     for file in sorted((chart / "ci").glob("*-values.yaml")):
-        given = {key: each for key, each in values.load([file]).items() if key not in _A_USERS}
+        given = values.load([file])
+        for key in _A_USERS & given.get("pod", {}).keys():
+            del given["pod"][key]
         if "global" not in given:
             for manifest in renderer.render(RenderRequest(chart, given)).manifests:
                 for template in pod_templates(manifest):

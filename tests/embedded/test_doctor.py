@@ -268,7 +268,7 @@ def test_pods_that_the_namespace_would_refuse(
     cluster.api.patch(f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
     options = {"instance": "p4d.24xlarge", "sets": ["workers=2"]}
     assert before("torch-elastic", **options) == []
-    options["sets"] = ["workers=2", "hostNetwork=true"]
+    options["sets"] = ["workers=2", "pod.hostNetwork=true"]
     (finding,) = before("torch-elastic", **options)
     assert finding.startswith(f"The namespace {namespace} refuses the pod of")
     assert 'violates PodSecurity "restricted:latest": host namespaces' in finding

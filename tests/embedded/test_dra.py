@@ -25,8 +25,10 @@ CLAIMS = f"{DRA}/namespaces/default/resourceclaims"
 VALUES: dict[str, Any] = {
     "workers": 3,
     "image": {"repository": "team/train", "tag": "1"},
-    "resourceClaimTemplates": {
-        "gpu": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "count": 4}}]}
+    "pod": {
+        "resourceClaimTemplates": {
+            "gpu": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "count": 4}}]}
+        }
     },
 }
 

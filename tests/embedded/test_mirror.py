@@ -50,7 +50,7 @@ def images_of_the_charts(toolbox: Toolbox, paths: Paths, registry: str) -> set[s
         if "global" in values:
             continue
         for added in ("sidecars", "initContainers"):
-            values.pop(added, None)
+            values.get("pod", {}).pop(added, None)
         requests.append(RenderRequest(file.parents[1], values, settings=SetFlags(sets=[*sets, *region])))
     found = set()
     for render in Renderer(toolbox, paths).render_many(requests):

@@ -11,13 +11,15 @@ from bireme.testing.pytest_plugin import ReleaseFactory
 
 IMAGE = {"repository": "team/train", "tag": "1"}
 TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}}
-IN_PODS: dict[str, Any] = {
+POD_IN_PODS: dict[str, Any] = {
     "hostNetwork": True,
     "hostIPC": True,
     "hostPID": True,
     "dnsPolicy": "None",
     "dnsConfig": {"nameservers": ["10.100.0.10"], "options": [{"name": "ndots", "value": "2"}]},
     "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["licences.example.com"]}],
+}
+IN_PODS: dict[str, Any] = {
     "priorityClassName": "system-node-critical",
     "terminationGracePeriodSeconds": 30,
     "affinity": {
@@ -39,11 +41,13 @@ IN_PODS: dict[str, Any] = {
         }
     ],
 }
-IN_TRAINER: dict[str, Any] = {
-    "workingDir": "/workspace",
+POD_IN_TRAINER: dict[str, Any] = {
     "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}},
     "envFrom": [{"prefix": "DB_", "configMapRef": {"name": "db", "optional": True}}],
     "ports": [{"name": "debug", "containerPort": 15678, "hostPort": 15678, "protocol": "TCP"}],
+}
+IN_TRAINER: dict[str, Any] = {
+    "workingDir": "/workspace",
 }
 VALUES: dict[str, Any] = {
     **IN_PODS,
@@ -51,7 +55,21 @@ VALUES: dict[str, Any] = {
     "workers": 1,
     "image": IMAGE,
     "setup": "pip install -r requirements.txt",
-    "extraEnv": [TOKEN],
+    "pod": {
+        **POD_IN_PODS,
+        **POD_IN_TRAINER,
+        "extraEnv": [TOKEN],
+        "extraVolumes": [
+            {"name": "nvme", "hostPath": {"path": "/mnt/k8s-disks", "type": "DirectoryOrCreate"}},
+            {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+        ],
+        "extraVolumeMounts": [
+            {"name": "nvme", "mountPath": "/local", "mountPropagation": "HostToContainer"},
+            {"name": "token", "mountPath": "/var/run/token", "readOnly": True},
+        ],
+        "initContainers": [{"name": "prepare", "command": ["true"]}],
+        "sidecars": [{"name": "proxy", "image": "docker.io/library/nginx:1.29"}],
+    },
     "tolerations": [{"key": "team", "operator": "Exists"}],
     "podLabels": {"team": "vision"},
     "podAnnotations": {"example.com/ticket": "17"},
@@ -63,16 +81,6 @@ VALUES: dict[str, Any] = {
         "allowPrivilegeEscalation": True,
         "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK", "SETUID", "SETGID", "SYS_CHROOT"]},
     },
-    "extraVolumes": [
-        {"name": "nvme", "hostPath": {"path": "/mnt/k8s-disks", "type": "DirectoryOrCreate"}},
-        {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
-    ],
-    "extraVolumeMounts": [
-        {"name": "nvme", "mountPath": "/local", "mountPropagation": "HostToContainer"},
-        {"name": "token", "mountPath": "/var/run/token", "readOnly": True},
-    ],
-    "initContainers": [{"name": "prepare", "command": ["true"]}],
-    "sidecars": [{"name": "proxy", "image": "docker.io/library/nginx:1.29"}],
 }
 
 
@@ -98,15 +106,15 @@ def test_the_pods_of_a_job_have_all_that_the_values_say(release: ReleaseFactory,
         for each in installed.objects("pods")
         if each["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
     ]
-    for key, value in IN_PODS.items():
+    for key, value in (IN_PODS | POD_IN_PODS).items():
         assert has(value, pod["spec"][key]), key
     trainer = trainer_of(pod)
-    for key, value in IN_TRAINER.items():
+    for key, value in (IN_TRAINER | POD_IN_TRAINER).items():
         assert has(value, trainer[key]), key
     assert has([TOKEN], trainer["env"])
     assert has(VALUES["securityContext"], trainer["securityContext"])
-    assert has(VALUES["extraVolumeMounts"], trainer["volumeMounts"])
-    assert has(VALUES["extraVolumes"], pod["spec"]["volumes"])
+    assert has(VALUES["pod"]["extraVolumeMounts"], trainer["volumeMounts"])
+    assert has(VALUES["pod"]["extraVolumes"], pod["spec"]["volumes"])
     assert has(VALUES["tolerations"], pod["spec"]["tolerations"])
     assert has({"labels": VALUES["podLabels"], "annotations": VALUES["podAnnotations"]}, pod["metadata"])
     names = {each["name"]: each.get("restartPolicy") for each in pod["spec"]["initContainers"]}

@@ -182,7 +182,7 @@ def mask_rcnn(
 ) -> InstalledRelease:
     """A job of the workload on two workers, with the small program at the place of the source's."""
     program = {"name": "claim-0", "mountPath": PROGRAMS[workload], "subPath": "train.py"}
-    more = {"extraVolumeMounts": [program], "env": {"IMAGES_PER_EPOCH": 12}, **values}
+    more = {"pod": {"extraVolumeMounts": [program]}, "env": {"IMAGES_PER_EPOCH": 12}, **values}
     return release(
         "mpi-training",
         instance=NODE_TYPE,

@@ -30,11 +30,13 @@ def job_of(chart: str, found: Render) -> Any:
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_the_fields_reach_the_pod_and_the_job(renderer: Renderer, request_for: Request, chart: str) -> None:
-    values = {
+    values: dict[str, Any] = {
         "workingDir": "/workspace",
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "2"]}}},
-        "hostNetwork": True,
-        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+        "pod": {
+            "lifecycle": {"preStop": {"exec": {"command": ["sleep", "2"]}}},
+            "hostNetwork": True,
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+        },
         "resources": {"claims": [{"name": "gpu"}]},
         "jobLabels": {"team": "vision"},
         "jobAnnotations": {"example.com/ticket": "17"},
@@ -43,20 +45,22 @@ def test_the_fields_reach_the_pod_and_the_job(renderer: Renderer, request_for: R
     pod = job["spec"]["template"]["spec"]
     trainer = container_of(pod, "trainer")
     assert trainer["workingDir"] == "/workspace"
-    assert trainer["lifecycle"] == values["lifecycle"]
+    assert trainer["lifecycle"] == values["pod"]["lifecycle"]
     assert trainer["resources"]["claims"] == [{"name": "gpu"}]
-    assert pod["resourceClaims"] == values["resourceClaims"]
+    assert pod["resourceClaims"] == values["pod"]["resourceClaims"]
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert job["metadata"]["labels"]["team"] == "vision"
     assert job["metadata"]["annotations"]["example.com/ticket"] == "17"
 
 
 FIELDS: dict[str, Any] = {
-    "hostIPC": True,
-    "hostPID": True,
-    "dnsPolicy": "None",
-    "dnsConfig": {"nameservers": ["10.100.0.10"], "options": [{"name": "ndots", "value": "2"}]},
-    "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["licences.example.com"]}],
+    "pod": {
+        "hostIPC": True,
+        "hostPID": True,
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["10.100.0.10"], "options": [{"name": "ndots", "value": "2"}]},
+        "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["licences.example.com"]}],
+    },
 }
 ENVIRONMENT = [
     {"secretRef": {"name": "hf"}},
@@ -74,14 +78,14 @@ def test_host_namespaces_and_dns_reach_all_pods_of_the_job(
     assert jobs
     for job in jobs:
         pod = job["spec"]["template"]["spec"]
-        assert {key: pod[key] for key in FIELDS} == FIELDS
+        assert {key: pod[key] for key in FIELDS["pod"]} == FIELDS["pod"]
 
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_the_training_container_has_ports_and_environment_of_others(
     renderer: Renderer, request_for: Request, chart: str
 ) -> None:
-    values = {"envFrom": ENVIRONMENT, "ports": [PORT]}
+    values = {"pod": {"envFrom": ENVIRONMENT, "ports": [PORT]}}
     plain = job_of(chart, rendered(renderer, request_for, chart, {}))["spec"]["template"]["spec"]
     pod = job_of(chart, rendered(renderer, request_for, chart, values))["spec"]["template"]["spec"]
     before, trainer = container_of(plain, "trainer"), container_of(pod, "trainer")
@@ -93,7 +97,7 @@ def test_the_training_container_has_ports_and_environment_of_others(
 def test_a_pserver_beside_its_trainer_has_not_the_trainers_ports(
     renderer: Renderer, request_for: Request
 ) -> None:
-    values = {"topology": "collocated", "ports": [PORT], "envFrom": ENVIRONMENT}
+    values = {"topology": "collocated", "pod": {"ports": [PORT], "envFrom": ENVIRONMENT}}
     found = rendered(renderer, request_for, "paddle", values)
     pod = job_of("paddle", found)["spec"]["template"]["spec"]
     assert PORT in container_of(pod, "trainer")["ports"]
@@ -110,8 +114,7 @@ def test_the_launcher_of_an_mpijob_has_a_place_and_variables_of_its_own(
     values = {
         "orchestrator": "MPIJob",
         "env": {"LEVEL": "info"},
-        "envFrom": ENVIRONMENT,
-        "ports": [PORT],
+        "pod": {"envFrom": ENVIRONMENT, "ports": [PORT]},
         "tolerations": [{"key": "team", "operator": "Exists"}],
         "launcher": {
             "nodeSelector": {"pool": "cpu"},
@@ -142,14 +145,16 @@ def test_the_launcher_of_an_mpijob_differs_from_its_workers_where_it_says_so(
     values = {
         "orchestrator": "MPIJob",
         "image": {"repository": "team/train", "digest": f"sha256:{'0' * 64}"},
-        "hostNetwork": True,
+        "pod": {
+            "hostNetwork": True,
+            "extraEnv": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+            "initContainers": [{"name": "drivers", "command": ["true"]}],
+            "extraVolumes": [{"name": "gdr", "hostPath": {"path": "/dev/gdrdrv", "type": "CharDevice"}}],
+            "extraVolumeMounts": [{"name": "gdr", "mountPath": "/dev/gdrdrv"}],
+        },
         "securityContext": {"privileged": True, "allowPrivilegeEscalation": True},
         "podLabels": {"role": "worker", "team": "vision"},
         "podAnnotations": {"example.com/a": "1"},
-        "extraEnv": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
-        "initContainers": [{"name": "drivers", "command": ["true"]}],
-        "extraVolumes": [{"name": "gdr", "hostPath": {"path": "/dev/gdrdrv", "type": "CharDevice"}}],
-        "extraVolumeMounts": [{"name": "gdr", "mountPath": "/dev/gdrdrv"}],
         "launcher": {
             "image": {"repository": "team/launch", "tag": "2"},
             "hostNetwork": False,
@@ -196,8 +201,10 @@ def test_nodes_of_another_cloud_are_selected_by_their_type_and_give_infiniband(
     volume = {"name": "ib", "hostPath": {"path": "/dev/infiniband"}}
     values: dict[str, Any] = {
         "nodeSelector": {"node.kubernetes.io/instance-type": "BM.GPU.H100.8"},
-        "extraVolumes": [volume],
-        "extraVolumeMounts": [{"name": "ib", "mountPath": "/dev/infiniband"}],
+        "pod": {
+            "extraVolumes": [volume],
+            "extraVolumeMounts": [{"name": "ib", "mountPath": "/dev/infiniband"}],
+        },
     }
     if chart != "paddle":
         values["accelerators"] = 8
@@ -241,7 +248,7 @@ GPUS = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.
 def test_workers_claim_devices_by_templates_of_the_chart(
     renderer: Renderer, request_for: Request, chart: str
 ) -> None:
-    found = rendered(renderer, request_for, chart, {"resourceClaimTemplates": {"gpu": GPUS}})
+    found = rendered(renderer, request_for, chart, {"pod": {"resourceClaimTemplates": {"gpu": GPUS}}})
     template = the(found, "ResourceClaimTemplate").thaw()
     assert template["spec"] == {"spec": {"devices": GPUS}}
     pod = job_of(chart, found)["spec"]["template"]["spec"]
@@ -260,7 +267,9 @@ def test_other_devices_are_another_template_because_one_cannot_change(
     four = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}]}
     names = {
         the(
-            rendered(renderer, request_for, "torch-elastic", {"resourceClaimTemplates": {"gpu": each}}),
+            rendered(
+                renderer, request_for, "torch-elastic", {"pod": {"resourceClaimTemplates": {"gpu": each}}}
+            ),
             "ResourceClaimTemplate",
         ).name
         for each in (GPUS, four)
@@ -322,10 +331,12 @@ def test_variables_may_refer_to_each_other_in_any_order(
             "ONE": "$(TWO)",
             "TWO": "$(ONE)",
         },
-        "extraEnv": [
-            {"name": "LOUD", "value": "$(POD)!"},
-            {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        ],
+        "pod": {
+            "extraEnv": [
+                {"name": "LOUD", "value": "$(POD)!"},
+                {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            ]
+        },
     }
     job = job_of(chart, rendered(renderer, request_for, chart, values))
     variables = container_of(job["spec"]["template"]["spec"], "trainer")["env"]
@@ -338,8 +349,10 @@ def test_variables_may_refer_to_each_other_in_any_order(
 
 def test_a_native_sidecar_moves_as_it_is(renderer: Renderer, request_for: Request) -> None:
     values = {
-        "initContainers": [{"name": "plugin"}, {"name": "daemon", "restartPolicy": "Always"}],
-        "sidecars": [{"name": "proxy", "restartPolicy": "Always"}],
+        "pod": {
+            "initContainers": [{"name": "plugin"}, {"name": "daemon", "restartPolicy": "Always"}],
+            "sidecars": [{"name": "proxy", "restartPolicy": "Always"}],
+        },
     }
     pod = job_of("torch-elastic", rendered(renderer, request_for, "torch-elastic", values))["spec"][
         "template"
@@ -357,7 +370,7 @@ def test_containers_may_mount_what_the_chart_or_the_operator_adds(
     values = {
         "orchestrator": "MPIJob",
         "claims": [{"claimName": "fsx", "mountPath": "/fsx"}],
-        "initContainers": mounting("claim-0", "shm"),
+        "pod": {"initContainers": mounting("claim-0", "shm")},
         "launcher": {"initContainers": mounting("claim-0", "mpi-job-config", "ssh-auth")},
     }
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
@@ -367,7 +380,7 @@ def test_containers_may_mount_what_the_chart_or_the_operator_adds(
 
 
 def test_the_launcher_of_an_mpijob_claims_no_devices(renderer: Renderer, request_for: Request) -> None:
-    values = {"orchestrator": "MPIJob", "resourceClaimTemplates": {"gpu": GPUS}}
+    values = {"orchestrator": "MPIJob", "pod": {"resourceClaimTemplates": {"gpu": GPUS}}}
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
     roles = {role: spec["template"]["spec"] for role, spec in job["spec"]["mpiReplicaSpecs"].items()}
     assert "resourceClaims" in roles["Worker"]
@@ -381,10 +394,16 @@ def test_containers_run_before_and_beside_training(
     values: dict[str, Any] = {
         "claims": [{"claimName": "fsx", "mountPath": "/fsx"}],
         "verify": {"paths": ["/fsx/data"]},
-        "initContainers": [{"name": "prepare", "command": ["true"]}],
-        "sidecars": [
-            {"name": "proxy", "image": "docker.io/library/nginx:1.29", "env": [{"name": "A", "value": "b"}]}
-        ],
+        "pod": {
+            "initContainers": [{"name": "prepare", "command": ["true"]}],
+            "sidecars": [
+                {
+                    "name": "proxy",
+                    "image": "docker.io/library/nginx:1.29",
+                    "env": [{"name": "A", "value": "b"}],
+                }
+            ],
+        },
     }
     pod = job_of(chart, rendered(renderer, request_for, chart, values))["spec"]["template"]["spec"]
     names = [each["name"] for each in pod["initContainers"] if each["name"] != "pserver"]
@@ -405,7 +424,9 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
         {"name": "scratch", "ephemeral": {"volumeClaimTemplate": template}},
         {"name": "token", "projected": {"sources": [token]}},
     ]
-    job = job_of("torch-elastic", rendered(renderer, request_for, "torch-elastic", {"extraVolumes": volumes}))
+    job = job_of(
+        "torch-elastic", rendered(renderer, request_for, "torch-elastic", {"pod": {"extraVolumes": volumes}})
+    )
     assert [each for each in job["spec"]["template"]["spec"]["volumes"] if each in volumes] == volumes
 
 

@@ -34,14 +34,14 @@ Arguments: root, role.
 {{- $v := deepCopy .root.Values }}
 {{- if eq .role "launcher" }}
 {{- $_ := set $v.staging "claimName" "" }}
-{{- range $key := list "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v $key list }}{{ end }}
-{{- $_ := set $v "resourceClaimTemplates" dict }}
-{{- $_ := set $v "extraEnv" (concat $v.extraEnv $v.launcher.extraEnv | default list) }}
-{{- $_ := set $v "initContainers" $v.launcher.initContainers }}
+{{- range $key := list "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v.pod $key list }}{{ end }}
+{{- $_ := set $v.pod "resourceClaimTemplates" dict }}
+{{- $_ := set $v.pod "extraEnv" (concat $v.pod.extraEnv $v.launcher.extraEnv | default list) }}
+{{- $_ := set $v.pod "initContainers" $v.launcher.initContainers }}
 {{- with $v.launcher.image.repository }}{{ $_ := set $v.image "digest" "" }}{{ end }}
 {{- range $key := list "env" "image" "podLabels" "podAnnotations" "securityContext" }}{{ $_ := set $v $key (mergeOverwrite (index $v $key) (index $v.launcher $key)) }}{{ end }}
 {{- range $key := list "extraVolumes" "extraVolumeMounts" "hostNetwork" }}
-{{- if not (kindIs "invalid" (index $v.launcher $key)) }}{{ $_ := set $v $key (index $v.launcher $key) }}{{ end }}
+{{- if not (kindIs "invalid" (index $v.launcher $key)) }}{{ $_ := set $v.pod $key (index $v.launcher $key) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if eq .role "worker" }}{{ $_ := set $v.verify "paths" list }}{{ end }}

@@ -108,8 +108,8 @@ Arguments: root, role (server or trainer).
 {{- /* Pservers read no data. */}}
 {{- $_ := set $v.staging "claimName" "" }}
 {{- $_ := set $v.verify "paths" list }}
-{{- range $key := list "initContainers" "sidecars" "resourceClaims" }}{{ $_ := set $v $key list }}{{ end }}
-{{- $_ := set $v "resourceClaimTemplates" dict }}
+{{- range $key := list "initContainers" "sidecars" "resourceClaims" }}{{ $_ := set $v.pod $key list }}{{ end }}
+{{- $_ := set $v.pod "resourceClaimTemplates" dict }}
 {{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
 {{- $_ := set $v $key (index $v.pservers $key) }}
 {{- end }}

@@ -59,7 +59,7 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
 {{- $values := deepCopy .view.Values }}
 {{- if $isServer }}
 {{- $_ := set $values.staging "claimName" "" }}
-{{- $_ := set $values "ports" list }}
+{{- $_ := set $values.pod "ports" list }}
 {{- end }}
 {{- $program := ternary (ternary "server" "trainer" $isServer) "collective" (not (empty (include "paddle.hasServers" .root))) }}
 {{- $script := include "paddle.script" .root }}

@@ -13,12 +13,12 @@ Arguments: root, name, devices.
 
 {{/*
 The ResourceClaimTemplates of the values.
-Arguments: root (values resourceClaimTemplates), component.
+Arguments: root (values pod), component.
 */}}
 {{- define "training.resourceClaimTemplates" -}}
 {{- $root := required "training.resourceClaimTemplates needs root" .root }}
 {{- $component := .component }}
-{{- range $name, $devices := $root.Values.resourceClaimTemplates }}
+{{- range $name, $devices := $root.Values.pod.resourceClaimTemplates }}
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -36,12 +36,12 @@ spec:
 
 {{/*
 The claims of a pod, as a JSON list: those of the values, and one by each template.
-Arguments: root (values resourceClaims, resourceClaimTemplates).
+Arguments: root (values pod).
 */}}
 {{- define "training.resourceClaims" -}}
 {{- $root := required "training.resourceClaims needs root" .root }}
-{{- $claims := $root.Values.resourceClaims }}
-{{- range $name, $devices := $root.Values.resourceClaimTemplates }}
+{{- $claims := $root.Values.pod.resourceClaims }}
+{{- range $name, $devices := $root.Values.pod.resourceClaimTemplates }}
 {{- $template := include "training.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) }}
 {{- $claims = append $claims (dict "name" $name "resourceClaimTemplateName" $template) }}
 {{- end }}
@@ -50,26 +50,26 @@ Arguments: root (values resourceClaims, resourceClaimTemplates).
 
 {{/*
 Rules about claims of devices.
-Arguments: root (values resourceClaims, resourceClaimTemplates, resources).
+Arguments: root (values pod, resources).
 */}}
 {{- define "training.rules.devices" -}}
 {{- $root := required "training.rules.devices needs root" .root }}
 {{- $v := $root.Values }}
 {{- $claims := list }}
-{{- range $v.resourceClaims }}
-{{- if hasKey $v.resourceClaimTemplates .name }}
-resourceClaimTemplates.{{ .name }}: resourceClaims has a claim {{ .name }} already; give one of them another name
+{{- range $v.pod.resourceClaims }}
+{{- if hasKey $v.pod.resourceClaimTemplates .name }}
+pod.resourceClaimTemplates.{{ .name }}: resourceClaims has a claim {{ .name }} already; give one of them another name
 {{- end }}
 {{- $claims = append $claims .name }}
 {{- end }}
 {{- range dig "claims" list $v.resources }}
-{{- if hasKey $v.resourceClaimTemplates .name }}
-resources.claims: the training container uses {{ .name }} of resourceClaimTemplates anyway; leave it out
+{{- if hasKey $v.pod.resourceClaimTemplates .name }}
+resources.claims: the training container uses {{ .name }} of pod.resourceClaimTemplates anyway; leave it out
 {{- else if not (has .name $claims) }}
-resources.claims: there is no {{ .name }} in resourceClaims; add it there, or correct the name
+resources.claims: there is no {{ .name }} in pod.resourceClaims; add it there, or correct the name
 {{- end }}
 {{- end }}
-{{- if and $v.resourceClaimTemplates (semverCompare "<1.34.0-0" $root.Capabilities.KubeVersion.Version) }}
-resourceClaimTemplates: devices are claimed from Kubernetes 1.34 on, and this cluster has {{ $root.Capabilities.KubeVersion.Version }}; set accelerators and efa, whose devices a device plugin gives
+{{- if and $v.pod.resourceClaimTemplates (semverCompare "<1.34.0-0" $root.Capabilities.KubeVersion.Version) }}
+pod.resourceClaimTemplates: devices are claimed from Kubernetes 1.34 on, and this cluster has {{ $root.Capabilities.KubeVersion.Version }}; set accelerators and efa, whose devices a device plugin gives
 {{- end }}
 {{- end }}

@@ -24,7 +24,7 @@ Arguments: words.
 The environment of a container. `env` of the values overrides `derived`, and `extraEnv` overrides both. PYTHONPATH of `env`
 comes after ours, where the runtime is. Each name appears once, because server-side apply merges the list by name. A variable comes
 after those that it refers to as $(NAME), because the kubelet knows only what is above.
-Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of EnvVar that the values cannot override).
+Arguments: root (values env, pod), derived {name: value}, fixed (list of EnvVar that the values cannot override).
 */}}
 {{- define "training.env" -}}
 {{- $v := (required "training.env needs root" .root).Values }}
@@ -33,14 +33,14 @@ Arguments: root (values env, extraEnv), derived {name: value}, fixed (list of En
 {{- $plain := mergeOverwrite (deepCopy $derived) (deepCopy $v.env) }}
 {{- $paths := compact (list (get $derived "PYTHONPATH") (get $v.env "PYTHONPATH")) }}
 {{- with $paths }}{{ $_ := set $plain "PYTHONPATH" (join ":" .) }}{{ end }}
-{{- range concat (required "training.env needs fixed" .fixed) $v.extraEnv }}{{ $_ := unset $plain .name }}{{ end -}}
+{{- range concat (required "training.env needs fixed" .fixed) $v.pod.extraEnv }}{{ $_ := unset $plain .name }}{{ end -}}
 env:
   {{- with .fixed }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- $left := list }}
   {{- range $name, $value := $plain }}{{ $left = append $left (dict "name" $name "text" (include "training.text" (dict "value" $value))) }}{{ end }}
-  {{- $left = concat $left $v.extraEnv }}
+  {{- $left = concat $left $v.pod.extraEnv }}
   {{- range until (min 10 (len $left) | int) }}
   {{- $unwritten := dict }}
   {{- range $left }}{{ $_ := set $unwritten (printf "$(%s)" .name) true }}{{ end }}

@@ -81,7 +81,7 @@ Arguments: root, worker (the result of training.worker).
 {{- $staging := $root.Values.staging | default dict }}
 {{- if $staging.claimName }}{{ $_ := set $requests "ephemeral-storage" $staging.size }}{{ end }}
 {{- $resources := mergeOverwrite (dict "limits" $devices "requests" $requests) (deepCopy $root.Values.resources) }}
-{{- range $name, $devices := $root.Values.resourceClaimTemplates }}
+{{- range $name, $devices := $root.Values.pod.resourceClaimTemplates }}
 {{- $_ := set $resources "claims" (append ($resources.claims | default list) (dict "name" $name)) }}
 {{- end }}
 {{- if or $resources.limits $resources.requests $resources.claims -}}

@@ -14,10 +14,10 @@ group (optional: see training.queue.group).
 {{- $v := $root.Values }}
 {{- $first := compact (list (include "training.devices.container" .)
     (.initContainers | default "")
-    (include "training.ownContainers" (dict "root" $root "containers" $v.initContainers "fields" dict))
+    (include "training.ownContainers" (dict "root" $root "containers" $v.pod.initContainers "fields" dict))
     (include "training.verify.container" (dict "root" $root))
     (include "training.staging.container" (dict "root" $root))
-    (include "training.ownContainers" (dict "root" $root "containers" $v.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
+    (include "training.ownContainers" (dict "root" $root "containers" $v.pod.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
 {{- $group := include "training.queue.group" (dict "root" $root "count" .group) | fromJson }}
 {{- $annotations := merge $group.annotations (include "training.placement.annotations" (dict "root" $root) | fromJson) }}
 metadata:
@@ -36,14 +36,14 @@ spec:
     {{- toYaml $v.podSecurityContext | nindent 4 }}
   {{- .placement | nindent 2 }}
   {{- range $key := list "hostNetwork" "hostIPC" "hostPID" }}
-  {{- if index $v $key }}
+  {{- if index $v.pod $key }}
   {{ $key }}: true
   {{- end }}
   {{- end }}
-  {{- with $v.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $v.hostNetwork) }}
+  {{- with $v.pod.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $v.pod.hostNetwork) }}
   dnsPolicy: {{ . | quote }}
   {{- end }}
-  {{- range $key, $value := dict "dnsConfig" $v.dnsConfig "hostAliases" $v.hostAliases "resourceClaims" (include "training.resourceClaims" (dict "root" $root) | fromJsonArray) }}
+  {{- range $key, $value := dict "dnsConfig" $v.pod.dnsConfig "hostAliases" $v.pod.hostAliases "resourceClaims" (include "training.resourceClaims" (dict "root" $root) | fromJsonArray) }}
   {{- with $value }}
   {{ $key }}:
     {{- toYaml . | nindent 4 }}
@@ -68,7 +68,7 @@ spec:
     {{- include "training.scriptVolume" . | nindent 4 }}
     {{- include "training.claimVolumes" (dict "root" $root) | nindent 4 }}
     {{- include "training.staging.volumes" (dict "root" $root) | nindent 4 }}
-    {{- with $v.extraVolumes }}
+    {{- with $v.pod.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}
@@ -106,7 +106,7 @@ Arguments: root (values setup), command (list).
 
 {{/*
 A container that trains. It has the script, the runtime and the claims.
-Arguments: root (values image, files, setup, workingDir, lifecycle, env, extraEnv, envFrom, ports, claims, staging, extraVolumeMounts, securityContext), name,
+Arguments: root (values image, files, setup, workingDir, env, pod, claims, staging, securityContext), name,
 command and arguments (lists), fixed and derived (see training.env), envFrom and ports (lists of the chart's own, optional), resources (YAML), shm (size of
 /dev/shm, empty for none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
@@ -127,17 +127,17 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
   {{- end }}
   {{- include "training.env" (dict "root" $root "fixed" .fixed "derived" .derived) | nindent 2 }}
   {{- /* Of two sources with one variable the last wins. */}}
-  {{- with concat $v.envFrom (.envFrom | default list) }}
+  {{- with concat $v.pod.envFrom (.envFrom | default list) }}
   envFrom:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with concat (.ports | default list) $v.ports }}
+  {{- with concat (.ports | default list) $v.pod.ports }}
   ports:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- .resources | nindent 2 }}
   {{- .fields | default "" | nindent 2 }}
-  {{- with $v.lifecycle }}
+  {{- with $v.pod.lifecycle }}
   lifecycle:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -156,7 +156,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
     {{- end }}
     {{- include "training.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}
     {{- include "training.staging.mount" (dict "root" $root) | nindent 4 }}
-    {{- with $v.extraVolumeMounts }}
+    {{- with $v.pod.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}

@@ -125,26 +125,27 @@ image.tag: latest moves, and a node that has an older image would run that; set 
 
 {{/*
 The values set no variable that the chart sets itself or that breaks EFA, and none twice.
-Arguments: root (values env, extraEnv), reserved (list of {pattern, instead: what to do}), key (where env is; optional).
+Arguments: root (values env, pod), reserved (list of {pattern, instead: what to do}), key (where env is; optional).
 */}}
 {{- define "training.rules.env" -}}
 {{- $v := (required "training.rules.env needs root" .root).Values }}
 {{- $key := .key | default "env" }}
+{{- $extra := ternary "pod.extraEnv" (replace "env" "extraEnv" $key) (eq $key "env") }}
 {{- $names := keys $v.env | sortAlpha }}
 {{- $seen := list }}
-{{- range $v.extraEnv }}
+{{- range $v.pod.extraEnv }}
 {{- if or (has .name $seen) (hasKey $v.env .name) }}
-extraEnv: {{ .name }} is set twice; keep it in env or once in extraEnv
+{{ $extra }}: {{ .name }} is set twice; keep it in env or once in extraEnv
 {{- end }}
 {{- if eq .name "PYTHONPATH" }}
-extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, which comes after it
+{{ $extra }}: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, which comes after it
 {{- end }}
 {{- $seen = append $seen .name }}
 {{- end }}
 {{- $reserved := required "training.rules.env needs reserved" .reserved }}
 {{- $empty := list }}
 {{- range $name, $value := $v.env }}{{ if eq (toString $value) "" }}{{ $empty = append $empty $name }}{{ end }}{{ end }}
-{{- range $v.extraEnv }}{{ if not (or .value .valueFrom) }}{{ $empty = append $empty .name }}{{ end }}{{ end }}
+{{- range $v.pod.extraEnv }}{{ if not (or .value .valueFrom) }}{{ $empty = append $empty .name }}{{ end }}{{ end }}
 {{- range $name := uniq $empty }}
 {{- if regexMatch "^(NCCL|FI|OFI|EFA|RCCL)_" $name }}
 {{ $key }}: {{ $name }} is set to nothing, which is a value too, and rarely the default; give it one, or leave it out
@@ -164,34 +165,34 @@ extraEnv: PYTHONPATH would hide the runtime of the chart; set env.PYTHONPATH, wh
 
 {{/*
 No path is mounted twice, and EFA devices are not mounted from the host. InfiniBand's, on nodes without EFA, may be.
-Arguments: root (values claims, staging, extraVolumes, extraVolumeMounts), taken (paths that the chart mounts), worker.
+Arguments: root (values claims, staging, pod), taken (paths that the chart mounts), worker.
 */}}
 {{- define "training.rules.mounts" -}}
 {{- $v := (required "training.rules.mounts needs root" .root).Values }}
 {{- $seen := required "training.rules.mounts needs taken" .taken }}
 {{- if $v.staging.claimName }}{{ $seen = append $seen $v.staging.mountPath }}{{ end }}
-{{- range concat $v.claims $v.extraVolumeMounts }}
+{{- range concat $v.claims $v.pod.extraVolumeMounts }}
 {{- if has .mountPath $seen }}
-{{ ternary "claims" "extraVolumeMounts" (hasKey . "claimName") }}: {{ .mountPath }} is mounted already; give it another mountPath
+{{ ternary "claims" "pod.extraVolumeMounts" (hasKey . "claimName") }}: {{ .mountPath }} is mounted already; give it another mountPath
 {{- end }}
 {{- $seen = append $seen .mountPath }}
 {{- end }}
-{{- range $v.extraVolumes }}
+{{- range $v.pod.extraVolumes }}
 {{- $host := dig "hostPath" "path" "" . }}
 {{- if and (hasPrefix "/dev/infiniband" $host) (or (gt (int64 $.worker.maxEfa) 0) (gt (int64 $.worker.efa) 0)) }}
-extraVolumes: {{ .name }} mounts {{ $host }} from the host; the EFA device plugin gives a pod its own devices, so set efa and remove the volume
+pod.extraVolumes: {{ .name }} mounts {{ $host }} from the host; the EFA device plugin gives a pod its own devices, so set efa and remove the volume
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{/*
 The containers of a pod mount volumes that it has, and no two volumes have one name.
-Arguments: root (values initContainers, sidecars), pod (its spec), further (names of volumes that an operator adds; optional), prefix (of
+Arguments: root (values pod), pod (its spec), further (names of volumes that an operator adds; optional), prefix (of
 the keys; optional).
 */}}
 {{- define "training.rules.volumes" -}}
 {{- $pod := required "training.rules.volumes needs pod" .pod }}
-{{- $prefix := .prefix | default "" }}
+{{- $prefix := .prefix | default "pod." }}
 {{- $names := .further | default list }}
 {{- range $pod.volumes }}
 {{- if has .name $names }}
@@ -201,13 +202,13 @@ the keys; optional).
 {{- end }}
 {{- $keys := dict }}
 {{- range $key := list "initContainers" "sidecars" }}
-{{- range index $.root.Values $key }}{{ $_ := set $keys .name (printf "%s.volumeMounts" $key) }}{{ end }}
+{{- range index $.root.Values.pod $key }}{{ $_ := set $keys .name (printf "%s.volumeMounts" $key) }}{{ end }}
 {{- end }}
 {{- range concat ($pod.initContainers | default list) $pod.containers }}
 {{- $key := index $keys .name | default "extraVolumeMounts" }}
 {{- range .volumeMounts }}
 {{- if not (has .name $names) }}
-{{ $prefix }}{{ $key }}: there is no volume {{ .name }}; add it to extraVolumes, or correct the name
+{{ $prefix }}{{ $key }}: there is no volume {{ .name }}; add it to {{ $prefix }}extraVolumes, or correct the name
 {{- end }}
 {{- end }}
 {{- end }}
@@ -266,8 +267,7 @@ Arguments: name.
 {{/*
 Labels, annotations, containers and ports of the values do not take the names of the chart's own, and
 workers can look up each other's names.
-Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, initContainers, sidecars, ports, securityContext,
-hostNetwork, dnsPolicy, dnsConfig), ports (the chart's own, a list; optional).
+Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, pod, securityContext), ports (the chart's own, a list; optional).
 */}}
 {{- define "training.rules.pod" -}}
 {{- $v := (required "training.rules.pod needs root" .root).Values }}
@@ -280,21 +280,21 @@ hostNetwork, dnsPolicy, dnsConfig), ports (the chart's own, a list; optional).
 {{- end }}
 {{- $seen := list "trainer" "pserver" "verify" "staging" }}
 {{- range $key := list "initContainers" "sidecars" }}
-{{- range index $v $key }}
+{{- range index $v.pod $key }}
 {{- if has .name $seen }}
-{{ $key }}: there is a container {{ .name }} already; give it another name
+pod.{{ $key }}: there is a container {{ .name }} already; give it another name
 {{- end }}
 {{- $seen = append $seen .name }}
 {{- end }}
 {{- end }}
 {{- $ports := .ports | default list }}
-{{- range $v.ports }}
+{{- range $v.pod.ports }}
 {{- $given := . }}
 {{- range $ports }}
 {{- if and $given.name (eq ($given.name) (.name | default "")) }}
-ports: there is a port {{ .name }} already; give it another name
+pod.ports: there is a port {{ .name }} already; give it another name
 {{- else if and (eq (int64 $given.containerPort) (int64 .containerPort)) (eq ($given.protocol | default "TCP") (.protocol | default "TCP")) }}
-ports: {{ int64 .containerPort }} is taken by the port {{ .name | default "before it" }}; choose another number
+pod.ports: {{ int64 .containerPort }} is taken by the port {{ .name | default "before it" }}; choose another number
 {{- end }}
 {{- end }}
 {{- $ports = append $ports $given }}
@@ -303,10 +303,10 @@ ports: {{ int64 .containerPort }} is taken by the port {{ .name | default "befor
 {{- if and $security.privileged (kindIs "bool" $security.allowPrivilegeEscalation) (not $security.allowPrivilegeEscalation) }}
 securityContext: Kubernetes refuses privileged beside allowPrivilegeEscalation=false, the chart's default; set securityContext.allowPrivilegeEscalation=true too
 {{- end }}
-{{- if and (eq $v.dnsPolicy "None") (not $v.dnsConfig.nameservers) }}
-dnsConfig.nameservers: dnsPolicy None leaves the pods without a name server; name that of the cluster, in which workers look up each other
+{{- if and (eq $v.pod.dnsPolicy "None") (not $v.pod.dnsConfig.nameservers) }}
+pod.dnsConfig.nameservers: dnsPolicy None leaves the pods without a name server; name that of the cluster, in which workers look up each other
 {{- end }}
-{{- if and (eq $v.dnsPolicy "ClusterFirst") $v.hostNetwork }}
-dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS, which does not know the workers; leave it out, or set ClusterFirstWithHostNet
+{{- if and (eq $v.pod.dnsPolicy "ClusterFirst") $v.pod.hostNetwork }}
+pod.dnsPolicy: with hostNetwork Kubernetes takes ClusterFirst for the node's DNS, which does not know the workers; leave it out, or set ClusterFirstWithHostNet
 {{- end }}
 {{- end }}

@@ -11,6 +11,9 @@ from bireme.helm.yaml import refuse_bombs
 
 SINCE = "0.3.0"
 _GROUPS = {
+    "pod": """hostNetwork hostIPC hostPID dnsPolicy dnsConfig hostAliases lifecycle initContainers
+        sidecars ports extraEnv envFrom extraVolumes extraVolumeMounts
+        resourceClaims resourceClaimTemplates""",
     "recovery": """maxRestarts failuresWithoutProgress excludeNodeSeconds progress hang monitorInterval
         agentRestarts preflight warmStart backoffLimitPerIndex
         saveEverySteps lostSeconds hangSeconds scriptRestarts""",
