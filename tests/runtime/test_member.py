@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from bireme.helm import Render
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import member
 from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.support.rendered import the
 
 
 class Pods:
@@ -222,3 +227,24 @@ def test_a_member_with_data_is_ready_through_the_command_too(
     assert member.main(environment) == 0
     assert "imagenet-etcd-2 restarts" in capsys.readouterr().err
     assert '"initial-cluster-state": "existing"' in (tmp_path / "etcd.json").read_text()
+
+
+def test_the_charts_etcd_listens_on_both_families_of_addresses(
+    render: Callable[..., Render], etcd_binary: Path, tmp_path: Path
+) -> None:
+    config = json.loads(the(render("etcd"), "ConfigMap", "release")["data"]["etcd.json"])
+    ports = {use: free_port() for use in ("client", "peer", "metrics")}
+    for use, port in ports.items():
+        config[f"listen-{use}-urls"] = re.sub(r":\d+$", f":{port}", config[f"listen-{use}-urls"])
+    urls = {use: f"http://127.0.0.1:{ports[use]}" for use in ports}
+    config |= {"name": "one", "data-dir": str(tmp_path / "data"), "initial-cluster": f"one={urls['peer']}"}
+    config |= {"advertise-client-urls": urls["client"], "initial-advertise-peer-urls": urls["peer"]}
+    file = tmp_path / "etcd.json"
+    file.write_text(json.dumps(config))
+    server = EtcdServer(etcd_binary, tmp_path, ports["client"], config=file, host="[::1]").start()
+    try:
+        for host in ("127.0.0.1", "::1"):
+            for port in ports.values():
+                socket.create_connection((host, port), timeout=60).close()
+    finally:
+        server.stop()

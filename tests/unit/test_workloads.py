@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from bireme.plan.changes import changes
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.plan.workloads import KINDS, kind_of, plan_of, trace
+from tests.unit.conftest import BiremePlan
 
 PACKAGE = Path(__file__).parents[2] / "src" / "bireme"
 
@@ -132,3 +134,13 @@ def test_a_bare_pod_changes_little_in_place() -> None:
     assert sentences(hostname="a", tolerations=[{}]) == ["Pod/a: update in place (tolerations)"]
     [refused] = sentences(hostname="b")
     assert refused.startswith("Pod/a: refused: hostname changes")
+
+
+@pytest.mark.parametrize("resource", ["amd.com/gpu", "habana.ai/gaudi", "google.com/tpu"])
+def test_accelerators_of_other_makers_are_counted(bireme_plan: BiremePlan, resource: str) -> None:
+    job = (
+        "{apiVersion: batch/v1, kind: Job, metadata: {name: train}, spec: {completions: 2, parallelism: 2,"
+        " template: {spec: {restartPolicy: Never, containers: [{name: main, image: a,"
+        ' resources: {limits: {RESOURCE: "8"}}}]}}}}'
+    ).replace("RESOURCE", resource)
+    assert json.loads(bireme_plan(job, "-o", "json"))["totals"]["accelerators"] == 16

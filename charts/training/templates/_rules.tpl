@@ -151,6 +151,14 @@ Arguments: root (values env, pod), reserved (list of {pattern, instead: what to 
 {{ $key }}: {{ $name }} is set to nothing, which is a value too, and rarely the default; give it one, or leave it out
 {{- end }}
 {{- end }}
+{{- $literal := dict }}
+{{- range $name, $value := $v.env }}{{ $_ := set $literal $name (toString $value) }}{{ end }}
+{{- range $v.extraEnv }}{{ $_ := set $literal .name (toString (.value | default "")) }}{{ end }}
+{{- range $name, $value := $literal }}
+{{- if and (regexMatch "PATH$" $name) (regexMatch "\\$(\\{[A-Za-z_][A-Za-z0-9_]*\\}|[A-Za-z_])" $value) }}
+{{ $key }}: {{ $name }} has {{ regexFind "\\$(\\{[A-Za-z_][A-Za-z0-9_]*\\}|[A-Za-z_][A-Za-z0-9_]*)" $value }}, which no shell replaces: Kubernetes passes it on as it is; write the whole path
+{{- end }}
+{{- end }}
 {{- range $name := concat $names $seen | uniq }}
 {{- if eq $name "RDMAV_FORK_SAFE" }}
 {{ $key }}: RDMAV_FORK_SAFE breaks EFA with huge pages and is not needed on current kernels; remove it

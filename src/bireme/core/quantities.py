@@ -11,7 +11,7 @@ from typing import Any
 
 from bireme.core.errors import BiremeError
 
-ACCELERATORS = ("nvidia.com/gpu", "aws.amazon.com/neuron")
+ACCELERATORS = ("nvidia.com/gpu", "aws.amazon.com/neuron", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu")
 EFA = "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
 
