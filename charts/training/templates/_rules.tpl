@@ -153,7 +153,7 @@ Arguments: root (values env, pod), reserved (list of {pattern, instead: what to 
 {{- end }}
 {{- $literal := dict }}
 {{- range $name, $value := $v.env }}{{ $_ := set $literal $name (toString $value) }}{{ end }}
-{{- range $v.extraEnv }}{{ $_ := set $literal .name (toString (.value | default "")) }}{{ end }}
+{{- range $v.pod.extraEnv }}{{ $_ := set $literal .name (toString (.value | default "")) }}{{ end }}
 {{- range $name, $value := $literal }}
 {{- if and (regexMatch "PATH$" $name) (regexMatch "\\$(\\{[A-Za-z_][A-Za-z0-9_]*\\}|[A-Za-z_])" $value) }}
 {{ $key }}: {{ $name }} has {{ regexFind "\\$(\\{[A-Za-z_][A-Za-z0-9_]*\\}|[A-Za-z_][A-Za-z0-9_]*)" $value }}, which no shell replaces: Kubernetes passes it on as it is; write the whole path
