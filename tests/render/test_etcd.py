@@ -176,3 +176,20 @@ def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
     assert list(fetcher["command"])[3:] == ["fetch", "/claim", "/snapshots", "latest.db"]
     (mount,) = [dict(m) for m in fetcher["volumeMounts"] if m["name"] == claim]
     assert mount == {"name": claim, "mountPath": "/claim", "readOnly": True, "subPath": "prod"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "live", "ready"),
+    [
+        ("v3.5.6", {"tcpSocket": {"port": "health"}}, "/health"),
+        ("v3.5.11", {"httpGet": {"path": "/livez", "port": "health"}}, "/readyz"),
+    ],
+)
+def test_an_old_etcd_is_probed_by_what_it_has(
+    render: Callable[..., Render], tag: str, live: dict[str, Any], ready: str
+) -> None:
+    spec = the(render("etcd", sets=[f"image.tag={tag}"]), "StatefulSet")["spec"]["template"]["spec"]
+    (member,) = [each for each in spec["containers"] if each["name"] == "etcd"]
+    assert member["readinessProbe"]["httpGet"]["path"] == ready
+    for probe in ("startupProbe", "livenessProbe"):
+        assert live.items() <= json.loads(json.dumps(dict(member[probe]), default=dict)).items()

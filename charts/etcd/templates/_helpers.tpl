@@ -251,3 +251,22 @@ The values' affinity, with anti-affinity between members unless the values have 
 {{- end }}
 {{- toYaml (merge (deepCopy .Values.affinity) $apart) }}
 {{- end }}
+
+{{/*
+Not empty for an etcd without /livez and /readyz, which are in 3.5.11 and newer.
+*/}}
+{{- define "etcd.isOld" -}}
+{{- $version := regexFind "[0-9]+\\.[0-9]+(\\.[0-9]+)?" (toString .Values.image.tag) }}
+{{- if and $version (semverCompare "<3.5.11-0" $version) }}true{{ end }}
+{{- end }}
+
+{{/*
+The handler of a probe. /livez does not depend on the other members: the loss of the quorum must not restart the remaining
+ones. An old etcd has nothing like it but its port.
+Arguments: root, path (of a new etcd), old (what an old one is asked).
+*/}}
+{{- define "etcd.probe" -}}
+{{- if not (include "etcd.isOld" .root) }}httpGet: {path: {{ .path }}, port: health}
+{{- else }}{{ .old }}
+{{- end }}
+{{- end }}
