@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import re
 import shutil
 import signal
@@ -600,18 +599,18 @@ def test_leaving_ends_no_lease_but_that_of_a_trainer(shared: Dispatchers, shared
 
 
 def test_with_a_token_only_the_release_changes_what_the_dispatcher_knows(
-    shared_etcd: EtcdServer, prefix: str
+    shared_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replicas = Dispatchers(shared_etcd.endpoint, prefix, token="secret").start()
     try:
-        env = {**os.environ, "BIREME_RELEASE_TOKEN": "secret"}
-        with Dispatcher(replicas.addresses, "x", "t", 60, env) as mine:
+        stranger = Dispatcher(replicas.addresses, "x", "stranger", 60)
+        monkeypatch.setenv("BIREME_RELEASE_TOKEN", "secret")
+        with Dispatcher(replicas.addresses, "x", "t", 60) as mine:
             mine.add(["a", "b"])
             shards = mine.shards(prefetch=True)
             next(shards)
             (known,) = mine.status()["datasets"]
             (trainer,) = known["trainers"]
-            stranger = Dispatcher(replicas.addresses, "x", "stranger", 60)
             for forbidden in (
                 lambda: stranger._post("leave", {"trainer": trainer["trainer"]}),
                 lambda: stranger.add(["a"]),

@@ -125,8 +125,7 @@ class Dispatcher:
             environment.seconds(env, "BIREME_WAIT_SECONDS", 600) if wait_seconds is None else wait_seconds
         )
         self._addresses = parse(addresses or env.get("BIREME_DISPATCHER", ""))
-        self._leader = LeaderConnection(self._addresses, seconds, env=env)
-        self._env = env
+        self._leader = LeaderConnection(self._addresses, seconds)
         where = ",".join(map(str, self._addresses))
         self._note = notes.of_this_process(env, where, self.dataset)
         # Horovod sets this in the processes of elastic jobs.
@@ -337,9 +336,7 @@ class Dispatcher:
 
     def _ask_ahead(self, shard: Shard) -> None:
         """Acknowledge what is done and ask for the next shard, while this trainer works on `shard`."""
-        self._second = leader = self._second or LeaderConnection(
-            self._addresses, _LEAVE_SECONDS, env=self._env
-        )
+        self._second = leader = self._second or LeaderConnection(self._addresses, _LEAVE_SECONDS)
         body = {"trainer": self._trainer, "done": list(self._done), "have": [shard._token], "ahead": True}
         path = f"/v1/{self.dataset}/next"
         self._ahead = _Ahead(self._trainer, len(self._done), lambda: leader.ask("POST", path, body))
@@ -418,7 +415,7 @@ class Dispatcher:
             self._note = replace(self._note, trainer=self._trainer, lease_seconds=seconds)
             self._note.write()
         path = f"/v1/{self.dataset}/heartbeat"
-        self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]), self._env)
+        self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]))
 
 
 def leave_for(note: notes.Note, lost: str = "") -> None:
@@ -478,22 +475,15 @@ class _Ahead:
 class _Renewal:
     """Renews a trainer's lease, in a process; in a thread until that has begun, and if there can be none."""
 
-    def __init__(
-        self,
-        addresses: tuple[Address, ...],
-        path: str,
-        trainer: str,
-        seconds: float,
-        env: Mapping[str, str],
-    ) -> None:
-        self._leader = LeaderConnection(addresses, seconds, seconds / 4, env)
+    def __init__(self, addresses: tuple[Address, ...], path: str, trainer: str, seconds: float) -> None:
+        self._leader = LeaderConnection(addresses, seconds, seconds / 4)
         self._path = path
         self._trainer = trainer
         self._pause = seconds / 3
         self._over = threading.Event()
         self._has_begun = False
         arguments = [",".join(map(str, addresses)), path, trainer, str(seconds), str(os.getpid())]
-        self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments], env)
+        self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments])
         threading.Thread(target=self._run, name="bireme-renewal", daemon=True).start()
 
     def stop(self) -> None:
@@ -526,10 +516,10 @@ class _Renewal:
         self._leader.close()
 
 
-def _start(arguments: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+def _start(arguments: list[str]) -> subprocess.Popen[bytes] | None:
     """A Python process with this package, or None."""
     folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     try:
         process = subprocess.Popen(
             [sys.executable, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -550,9 +540,8 @@ class LeaderConnection:
         addresses: tuple[Address, ...],
         seconds: float,
         answer_seconds: float = _ANSWER_SECONDS,
-        env: Mapping[str, str] = os.environ,
     ) -> None:
-        self._token = env.get("BIREME_RELEASE_TOKEN", "")
+        self._token = os.environ.get("BIREME_RELEASE_TOKEN", "")
         self._addresses = addresses
         self._seconds = seconds
         self._answer_seconds = answer_seconds

@@ -14,14 +14,13 @@ import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bireme_runtime.process.errors import BiremeError
 
-EVERYWHERE = ("", "0.0.0.0", "::")
-"""Hosts that stand for all addresses of the node, of both families."""
 _LARGEST_BODY = 4 * 1024 * 1024
 _LARGE_BODY = 64 * 1024
 _LARGE_BODIES_AT_ONCE = 16
@@ -139,11 +138,9 @@ class Server:
             except Exception:
                 response = _failed(request)
             limit = later(self._idle_seconds, abort)
-            try:
-                writer.write(response.encode())
-                await writer.drain()
-            finally:
-                limit.cancel()
+            writer.write(response.encode())
+            await writer.drain()
+            limit.cancel()
 
     async def _read(self, reader: asyncio.StreamReader) -> tuple[Request, bool]:
         """The next request, and whether the connection stays open after it."""
@@ -177,16 +174,14 @@ class Server:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; for a host of EVERYWHERE one for both families, where there are both.
+    """A listening socket. A host for all addresses stands for those of both families, where there are both.
 
     Raises OSError, for example when the port is in use.
     """
-    if host in EVERYWHERE and socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=socket.SOMAXCONN
-        )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN)
+    is_dual = host in ("", "0.0.0.0", "::") and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual or ":" in host else socket.AF_INET
+    address = ("" if is_dual else host, port)
+    return socket.create_server(address, family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=is_dual)
 
 
 class Background:
@@ -221,23 +216,19 @@ class Background:
         await self._server.serve(self._listener, self._over)
 
     async def _in_thread(self, request: Request, _: Callable[[], bool]) -> Response:
-        answered: asyncio.Future[Response] = self._loop.create_future()
-
-        def settle(response: Response) -> None:
-            if not answered.done():
-                answered.set_result(response)
+        answered: Future[Response] = Future()
 
         def run() -> None:
             try:
                 response = self._answer(request)
             except Exception:
                 response = _failed(request)
-            # The loop is closed when the server has ended meanwhile.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(settle, response)
+            # The server has ended meanwhile.
+            with contextlib.suppress(InvalidStateError):
+                answered.set_result(response)
 
         threading.Thread(target=run, daemon=True).start()
-        return await answered
+        return await asyncio.wrap_future(answered)
 
 
 def _failed(request: Request) -> Response:
