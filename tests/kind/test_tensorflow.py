@@ -39,7 +39,7 @@ FEW = {
     "maskrcnn-tensorpack": ["TRAIN.LR_SCHEDULE=[4,5,6]", "TRAIN.BASE_LR=0.04", "TRAIN.WARMUP=2"],
     "maskrcnn-optimized": [
         "TRAIN.LR_EPOCH_SCHEDULE=[(3,0.1),(4,None)]",
-        "TRAIN.BASE_LR=0.005",
+        "TRAIN.BASE_LR=0.012",
         "TRAIN.BATCH_SIZE_PER_GPU=2",
         "TRAIN.WARMUP=2",
         "--images_per_epoch=24",
@@ -85,10 +85,9 @@ def events(log: str, name: str) -> list[dict[str, Any]]:
 
 
 def has_ended_well(job: InstalledRelease) -> bool:
-    """Whether the job is complete: nothing of it runs or is missing."""
-    return (
-        not [pod for pod in job.pods() if pod.is_live and pod.role != "tensorboard"] and not job.differences()
-    )
+    """Whether the first rank's pod or the launcher has succeeded, and no other trains."""
+    pods = [pod for pod in job.pods() if "tensorboard" not in pod.name]
+    return "Succeeded" in {pod.phase for pod in pods} and not [pod for pod in pods if pod.is_live]
 
 
 @EACH_ORCHESTRATOR
@@ -125,11 +124,13 @@ def test_a_keras_model_goes_on_from_rank_0_s_checkpoint_when_a_worker_is_lost(
     after = logs(shell, job)
     (resumed,) = {event["step"] for event in events(after, "resume")}
     assert resumed >= 10
-    first, last = events(before, "step")[0]["loss"], events(after, "step")[-1]["loss"]
-    assert last < first / 2
+    losses = {event["step"]: event["loss"] for event in events(before, "step") + events(after, "step")}
+    assert losses[max(losses)] < losses[1] / 2
     assert json.loads((efs / f"runs/{job.name}/done").read_text())["accuracy"] >= 0.9
-    shown = cluster.api.proxied(job.namespace, f"{job.name}-tensorboard", 6006, "data/runs", 60)
-    assert f"{job.name}/tensorboard" in shown
+    board = (job.namespace, f"{job.name}-tensorboard", 6006, "data/runs", 60)
+    until(
+        lambda: f"{job.name}/tensorboard" in cluster.api.proxied(*board), 120, "TensorBoard to show the run"
+    )
 
 
 @pytest.mark.usefixtures("root_may_run")
