@@ -187,8 +187,9 @@ class Renderer:
     def _in_process(self, request: RenderRequest) -> tuple[str, str] | None:
         """Helm's output and its error, or None where a process of its own has to say."""
         process = self._process(request.helm)
-        # Helm reads --set-file from the working directory.
-        if process is None or request.settings.files:
+        flags = "".join(request.settings.flags())
+        # Helm reads --set-file from the working directory, and refuses what no command line can take.
+        if process is None or request.settings.files or len(flags) > 100_000 or not flags.isprintable():
             return None
         try:
             return process.text(request.values, **request.asked())
