@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 
@@ -26,7 +25,7 @@ def owned(paths: Paths, kind: str, name: str) -> Iterator[None]:
 
     When it is killed, another process removes the cluster; if that one is killed too, the next run does.
     """
-    folder = _owners(paths)
+    folder = paths.state / "owners"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{name}").open("w") as mark:
         mark.write(kind)
@@ -37,13 +36,9 @@ def owned(paths: Paths, kind: str, name: str) -> Iterator[None]:
         # The shell reads until this process has closed its end, and only then costs the memory of Python.
         guard = subprocess.Popen(
             ["/bin/sh", "-c", 'read _; exec "$@"', "sh", sys.executable, "-m", __name__],
-            cwd=paths.root,
-            env={**os.environ, "BIREME_STATE": str(paths.state)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+            cwd=paths.root, env={**os.environ, "BIREME_STATE": str(paths.state)}, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         assert guard.stdin is not None
         with guard.stdin:
             yield
@@ -54,15 +49,11 @@ def owned(paths: Paths, kind: str, name: str) -> Iterator[None]:
 
 def remove_orphans(paths: Paths, toolbox: Toolbox) -> None:
     """Remove the clusters whose owner has ended without that."""
-    for file in sorted(_owners(paths).glob("[!.]*")):
+    for file in sorted((paths.state / "owners").glob("[!.]*")):
         with contextlib.suppress(FileNotFoundError, BlockingIOError), file.open() as mark:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             provider(mark.read(), paths, toolbox).down(file.name)
             file.unlink()
-
-
-def _owners(paths: Paths) -> Path:
-    return paths.state / "owners"
 
 
 if __name__ == "__main__":
