@@ -435,3 +435,15 @@ def test_what_an_older_etcd_does_not_know_to_be_done_is_handed_out_again(
     assert office.ask("settle", "a", done=(first,)) == {"acknowledged": [True]}
     taken = [office.take(name).shard for name in ("b", "c")]
     assert sorted([first.shard, *taken]) == [0, 1, 2]
+
+
+def test_a_pass_does_not_end_before_etcd_has_a_mark_of_every_shard(office: Office) -> None:
+    office.define(2)
+    office.join("a")
+    lost = office.take("a")
+    last = office.take("a", done=(lost,))
+    mark = Keys(office.prefix, SET).done(0, lost.shard)
+    office.client.txn([], [etcd.delete_op(mark)])
+    office.answer("settle", "a", done=(last,))
+    assert not office.status()["over"]
+    assert office.take("a").shard == lost.shard

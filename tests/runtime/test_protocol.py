@@ -98,6 +98,12 @@ def test_only_one_member_proposes() -> None:
     assert isinstance(rules.decide(here, "a.1", 1, SETTINGS, 9), Propose)
 
 
+def test_the_first_member_of_the_latest_round_may_propose_too_since_a_new_one_may_have_to_wait() -> None:
+    here = view(member("a", 0), member("b", 1, 2), member("c", 2, 2), round=world(1, "b", "c"))
+    assert isinstance(rules.decide(here, "b.1", 2, SETTINGS, 9), Propose)
+    assert rules.decide(here, "c.1", 2, SETTINGS, 9) == Wait("another member to propose the round")
+
+
 def test_no_new_round_is_proposed_while_a_member_still_trains() -> None:
     here = view(member("a", 0, ready=2), member("b", 1), member("c", 2), round=world(1, "a", "b"))
     assert rules.decide(here, "a.1", 2, SETTINGS, 9) == Wait("1 members of round 1 to stop, among them b.1")
