@@ -202,11 +202,13 @@ def test_a_client_notices_younger_data_and_those_of_a_restored_snapshot(new_etcd
     for _ in range(5):
         client.put("/a", "b")
     assert client.history.losses == 0
+    before = fence.now()
     empty(server)
     with contextlib.suppress(etcd.EtcdError):
         client.get("/a")
     client.get("/a")
     assert (client.history.losses, client.history.revision) == (1, 1)
+    assert client.history.seconds < fence.now() - before
 
 
 def test_a_snapshot_that_the_chart_restores_is_noticed_by_its_revisions() -> None:

@@ -77,6 +77,9 @@ def test_after_a_loss_of_etcds_data_a_lease_passes_and_no_round_number_comes_aga
     here = view(member("a", 0, ready=8), member("b", 1, ready=1), member("c", 2, ready=8))
     decision = rules.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl - 1)
     assert decision == Wait("leases that may still live: etcd has lost its data", 1)
+    # Who has noticed it has waited before it registered, and the others come within moments.
+    assert isinstance(rules.decide(here, "a.1", 8, SETTINGS, 3, waited=True), Wait)
+    assert isinstance(rules.decide(here, "a.1", 8, SETTINGS, 4, waited=True), Propose)
     decision = rules.decide(here, "a.1", 8, SETTINGS, SETTINGS.lease_ttl)
     assert decision == Propose(replace(world(8, "a", "b", "c"), mod_revision=0, token=1))
 

@@ -394,7 +394,8 @@ class Rendezvous:
         assert self._registration is not None
         member, now = self._registration.member, time.monotonic()
         quiet, gathering = now - self._last_arrival, now - self._gathering
-        return decide(self._view, member.id, member.ready, self._bounds(), quiet, gathering)
+        waited = self._client.history.losses > 0
+        return decide(self._view, member.id, member.ready, self._bounds(), quiet, gathering, waited)
 
     def _bounds(self) -> RunSettings:
         """The settings, for as many members as are wanted now."""

@@ -373,10 +373,12 @@ def decide(
     settings: RunSettings,
     quiet_seconds: float,
     gathering_seconds: float = 0.0,
+    waited: bool = False,
 ) -> Decision:
     """What the member with id `me`, ready for round `ready`, does for this view.
 
     `quiet_seconds` is the time since the last new member arrived, `gathering_seconds` since the first one.
+    `waited`: the member has noticed that etcd lost data, and has let the leases in them end.
     """
     if view.round and me in view.round.members and view.round.number >= ready:
         return Joined(view.round.members.index(me))
@@ -396,7 +398,7 @@ def decide(
         return Wait("another member to propose the round")
     if any(member.ready > view.number + 1 for member in members):
         # They know of a round that etcd does not. Others of that round may not know yet what happened.
-        remaining = settings.lease_ttl - quiet_seconds
+        remaining = settings.lease_ttl / (3 if waited else 1) - quiet_seconds
         if remaining > 0:
             return Wait("leases that may still live: etcd has lost its data", remaining)
     elif view.round is None and settings.first_nodes:
