@@ -51,14 +51,8 @@ def write_instance_types(paths: Paths) -> None:
 
 def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
     """The README of ``chart`` as helm-docs makes it from values.yaml, Chart.yaml and README.md.gotmpl."""
-    command = [
-        str(toolbox.path("helm-docs")),
-        "--chart-search-root",
-        str(paths.charts / chart),
-        "--dry-run",
-        "--log-level",
-        "warning",
-    ]
+    command = [str(toolbox.path("helm-docs")), "--chart-search-root", str(paths.charts / chart)]
+    command += ["--dry-run", "--log-level", "warning"]
     made = subprocess.run(command, cwd=paths.root, capture_output=True, text=True, check=True)
     return made.stdout.strip() + "\n"
 
@@ -101,20 +95,11 @@ def mpi_job_crd(paths: Paths, toolbox: Toolbox) -> str:
     Descriptions inside pod templates are left out: they are those of Kubernetes, and two thirds of the text.
     """
     types = "github.com/kubeflow/mpi-operator/pkg/apis/kubeflow/v2beta1"
-    command = [
-        str(toolbox.path("controller-gen")),
-        "crd:generateEmbeddedObjectMeta=true",
-        f"paths={types}",
-        "output:stdout",
-    ]
+    command = [str(toolbox.path("controller-gen")), "crd:generateEmbeddedObjectMeta=true"]
+    command += [f"paths={types}", "output:stdout"]
     path = os.pathsep.join([str(toolbox.go().parent), os.environ["PATH"]])
-    environment = {
-        **os.environ,
-        "PATH": path,
-        "GOWORK": "off",
-        "GOTOOLCHAIN": "local",
-        "GOFLAGS": "-mod=readonly",
-    }
+    go = {"GOWORK": "off", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
+    environment = os.environ | go | {"PATH": path}
     folder = paths.hack / "tools/mpi-operator"
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -259,14 +259,8 @@ def sign_blobs(toolbox: Toolbox, files: list[Path], key: Path) -> None:
     Nothing is sent to a transparency log: who verifies trusts the key.
     """
     for file in files:
-        command = [
-            str(toolbox.path("cosign")),
-            "sign-blob",
-            "--yes",
-            "--tlog-upload=false",
-            "--key",
-            str(key),
-        ]
+        cosign = str(toolbox.path("cosign"))
+        command = [cosign, "sign-blob", "--yes", "--tlog-upload=false", "--key", str(key)]
         subprocess.run(
             [*command, "--output-signature", f"{file}.sig", str(file)], capture_output=True, check=True
         )
