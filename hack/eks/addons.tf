@@ -25,6 +25,9 @@ locals {
     }
   }
   all_identities = merge(local.identities, var.cloudwatch ? local.cloudwatch : {})
+  # The agent of charts/gpu-metrics is no add-on.
+  agent = { account = "gpu-metrics", policy = "${local.policies}/CloudWatchAgentServerPolicy" }
+  roles = merge(local.all_identities, var.gpu_metrics ? { gpu-metrics = local.agent } : {})
 
   # Pods take a role by EKS Pod Identity.
   pod_identity = jsonencode({
@@ -67,13 +70,13 @@ resource "aws_iam_policy" "fsx" {
 }
 
 resource "aws_iam_role" "addon" {
-  for_each           = local.all_identities
+  for_each           = local.roles
   name               = "${var.name}-${each.key}"
   assume_role_policy = local.pod_identity
 }
 
 resource "aws_iam_role_policy_attachment" "addon" {
-  for_each   = local.all_identities
+  for_each   = local.roles
   role       = aws_iam_role.addon[each.key].name
   policy_arn = each.value.policy
 }

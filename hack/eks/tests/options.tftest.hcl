@@ -43,7 +43,7 @@ run "defaults" {
     error_message = "no subnet gives public addresses"
   }
   assert {
-    condition     = length(aws_autoscaling_schedule.expires) == 0 && length(aws_iam_role.data) == 0 && length(aws_iam_role.metrics) == 0 && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
+    condition     = length(aws_autoscaling_schedule.expires) == 0 && length(aws_iam_role.data) == 0 && !contains(keys(aws_iam_role.addon), "gpu-metrics") && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
     error_message = "guard and CloudWatch are options"
   }
 }
@@ -62,7 +62,7 @@ run "everything" {
     gpu_metrics = true
   }
   assert {
-    condition     = endswith(aws_iam_role_policy_attachment.metrics[0].policy_arn, "/CloudWatchAgentServerPolicy") && aws_eks_pod_identity_association.metrics[0].service_account == "gpu-metrics"
+    condition     = endswith(aws_iam_role_policy_attachment.addon["gpu-metrics"].policy_arn, "/CloudWatchAgentServerPolicy") && aws_eks_pod_identity_association.metrics[0].service_account == "gpu-metrics"
     error_message = "the agent of charts/gpu-metrics may send metrics"
   }
   assert {
