@@ -127,7 +127,7 @@ def test_a_keras_model_goes_on_from_rank_0_s_checkpoint_when_a_worker_is_lost(
     losses = {event["step"]: event["loss"] for event in events(before, "step") + events(after, "step")}
     assert losses[max(losses)] < losses[1] / 2
     assert json.loads((efs / f"runs/{job.name}/done").read_text())["accuracy"] >= 0.9
-    board = (job.namespace, f"{job.name}-tensorboard", 6006, "data/runs", 60)
+    board = (job.namespace, f"{job.name}-tensorboard", 6006, "data/plugin/scalars/tags", 60)
     until(
         lambda: f"{job.name}/tensorboard" in cluster.api.proxied(*board), 120, "TensorBoard to show the run"
     )
