@@ -161,8 +161,9 @@ def test_a_small_mask_r_cnn_takes_the_arguments_of_the_workloads_and_its_loss_fa
     shutil.copy(ROOT / "images/tensorflow/maskrcnn.py", efs / "train.py")
     job = mask_rcnn(release, workload, extraArgs=FEW[workload])
     logdir = efs / f"runs/{job.name}"
+    log = logdir / "log.log"
     until(
-        lambda: "Training has finished!" in ((logdir / "log.log").read_text() if logdir.exists() else ""),
+        lambda: log.exists() and "Training has finished!" in log.read_text(),
         480,
         lambda: f"the end:\n{logs(shell, job)[-5000:]}",
     )
@@ -173,7 +174,7 @@ def test_a_small_mask_r_cnn_takes_the_arguments_of_the_workloads_and_its_loss_fa
     assert stats[-1]["total_cost"] < stats[0]["total_cost"] * 0.9
     assert stats[-1]["val_total_cost"] < stats[0]["val_total_cost"]
     assert stats[-1]["learning_rate"] < stats[0]["learning_rate"]
-    assert "Restored conv0/W" in (logdir / "log.log").read_text()
+    assert "Restored conv0/W" in log.read_text()
     made = {file.name for file in logdir.iterdir()}
     assert {"checkpoint", "model-24.index"} < made
     assert [name for name in made if name.startswith("events.out.tfevents.")]
