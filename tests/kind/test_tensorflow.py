@@ -79,8 +79,9 @@ def logs(shell: Shell, job: InstalledRelease) -> str:
 
 
 def events(log: str, name: str) -> list[dict[str, Any]]:
-    """The events of that name in a log whose lines begin with the name of their pod."""
-    found = [json.loads(line[line.index("{") :]) for line in log.splitlines() if '{"event"' in line]
+    """The events of that name in a log, in which lines of two ranks may be one."""
+    start = '{"event"'
+    found = [json.JSONDecoder().raw_decode(start + each)[0] for each in log.split(start)[1:]]
     return [event for event in found if event["event"] == name]
 
 
