@@ -13,7 +13,6 @@ from bireme.clusters import controllers, start_addon
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.clusters.waiting import until
-from bireme.core.labels import INSTANCE_TYPE_LABEL
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.live.deploy import Deployer
@@ -32,35 +31,6 @@ def fsx_claim(request: pytest.FixtureRequest) -> None:
     if "release" in request.fixturenames:
         cluster: EmbeddedCluster = request.getfixturevalue("cluster")
         cluster.add_claim("fsx-pvc", request.getfixturevalue("test_namespace"))
-
-
-@pytest.fixture(autouse=True)
-def nodes_are_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Files share the cluster of a session: a node that a test took or tainted would fail another file."""
-    if "cluster" not in request.fixturenames:
-        yield
-        return
-    cluster: EmbeddedCluster = request.getfixturevalue("cluster")
-    before = _nodes(cluster)
-    yield
-    assert _nodes(cluster) == before, "the test left other nodes, or other taints, than it found"
-
-
-def _nodes(cluster: EmbeddedCluster) -> list[tuple[str, str]]:
-    """The type of each node and its taints, but for those that Kubernetes gives for a moment."""
-    return sorted(
-        (
-            node["metadata"]["labels"].get(INSTANCE_TYPE_LABEL, ""),
-            str(
-                [
-                    each
-                    for each in node["spec"].get("taints", [])
-                    if not each["key"].startswith("node.kubernetes.io/")
-                ]
-            ),
-        )
-        for node in cluster.api.get("/api/v1/nodes")["items"]
-    )
 
 
 @pytest.fixture(scope="module")
