@@ -1,18 +1,10 @@
-// Renders charts as `helm template` does, many in one process. A line of standard input asks; a line of standard
-// output answers, in the order in which renders end.
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"os"
-	"runtime"
 	"strings"
-	"sync"
 
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chart/loader"
@@ -22,19 +14,7 @@ import (
 	"helm.sh/helm/v3/pkg/getter"
 )
 
-type request struct {
-	ID                                           int
-	Chart, File, Release, Namespace, KubeVersion string
-	APIVersions, JSONs, Sets, Strings, Files     []string
-	IsUpgrade, SkipsSchema                       bool
-}
-
-type answer struct {
-	ID    int    `json:"id"`
-	Text  string `json:"text"`
-	Error string `json:"error,omitempty"`
-}
-
+// render is Helm's output for a request.
 func (asked request) render() (string, error) {
 	client := action.NewInstall(&action.Configuration{Log: func(string, ...any) {}})
 	if asked.KubeVersion != "" {
@@ -78,37 +58,4 @@ func (asked request) render() (string, error) {
 		fmt.Fprintf(&text, "---\n# Source: %s\n%s\n", hook.Path, hook.Manifest)
 	}
 	return text.String(), nil
-}
-
-func main() {
-	asked := json.NewDecoder(bufio.NewReader(os.Stdin))
-	answers := json.NewEncoder(os.Stdout)
-	answers.SetEscapeHTML(false)
-	var writing sync.Mutex
-	var running sync.WaitGroup
-	slots := make(chan struct{}, runtime.NumCPU())
-	for {
-		var next request
-		if err := asked.Decode(&next); err == io.EOF {
-			break
-		} else if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(2)
-		}
-		slots <- struct{}{}
-		running.Go(func() {
-			text, err := next.render()
-			<-slots
-			made := answer{ID: next.ID, Text: text}
-			if err != nil {
-				made.Error = "Error: " + err.Error() + "\n"
-			}
-			writing.Lock()
-			defer writing.Unlock()
-			if answers.Encode(made) != nil {
-				os.Exit(1)
-			}
-		})
-	}
-	running.Wait()
 }

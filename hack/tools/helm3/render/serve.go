@@ -1,0 +1,1 @@
+../../helm/render/serve.go
