@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags
-from bireme.helm.process import RenderProcess
+from bireme.helm.process import NoAnswer, RenderProcess
 from bireme.helm.values import read_file
 from bireme.tools import Toolbox
 
@@ -179,6 +180,29 @@ def test_a_killed_process_leaves_the_render_to_the_command_and_the_next_to_a_new
     os.kill(started[0].pid, signal.SIGKILL)
     assert [renderer.text(request) for _ in range(3)] == [text] * 3
     assert len(started) == 2
+
+
+def test_a_process_killed_within_an_answer_leaves_no_render_waiting(tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    half.write_text('#!/bin/sh\nread _\nprintf \'{"id": 0, "te\'\nkill -9 $$\n')
+    half.chmod(0o755)
+    process = RenderProcess(half, {"PATH": os.environ["PATH"]})
+    for _ in range(2):
+        with pytest.raises(NoAnswer):
+            process.text({}, chart="web")
+
+
+def test_without_room_for_values_the_command_renders(
+    bireme_paths: Paths, toolbox: Toolbox, make_chart: MakeChart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    request = RenderRequest(make_chart("web", templates={"config.yaml": OF_EACH_KIND}))
+    renderer = Renderer(toolbox, bireme_paths, keeps=False)
+    text = renderer.text(request)
+    monkeypatch.setattr("bireme.helm.process.tempfile.NamedTemporaryFile", no_room)
+    assert renderer.text(request) == text
 
 
 def test_a_process_ends_with_the_last_reference_to_it(toolbox: Toolbox) -> None:

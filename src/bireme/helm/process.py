@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import subprocess
@@ -18,8 +19,8 @@ from bireme.helm.yaml import as_json
 _Answer = Future[dict[str, Any]]
 
 
-class ProcessEnded(Exception):
-    """The process ended before it answered: a signal stopped it, or a chart took more than it had."""
+class NoAnswer(Exception):
+    """The process has ended, as after a signal, or there is no room for the values that it reads."""
 
 
 class RenderProcess:
@@ -48,42 +49,44 @@ class RenderProcess:
         weakref.finalize(self, _end, process)
 
     def text(self, values: Mapping[str, Any], **asked: Any) -> tuple[str, str]:
-        """Helm's output, and its error or "". Raises ProcessEnded when no answer comes."""
+        """Helm's output, and its error or "". Raises NoAnswer."""
         answer: _Answer = Future()
-        with tempfile.NamedTemporaryFile(
-            "w", suffix=".json", encoding="utf-8", errors="backslashreplace"
-        ) as file:
-            file.write(as_json(values))
-            file.flush()
-            self._ask({"id": next(self._numbers), "file": file.name, **asked}, answer)
-            made = answer.result()
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", suffix=".json", encoding="utf-8", errors="backslashreplace"
+            ) as file:
+                file.write(as_json(values))
+                file.flush()
+                self._ask({"id": next(self._numbers), "file": file.name, **asked}, answer)
+                made = answer.result()
+        except OSError:
+            raise NoAnswer from None
         return made["text"], made.get("error", "")
 
     def _ask(self, question: dict[str, Any], answer: _Answer) -> None:
         with self._lock:
             if not self._reader.is_alive():
-                raise ProcessEnded
+                raise NoAnswer
             self._waiting[question["id"]] = answer
-            try:
-                self._questions.write(json.dumps(question) + "\n")
-                self._questions.flush()
-            except OSError:
-                raise ProcessEnded from None
+            self._questions.write(json.dumps(question) + "\n")
+            self._questions.flush()
 
 
 def _read(answers: IO[str], waiting: dict[int, _Answer], lock: threading.Lock) -> None:
-    for line in answers:
-        made = json.loads(line)
-        with lock:
-            answer = waiting.pop(made["id"])
-        answer.set_result(made)
+    # The last line of a process that was killed may lack its end.
+    with contextlib.suppress(ValueError):
+        for line in answers:
+            made = json.loads(line)
+            with lock:
+                answer = waiting.pop(made["id"])
+            answer.set_result(made)
     with lock:
         for answer in waiting.values():
-            answer.set_exception(ProcessEnded())
+            answer.set_exception(NoAnswer())
         waiting.clear()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
-    with process:
+    with process, contextlib.suppress(BrokenPipeError):
         process.stdin.close()

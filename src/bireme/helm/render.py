@@ -27,7 +27,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm.output import sentences, split
-from bireme.helm.process import ProcessEnded, RenderProcess
+from bireme.helm.process import NoAnswer, RenderProcess
 from bireme.helm.values import ChartValues, SetFlags, printing_chart, printing_copy
 from bireme.helm.yaml import as_json, json_number
 from bireme.tools import Toolbox
@@ -193,7 +193,7 @@ class Renderer:
             return None
         try:
             return process.text(request.values, **request.asked())
-        except ProcessEnded:
+        except NoAnswer:
             with self._lock:
                 self._processes.pop(request.helm, None)
             return None
