@@ -58,6 +58,14 @@ def test_namespace(test_namespace: str, cluster: KindCluster) -> str:
     return test_namespace
 
 
+@pytest.fixture
+def root_may_run(cluster: KindCluster, test_namespace: str) -> Iterator[None]:
+    """During the test, the namespace enforces the baseline Pod Security Standard, not the restricted one."""
+    enforce(cluster, test_namespace, "baseline")
+    yield
+    enforce(cluster, test_namespace, "restricted")
+
+
 @pytest.fixture(scope="session")
 def build(bireme_paths: Paths, show_progress: ShowProgress) -> Callable[..., list[str]]:
     """``build("image", "torch")``: what hack/images/build.py makes, here the tag of the image."""

@@ -9,16 +9,15 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bireme.clusters.kind import KindCluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.kind.shell import NODE_TYPE, Shell, enforce, until
+from tests.kind.shell import NODE_TYPE, Shell, until
 
 KIND = "values/kind-mpi.yaml"
 AS_ROOT = "values/mpi-as-root.yaml"
@@ -90,14 +89,6 @@ def run(request: pytest.FixtureRequest, load_once: Callable[[str], None], releas
         return release("mpi-training", sets=[*own, *sets], **options)
 
     return _run
-
-
-@pytest.fixture
-def root_may_run(cluster: KindCluster, test_namespace: str) -> Iterator[None]:
-    """During the test, the namespace enforces the baseline Pod Security Standard, not the restricted one."""
-    enforce(cluster, test_namespace, "baseline")
-    yield
-    enforce(cluster, test_namespace, "restricted")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from bireme.clusters.kind import KindCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.kind.shell import NODE_TYPE, Shell, enforce, until
+from tests.kind.shell import NODE_TYPE, Shell, until
 from tests.kind.training import outcome
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("image")]
@@ -64,14 +64,6 @@ def efs(cluster: KindCluster, test_namespace: str) -> Path:
     for each in ("runs", "data"):
         shutil.rmtree(folder / each, ignore_errors=True)
     return folder
-
-
-@pytest.fixture
-def root_may_run(cluster: KindCluster, test_namespace: str) -> Iterator[None]:
-    """During the test, the namespace enforces the baseline Pod Security Standard, not the restricted one."""
-    enforce(cluster, test_namespace, "baseline")
-    yield
-    enforce(cluster, test_namespace, "restricted")
 
 
 def logs(shell: Shell, job: InstalledRelease) -> str:

@@ -14,18 +14,11 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderError, RenderRequest, sentences, tree_digest
 from bireme.tools import Toolbox
+from tests.support.templates import SEEN
 
 MakeChart = Callable[..., Path]
 HELMS = ["helm", "helm3"]
-CONFIG = """apiVersion: v1
-kind: ConfigMap
-metadata: {name: {{ .Release.Name }}, namespace: {{ .Release.Namespace }}}
-data:
-  upgrade: {{ .Release.IsUpgrade | quote }}
-  kube: {{ .Capabilities.KubeVersion.Version }}
-  monitored: {{ .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" | quote }}
-  text: {{ .Values.text | default "none" | quote }}
-"""
+CONFIG = SEEN + '  text: {{ .Values.text | default "none" | quote }}\n'
 HOOK = """apiVersion: v1
 kind: Pod
 metadata: {name: check, annotations: {helm.sh/hook: test}}

@@ -19,6 +19,7 @@ from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags
 from bireme.helm.process import NoAnswer, RenderProcess
 from bireme.helm.values import read_file
 from bireme.tools import Toolbox
+from tests.support.templates import SEEN
 
 MakeChart = Callable[..., Path]
 HELMS = ["helm", "helm3"]
@@ -75,15 +76,7 @@ def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, fi
     same(in_process, commands, RenderRequest(file.parents[1], read_file(file), helm=helm))
 
 
-OF_EACH_KIND = """apiVersion: v1
-kind: ConfigMap
-metadata: {name: {{ .Release.Name }}, namespace: {{ .Release.Namespace }}}
-data:
-  upgrade: {{ .Release.IsUpgrade | quote }}
-  kube: {{ .Capabilities.KubeVersion.Version }}
-  monitored: {{ .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" | quote }}
-  values: {{ .Values | toJson | quote }}
-"""
+OF_EACH_KIND = SEEN + "  values: {{ .Values | toJson | quote }}\n"
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
     "settings": {
