@@ -217,7 +217,7 @@ def batches(rows: Rows, size: int, number: int) -> Iterator[Rows]:
 
 
 def prepare(folder: Path, training: Rows, measured: Rows, name: str, count: int) -> None:
-    """Write `count` files of each part, and last the list of those to train with: then all are complete."""
+    """Write `count` files of each part. The list of those to train with comes last: who sees it finds all."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, prefix, rows in (("test", "test.txt", measured), ("train", name, training)):
         names = [f"{prefix}-{index:05d}" for index in range(count)]

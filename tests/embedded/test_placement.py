@@ -72,7 +72,7 @@ PACKED = "g5.12xlarge"
 def test_a_trainer_a_service_with_much_memory_and_a_pod_with_much_disk_share_a_node(
     cluster: EmbeddedCluster, release: ReleaseFactory, test_namespace: str
 ) -> None:
-    """The recipe of docs/placement.md; without its ``reserve`` there is no room for the service."""
+    """The recipe of docs/placement.md. Without its ``reserve`` there is no room for the service."""
     (command,) = re.findall(r"^helm install trainer (.*)$", (ROOT / "docs/placement.md").read_text(), re.M)
     efa, *reserve = shlex.split(command)[-1].split(",")
     (node,) = cluster.add_nodes(PACKED, 1)

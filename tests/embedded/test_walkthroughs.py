@@ -59,7 +59,7 @@ class Customer(Reader):
         self._toolbox, self._operators = toolbox, ExitStack()
 
     def types(self, text: str) -> subprocess.CompletedProcess[str]:
-        """As any reader; what the pod of charts/mpijob would do is done, too."""
+        """As any reader types. What the pod of charts/mpijob would do is done, too."""
         if text.startswith("helm uninstall mpijob"):
             self._operators.close()
         done = super().types(text)

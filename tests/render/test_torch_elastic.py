@@ -263,7 +263,7 @@ def test_all_pods_that_talk_over_http_have_the_token_of_the_release(
         for item in container["env"]
         if item["name"] == "BIREME_RELEASE_TOKEN"
     ]
-    # The dispatcher and the job's pods; paddle has two roles.
+    # The dispatcher and the job's pods. Paddle has two roles.
     assert told == [wanted] * (3 if chart == "paddle" else 2)
 
 

@@ -1,6 +1,6 @@
 {{/*
-The TLS files of a client of etcd; bireme_runtime.etcd reads these variables.
-Arguments: secret (with ca.crt; empty for no TLS), certificate (whether the client sends tls.crt of that Secret).
+The TLS files of a client of etcd, as the variables that bireme_runtime.etcd reads.
+Arguments: secret (with ca.crt, or empty for no TLS), certificate (whether the client sends tls.crt of that Secret).
 */}}
 {{- define "runtime.etcdTls.env" -}}
 {{- if .secret -}}

@@ -89,7 +89,7 @@ data:
 {{- end }}
 
 {{/*
-The volume of a pod that runs a component's code; it is mounted at /bireme/runtime and PYTHONPATH points there.
+The volume of a pod that runs a component's code. It is mounted at /bireme/runtime and PYTHONPATH points there.
 Arguments: root, component, name (of the volume, optional: runtime).
 */}}
 {{- define "runtime.volume" -}}

@@ -14,7 +14,7 @@ The command that starts the workers' processes, as a JSON list. Kubernetes takes
 {{- end }}
 
 {{/*
-The etcd in which workers meet, as the JSON of training.etcdClient; empty with backend c10d.
+The etcd in which workers meet, as the JSON of training.etcdClient. It is empty with backend c10d.
 */}}
 {{- define "torch-elastic.etcd" -}}
 {{- $v := .Values.rendezvous }}

@@ -34,7 +34,7 @@ Arguments: root (values staging, verify).
 {{- end }}
 
 {{/*
-An init container with the runtime in the image of the workers, which does something to datasets before they train.
+An init container in the image of the workers, which runs a command of bireme_runtime.dataset before they train.
 Its exit codes 64, 77 and 78 say that no other pod would do better.
 Arguments: root (values image, python, securityContext, helperResources), name, arguments (of bireme_runtime.dataset), env (list of
 EnvVar, optional), mounts (list of VolumeMount).

@@ -23,7 +23,7 @@ from bireme.tools import Toolbox
 def owned(paths: Paths, kind: str, name: str) -> Iterator[None]:
     """In this block the cluster ``name`` of the provider ``kind`` belongs to this process.
 
-    When it is killed, another process removes the cluster; if that one is killed too, the next run does.
+    When it is killed, another process removes the cluster. If that one is killed too, the next run does.
     """
     folder = paths.state / "owners"
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ class NoAnswer(Exception):
 
 
 class RenderProcess:
-    """A running helm-render of hack/tools. Threads may share it; it ends with the last reference to it."""
+    """A running helm-render of hack/tools. Threads may share it. It ends with the last reference to it."""
 
     def __init__(self, binary: Path, environment: Mapping[str, str]) -> None:
         process = subprocess.Popen(

@@ -46,7 +46,7 @@ def moved(name: str) -> str | None:
 def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
     """A values file as today's charts take it, and a sentence for each value that moved.
 
-    The lines of a value that moved go to its group, with the comments above them; all else stays. ``name``
+    The lines of a value that moved go to its group, with the comments above them. All else stays. ``name``
     is the file's, for messages. Raises BiremeError for text that is not a mapping in YAML, and for a value
     that cannot follow or is gone.
     """
@@ -84,7 +84,7 @@ def _root(text: str) -> Any:
 
 
 def _found(root: yaml.Node, path: str) -> list[Pair]:
-    """The keys and values on the way to ``path``; none if the file does not have it."""
+    """The keys and values on the way to ``path``, or none if the file does not have it."""
     way: list[Pair] = []
     node = root
     for part in path.split("."):

@@ -1005,7 +1005,7 @@ def upload(settings: StagingSettings, env: Mapping[str, str], say: Say) -> bool:
 
 
 def verify(folder: Path, is_quick: bool = False, parallel: int = 16) -> str:
-    """Compare a dataset with its manifest, only sizes if `is_quick`; of a file, see that it is there.
+    """Compare a dataset with its manifest, only sizes if `is_quick`. A file must only be there.
 
     Returns a sentence. Raises Corrupt.
     """

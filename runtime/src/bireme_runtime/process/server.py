@@ -37,7 +37,7 @@ log = logging.getLogger("bireme_runtime")
 
 @dataclass(frozen=True)
 class Request:
-    """A request. `target` is as sent; `path` is decoded and without the query."""
+    """A request. `target` is as sent, `path` is decoded and without the query."""
 
     method: str
     target: str
@@ -77,7 +77,7 @@ class Response:
 
 
 Handler = Callable[[Request, Callable[[], bool]], Awaitable[Response]]
-"""Answers a request. The second argument returns whether the client is still connected."""
+"""Answers a request. Its second argument tells whether the client is still connected."""
 
 
 class _Refused(BiremeError):

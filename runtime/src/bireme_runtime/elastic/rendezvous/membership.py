@@ -151,7 +151,7 @@ class Rendezvous:
         # Where the watches of a member without a whole view resume: of members, and of all other keys.
         self._resume = (0, 0)
         self._trouble = "no answer yet"
-        # The highest round, and token, that this member has ever seen; etcd may have lost them.
+        # The highest round, and token, that this member has ever seen. etcd may have lost them.
         self._highest = self._highest_token = 0
         self._seen: set[str] = set()
         self._finishing = _Progress()
