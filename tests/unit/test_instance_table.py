@@ -1,4 +1,4 @@
-"""Facts of instance types are read from Karpenter's table as DescribeInstanceTypes has them."""
+"""Facts of instance types are read from what EC2 says of them."""
 
 from __future__ import annotations
 
@@ -9,70 +9,19 @@ from pathlib import Path
 import instances
 import pytest
 
-TABLE = """## p9 Family
-### `p4d.24xlarge`
-#### Labels
- | Label | Value |
- |--|--|
- |karpenter.k8s.aws/instance-cpu|96|
- |karpenter.k8s.aws/instance-gpu-count|8|
- |karpenter.k8s.aws/instance-gpu-memory|40960|
- |karpenter.k8s.aws/instance-gpu-name|a100|
- |karpenter.k8s.aws/instance-local-nvme|8000|
- |karpenter.k8s.aws/instance-memory|1179648|
- |karpenter.k8s.aws/instance-network-bandwidth|400000|
-#### Resources
- | Resource | Quantity |
- |--|--|
- |cpu|95690m|
- |memory|1082712Mi|
- |nvidia.com/gpu|8|
- |vpc.amazonaws.com/efa|4|
-### `m5.large`
-#### Labels
- |karpenter.k8s.aws/instance-cpu|2|
-## trn2 Family
-### `trn2.48xlarge`
-#### Labels
- |karpenter.k8s.aws/instance-accelerator-count|16|
- |karpenter.k8s.aws/instance-accelerator-name|trainium2|
- |karpenter.k8s.aws/instance-cpu|192|
- |karpenter.k8s.aws/instance-local-nvme|7600|
- |karpenter.k8s.aws/instance-memory|2097152|
- |karpenter.k8s.aws/instance-network-bandwidth|3200000|
-#### Resources
- |aws.amazon.com/neuron|16|
- |aws.amazon.com/neuroncore|128|
- |memory|1938410Mi|
- |vpc.amazonaws.com/efa|16|
-"""
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    file = tmp_path / "instance-types.md"
-    file.write_text(TABLE)
-    return file
-
-
-def test_the_files_that_are_there_have_the_facts_of_the_table(
-    table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert instances.main(table, check=True) == 0, capsys.readouterr().out
-
-
-def test_a_fact_that_differs_is_named(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table.write_text(TABLE.replace("|vpc.amazonaws.com/efa|4|", "|vpc.amazonaws.com/efa|5|"))
-    assert instances.main(table, check=True) == 1
-    assert capsys.readouterr().out == "p4d.24xlarge: efa is 4, the source has 5\n"
-
-
-def test_only_types_of_the_collection_are_read(table: Path) -> None:
-    assert sorted(instances.read_table(table.read_text())) == ["p4d.24xlarge", "trn2.48xlarge"]
-
-
-# What DescribeInstanceTypes says of two types, without what is not read.
+# What DescribeInstanceTypes says of three types, without what is not read.
 ANSWER = {
+    "g5g.xlarge": {
+        "GpuInfo": {"Gpus": [{"LogicalGpuCount": 1, "MemoryInfo": {"SizeInMiB": 16384}, "Name": "T4g"}]},
+        "MemoryInfo": {"SizeInMiB": 8192},
+        "NetworkInfo": {
+            "Ipv4AddressesPerInterface": 15,
+            "NetworkCards": [{"BaselineBandwidthInGbps": 1.25, "MaximumNetworkInterfaces": 4}],
+            "NetworkPerformance": "Up to 10 Gigabit",
+        },
+        "ProcessorInfo": {"SupportedArchitectures": ["arm64"]},
+        "VCpuInfo": {"DefaultVCpus": 4},
+    },
     "g6f.xlarge": {
         "GpuInfo": {
             "Gpus": [{"Count": 0, "LogicalGpuCount": 1, "MemoryInfo": {"SizeInMiB": 2861}, "Name": "L4"}]
@@ -84,6 +33,7 @@ ANSWER = {
             "NetworkCards": [{"BaselineBandwidthInGbps": 2.5, "MaximumNetworkInterfaces": 4}],
             "NetworkPerformance": "Up to 10 Gigabit",
         },
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
         "VCpuInfo": {"DefaultVCpus": 4},
     },
     "trn2.3xlarge": {
@@ -96,14 +46,33 @@ ANSWER = {
             "NetworkPerformance": "200 Gigabit",
         },
         "NeuronInfo": {"NeuronDevices": [{"CoreInfo": {"Count": 8}, "Count": 1, "Name": "Trainium2"}]},
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
         "VCpuInfo": {"DefaultVCpus": 12},
     },
 }
 
 
-def test_types_that_the_table_lacks_are_read_from_the_answer_of_ec2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def moto(tmp_path: Path) -> Path:
+    """The copy that moto has."""
     file = tmp_path / "instance_types.json.gz"
-    file.write_bytes(gzip.compress(json.dumps({**ANSWER, "m5.large": {}, "p4d.24xlarge": {}}).encode()))
-    assert instances.main(file, check=True) == 0, capsys.readouterr().out
+    file.write_bytes(gzip.compress(json.dumps({**ANSWER, "m5.large": {}}).encode()))
+    return file
+
+
+def test_the_files_that_are_there_have_the_facts_of_ec2(
+    moto: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert instances.main(moto, check=True) == 0, capsys.readouterr().out
+
+
+def test_a_fact_that_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {**ANSWER["trn2.3xlarge"], "InstanceType": "trn2.3xlarge", "VCpuInfo": {"DefaultVCpus": 13}}
+    answer = tmp_path / "answer.json"
+    answer.write_text(json.dumps({"InstanceTypes": [said]}))
+    assert instances.main(answer, check=True) == 1
+    assert capsys.readouterr().out == "trn2.3xlarge: vcpu is 12, the source has 13\n"
+
+
+def test_only_types_of_the_collection_are_read() -> None:
+    assert sorted(instances.read({**ANSWER, "m5.large": {}, "g4ad.xlarge": {}})) == sorted(ANSWER)
