@@ -1,1 +1,0 @@
-../../helm/render/serve.go
