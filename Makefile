@@ -135,7 +135,7 @@ bench: setup ## Run the benchmarks (some minutes)
 
 .PHONY: bench-startup
 bench-startup: setup ## Measure how fast workers of MPI jobs start, compared with other controllers (half an hour, and their builds)
-	$(BIN)/python benchmarks/startup.py
+	PYTHONPATH=. $(BIN)/python benchmarks/startup.py
 
 .PHONY: bench-recovery
 bench-recovery: setup ## Measure how fast training continues after a kill, compared with stock torchrun (half an hour; needs a container engine)

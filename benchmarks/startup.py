@@ -31,7 +31,6 @@ from rich.console import Console
 from rich.table import Table
 from rivals import RIVALS, Rival
 
-from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
@@ -40,6 +39,7 @@ from bireme.core.quantities import ACCELERATORS, pod_requests
 from bireme.helm import Renderer, RenderRequest, SetFlags, values
 from bireme.live.release import Releases
 from bireme.tools import Toolbox
+from tests.support import controllers
 
 LIMIT_SECONDS = 300
 TYPE = "p4d.24xlarge"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bireme.clusters import controllers, start_addon
+from bireme.clusters import start_addon
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.clusters.waiting import until
@@ -21,6 +21,7 @@ from bireme.plan.instances import Instance
 from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
+from tests.support import controllers
 
 pytestmark = pytest.mark.embedded
 

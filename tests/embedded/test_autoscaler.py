@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
@@ -31,6 +30,7 @@ from tests.embedded.elastic_jobs import (
     workers,
 )
 from tests.runtime.etcd_servers import free_port
+from tests.support import controllers
 from tests.support.processes import autoscaler
 from tests.support.waiting import until
 

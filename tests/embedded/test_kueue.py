@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.live.deploy import Deployer, ReleaseStatus
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
+from tests.support import controllers
 from tests.support.processes import autoscaler
 from tests.support.waiting import until
 

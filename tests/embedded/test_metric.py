@@ -10,14 +10,14 @@ from http.server import ThreadingHTTPServer
 import pytest
 import yaml
 
-from bireme.clusters import controllers, programs
+from bireme.clusters import programs
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, elastic, workers
 from tests.runtime.etcd_servers import free_port
-from tests.support import api_server
+from tests.support import api_server, controllers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.whole

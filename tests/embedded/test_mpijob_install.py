@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
+from tests.support import controllers
 
 Install = Callable[..., InstalledRelease]
 

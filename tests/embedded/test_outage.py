@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.core.paths import Paths
@@ -21,6 +20,7 @@ from bireme.plan.instances import Instance
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, TYPE, options, service
+from tests.support import controllers
 from tests.support.waiting import until
 
 

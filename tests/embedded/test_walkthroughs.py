@@ -19,13 +19,12 @@ import click
 import pytest
 
 from bireme.cli import cli
-from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.core.paths import Paths
 from bireme.live.doctor import PROVIDERS
 from bireme.tools import Toolbox
-from tests.support import stand_ins
+from tests.support import controllers, stand_ins
 from tests.support.documents import ROOT, Command, blocks, syntax_error
 from tests.support.reader import Reader
 

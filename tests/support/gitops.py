@@ -13,12 +13,11 @@ import package
 import pytest
 import yaml
 
-from bireme.clusters import controllers
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.core.paths import Paths
 from bireme.live.release import Releases
 from bireme.tools import Toolbox
-from tests.support import registry
+from tests.support import controllers, registry
 from tests.support.waiting import until
 
 TYPE = "p4d.24xlarge"

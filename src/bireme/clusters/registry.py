@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bireme.clusters.base import Cluster, Provider
@@ -40,18 +41,5 @@ def start_addon(name: str, cluster: Cluster, toolbox: Toolbox) -> Program:
     """Start one of `ADDONS` for an embedded cluster, with which it ends. Raises BiremeError."""
     if cluster.provider != "embedded":
         raise BiremeError(f"{name} is started for embedded clusters only: install it in {cluster.name}")
-    if name == "kueue":
-        from bireme.clusters.addons import kueue
-
-        return kueue.start(cluster, toolbox)
-    if name == "flux":
-        from bireme.clusters.addons import flux
-
-        return flux.start(cluster, toolbox)
-    if name == "argocd":
-        from bireme.clusters.addons import argocd
-
-        return argocd.start(cluster, toolbox)
-    from bireme.clusters.addons import karpenter
-
-    return karpenter.start(cluster, toolbox)
+    program: Program = import_module(f"bireme.clusters.addons.{name}").start(cluster, toolbox)
+    return program
