@@ -112,6 +112,34 @@ def test_the_demo_compares_plan_and_cluster_and_leaves_nothing(shell: Shell) -> 
     assert shell("bireme clusters -o json").stdout.strip() == "[]"
 
 
+def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> None:
+    """A module beside it counts too, and `diff` shows its lines."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("import net")
+    (work / "net.py").write_text("layers = 2")
+    job = f"torch-elastic -f g5.xlarge --script {work}"
+
+    def run(line: str, code: int = 0) -> str:
+        finished = shell(line)
+        assert finished.returncode == code, f"{line}\n{finished.stdout}{finished.stderr}"
+        return finished.stdout + finished.stderr
+
+    try:
+        run("bireme up --nodes g5.xlarge=1")
+        run(f"bireme install {job}")
+        run(f"bireme diff torch-elastic --script {work}")
+        (work / "net.py").write_text("layers = 3")
+        changed = run(f"bireme diff torch-elastic --script {work}", code=1)
+        assert "layers = 2" in changed
+        assert "layers = 3" in changed
+        run(f"bireme install {job}", code=1)
+        assert "torch-elastic-r1-0" in run("bireme status torch-elastic")
+        assert "torch-elastic-r2-0" in run(f"bireme install {job} --replace")
+    finally:
+        assert shell("bireme down").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -248,6 +248,9 @@ args: {{ $first }} is not the script that {{ .starts.by }} runs; begin with the 
 {{- if and $option (gt (int64 .worker.accelerators) 0) (or (gt $wanted (int64 .worker.processes)) (and (ne $wanted (int64 .worker.processes)) (not $isNeuron))) }}
 {{ ternary "command" "args" (contains "nproc" (join " " $v.command)) }}: {{ $option }} is not the {{ int64 .worker.processes }} processes of a worker with {{ int64 .worker.accelerators }} accelerators; write {{ int64 .worker.processes }}, or set accelerators to those that it uses
 {{- end }}
+{{- if and (hasSuffix ".py" (trim $v.script)) (not (contains "\n" (trim $v.script))) }}
+script: it is the source, not the path of a file; give the file as --script {{ trim $v.script }} to bireme, or as --set-file script={{ trim $v.script }} to helm
+{{- end }}
 {{- if and $v.files (not (or $v.script $arguments $v.command)) }}
 files: nothing reads them; set script, or args that begin with one of them, e.g. [/bireme/script/{{ keys $v.files | sortAlpha | first }}]
 {{- end }}

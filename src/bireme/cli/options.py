@@ -23,7 +23,7 @@ from bireme.clusters import Cluster, list_clusters, provider
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.core.paths import Paths
-from bireme.helm import Charts, Renderer, RenderError, RenderRequest, SetFlags
+from bireme.helm import Charts, Renderer, RenderError, RenderRequest, SetFlags, scripts
 from bireme.helm import values as value_files
 from bireme.live.deploy import Deployer
 from bireme.live.release import Releases
@@ -227,6 +227,12 @@ def _image_values(context: click.Context, parameter: click.Parameter, image: str
     return ",".join(f"image.{key}={json.dumps(part)}" for key, part in parts.items())
 
 
+def _script_values(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Mapping[str, Any]:
+    return scripts.packed(path) if path else {}
+
+
 values_options = stacked(
     click.option(
         "-f",
@@ -238,6 +244,13 @@ values_options = stacked(
     ),
     click.option(
         "--image", metavar="IMAGE", callback=_image_values, help="The chart's image, as REGISTRY/NAME:TAG"
+    ),
+    click.option(
+        "--script",
+        type=click.Path(path_type=Path),
+        metavar="FILE|FOLDER",
+        callback=_script_values,
+        help="What a job trains: a Python file, or a folder with train.py or main.py",
     ),
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
     click.option(
@@ -264,6 +277,7 @@ def request_of(
     chart: str,
     files: tuple[str, ...],
     image: str | None,
+    script: Mapping[str, Any],
     sets: tuple[str, ...],
     set_strings: tuple[str, ...],
     set_jsons: tuple[str, ...],
@@ -274,7 +288,10 @@ def request_of(
 ) -> RenderRequest:
     settings = SetFlags(sets, set_strings, ((image,) if image else ()) + set_jsons, set_files)
     folder = app.charts.find(chart, plain_http)
-    values = value_files.load([_values_file(app.paths, name) for name in files])
+    values = {**value_files.load([_values_file(app.paths, name) for name in files]), **script}
+    defaults = folder / "values.yaml"
+    if script and "script" not in (value_files.read_file(defaults) if defaults.is_file() else {}):
+        raise BiremeError(f"--script: {folder} has no value `script`: give it to a chart of a training job")
     refuse_name("--release", release or "r", 53)
     release = release or folder.resolve().name.lower()
     refuse_name(f"the folder {folder} names the release, or give --release", release, 53)

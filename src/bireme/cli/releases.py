@@ -151,7 +151,7 @@ def diff(
     installed = Releases(cluster, app.toolbox).read(release, namespace)
     request = request_of(app, chart=chart or installed.revision.chart_name, release=release, **options)
     if not options["files"]:
-        request = replace(request, values=installed.values)
+        request = replace(request, values={**installed.values, **options["script"]})
     with explained(app, request):
         found = app.deployer(cluster).diff(request)
     app.show(output, [each.to_json() for each in found], lambda: views.diff_view(found))
