@@ -8,7 +8,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-_LIST = ("git", "ls-files", "*.md", "docs", ":!.github")
+_LIST = ("git", "ls-files", "*.md", "docs", "examples", ":!.github")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/charts.md run as they stand; the demo prints what README.md shows."""
+"""The commands of docs/commands.md and docs/charts.md run as they stand, and the demo prints what it says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bireme.tools import Toolbox
-from tests.support.documents import Command, blocks
+from tests.support.documents import blocks
 
 ROOT = Path(__file__).parents[2]
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
@@ -44,16 +44,12 @@ def helm_installs(document: Path) -> list[str]:
     return re.findall(r"`(helm install [^`]*)`", document.read_text())
 
 
-def test_the_readme_can_be_followed_line_by_line(shell: Shell) -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert "make demo" in readme
-    assert "make test" in readme
-    (session,) = blocks(ROOT / "README.md")
+def test_the_commands_can_be_followed_line_by_line(shell: Shell) -> None:
+    (session,) = blocks(ROOT / "docs/commands.md")
     *steps, down = session.commands
-    table = [Command("README.md", 0, line) for line in helm_installs(ROOT / "README.md")]
     text = ""
     try:
-        for step in (*steps, *table):
+        for step in steps:
             finished = shell(step.text)
             assert finished.returncode == step.code, f"{step}\n{finished.stdout}{finished.stderr}"
             text += finished.stdout + finished.stderr
@@ -68,7 +64,6 @@ def test_the_readme_can_be_followed_line_by_line(shell: Shell) -> None:
 def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
     commands = helm_installs(ROOT / "docs/charts.md")
     assert len(commands) >= 13
-    assert set(helm_installs(ROOT / "README.md")) <= set(commands)
     try:
         assert shell("bireme up").returncode == 0
         for command in commands:
@@ -103,7 +98,7 @@ def test_docs_charts_names_every_chart() -> None:
 def test_the_demo_compares_plan_and_cluster_and_leaves_nothing(shell: Shell) -> None:
     finished = shell("bireme demo")
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    shown = re.search(r"ends like this:\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = re.search(r"ends like this:\n\n```\n(.*?)```", (ROOT / "docs/commands.md").read_text(), re.DOTALL)
     assert shown
     # The names of pods end with characters that differ each time, and any node may have any worker.
     facts = [re.sub(r"-\w{5}\s|-\d\s*$|\s+", " ", line).strip() for line in shown[1].splitlines()]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.support.registry import serving
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.whole
 User = Callable[[str], str]
 VALUES = {
@@ -62,19 +64,18 @@ def charts(dist: Path, toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactor
 def user(
     dist: Path, toolbox: Toolbox, bireme_paths: Paths, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[User]:
-    """Runs a line in an empty folder with `helm`, and with `bireme` installed by pip from its wheel."""
+    """Runs a line in an empty folder with `helm`, and with `bireme` installed as docs/ci.md says."""
     home = tmp_path_factory.mktemp("home")
     venv = tmp_path_factory.mktemp("user") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    (wheel,) = dist.glob("bireme-[0-9]*.whl")
-    subprocess.run([str(venv / "bin/pip"), "install", "--quiet", str(wheel)], check=True, cwd=home)
+    (home / "wheels").symlink_to(dist)
     environment = {
         "PATH": f"{venv / 'bin'}:{toolbox.path('helm').parent}:/usr/bin:/bin",
         "HOME": str(home),
         "BIREME_CACHE": str(bireme_paths.cache),
         "KUBECONFIG": str(home / ".local/state/bireme/clusters/bireme/kubeconfig"),
         "COLUMNS": "200",
-    } | {key: value for key, value in os.environ.items() if key.startswith("SSL_")}
+    } | {key: value for key, value in os.environ.items() if key.startswith(("SSL_", "PIP_"))}
 
     def run(line: str) -> str:
         done = subprocess.run(
@@ -83,6 +84,8 @@ def user(
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
 
+    (install,) = re.findall(r"^ +- run: (pip install .*)$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)
+    run(install)
     run("bireme up --nodes p4d.24xlarge=4,cpu=2 --claim fsx-pvc")
     yield run
     run("bireme down")

@@ -1,6 +1,6 @@
-"""README's ImageNet commands, with images that the nodes pull from a registry.
+"""The ImageNet commands of docs/charts.md, with images that the nodes pull from a registry.
 
-The commands are those of the README's table and of `make images`. What differs from EKS: images/torch is
+The commands are those of that document and of `make images`. What differs from EKS: images/torch is
 built on Debian's PyTorch instead of the CUDA image, etcd and Python are those of hack/images under the names
 that charts give them, the nodes only claim to be of EC2's types, and a values file reduces what a worker asks
 for. There is no EFA hardware: the guard of imagenet-efa has to say so.
@@ -96,8 +96,8 @@ def nodes_of(cluster: KindCluster, node_type: str, gpus: int, efa: int) -> Itera
 
 
 def command_of(root: Path, workload: str) -> list[str]:
-    """The words of the README's command for a workload, with whole paths."""
-    readme = (root / "README.md").read_text()
+    """The words of the document's command for a workload, with whole paths."""
+    readme = (root / "docs/charts.md").read_text()
     (command,) = re.findall(rf"^\| {re.escape(workload)} \| `helm (install .*)` \|$", readme, re.MULTILINE)
     return [str(root / word) if (root / word).exists() else word for word in shlex.split(command)]
 
@@ -112,7 +112,7 @@ def install(
     bireme_paths: Paths,
     tmp_path: Path,
 ) -> Iterator[Callable[..., str]]:
-    """``install("ResNet-50 on …")``: that command of the README; returns the labels of its workers.
+    """``install("ResNet-50 on …")``: that command of docs/charts.md; returns the labels of its workers.
 
     Keywords are further values.
     """

@@ -40,9 +40,9 @@ def test_the_list_of_commands_has_a_whole_sentence_for_each_on_80_columns() -> N
     assert [text for _, text in rows if text.endswith("...") or not text.endswith(".")] == []
 
 
-def test_the_line_of_the_readme_completes_in_bash(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (line,) = re.findall(r'`(eval "[^`]*bash_source[^`]*)`', readme)
+def test_the_line_of_the_documents_completes_in_bash(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs/commands.md").read_text()
+    (line,) = re.findall(r'`(eval "[^`]*bash_source[^`]*)`', document)
     typed = 'COMP_WORDS=(bireme unin); COMP_CWORD=1; _bireme_completion bireme; echo "${COMPREPLY[@]}"'
     assert output(["bash", "-ec", f"{line}\n{typed}"], tmp_path) == "uninstall\n"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,18 @@ def test_three_workers_finish_and_a_late_one_has_nothing_to_do(job: Make) -> Non
     run.start("late")
     assert run.end("late") == 0
     assert "the run has already succeeded" in run.words("late")
+
+
+def test_the_example_of_the_readme_learns_to_add(job: Make) -> None:
+    run = job()
+    (run.folder / "train.py").write_bytes((Path(__file__).parents[3] / "examples/train.py").read_bytes())
+    run.script = ["/mnt/train.py"]
+    for index, name in enumerate(NAMES):
+        run.start(name, index)
+    assert [run.end(name) for name in NAMES] == [0, 0, 0]
+    losses = re.findall(r"step 100 loss (\S+)", "".join(run.words(name) for name in NAMES))
+    assert losses
+    assert all(float(loss) < 0.01 for loss in losses)
 
 
 @pytest.mark.parametrize("victim", ["b", *(pytest.param(each, marks=pytest.mark.whole) for each in "ac")])
