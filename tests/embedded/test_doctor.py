@@ -18,6 +18,7 @@ from bireme.cli import cli
 from bireme.clusters.api import Api
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.findings import Finding
+from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.live.doctor import Doctor, release
 from bireme.live.release import Releases, Revision
@@ -64,10 +65,11 @@ def before(
 def after(
     cluster: EmbeddedCluster, namespace: str, instances: Mapping[str, Instance]
 ) -> Callable[[], tuple[Finding, ...]]:
-    """What is found about the release ``job``, whose objects a test makes itself."""
+    """What is found about the release ``job``, whose Job a test makes itself."""
+    job = Manifest({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}})
 
     def look() -> tuple[Finding, ...]:
-        return Doctor(cluster.api, expand("job", namespace, (), instances), (), instances).after()
+        return Doctor(cluster.api, expand("job", namespace, (job,), instances), (), instances).after()
 
     return look
 
@@ -87,7 +89,7 @@ def wait_until_bound(cluster: EmbeddedCluster, namespace: str, name: str = "fsx-
 
 def make_job(cluster: EmbeddedCluster, namespace: str, **spec: Any) -> None:
     """A Job ``job`` of the release ``job`` with one pod."""
-    labels = {"app.kubernetes.io/instance": "job"}
+    labels = {"app": "job"}
     pod = {
         "restartPolicy": "Never",
         "tolerations": EVERYWHERE,
@@ -103,7 +105,7 @@ def make_job(cluster: EmbeddedCluster, namespace: str, **spec: Any) -> None:
 
 def the_pod(cluster: EmbeddedCluster, namespace: str) -> dict[str, Any]:
     path = f"{CORE}/{namespace}/pods"
-    own = "app.kubernetes.io/instance=job"
+    own = "app=job"
     waiting.until(lambda: bool(cluster.api.get(path, labelSelector=own)["items"]))
     return dict(cluster.api.get(path, labelSelector=own)["items"][0])
 

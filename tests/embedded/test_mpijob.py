@@ -81,7 +81,7 @@ class Job:
 
     def pods(self) -> dict[str, ObservedPod]:
         """Its pods by host name."""
-        found = observe.observe(self.cluster, self.name, self.namespace)
+        found = observe.observe(self.cluster, self._plan(1))
         return {pod.hostname or "": pod for pod in found}
 
     def patch(self, **spec: Any) -> None:

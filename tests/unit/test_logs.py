@@ -57,6 +57,8 @@ class Answers(Quiet):
             body = f"{name} {asked}".encode()
         elif found:
             body = json.dumps(found).encode()
+        elif "/jobs/" in address.path:
+            body = json.dumps({"metadata": {"name": "train-r1"}}).encode()
         else:
             items = LIVE if address.path == PODS else []
             body = json.dumps({"items": items, "metadata": {"resourceVersion": "1"}}).encode()

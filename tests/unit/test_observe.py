@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import pytest
 
 from bireme.clusters.api import ApiError
-from bireme.live.observe import Difference, compare, observe
+from bireme.core.manifests import Manifest
+from bireme.live.observe import Difference, check, compare, observe
 from bireme.live.pods import NodeState, ObservedPod, observed_pod, shorten
-from bireme.plan.topology import Plan, Totals
+from bireme.plan.topology import Plan, Totals, expand
 from bireme.plan.workloads import ObservedWorkload, PodPlan, WorkloadPlan
 
 SELECTOR = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
@@ -331,17 +331,37 @@ def test_pods_of_a_daemon_set_are_not_counted_but_each_must_be_ready() -> None:
 
 
 class Answers:
-    """An API server that knows the given lists by plural, and refuses or lacks the other kinds."""
+    """An API server with the given objects by plural, or the given refusal of a plural."""
 
-    def __init__(self, lists: Mapping[str, list[dict[str, Any]]], missing: int = 404) -> None:
-        self.lists, self.missing, self.asked = lists, missing, Counter[str]()
+    def __init__(self, **objects: list[dict[str, Any]] | int) -> None:
+        self.objects = {"pods": [], "nodes": [], **objects}
 
-    def get(self, path: str, **_: str) -> dict[str, Any]:
-        plural = path.rpartition("/")[2]
-        self.asked[plural] += 1
-        if plural not in self.lists:
-            raise ApiError(self.missing, f"no {plural}")
-        return {"items": self.lists[plural], "metadata": {"resourceVersion": "1"}}
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        found = self.objects.get(path.rpartition("/")[2], 404)
+        if isinstance(found, int):
+            raise ApiError(found, f"refused {path}")
+        return {"items": found, "metadata": {"resourceVersion": "1"}}
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        if path in DISCOVERY:
+            return {"resources": DISCOVERY[path]}
+        objects = self.objects.get(path.split("/")[-2], [])
+        if isinstance(objects, int):
+            if objects == 404:
+                return None
+            raise ApiError(objects, f"refused {path}")
+        name = path.rpartition("/")[2]
+        return next((each for each in objects if each["metadata"]["name"] == name), None)
+
+    def each(self, call: Any, items: Any) -> list[Any]:
+        return [call(each) for each in items]
+
+
+DISCOVERY = {
+    "/apis/batch/v1": [{"name": "jobs", "kind": "Job", "namespaced": True}],
+    "/apis/apps/v1": [{"name": "statefulsets", "kind": "StatefulSet", "namespaced": True}],
+    "/apis/example.com/v1": [{"name": "databases", "kind": "Database", "namespaced": True}],
+}
 
 
 @dataclass(frozen=True)
@@ -350,32 +370,120 @@ class AnsweringCluster:
     provider: str = "existing"
 
 
-BUILT_IN: dict[str, list[dict[str, Any]]] = {
-    plural: [] for plural in ("pods", "nodes", "jobs", "statefulsets", "deployments", "daemonsets")
+CONTAINERS = {"containers": [{"name": "main", "image": "a"}]}
+VERSIONS = {
+    "Job": "batch/v1",
+    "StatefulSet": "apps/v1",
+    "Deployment": "apps/v1",
+    "Database": "example.com/v1",
 }
 
 
+def declared(kind: str, name: str = "a", **spec: Any) -> Manifest:
+    """An object of a chart that puts no label of the release on its pods."""
+    version = VERSIONS.get(kind, "kubeflow.org/v2beta1")
+    content = {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+    return Manifest({**content, "spec": {"template": {"spec": CONTAINERS}, **spec}})
+
+
+def made(name: str, *owner: str, uid: str = "", **meta: Any) -> dict[str, Any]:
+    """A live object that ``owner`` (kind, name, identity) controls."""
+    owners = []
+    if owner:
+        kind, owner_name, owner_uid = owner
+        owners = [
+            {"apiVersion": VERSIONS.get(kind, ""), "kind": kind, "name": owner_name, "uid": owner_uid}
+            | {"controller": True}
+        ]
+    meta = {"name": name, "uid": uid, "resourceVersion": "1", "ownerReferences": owners, **meta}
+    return {"metadata": meta, "spec": CONTAINERS, "status": {}}
+
+
+def seen(api: Answers, *objects: Manifest) -> list[str]:
+    """The pods of the release ``run`` with these objects, and what made each."""
+    plan = expand("run", "default", objects, {})
+    pods = observe(AnsweringCluster(api), plan)  # type: ignore[arg-type]
+    return [f"{each.name} of {each.kind}/{each.workload}" for each in pods]
+
+
 @pytest.mark.parametrize("status", [403, 404])
-def test_kinds_that_a_cluster_lacks_have_no_objects(status: int) -> None:
-    api = Answers(BUILT_IN, status)
-    assert observe(AnsweringCluster(api), "imagenet", "default") == ()  # type: ignore[arg-type]
-    assert set(api.asked) > {"jobs", "mpijobs", "jobsets", "pytorchjobs"}
+def test_a_kind_that_a_cluster_lacks_has_no_objects(status: int) -> None:
+    mpi = declared("MPIJob", mpiReplicaSpecs={"Launcher": {"template": {"spec": CONTAINERS}}})
+    assert seen(Answers(mpijobs=status), mpi) == []
 
 
 def test_a_kind_of_kubernetes_that_may_not_be_read_is_an_error() -> None:
-    lists = {plural: items for plural, items in BUILT_IN.items() if plural != "statefulsets"}
-    with pytest.raises(ApiError, match="no statefulsets"):
-        observe(AnsweringCluster(Answers(lists, 403)), "imagenet", "default")  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="refused"):
+        seen(Answers(statefulsets=403), declared("StatefulSet"))
+
+
+def test_pods_without_labels_are_found_by_what_made_them() -> None:
+    pods = [
+        made("a-6c5d-x", "ReplicaSet", "a-6c5d", "1", labels={"pod-template-hash": "6c5d"}),
+        made("b-7d8e-x", "ReplicaSet", "b-7d8e", "2", labels={"pod-template-hash": "7d8e"}),
+        made("alone"),
+    ]
+    assert seen(Answers(pods=pods), declared("Deployment")) == ["a-6c5d-x of Deployment/a"]
+
+
+def test_pods_that_an_operator_makes_for_an_object_of_the_release_are_its_own() -> None:
+    sets = [made("db-main", "Database", "db", "1", uid="2"), made("other", uid="3")]
+    pods = [made("db-main-0", "StatefulSet", "db-main", "2"), made("other-0", "StatefulSet", "other", "3")]
+    api = Answers(pods=pods, statefulsets=sets, databases=[made("db", uid="1")])
+    database = Manifest({"apiVersion": "example.com/v1", "kind": "Database", "metadata": {"name": "db"}})
+    assert seen(api, database) == ["db-main-0 of Database/db"]
+    plan = expand("run", "default", [database], {})
+    assert [each.category for each in check(AnsweringCluster(api), plan).differences] == ["pending"]  # type: ignore[arg-type]
+
+
+def test_a_pod_whose_maker_is_gone_is_of_the_release_by_its_label() -> None:
+    labels = {"app.kubernetes.io/instance": "run"}
+    pods = [
+        made("a-r1-x", "Job", "a-r1", "1", labels=labels),
+        made("other-x", "Job", "other", "2", labels=labels),
+        made("stray"),
+    ]
+    api = Answers(pods=pods, jobs=[made("other", uid="2")])
+    assert seen(api, declared("Job", "a-r2")) == ["a-r1-x of Job/a-r1"]
 
 
 def test_pods_of_hooks_are_left_out() -> None:
-    def pod(name: str, owner: str, **annotations: str) -> dict[str, Any]:
-        owners = [{"kind": "Job", "name": owner, "controller": True}]
-        meta = {"name": name, "resourceVersion": "1", "ownerReferences": owners, "annotations": annotations}
-        return {"metadata": meta, "spec": {"containers": []}, "status": {}}
+    pods = [
+        made("restore-x", "Job", "restore", "1"),
+        made("test-x", "Job", "a", "2", annotations={"helm.sh/hook": "test"}),
+        made("a-x", "Job", "a", "2"),
+    ]
+    api = Answers(pods=pods, jobs=[made("restore", uid="1"), {**made("a", uid="2"), "status": {}}])
+    assert seen(api, declared("Job")) == ["a-x of Job/a"]
 
-    hook = {"metadata": {"name": "restore", "annotations": {"helm.sh/hook": "pre-install"}}}
-    pods = [pod("restore-x", "restore"), pod("test-x", "test", **{"helm.sh/hook": "test"}), pod("a-x", "a")]
-    api = Answers({**BUILT_IN, "pods": pods, "jobs": [hook, {"metadata": {"name": "a"}}]})
-    found = observe(AnsweringCluster(api), "imagenet", "default")  # type: ignore[arg-type]
-    assert [each.name for each in found] == ["a-x"]
+
+def autoscaler(low: int, high: int, kind: str = "Deployment") -> Manifest:
+    target = {"apiVersion": "apps/v1", "kind": kind, "name": "a"}
+    spec = {"minReplicas": low, "maxReplicas": high, "scaleTargetRef": target}
+    meta = {"name": "a"}
+    return Manifest(
+        {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": meta, "spec": spec}
+    )
+
+
+def test_an_autoscaler_bounds_the_pods_of_its_deployment() -> None:
+    plan = expand("run", "default", [declared("Deployment"), autoscaler(2, 4)], {})
+    (workload,) = plan.workloads
+    assert (workload.replicas, workload.min_replicas, workload.max_replicas) == (2, 2, 4)
+    assert [pod.name for pod in plan.pods] == ["a-0", "a-1"]
+    assert plan.totals.pods == 2
+
+
+@pytest.mark.parametrize(("live", "found"), [(1, ["missing"]), (2, []), (4, []), (5, ["extra"])])
+def test_any_number_of_pods_between_the_bounds_of_an_autoscaler_is_as_planned(
+    live: int, found: list[str]
+) -> None:
+    plan = expand("run", "default", [declared("Deployment"), autoscaler(2, 4)], {})
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    pods = [
+        {**made(f"a-6c5d-{index}", "ReplicaSet", "a-6c5d", "1", labels={"pod-template-hash": "6c5d"})}
+        | {"spec": {**CONTAINERS, "nodeName": "n"}, "status": ready}
+        for index in range(live)
+    ]
+    state = ObservedWorkload("Deployment", "a", "", replicas=live)
+    assert [each.category for each in compare(plan, map(observed_pod, pods), [state])] == found

@@ -27,11 +27,12 @@ from bireme.live.worker_status import WorkerStatus, timelines, worker_statuses
 from bireme.plan.changes import Changes, changes, run_number
 from bireme.plan.instances import Instance
 from bireme.plan.object_diff import ObjectDiff, object_diffs
-from bireme.plan.topology import Plan, expand
+from bireme.plan.topology import Plan, autoscaled, expand
 from bireme.plan.workloads import WorkloadKind, kind_of
 
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 5.0
+_COUNTS = ("parallelism", "completions", "replicas")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Deployer:
         made = self._releases.install(
             wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
         )
-        if self._follows(made.manifests):
+        if self._following(made.manifests):
             plan = self._planned(made)
         found = observe.wait(
             self._cluster, plan, timeout, self._console, lambda found: self._is_held(plan, found)
@@ -145,7 +146,8 @@ class Deployer:
     def timeline(self, release: str, namespace: str) -> Timeline:
         """What happened in the run of a release. Raises BiremeError when no worker tells."""
         manifests = self._releases.read(release, namespace).manifests
-        pods = () if self._cluster.provider == "embedded" else self._pods(release, namespace)
+        is_fake = self._cluster.provider == "embedded"
+        pods = () if is_fake else observe.observe(self._cluster, self.planned(release, namespace))
         found = timelines(self._workers, namespace, manifests, pods)
         if not found:
             raise BiremeError(
@@ -184,12 +186,14 @@ class Deployer:
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
         """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""
-        groups = self.planned(release, namespace).queued
+        plan = self.planned(release, namespace)
+        # Read before, so that the pods are known when what made them is gone.
+        live = observe.LiveRelease(self._cluster, plan).read()
         if not self._releases.uninstall(release, namespace, timeout):
             raise self._releases.missing(release, namespace)
-        leave(self._cluster.api, namespace, groups)
+        leave(self._cluster.api, namespace, plan.queued)
         self._until(
-            lambda: not self._pods(release, namespace),
+            lambda: not live.read().pods(),
             timeout,
             f"pods of {release} are still there after {timeout:.0f} s: bireme status {release} says why",
         )
@@ -202,26 +206,28 @@ class Deployer:
         return self._releases.read(wanted.release, wanted.namespace)
 
     def _planned(self, release: Release) -> Plan:
+        follow = self._following(release.manifests)
         live = (
-            self._as_resized(each, release.namespace) if self._follows([each]) else each
+            self._as_resized(each, release.namespace) if (each.kind, each.name) in follow else each
             for each in release.manifests
         )
         return expand(release.name, release.namespace, tuple(live), self._instances)
 
     @staticmethod
-    def _follows(manifests: Sequence[Manifest]) -> bool:
-        return any(AUTOSCALE_ANNOTATION in each.annotations for each in manifests)
+    def _following(manifests: Sequence[Manifest]) -> set[tuple[str, str]]:
+        """Kinds and names of the objects whose number of pods a controller decides."""
+        ours = {(each.kind, each.name) for each in manifests if AUTOSCALE_ANNOTATION in each.annotations}
+        return ours | set(autoscaled(manifests))
 
-    def _as_resized(self, job: Manifest, namespace: str) -> Manifest:
-        live = self._cluster.api.find(f"/apis/batch/v1/namespaces/{namespace}/jobs/{job.name}")
-        if live is None:
-            return job
-        counts = {name: live["spec"][name] for name in ("parallelism", "completions")}
-        content = job.thaw()
-        return Manifest({**content, "spec": {**content["spec"], **counts}}, job.source)
-
-    def _pods(self, release: str, namespace: str) -> tuple[ObservedPod, ...]:
-        return observe.observe(self._cluster, release, namespace)
+    def _as_resized(self, item: Manifest, namespace: str) -> Manifest:
+        kind = kind_of(item)
+        path = kind.path(item.namespace or namespace, item.api_version) if kind else ""
+        live = self._cluster.api.find(f"{path}/{item.name}") if path else None
+        counts = {
+            name: n for name in _COUNTS if (n := ((live or {}).get("spec") or {}).get(name)) is not None
+        }
+        content = item.thaw()
+        return Manifest({**content, "spec": {**(content.get("spec") or {}), **counts}}, item.source)
 
     def _queues(
         self, plan: Plan, differences: tuple[Difference, ...]
@@ -268,8 +274,12 @@ class Deployer:
             return
         self._cluster.api.patch(path, {"spec": kind.suspension})
 
+        watched = observe.LiveRelease(
+            self._cluster, expand(wanted.release, wanted.namespace, [job], self._instances)
+        )
+
         def is_stopped() -> bool:
-            pods = self._pods(wanted.release, wanted.namespace)
+            pods = watched.read().pods()
             # The chart's rule reads the job's status, which follows the pods.
             return all(pod.workload != job.name for pod in pods) and kind.is_stopped(
                 self._cluster.api.find(path) or {}

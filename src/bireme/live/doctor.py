@@ -10,10 +10,11 @@ from typing import Any
 
 from bireme.clusters.api import Api, ApiError
 from bireme.core.findings import Finding
-from bireme.core.labels import INSTANCE_TYPE_LABEL, RELEASE_LABEL, ZONE_LABEL
+from bireme.core.labels import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from bireme.core.manifests import Manifest
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
 from bireme.live import admission
+from bireme.live.owners import Owners
 from bireme.live.release import Revision
 from bireme.plan.instances import Instance, admits, other_labels
 from bireme.plan.scheduling import tolerated
@@ -276,10 +277,14 @@ class Doctor:
                     f"kubectl create secret docker-registry {name} --namespace {namespace} …",
                 )
 
+    def _own(self, kind: str, path: str) -> list[Mapping[str, Any]]:
+        """The live objects of a kind that are the release's, or that it has made."""
+        owners = Owners(self.api, self.plan)
+        return [each for each in self.api.get(path)["items"] if owners.maker(kind, each)]
+
     def _jobs(self) -> Iterator[Finding]:
         namespace = self.plan.namespace
-        own = f"{RELEASE_LABEL}={self.plan.release}"
-        for job in self.api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs", labelSelector=own)["items"]:
+        for job in self._own("Job", f"/apis/batch/v1/namespaces/{namespace}/jobs"):
             name, status = job["metadata"]["name"], job.get("status") or {}
             show = f"kubectl describe job {name} --namespace {namespace}"
             if job["spec"].get("suspend"):
@@ -308,8 +313,7 @@ class Doctor:
 
     def _pods(self) -> Iterator[Finding]:
         namespace = self.plan.namespace
-        own = f"{RELEASE_LABEL}={self.plan.release}"
-        for pod in self.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=own)["items"]:
+        for pod in self._own("Pod", f"/api/v1/namespaces/{namespace}/pods"):
             name, status = pod["metadata"]["name"], pod.get("status") or {}
             show = f"kubectl describe pod {name} --namespace {namespace}"
             for condition in status.get("conditions") or ():

@@ -17,7 +17,7 @@ def main_pod(cluster: Cluster, plan: Plan, rank: int | None = None) -> ObservedP
 
     Raises BiremeError when the release has no such pod.
     """
-    pods = observe(cluster, plan.release, plan.namespace)
+    pods = observe(cluster, plan)
     found = [pod for pod in pods if pod.role == LAUNCHER_ROLE] if rank is None else []
     if not found:
         planned = _slots(plan, rank or 0)
@@ -38,7 +38,7 @@ def main_log(cluster: Cluster, plan: Plan) -> str:
 
 def named_pod(cluster: Cluster, plan: Plan, name: str) -> ObservedPod:
     """The release's pod of that name. Raises BiremeError when there is none."""
-    pods = observe(cluster, plan.release, plan.namespace)
+    pods = observe(cluster, plan)
     found = next((pod for pod in pods if pod.name == name), None)
     if found is None:
         names = ", ".join(pod.name for pod in pods) or "none"

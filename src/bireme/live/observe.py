@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
-from bireme.core.labels import (
-    HOOK_ANNOTATION,
-    OUT_OF_SERVICE_TAINT,
-    RELEASE_LABEL,
-)
+from bireme.core.labels import OUT_OF_SERVICE_TAINT
+from bireme.core.manifests import Manifest
 from bireme.core.quantities import quantity
+from bireme.live.owners import Owners
 from bireme.live.pods import NodeState, ObservedPod, is_ready, node_state, observed_pod, shorten
 from bireme.plan.topology import Plan
-from bireme.plan.workloads import ObservedWorkload, PodPlan, WorkloadKind, WorkloadPlan, kinds_with_state
+from bireme.plan.workloads import ObservedWorkload, PodPlan, WorkloadKind, WorkloadPlan, kind_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,14 +77,14 @@ class Observation:
     differences: tuple[Difference, ...]
 
 
-def observe(cluster: Cluster, release: str, namespace: str) -> tuple[ObservedPod, ...]:
+def observe(cluster: Cluster, plan: Plan) -> tuple[ObservedPod, ...]:
     """The pods of a release, by name; those of hooks and helm tests are left out. Raises BiremeError."""
-    return _LiveRelease(cluster, release, namespace).read().pods()
+    return LiveRelease(cluster, plan).read().pods()
 
 
 def check(cluster: Cluster, plan: Plan) -> Observation:
     """The release as it is now, compared with its plan. Raises BiremeError."""
-    return _LiveRelease(cluster, plan.release, plan.namespace).read().compared(plan)
+    return LiveRelease(cluster, plan).read().compared()
 
 
 def wait(
@@ -104,9 +102,9 @@ def wait(
     """
     is_fixed = cluster.provider == "embedded" and cluster.api.find(_NODE_POOLS) is None
     unchanged_seconds = _UNCHANGED_SECONDS if is_fixed else timeout
-    live = _LiveRelease(cluster, plan.release, plan.namespace).read()
+    live = LiveRelease(cluster, plan).read()
     deadline = time.monotonic() + timeout
-    changed, now = time.monotonic(), live.compared(plan)
+    changed, now = time.monotonic(), live.compared()
     with _Progress(plan, console) as progress:
         progress.show(now.pods)
         while now.differences and time.monotonic() < deadline:
@@ -116,7 +114,7 @@ def wait(
             if unchanged > _UNCHANGED_SECONDS and held(now.differences):
                 break
             live.follow(_LOOK_SECONDS, until_ready=_expected_pods(plan))
-            before, now = now, live.compared(plan)
+            before, now = now, live.compared()
             progress.show(now.pods)
             if now.differences != before.differences:
                 changed = time.monotonic()
@@ -141,12 +139,18 @@ def compare(
         there = by_workload.pop((workload.kind, workload.name), [])
         no_state = ObservedWorkload(workload.kind, workload.name, "")
         state = states.get((workload.kind, workload.name), no_state)
+        if workload.is_autoscaled and state.replicas is not None:
+            low, high = workload.min_replicas, workload.max_replicas
+            workload = replace(workload, replicas=state.replicas).sized(low, high)
         found += _uncounted(workload, there) if workload.note else _counted(workload, there, state)
         found += _of_state(workload, state)
-    # A kind that nobody has taught may make its pods through objects of other kinds.
-    if all(workload.is_known for workload in plan.workloads):
-        for pods in by_workload.values():
-            found += [_extra(pod) for pod in pods if pod.is_live]
+    # Of an object that looks like no workload, such as an operator's, nobody knows how many pods it makes.
+    makers = {(each.kind, each.name) for each in plan.objects}
+    for key, pods in by_workload.items():
+        unplanned = WorkloadPlan(key[1], key[0], "", 0, 0, 0, (), note="makes pods")
+        found += (
+            _uncounted(unplanned, pods) if key in makers else [_extra(pod) for pod in pods if pod.is_live]
+        )
     return tuple(found)
 
 
@@ -285,36 +289,38 @@ def _expected_pods(plan: Plan) -> int:
 # --- reading the API server ----------------------------------------------------------------------------
 
 
-class _LiveRelease:
+class LiveRelease:
     """The pods of one release as they come and go, with the nodes and workloads they depend on."""
 
-    def __init__(self, cluster: Cluster, release: str, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self._api = cluster.api
-        self._selector = f"{RELEASE_LABEL}={release}"
-        self._pods_path = f"/api/v1/namespaces/{namespace}/pods"
-        self._kinds: dict[str, WorkloadKind] = kinds_with_state(namespace)
+        self._plan = plan
+        self._owners = Owners(cluster.api, plan)
+        # Only the first is watched: the others, which few charts have, are read again and again.
+        self._paths = [f"/api/v1/namespaces/{each}/pods" for each in self._owners.namespaces]
         self._raw: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[str, ObservedPod]] = {}
         self._nodes: dict[str, NodeState] | None = {}
         self._nodes_read = 0.0
         self._workloads: tuple[ObservedWorkload, ...] = ()
-        self._hooks: frozenset[tuple[str, str]] = frozenset()
         self._version = ""
 
-    def read(self) -> _LiveRelease:
+    def read(self) -> LiveRelease:
         """Read everything again."""
-        pods = self._api.get(self._pods_path, labelSelector=self._selector)
-        self._raw = {pod["metadata"]["name"]: pod for pod in pods["items"]}
-        self._version = pods["metadata"]["resourceVersion"]
+        found = [self._api.get(path, **self._owners.pod_query) for path in self._paths]
+        self._raw = {
+            pod["metadata"]["name"]: pod for pods in found for pod in pods["items"] if self._is_ours(pod)
+        }
+        self._version = found[0]["metadata"]["resourceVersion"]
         self._nodes_read = 0.0
         self._read_workloads_and_nodes()
         return self
 
     def follow(self, seconds: float, until_ready: int) -> None:
         """Follow the pods for some seconds, or until ``until_ready`` of them are ready."""
-        query = {"labelSelector": self._selector, "resourceVersion": self._version}
+        query = {**self._owners.pod_query, "resourceVersion": self._version}
         ready = {name for name, pod in self._raw.items() if is_ready(pod)}
-        with self._api.watch(self._pods_path, seconds, **query) as events:
+        with self._api.watch(self._paths[0], seconds, **query) as events:
             for event in events:
                 if event["type"] == "ERROR":
                     self.read()
@@ -323,17 +329,21 @@ class _LiveRelease:
                 (ready.add if is_ready(self._raw.get(name, {})) else ready.discard)(name)
                 if len(ready) >= until_ready:
                     break
+        if len(self._paths) > 1:
+            self.read()
         self._read_workloads_and_nodes()
 
     def pods(self) -> tuple[ObservedPod, ...]:
         """The pods, by name."""
-        found = (self._observed(pod) for _, pod in sorted(self._raw.items()) if not _has_hook(pod))
-        return tuple(pod for pod in found if (pod.kind, pod.workload) not in self._hooks)
+        return tuple(self._observed(pod) for _, pod in sorted(self._raw.items()))
 
-    def compared(self, plan: Plan) -> Observation:
+    def compared(self) -> Observation:
         """The pods, and how they differ from the plan."""
         pods = self.pods()
-        return Observation(pods, compare(plan, pods, self._workloads))
+        return Observation(pods, compare(self._plan, pods, self._workloads))
+
+    def _is_ours(self, pod: Mapping[str, Any]) -> bool:
+        return self._owners.maker("Pod", pod) is not None
 
     def _take(self, event: Mapping[str, Any]) -> str:
         pod: dict[str, Any] = event["object"]
@@ -341,30 +351,28 @@ class _LiveRelease:
         self._version = pod["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
             self._raw.pop(name, None)
-        else:
+        elif self._is_ours(pod):
             self._raw[name] = pod
         return name
 
     def _read_workloads_and_nodes(self) -> None:
-        live = [(kind, each) for path, kind in list(self._kinds.items()) for each in self._list(path)]
-        hooks = ((kind.name, each["metadata"]["name"]) for kind, each in live if _has_hook(each))
-        self._hooks = frozenset(hooks)
-        self._workloads = tuple(kind.state(each) for kind, each in live if not _has_hook(each))
+        found = ((each, kind) for each in self._plan.objects if (kind := kind_of(each)) and kind.has_state)
+        self._workloads = tuple(filter(None, self._api.each(lambda each: self._state(*each), found)))
         if self._nodes is not None and self._nodes_are_old(self._nodes):
             self._nodes = self._node_states()
             self._nodes_read = time.monotonic()
 
-    def _list(self, path: str) -> list[dict[str, Any]]:
-        """The release's objects at ``path``; none where the cluster does not have the kind."""
+    def _state(self, item: Manifest, kind: WorkloadKind) -> ObservedWorkload | None:
+        """What the live object says; None where it, or its kind, is not there."""
+        path = kind.path(item.namespace or self._plan.namespace, item.api_version)
         try:
-            items: list[dict[str, Any]] = self._api.get(path, labelSelector=self._selector)["items"]
+            live = self._api.find(f"{path}/{item.name}")
         except ApiError as error:
             # Users may lack the right to read a kind that their cluster does not have.
-            if error.status not in (403, 404) or self._kinds[path].is_built_in:
+            if error.status != 403 or kind.is_built_in:
                 raise
-            del self._kinds[path]
-            return []
-        return items
+            return None
+        return kind.state(live) if live else None
 
     def _nodes_are_old(self, nodes: Mapping[str, NodeState]) -> bool:
         used = {pod["spec"].get("nodeName") for pod in self._raw.values()} - {None}
@@ -385,17 +393,14 @@ class _LiveRelease:
         state = self._state_of(pod["spec"].get("nodeName"))
         known = self._seen.get(name)
         if known is None or known[0] != version or known[1].node_state != state:
-            self._seen[name] = (version, observed_pod(pod, state))
+            kind, workload = self._owners.maker("Pod", pod) or ("", "")
+            self._seen[name] = (version, replace(observed_pod(pod, state), kind=kind, workload=workload))
         return self._seen[name][1]
 
     def _state_of(self, node: str | None) -> NodeState:
         if node is None or self._nodes is None:
             return ""
         return self._nodes.get(node, "gone")
-
-
-def _has_hook(thing: Mapping[str, Any]) -> bool:
-    return HOOK_ANNOTATION in (thing["metadata"].get("annotations") or {})
 
 
 # --- live progress ---------------------------------------------------------------------------------------

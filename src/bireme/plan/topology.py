@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Acceler
 from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.queues import Queued, queued
 from bireme.plan.storage import Storage, storage_of
-from bireme.plan.workloads import PodPlan, WorkloadPlan, plan_of
+from bireme.plan.workloads import PodPlan, WorkloadPlan, count_in, plan_of, spec_of
 
 # A node of `cpu=NUMBER`, with the memory that `bireme up` gives such nodes.
 _CPU_NODE = Instance(
@@ -56,7 +56,10 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one release becomes on a cluster. ``placement`` is one way to pack it, not a promise."""
+    """What one release becomes on a cluster. ``placement`` is one way to pack it, not a promise.
+
+    ``objects`` are those that it was made from, without hooks.
+    """
 
     release: str
     namespace: str
@@ -65,6 +68,7 @@ class Plan:
     placement: tuple[NodePlan, ...] = field(default=(), compare=False)
     storage: tuple[Storage, ...] = ()
     queued: tuple[Queued, ...] = ()
+    objects: tuple[Manifest, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def pods(self) -> tuple[PodPlan, ...]:
@@ -124,8 +128,9 @@ def expand(
     ``instances`` say how many pods fit a node; a type that is not among them is missing from
     ``totals.nodes``, and `fit` names it. Raises BiremeError for a quantity or a count that is not one.
     """
-    lasting = [manifest for manifest in manifests if not manifest.is_hook]
-    planned = [(each, workload) for each in lasting if (workload := plan_of(each, instances))]
+    lasting = tuple(manifest for manifest in manifests if not manifest.is_hook)
+    bounds = autoscaled(lasting)
+    planned = [(each, workload) for each in lasting if (workload := _workload(each, bounds, instances))]
     workloads = tuple(workload for _, workload in planned)
     pods = [pod for workload in workloads for pod in workload.pods]
     placement = tuple(_needed(pods, instances))
@@ -136,7 +141,33 @@ def expand(
         nodes=dict(Counter(node.type for node in placement)),
     )
     storage = tuple(each for manifest in lasting for each in _storage(manifest))
-    return Plan(release, namespace, workloads, totals, placement, storage, queued(planned))
+    return Plan(release, namespace, workloads, totals, placement, storage, queued(planned), lasting)
+
+
+def autoscaled(manifests: Iterable[Manifest]) -> Mapping[tuple[str, str], tuple[int, int]]:
+    """The bounds of HorizontalPodAutoscalers, by kind and name of the object that each scales.
+
+    Raises BiremeError for bounds that are no numbers.
+    """
+    found = {}
+    for item in manifests:
+        if item.kind == "HorizontalPodAutoscaler":
+            with read_as_kubernetes(item):
+                spec = spec_of(item)
+                low, target = count_in(spec, "minReplicas"), spec["scaleTargetRef"]
+                found[target["kind"], target["name"]] = low, count_in(spec, "maxReplicas", low)
+    return found
+
+
+def _workload(
+    item: Manifest, bounds: Mapping[tuple[str, str], tuple[int, int]], instances: Mapping[str, Instance]
+) -> WorkloadPlan | None:
+    """The plan of an object, with the pods that its autoscaler begins with."""
+    planned = plan_of(item, instances)
+    if planned is None or (item.kind, item.name) not in bounds:
+        return planned
+    low, high = bounds[item.kind, item.name]
+    return replace(planned.sized(low, high), min_replicas=low, max_replicas=high, is_autoscaled=True)
 
 
 def _storage(manifest: Manifest) -> Sequence[Storage]:

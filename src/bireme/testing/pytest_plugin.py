@@ -22,19 +22,18 @@ from rich.console import Console
 from bireme.clusters import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
-from bireme.core.labels import HOOK_ANNOTATION, RELEASE_LABEL
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.live import observe
 from bireme.live.deploy import Deployer
 from bireme.live.observe import Difference
+from bireme.live.owners import Owners, paths_of
 from bireme.live.pods import ObservedPod
 from bireme.live.release import Releases
 from bireme.plan.changes import Changes
 from bireme.plan.instances import Instance, load_instances
 from bireme.plan.topology import Plan, expand
-from bireme.plan.workloads import KINDS
 from bireme.testing.session_cluster import (
     SharedCluster,
     cluster_type,
@@ -243,7 +242,7 @@ class InstalledRelease:
 
     def pods(self) -> tuple[ObservedPod, ...]:
         """The live pods."""
-        return observe.observe(self.cluster, self.name, self.namespace)
+        return observe.observe(self.cluster, self.plan)
 
     def differences(self) -> tuple[Difference, ...]:
         """How they differ from the plan, now."""
@@ -267,10 +266,15 @@ class InstalledRelease:
             time.sleep(0.2)
 
     def objects(self, plural: str) -> list[dict[str, Any]]:
-        """The live objects of the release by plural, e.g. ``pods``."""
-        path = _paths(self.namespace).get(plural, f"/api/v1/namespaces/{self.namespace}/{plural}")
-        items = self.cluster.api.get(path, labelSelector=f"{RELEASE_LABEL}={self.name}")["items"]
-        return [item for item in items if HOOK_ANNOTATION not in item["metadata"].get("annotations", {})]
+        """The live objects of the release by plural, e.g. ``pods`` or ``certificates.cert-manager.io``.
+
+        They are those of its manifest and all that these have made, without hooks.
+        """
+        api = self.cluster.api
+        owners = Owners(api, self.plan)
+        found = [paths_of(api, plural, each) for each in owners.namespaces]
+        paths = dict.fromkeys((kind, path) for each in found for kind, path in each.items())
+        return [item for kind, path in paths for item in api.get(path)["items"] if owners.maker(kind, item)]
 
     def names(self, plural: str) -> list[str]:
         """The names of ``objects``."""
@@ -286,12 +290,6 @@ class InstalledRelease:
     def _deployer(self, helm: str) -> Deployer:
         releases = Releases(self.cluster, self._toolbox, helm)
         return Deployer(self.cluster, releases, self._renderer, self._instances)
-
-
-def _paths(namespace: str) -> Mapping[str, str]:
-    """The API paths of objects that are not of Kubernetes' core, by plural."""
-    budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
-    return {"poddisruptionbudgets": budgets} | {each.plural: each.path(namespace) for each in KINDS.values()}
 
 
 ReleaseFactory = Callable[..., InstalledRelease]

@@ -16,7 +16,9 @@ from bireme.plan.workloads.model import (
     WorkloadKind,
     WorkloadPlan,
     controller_of,
+    count_in,
     differing,
+    spec_of,
 )
 from bireme.plan.workloads.unknown import UnknownKind
 
@@ -26,11 +28,12 @@ __all__ = [
     "PodPlan",
     "WorkloadKind",
     "WorkloadPlan",
+    "count_in",
     "differing",
     "kind_of",
-    "kinds_with_state",
     "plan_of",
     "pod_templates",
+    "spec_of",
     "trace",
 ]
 
@@ -66,11 +69,6 @@ def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPl
     if problem:
         raise BiremeError(f"{manifest.identity[:80]}: {problem}: give --release a shorter name")
     return planned
-
-
-def kinds_with_state(namespace: str) -> dict[str, WorkloadKind]:
-    """The kinds whose live objects tell more than their pods, by the API path of these objects."""
-    return {kind.path(namespace): kind for kind in KINDS.values() if kind.has_state}
 
 
 def trace(pod: Mapping[str, Any]) -> tuple[str, str, str | None]:

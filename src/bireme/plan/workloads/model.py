@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from bireme.core.errors import BiremeError
@@ -59,7 +59,8 @@ class WorkloadPlan:
     count the pods: ``pods`` is empty, and the note says what there will be. ``instance_types`` are the types
     whose nodes get one pod each, known ones and those it names; None for workloads that are not bound to
     nodes. A workload ``is_known`` unless nobody has taught its kind. Its pods train in multiples of ``unit``;
-    the last ``spares`` of them wait until others are lost, and have no rank.
+    the last ``spares`` of them wait until others are lost, and have no rank. One that ``is_autoscaled``
+    has any number of pods between its bounds.
     """
 
     name: str
@@ -75,6 +76,17 @@ class WorkloadPlan:
     is_known: bool = field(default=True, compare=False)
     unit: int = 1
     spares: int = 0
+    is_autoscaled: bool = field(default=False, compare=False)
+
+    def sized(self, low: int, high: int) -> WorkloadPlan:
+        """The same with at least ``low`` and at most ``high`` pods."""
+        count = max(low, min(high, self.replicas))
+        more = (f"{self.name}-{index}" for index in range(len(self.pods), count if self.pods else 0))
+        added = [
+            replace(self.pods[0], name=name, hostname=self.pods[0].hostname and name, rank=None)
+            for name in more
+        ]
+        return replace(self, replicas=count, pods=(*self.pods[:count], *added))
 
 
 @dataclass(frozen=True)
@@ -82,13 +94,15 @@ class ObservedWorkload:
     """What a live workload's status says beyond its pods.
 
     ``state`` is ``Complete`` or ``Failed`` for a job that has ended, ``Updating`` while its controller still
-    replaces pods, else "". ``message`` says why it failed, or what it is doing (a predicate).
+    replaces pods, else "". ``message`` says why it failed, or what it is doing (a predicate). ``replicas``
+    are the pods that it is asked for.
     """
 
     kind: str
     name: str
     state: Literal["", "Complete", "Failed", "Updating"]
     message: str = ""
+    replicas: int | None = None
 
 
 class WorkloadKind(Protocol):

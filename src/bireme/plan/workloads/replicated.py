@@ -42,10 +42,11 @@ class Replicated(WorkloadKind):
         is_new = status.get("updatedReplicas", 0) >= status.get("replicas", 0)
         # A StatefulSet that leaves the replacement to others has OnDelete; its old pods are meant to stay.
         waits = live["spec"].get("updateStrategy", {}).get("type") == "OnDelete"
+        wanted = live["spec"].get("replicas")
         if has_seen_it and (is_new or waits):
-            return ObservedWorkload(self.name, meta["name"], "")
+            return ObservedWorkload(self.name, meta["name"], "", replicas=wanted)
         message = "is still replacing pods of its last version"
-        return ObservedWorkload(self.name, meta["name"], "Updating", message)
+        return ObservedWorkload(self.name, meta["name"], "Updating", message, wanted)
 
     def parts(self, manifest: Manifest) -> Mapping[str, Any]:
         parts = super().parts(manifest)

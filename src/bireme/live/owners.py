@@ -1,0 +1,146 @@
+"""What belongs to a release: the objects of its manifest, and all that these have made on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from bireme.clusters.api import Api, ApiError
+from bireme.core.errors import BiremeError
+from bireme.core.labels import HOOK_ANNOTATION, RELEASE_LABEL
+from bireme.core.manifests import Manifest
+from bireme.plan.topology import Plan
+from bireme.plan.workloads import KINDS, pod_templates, trace
+
+Maker = tuple[str, str]
+"""Kind and name of an object."""
+_NOBODY: Maker = ("", "")
+
+
+class Owners:
+    """Finds what belongs to the release of ``plan``, by owner references.
+
+    Makers are remembered, so that what they made is known after they are gone.
+    """
+
+    def __init__(self, api: Api, plan: Plan) -> None:
+        self._api = api
+        self._plan = plan
+        made = (("PersistentVolumeClaim", name) for item in plan.objects for name in _claims(item))
+        self._roots = {*((each.kind, each.name) for each in plan.objects), *made}
+        self._known: dict[str, Mapping[str, Any] | None] = {}
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The namespaces of the release's objects, its own first."""
+        found = (each.namespace for each in self._plan.objects)
+        return tuple(dict.fromkeys([self._plan.namespace, *filter(None, found)]))
+
+    @property
+    def pod_query(self) -> dict[str, str]:
+        """A query that finds all pods of the release, and few others: their label where all have one."""
+        release = self._plan.release
+        all_have_it = all(_has_label(each, release) for each in self._plan.objects)
+        return {"labelSelector": f"{RELEASE_LABEL}={release}"} if all_have_it else {}
+
+    def maker(self, kind: str, thing: Mapping[str, Any]) -> Maker | None:
+        """The release's object that made ``thing`` of ``kind``, or is it; None where none did.
+
+        What nobody there has made is of the release by its label, and has its last known maker. Raises
+        ApiError.
+        """
+        meta = thing["metadata"]
+        if HOOK_ANNOTATION in (meta.get("annotations") or {}):
+            return None
+        if (kind, meta["name"]) in self._roots:
+            return kind, meta["name"]
+        # Labels tell of the makers of some pods, also when these are gone.
+        first = trace(thing)[:2] if kind == "Pod" else _NOBODY
+        if first in self._roots:
+            return first
+        for owner, is_known in self._owners(meta):
+            if owner in self._roots:
+                return owner
+            first = owner if first == _NOBODY else first
+            if is_known:
+                return None
+        label = (meta.get("labels") or {}).get(RELEASE_LABEL)
+        return first if label == self._plan.release else None
+
+    def _owners(self, meta: Mapping[str, Any]) -> Iterator[tuple[Maker, bool]]:
+        """The owners of an object, upwards, and whether each is there and has no owner itself."""
+        owner, namespace = _owner(meta), str(meta.get("namespace") or self._plan.namespace)
+        while owner:
+            found = self._metadata(owner, namespace)
+            above = _owner(found or {})
+            yield (owner["kind"], owner["name"]), found is not None and above is None
+            owner = above
+
+    def _metadata(self, owner: Mapping[str, str], namespace: str) -> Mapping[str, Any] | None:
+        """Metadata of an owner; None for one that is gone or that may not be read."""
+        uid = owner.get("uid", "")
+        if uid not in self._known:
+            self._known[uid] = None
+            path = path_of(self._api, owner.get("apiVersion", ""), owner["kind"], namespace)
+            try:
+                items = self._api.get(path)["items"] if path else []
+            except ApiError as error:
+                if error.status not in (403, 404):
+                    raise
+                items = []
+            self._known |= {each["metadata"]["uid"]: each["metadata"] for each in items}
+        return self._known[uid]
+
+
+def path_of(api: Api, api_version: str, kind: str, namespace: str) -> str | None:
+    """The path of the objects of a kind; None where the cluster does not know it. Raises ApiError."""
+    for name, each in _resources(api, api_version):
+        if each["kind"] == kind:
+            return name.format(namespace=namespace)
+    return None
+
+
+def paths_of(api: Api, plural: str, namespace: str) -> dict[str, str]:
+    """The paths of all kinds of this plural (or ``plural.group``), by kind. Raises BiremeError for none."""
+    name, _, group = plural.partition(".")
+    groups = api.get("/apis")["groups"]
+    versions = ["v1", *(each["preferredVersion"]["groupVersion"] for each in groups)]
+    found = {
+        each["kind"]: path.format(namespace=namespace)
+        for version in versions
+        if not group or version.startswith(f"{group}/")
+        for path, each in _resources(api, version)
+        if each["name"] == name
+    }
+    if not found:
+        raise BiremeError(f"the cluster has no {plural}: kubectl api-resources lists what it has")
+    return found
+
+
+def _resources(api: Api, api_version: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The kinds of a version with the pattern of their path, without subresources."""
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    for each in (api.find(root) or {}).get("resources", ()) if api_version else ():
+        if "/" not in each["name"]:
+            inside = "/namespaces/{namespace}" if each["namespaced"] else ""
+            yield f"{root}{inside}/{each['name']}", each
+
+
+def _owner(meta: Mapping[str, Any]) -> Mapping[str, str] | None:
+    owners = meta.get("ownerReferences") or ()
+    return next((each for each in owners if each.get("controller")), owners[0] if owners else None)
+
+
+def _claims(item: Manifest) -> Iterable[str]:
+    """The claims of a StatefulSet, which it does not own."""
+    return KINDS[item.kind].claims(item) if item.kind in KINDS else ()
+
+
+def _has_label(item: Manifest, release: str) -> bool:
+    """Whether all pods that come from an object are known to have the label of the release."""
+    templates = pod_templates(item)
+    if templates or item.kind in KINDS:
+        labels = ((each.get("metadata") or {}).get("labels") or {} for each in templates)
+        return bool(templates) and all(each.get(RELEASE_LABEL) == release for each in labels)
+    # Objects of kinds that the cluster was taught may make anything.
+    return "." not in item.group or item.group.endswith(".k8s.io")

@@ -1,0 +1,147 @@
+"""Charts of other people, whose pods have no label of the release: installed, compared and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.clusters import Cluster
+from bireme.clusters.waiting import until
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
+
+IMAGE = "registry.example.com/web:1.0"
+WEB = f"""
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: "{{{{ .Release.Name }}}}-web"}}
+spec:
+  selector: {{matchLabels: {{app: web}}}}
+  template:
+    metadata: {{labels: {{app: web}}}}
+    spec: {{containers: [{{name: web, image: {IMAGE}, ports: [{{name: http, containerPort: 9898}}]}}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: "{{{{ .Release.Name }}}}-web"}}
+spec: {{selector: {{app: web}}, ports: [{{port: 80, targetPort: http}}]}}
+---
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {{name: "{{{{ .Release.Name }}}}-web"}}
+spec:
+  scaleTargetRef: {{apiVersion: apps/v1, kind: Deployment, name: "{{{{ .Release.Name }}}}-web"}}
+  minReplicas: 2
+  maxReplicas: 4
+"""
+CACHE = f"""
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {{name: "{{{{ .Release.Name }}}}-cache"}}
+spec:
+  replicas: {{{{ .Values.caches }}}}
+  serviceName: cache
+  selector: {{matchLabels: {{app: cache}}}}
+  template:
+    metadata: {{labels: {{app: cache}}}}
+    spec: {{containers: [{{name: cache, image: {IMAGE}}}]}}
+"""
+KIND = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: databases.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {kind: Database, plural: databases, singular: database}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
+DATABASE = """
+apiVersion: example.com/v1
+kind: Database
+metadata: {name: "{{ .Release.Name }}-db"}
+"""
+
+
+@pytest.fixture
+def chart(tmp_path: Path) -> Path:
+    """A web server with an autoscaler, caches, and an object whose pods an operator makes."""
+    files = {
+        "Chart.yaml": "{apiVersion: v2, name: shop, version: 1.0.0}",
+        "values.yaml": "caches: 1",
+        "templates/web.yaml": WEB,
+        "templates/cache.yaml": CACHE,
+        "templates/database.yaml": DATABASE,
+        "crds/databases.yaml": KIND,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def operate(cluster: Cluster) -> Iterator[Callable[[InstalledRelease], None]]:
+    """Does what an operator does: makes a StatefulSet for the database of a release."""
+
+    def make(release: InstalledRelease) -> None:
+        (database,) = release.objects("databases")
+        meta = database["metadata"]
+        owner = {"apiVersion": "example.com/v1", "kind": "Database", "name": meta["name"], "uid": meta["uid"]}
+        container = {"name": "db", "image": IMAGE}
+        body = {
+            "metadata": {"name": "db-main", "ownerReferences": [{**owner, "controller": True}]},
+            "spec": {
+                "serviceName": "db",
+                "selector": {"matchLabels": {"app": "db"}},
+                "template": {"metadata": {"labels": {"app": "db"}}, "spec": {"containers": [container]}},
+            },
+        }
+        cluster.api.create(f"/apis/apps/v1/namespaces/{release.namespace}/statefulsets", body)
+
+    yield make
+    cluster.api.delete("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/databases.example.com")
+
+
+def test_pods_of_a_chart_without_labels_are_installed_compared_and_removed(
+    cluster: Cluster, release: ReleaseFactory, chart: Path, operate: Callable[[InstalledRelease], None]
+) -> None:
+    stranger: dict[str, Any] = {"metadata": {"name": "web-stranger", "labels": {"app": "other"}}}
+    stranger["spec"] = {"containers": [{"name": "web", "image": IMAGE}]}
+    first = release(chart, values={"caches": 2})
+    pods = f"/api/v1/namespaces/{first.namespace}/pods"
+    cluster.api.create(pods, stranger)
+    assert {pod.kind for pod in first.pods()} == {"Deployment", "StatefulSet"}
+    assert first.names("pods")[:2] == [f"{first.name}-cache-0", f"{first.name}-cache-1"]
+    assert len(first.names("pods")) == 4, "two caches, and two web servers that the autoscaler wants"
+    operate(first)
+    first.until(lambda: "db-main-0" in first.names("pods") and first.differences() == ())
+    assert {pod.name: (pod.kind, pod.workload) for pod in first.pods()}["db-main-0"] == (
+        "Database",
+        f"{first.name}-db",
+    )
+    # A number that the autoscaler may choose is as planned, without another look at the plan.
+    scale = f"/apis/apps/v1/namespaces/{first.namespace}/deployments/{first.name}-web"
+    cluster.api.patch(scale, {"spec": {"replicas": 3}})
+    first.until(lambda: len(first.names("pods")) == 6 and first.differences() == ())
+    first.upgrade(values={"caches": 1})
+    first.uninstall()
+    assert first.names("pods") == []
+    until(lambda: len(cluster.api.get(pods)["items"]) == 1, 30, "the stranger to be alone")
+    cluster.api.delete(f"{pods}/web-stranger")
+
+
+def test_objects_of_any_kind_are_found_by_their_plural(release: ReleaseFactory, chart: Path) -> None:
+    one, other = release(chart, values={"caches": 0}), release(chart, values={"caches": 0})
+    for plural in ("services", "horizontalpodautoscalers", "deployments", "databases.example.com"):
+        suffix = "db" if plural.startswith("databases") else "web"
+        assert one.names(plural) == [f"{one.name}-{suffix}"], plural
+    assert all(name.startswith(f"{one.name}-web-") for name in one.names("replicasets"))
+    assert set(one.names("pods")) & set(other.names("pods")) == set()
+    assert len(one.names("pods")) == len(other.names("pods")) == 2
