@@ -247,6 +247,9 @@ def raise_versions(tree: Tree) -> Version:
     for file in sorted(tree.root.glob("charts/*/Chart.yaml")):
         for name in raised:
             _rewrite(file, rf"^(  - name: {name}\n    version: ).*$", rf"\g<1>{version}")
+    for file in sorted(tree.root.glob("docs/gitops*.yaml")):
+        if re.search(rf"(/|chart: )({'|'.join(raised)})$", file.read_text("utf-8"), re.MULTILINE):
+            _rewrite(file, r"^( +(tag|targetRevision): ).*$", rf"\g<1>{version}")
     return tree.proposed()
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.support.documents import blocks
+from tests.support.reader import Newcomer
 
 ROOT = Path(__file__).parents[2]
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
@@ -75,17 +77,12 @@ def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("document", ["queues.md", "gitops.md", "elasticity.md"])
-def test_a_document_can_be_followed_line_by_line(shell: Shell, document: str) -> None:
+def test_a_document_can_be_followed_line_by_line(
+    document: str, tmp_path: Path, bireme_paths: Paths, toolbox: Toolbox
+) -> None:
     session = blocks(ROOT / "docs" / document)[0]
-    *steps, down = session.commands
-    printed = ""
-    try:
-        for step in steps:
-            finished = shell(step.text)
-            printed += finished.stdout + finished.stderr
-            assert finished.returncode == step.code, f"{step}\n{printed}"
-    finally:
-        assert shell(down.text).returncode == 0
+    programs = [Path(sys.executable).parent, toolbox.path("helm").parent, toolbox.path("kubectl").parent]
+    printed = Newcomer(ROOT, tmp_path / "home", bireme_paths).pastes(session, *programs)
     assert session.missing(printed) == [], printed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -139,6 +140,29 @@ def test_a_proposal_raises_the_harness_and_the_charts_that_changed(project: Path
     assert "version: 0.2.0\n" in (project.root / "charts/web/Chart.yaml").read_text()
     assert "version: 0.1.0\n" in about.read_text()
     assert '__version__ = "0.2.0"\n' in (project.root / "src/bireme/__init__.py").read_text()
+
+
+@pytest.mark.parametrize(("chart", "version"), [("web", "0.2.0"), ("other", "0.1.0")])
+@pytest.mark.parametrize("names", ["url: oci://a/{}\n  ref:\n    tag: ", "chart: {}\n    targetRevision: "])
+def test_a_document_for_gitops_takes_the_version_of_its_chart(
+    project: Paths, chart: str, version: str, names: str
+) -> None:
+    write(project.root, "web", {"image": {"type": "string"}})
+    document = project.root / "docs/gitops.yaml"
+    document.parent.mkdir()
+    document.write_text(f"{names.format(chart)}0.1.0\n")
+    release.raise_versions(release.Tree.read(project))
+    assert document.read_text() == f"{names.format(chart)}{version}\n"
+
+
+@pytest.mark.parametrize("document", ["gitops.yaml", "gitops-argocd.yaml"])
+def test_the_documents_for_gitops_name_the_chart_that_make_package_writes(
+    paths: Paths, document: str
+) -> None:
+    about = yaml.safe_load((paths.charts / "torch-elastic/Chart.yaml").read_text())
+    text = (paths.root / "docs" / document).read_text()
+    assert "torch-elastic\n" in text
+    assert re.findall(r"^ +(?:tag|targetRevision): (.*)$", text, re.MULTILINE) == [about["version"]]
 
 
 @pytest.mark.parametrize(("changed", "version"), [(False, "0.1.0"), (True, "0.1.1")])
