@@ -82,7 +82,7 @@ class Stage:
         files = [f"instances/{TYPE}.yaml", "workloads/imagenet-efa.yaml"]
         values = [word for file in files for word in ("-f", str(self.paths.values / file))]
         sets = ["--set", f"workers={self.workers},maxWorkers={self.workers}"]
-        return [str(self.paths.charts / "torch-elastic"), *values, *sets, "--release", release]
+        return [str(self.paths.charts / "torch-elastic"), *values, *sets, release]
 
     def _bireme(self, *arguments: str) -> None:
         self._run([*_bireme_command(), *arguments, "--cluster", self.cluster.name])

@@ -89,7 +89,7 @@ def test_the_users_own_kubeconfig_is_not_touched(fleet: EmbeddedCluster, state: 
 
 
 def test_a_second_up_of_the_same_name_is_refused(provider: EmbeddedProvider, fleet: EmbeddedCluster) -> None:
-    with pytest.raises(BiremeError, match="fleet is up already: take another --name, or remove it with"):
+    with pytest.raises(BiremeError, match="fleet is up already: take another --cluster, or remove it with"):
         provider.up("fleet", {})
     assert fleet.api.get("/api/v1/nodes")["items"]
 
@@ -98,7 +98,7 @@ def test_the_error_about_a_missing_cluster_names_the_command_that_starts_one(
     provider: EmbeddedProvider,
 ) -> None:
     with pytest.raises(
-        BiremeError, match="no embedded cluster nowhere: start it with: bireme up --name nowhere"
+        BiremeError, match="no embedded cluster nowhere: start it with: bireme up --cluster nowhere"
     ):
         provider.get("nowhere")
 
@@ -130,7 +130,7 @@ def test_a_cluster_with_a_dead_process_names_it_and_the_remedy(
     provider: EmbeddedProvider, worn: EmbeddedCluster
 ) -> None:
     lose(worn, "kube-scheduler")
-    with pytest.raises(BiremeError, match=r"lost kube-scheduler .* run bireme down --name worn"):
+    with pytest.raises(BiremeError, match=r"lost kube-scheduler .* run bireme down --cluster worn"):
         provider.get("worn")
     (program,) = worn.kubeconfig.parent.glob("kwok/clusters/*/bin/kube-scheduler")
     program.unlink()
@@ -232,7 +232,7 @@ def test_down_removes_what_a_killed_up_left(doomed: EmbeddedProvider, tmp_path: 
     process.kill()
     process.communicate()
     assert runs("--etcd-servers")(tmp_path)
-    with pytest.raises(BiremeError, match="remove it with: bireme down --name doomed"):
+    with pytest.raises(BiremeError, match="remove it with: bireme down --cluster doomed"):
         doomed.up("doomed", {})
     assert doomed.down("doomed") is True
     assert processes_in(tmp_path) == []

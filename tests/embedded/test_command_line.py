@@ -120,9 +120,9 @@ def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> Non
     try:
         run("bireme up --nodes g5.xlarge=1")
         run(f"bireme install {job}")
-        run(f"bireme diff torch-elastic --script {work}")
+        run(f"bireme diff torch-elastic --reuse-values --script {work}")
         (work / "net.py").write_text("layers = 3")
-        changed = run(f"bireme diff torch-elastic --script {work}", code=1)
+        changed = run(f"bireme diff torch-elastic --reuse-values --script {work}", code=1)
         assert "layers = 2" in changed
         assert "layers = 3" in changed
         run(f"bireme install {job}", code=1)
@@ -162,12 +162,59 @@ def test_install_that_does_not_fit_names_the_difference_and_exits_1(shell: Shell
         assert finished.returncode == 1
         assert '"category": "pending"' in finished.stdout
         assert "Insufficient" in finished.stdout
-        unchanged = shell("bireme diff torch-elastic")
+        unchanged = shell("bireme diff torch-elastic --reuse-values")
         assert (unchanged.returncode, unchanged.stdout) == (0, "nothing changes\n"), unchanged.stderr
-        changed = shell("bireme diff torch-elastic --set workers=3")
+        changed = shell("bireme diff torch-elastic --reuse-values --set workers=3")
         assert changed.returncode == 1
         assert {"-  parallelism: 2", "+  parallelism: 3"} <= set(changed.stdout.splitlines())
         image = "registry.example.com/team/train:1.4"
-        assert image in shell(f"bireme diff torch-elastic --image {image}").stdout
+        assert image in shell(f"bireme diff torch-elastic --reuse-values --image {image}").stdout
     finally:
         shell("bireme down")
+
+
+def test_the_values_of_a_release_count_alike_for_plan_diff_and_install(shell: Shell) -> None:
+    """The first line says where it happens, and which values go."""
+    here = 'on the cluster of bireme up "bireme", namespace default'
+    kept = f"upgrade of job: {here}; its values stay"
+    dropped = (
+        f"upgrade of job: {here}; only the values given here count, instance, maxWorkers of the release not"
+    )
+
+    def run(line: str, code: int = 0) -> str:
+        finished = shell(line)
+        assert finished.returncode == code, f"{line}\n{finished.stdout}{finished.stderr}"
+        return finished.stderr + finished.stdout
+
+    try:
+        run("bireme up --nodes p4d.24xlarge=3")
+        first = run("bireme install torch-elastic job -f p4d.24xlarge --set workers=2,maxWorkers=8")
+        assert first.startswith(f"install of job: {here}\n")
+        for line in ("plan torch-elastic job --against", "diff job", "install torch-elastic job"):
+            forgotten = run(f"bireme {line} --set workers=3", code=1)
+            assert forgotten.startswith(dropped), line
+            # Of what `diff` shows nothing is refused.
+            refusal = "values that differ: instance (not given now), maxWorkers (not given now), workers"
+            assert (refusal in forgotten) == (line != "diff job"), forgotten
+        assert "2 → 3" in run("bireme plan torch-elastic job --against --reuse-values --set workers=3")
+        assert "+  parallelism: 3" in run("bireme diff job --reuse-values --set workers=3", code=1)
+        assert run("bireme install torch-elastic job --reuse-values --set workers=3").startswith(kept)
+        assert run("bireme scale job 2").startswith(kept)
+        assert run("bireme uninstall job").startswith(f"uninstall of job: {here}\n")
+    finally:
+        assert shell("bireme down").returncode == 0
+
+
+def test_a_kubeconfig_that_is_set_goes_before_the_cluster_of_bireme_up(shell: Shell, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    try:
+        assert "names another cluster" in shell(f"KUBECONFIG={other} bireme up --nodes cpu=1").stderr
+        assert f"there is no kubeconfig at {other}" in shell(f"KUBECONFIG={other} bireme list").stderr
+        assert shell(f"KUBECONFIG={other} bireme list --cluster bireme").returncode == 0
+        assert shell("env -u KUBECONFIG bireme list").returncode == 0
+        assert shell("bireme list").returncode == 0
+        assert shell(f"cp $KUBECONFIG {other}").returncode == 0
+        uninstall = shell(f"KUBECONFIG={other} bireme uninstall nothing")
+        assert re.match(r"uninstall of nothing: context \S+, namespace default\n", uninstall.stderr)
+    finally:
+        assert shell("bireme down").returncode == 0

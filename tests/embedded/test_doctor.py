@@ -426,7 +426,7 @@ def test_a_release_of_another_version_than_the_chart_here(
     file.write_text(re.sub(r"(?m)^version: .*$", "version: 0.0.1", file.read_text()))
     newest = yaml.safe_load((bireme_paths.charts / "efa-device-plugin/Chart.yaml").read_text())["version"]
     releases = Releases(cluster, toolbox)
-    look = ["doctor", "--release", "efa", "-n", namespace, "-o", "json"]
+    look = ["doctor", "efa", "-n", namespace, "-o", "json"]
 
     def sentences(chart: Path) -> list[str]:
         releases.install(chart, "efa", namespace, {"region": "us-west-2"})

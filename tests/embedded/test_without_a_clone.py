@@ -99,7 +99,7 @@ def test_every_chart_is_tried(user: User) -> None:
 def test_bireme_plans_installs_and_removes_every_chart_from_a_registry(
     user: User, charts: str, chart: str
 ) -> None:
-    where = f"{charts}/{chart} --plain-http --release run {VALUES[chart]}"
+    where = f"{charts}/{chart} run --plain-http {VALUES[chart]}"
     plan = json.loads(user(f"bireme plan {where} -o json"))
     user(f"bireme install {where}")
     assert chart in user("bireme list")
@@ -113,7 +113,7 @@ def test_bireme_plans_installs_and_removes_every_chart_from_a_registry(
 
 @pytest.mark.parametrize(("chart", "scale"), sorted(SCALED.items()))
 def test_bireme_scales_a_job_from_a_registry(user: User, charts: str, chart: str, scale: str) -> None:
-    user(f"bireme install {charts}/{chart} --plain-http --release run {VALUES[chart]} --set workers=2")
+    user(f"bireme install {charts}/{chart} run --plain-http {VALUES[chart]} --set workers=2")
     before = json.loads(user("bireme status run -o json"))["pods"]
     user(f"bireme scale run 3 {scale}")
     assert len(json.loads(user("bireme status run -o json"))["pods"]) == len(before) + 1
@@ -122,7 +122,7 @@ def test_bireme_scales_a_job_from_a_registry(user: User, charts: str, chart: str
 
 @pytest.mark.parametrize("workload", ["torch-elastic -f imagenet-efa", "mpi-training -f nccl-tests"])
 def test_values_of_types_and_workloads_have_names(user: User, charts: str, workload: str) -> None:
-    where = f"{charts}/{workload} --plain-http --release run -f p4d.24xlarge --set workers=2"
+    where = f"{charts}/{workload} run --plain-http -f p4d.24xlarge --set workers=2"
     user(f"bireme install {where}")
     assert json.loads(user("bireme status run -o json"))["differences"] == []
     user("bireme uninstall run")

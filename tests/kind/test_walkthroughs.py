@@ -36,7 +36,7 @@ LEFT_OUT = (
     "bireme uninstall nccl",
     "hack/eks/teardown",
     # The MPIJob trains in test_tensorflow.py.
-    *("helm install mpijob", "bireme install charts/mpi-training --release keras", "bireme status keras"),
+    *("helm install mpijob", "bireme install charts/mpi-training keras", "bireme status keras"),
     *(
         "kubectl wait --for=condition=Succeeded mpijob/keras",
         "kubectl get pods -l training",

@@ -79,7 +79,7 @@ def bireme_plan(make_chart: MakeChart) -> BiremePlan:
 
     def run(template: str, *options: str, fails: bool = False) -> str:
         chart = make_chart("foreign", templates={"objects.yaml": template})
-        done = CliRunner().invoke(cli, ["plan", str(chart), "--release", "run", *options])
+        done = CliRunner().invoke(cli, ["plan", str(chart), "run", *options])
         assert (done.exit_code != 0) == fails, done.output
         return str(done.exception) if fails else done.stdout
 

@@ -65,7 +65,7 @@ def test_facts_that_cannot_be_read_say_how_to_clear_them(own_paths: Paths) -> No
     folder = cluster_dir(own_paths, "blue")
     folder.mkdir(parents=True)
     (folder / "meta.json").write_text("{")
-    with pytest.raises(BiremeError, match=r"meta\.json cannot be read .* bireme down --name blue"):
+    with pytest.raises(BiremeError, match=r"meta\.json cannot be read .* bireme down --cluster blue"):
         find(own_paths, "blue")
 
 

@@ -166,7 +166,7 @@ def test_a_name_that_leaves_no_room_for_an_index_is_refused(bireme_plan: Callabl
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j" * 61}}
     spec = {"completionMode": "Indexed", "completions": 12, "template": {"spec": POD}}
     said = bireme_plan(json.dumps(job | {"spec": spec}), fails=True)
-    assert "pod names would have 64 characters with their index, 63 is the most: give --release" in said
+    assert "pod names would have 64 characters with their index, 63 is the most: give the release" in said
 
 
 def test_a_selector_without_a_value_is_named(bireme_plan: Callable[..., str]) -> None:

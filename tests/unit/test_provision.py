@@ -268,7 +268,7 @@ def test_spot_nodes_count_against_another_quota_and_blocks_against_none(
         (["--reservation", "cr-1"], "--reservation needs --capacity reservation"),
         (["--zones", "us-east-1a,us-east-1b"], "for example us-west-2a,us-west-2b"),
         (["--region", "west"], "is not a region"),
-        (["--name", "My_Cluster"], "lower-case letters"),
+        (["--cluster", "My_Cluster"], "lower-case letters"),
         (["--nodes", "p4d.24xlarg=3"], "did you mean p4d.24xlarge"),
         (
             ["--nodes", "p4d.24xlarge=1,p5.48xlarge=1", "--capacity", "reservation", "--reservation", "cr-1"],

@@ -23,8 +23,10 @@ from bireme.cli.options import (
     pass_app,
     report,
     request_of,
+    reuse_option,
     target_options,
 )
+from bireme.cli.upgrades import begun
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS
@@ -84,7 +86,7 @@ def render(app: App, /, helm3: bool, output: str, **options: Any) -> None:
     """Render CHART and print its objects.
 
     \b
-    Example: bireme render charts/torch-elastic -f values/instances/p4d.24xlarge.yaml
+    Example: bireme render torch-elastic imagenet -f p4d.24xlarge
     """
     request = replace(request_of(app, **options), helm="helm3" if helm3 else "helm")
     if output == "yaml":
@@ -141,7 +143,8 @@ def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
 @cli.command()
 @chart_and_values
 @click.option("--nodes", help="Tell whether the job fits these nodes, e.g. p4d.24xlarge=2")
-@click.option("--against", metavar="RELEASE", help="Tell what an upgrade of that release will do")
+@click.option("--against", is_flag=True, help="Tell what an upgrade of RELEASE, which is there, will do")
+@reuse_option
 @target_options
 @output_option("table", "wide", "json", "yaml", "svg")
 @pass_app
@@ -149,7 +152,8 @@ def plan(
     app: App,
     /,
     nodes: str | None,
-    against: str | None,
+    against: bool,
+    reuses: bool,
     target: Target,
     output: str,
     **options: Any,
@@ -160,16 +164,22 @@ def plan(
     upgrade of --against.
 
     \b
-    Example: bireme plan charts/torch-elastic -f values/instances/p4d.24xlarge.yaml --nodes p4d.24xlarge=2
+    Example: bireme plan torch-elastic -f p4d.24xlarge --nodes p4d.24xlarge=2
+             bireme plan torch-elastic imagenet --against --reuse-values --set workers=5
     """
-    request = request_of(app, **options | ({"release": against} if against else {}))
+    if reuses and not against:
+        raise BiremeError("--reuse-values: there are values to keep only with --against")
+    request = request_of(app, **options)
+    upgrade = begun(app, app.cluster(target), request, reuses, output) if against else None
+    request = upgrade.request if upgrade else request
     available = parse_nodes(nodes, app.instances) if nodes is not None else None
     with explained(app, request):
         manifests = app.renderer.render(request).manifests
     planned = expand(request.release, request.namespace, manifests, app.instances)
-    if against:
-        foreseen = app.deployer(app.cluster(target)).changes(request)
-        app.show(output, foreseen.to_json(), lambda: "\n".join(foreseen.sentences()))
+    if upgrade:
+        foreseen = app.deployer(upgrade.cluster).changes(request)
+        said = [*foreseen.sentences(), *([upgrade.differing] if foreseen.is_refused else [])]
+        app.show(output, foreseen.to_json(), lambda: "\n".join(said))
         sys.exit(1 if foreseen.is_refused else 0)
     if output == "svg":
         click.echo(svg(planned), nl=False)

@@ -40,6 +40,10 @@ from bireme.provision import (
 )
 from bireme.provision.groups import KINDS
 
+_cluster_option = click.option(
+    "--cluster", "name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster"
+)
+
 
 @cli.command()
 @click.option(
@@ -50,7 +54,7 @@ from bireme.provision.groups import KINDS
     help="embedded (needs no container engine) or kind",
 )
 @click.option("--nodes", default="p4d.24xlarge=3", show_default=True, help="Nodes by instance type")
-@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
+@_cluster_option
 @click.option(
     "--claim",
     "claims",
@@ -92,16 +96,22 @@ def up(
     app.out.print(
         f"{provider_name} cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}", soft_wrap=True
     )
+    if os.environ.get("KUBECONFIG", str(cluster.kubeconfig)) != str(cluster.kubeconfig):
+        app.err.print(
+            f"warning: $KUBECONFIG names another cluster, which commands take without --cluster {name}",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 @cli.command()
-@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster")
+@_cluster_option
 @pass_app
 def down(app: App, /, name: str) -> None:
     """Stop a cluster of `bireme up` and remove everything of it.
 
     \b
-    Example: bireme down --name bireme
+    Example: bireme down --cluster bireme
     """
     info = find(app.paths, name)
     # An `up` that was killed left no record of its provider: each one looks for its own remains.
@@ -152,7 +162,7 @@ def tools(app: App, /, get: str | None, output: str) -> None:
 
 _fleet = stacked(
     click.option("--nodes", required=True, help="Nodes by instance type, e.g. p4d.24xlarge=3"),
-    click.option("--name", default="bireme", show_default=True, help="Name of the EKS cluster"),
+    click.option("--cluster", "name", default="bireme", show_default=True, help="Name of the EKS cluster"),
     click.option("--region", default="us-west-2", show_default=True, help="Its region"),
     click.option(
         "--zones",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,17 +84,20 @@ class App:
         return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
 
     def cluster(self, target: Target) -> Cluster:
-        """The cluster that ``target`` names; without any, the one of `bireme up`, else kubectl's own."""
+        """The cluster that ``target`` names; else of $KUBECONFIG, of `bireme up`, or of ~/.kube/config."""
         if target.kubeconfig or target.context:
             return _existing(target.kubeconfig, target.context or "")
         made = {info.name: info for info in list_clusters(self.paths)}
-        chosen = target.cluster or (next(iter(made)) if len(made) == 1 else None)
-        if chosen is None and made:
-            raise BiremeError(f"there are several clusters ({', '.join(made)}): choose one with --cluster")
+        given = os.environ.get("KUBECONFIG")
+        # The file that `bireme up` says to export is of a cluster whose facts are known here.
+        ours = [name for name, info in made.items() if not given or str(info.kubeconfig) == given]
+        chosen = target.cluster or (ours[0] if len(ours) == 1 else None)
+        if chosen is None and ours:
+            raise BiremeError(f"there are several clusters ({', '.join(ours)}): choose one with --cluster")
         if chosen is None:
             return _existing()
         if chosen not in made:
-            raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --name {chosen}")
+            raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --cluster {chosen}")
         return provider(made[chosen].provider, self.paths, self.toolbox, self.err).get(chosen)
 
     def show(self, output: str, data: Any, view: Callable[[], RenderableType]) -> None:
@@ -104,6 +108,20 @@ class App:
             click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
         else:
             (self.unlimited if output == "wide" else self.out).print(view())
+
+
+def where(cluster: Cluster, namespace: str) -> str:
+    """A cluster and a namespace as the first line of a command names them."""
+    if cluster.provider != "existing":
+        return f'on the cluster of bireme up "{cluster.name}", namespace {namespace}'
+    context = cluster.context
+    if context is None:
+        try:
+            config = yaml.safe_load(cluster.kubeconfig.read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            config = None
+        context = config.get("current-context") if isinstance(config, Mapping) else None
+    return f"context {context or 'without a name'}, namespace {namespace}"
 
 
 def report(output: str, findings: Sequence[Finding]) -> NoReturn:
@@ -263,12 +281,10 @@ values_options = stacked(
 )
 
 
-release_option = click.option(
-    "--release", metavar="NAME", help="Name of the release (default: the chart's name)"
+reuse_option = click.option(
+    "--reuse-values", "reuses", is_flag=True, help="Keep the values of the release that are not given here"
 )
-
-
-chart_and_values = stacked(click.argument("chart"), values_options, release_option)
+chart_and_values = stacked(click.argument("chart"), release_argument(required=False), values_options)
 
 
 def request_of(
@@ -287,14 +303,20 @@ def request_of(
     namespace: str,
 ) -> RenderRequest:
     settings = SetFlags(sets, set_strings, ((image,) if image else ()) + set_jsons, set_files)
-    folder = app.charts.find(chart, plain_http)
+    try:
+        folder = app.charts.find(chart, plain_http)
+    except BiremeError as error:
+        # Helm's order.
+        swapped = release in app.charts.names() if release else False
+        hint = f"; the chart stands first: did you mean {release} {chart}?" if swapped else ""
+        raise BiremeError(f"{error}{hint}") from error
     values = {**value_files.load([_values_file(app.paths, name) for name in files]), **script}
     defaults = folder / "values.yaml"
     if script and "script" not in (value_files.read_file(defaults) if defaults.is_file() else {}):
         raise BiremeError(f"--script: {folder} has no value `script`: give it to a chart of a training job")
-    refuse_name("--release", release or "r", 53)
+    refuse_name("RELEASE", release or "r", 53)
     release = release or folder.resolve().name.lower()
-    refuse_name(f"the folder {folder} names the release, or give --release", release, 53)
+    refuse_name(f"the folder {folder} names the release, or name one after it", release, 53)
     return RenderRequest(folder, values, release, namespace, settings=settings)
 
 
@@ -344,6 +366,15 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            command = error.ctx.info_name if error.ctx else ""
+            word = {
+                "--release": f"the release is a word: did you mean bireme {command} {_words(error)}?",
+                "--name": "did you mean --cluster?",
+            }.get(error.option_name)
+            if word:
+                raise click.UsageError(f"there is no {error.option_name}: {word}", error.ctx) from error
+            raise
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -354,10 +385,20 @@ class _Group(click.Group):
             raise BiremeError(f"{name}: {error.strerror or error}{elsewhere}") from error
 
 
+def _words(error: click.NoSuchOption) -> str:
+    """The arguments of the command that an option was given to."""
+    found = error.ctx.command.params if error.ctx else []
+    return " ".join(each.make_metavar(error.ctx) for each in found if isinstance(each, click.Argument))  # type: ignore[arg-type]
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """Plan, install and check distributed training jobs on Kubernetes."""
+    """Plan, install and check distributed training jobs on Kubernetes.
+
+    Commands that need a cluster take that of --cluster, --kubeconfig or --context, else that of $KUBECONFIG,
+    else that of `bireme up`, else that of ~/.kube/config.
+    """
 
 
 def kept_values(paths: Paths, kind: str) -> dict[str, Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,16 @@ from bireme.cli.options import (
     output_option,
     pass_app,
     release_argument,
-    release_option,
     report,
     request_of,
+    reuse_option,
     target_options,
     timeout_option,
     values_options,
+    where,
 )
+from bireme.cli.upgrades import Upgrade, begun
+from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.helm import values as value_files
@@ -39,13 +41,14 @@ from bireme.live.doctor import release as of_release
 from bireme.live.logs import log as pod_log
 from bireme.live.logs import main_log, main_pod, named_pod
 from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
-from bireme.live.release import Releases
+from bireme.live.release import Release, Releases
 from bireme.live.timeline import read as timeline_from
 from bireme.plan.topology import expand
 
 
 @cli.command()
 @chart_and_values
+@reuse_option
 @target_options
 @click.option(
     "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
@@ -56,59 +59,76 @@ from bireme.plan.topology import expand
 def install(
     app: App,
     /,
+    reuses: bool,
     target: Target,
     replace: bool,
     timeout: float,
     output: str,
     **options: Any,
 ) -> None:
-    """Install CHART or upgrade its release, and watch its pods.
+    """Install CHART as RELEASE, or upgrade that, and watch its pods.
+
+    Without RELEASE, the release is called like the chart. Of a release that is there only the values given
+    here stay, unless --reuse-values keeps the others.
 
     The pods are compared with the plan. Exits with 1 when they differ, and with 3, without waiting longer,
     when a queue holds the job.
 
     \b
-    Example: bireme install charts/torch-elastic --release imagenet -f values/workloads/imagenet-efa.yaml
+    Example: bireme install torch-elastic imagenet -f p4d.24xlarge -f imagenet-efa
+             bireme install torch-elastic imagenet --reuse-values --set workers=5
     """
     request = request_of(app, **options)
-    with explained(app, request):
-        app.renderer.render(request)  # so that values are refused before a cluster is needed
-    deployer = app.deployer(app.cluster(target), quiet=output in ("json", "yaml"))
-    _conclude(app, deployer.install(request, timeout, replace), output)
+    if not reuses:
+        with explained(app, request):
+            app.renderer.render(request)  # so that values are refused before a cluster is needed
+    upgrade = begun(app, app.cluster(target), request, reuses, output, must_exist=False)
+    _conclude(app, _installed(app, upgrade, timeout, replace, output), output)
+
+
+def _installed(app: App, /, upgrade: Upgrade, timeout: float, replace: bool, output: str) -> ReleaseStatus:
+    """What became of an install. Raises BiremeError, which also names the values that differ."""
+    deployer = app.deployer(upgrade.cluster, quiet=output in ("json", "yaml"))
+    try:
+        with explained(app, upgrade.request):
+            return deployer.install(upgrade.request, timeout, replace)
+    except BiremeError as error:
+        if not upgrade.differing:
+            raise
+        raise BiremeError(f"{error}\n{upgrade.differing}") from error
 
 
 @cli.command()
-@click.argument("chart", required=False)
+@click.argument("chart", metavar="CHART|RELEASE")
+@release_argument(required=False)
 @values_options
-@release_option
 @target_options
 @output_option(*WRITERS)
 @pass_app
 def doctor(
     app: App,
     /,
-    chart: str | None,
+    chart: str,
     target: Target,
     output: str,
     **options: Any,
 ) -> None:
-    """Tell what keeps CHART, or an installed job, from running.
+    """Tell what keeps CHART, or an installed RELEASE, from running.
 
-    --release without CHART names the job. Each finding is a sentence and the command that helps. Nothing is
-    changed. Exits with 1 when there is one.
+    A word that names both is the release, unless values or a second word follow. Each finding is a sentence
+    and the command that helps. Nothing is changed. Exits with 1 when there is one.
 
     \b
     Example: bireme doctor torch-elastic -f p4d.24xlarge -f imagenet-efa
-             bireme doctor --release imagenet
+             bireme doctor imagenet
     """
     release, namespace = options["release"], options["namespace"]
-    if chart is None and release is None:
-        raise BiremeError("name a chart or a release: bireme doctor CHART, or bireme doctor --release NAME")
     cluster = app.cluster(target)
     left: tuple[Finding, ...] = ()
-    if chart is None:
-        installed = Releases(cluster, app.toolbox).read(release, namespace)
-        manifests = installed.manifests
+    given = release or any(options[name] for name in ("files", "image", "script", "sets", "set_jsons"))
+    installed = None if given else _named_release(app, cluster, chart, namespace)
+    if installed:
+        release, manifests = installed.name, installed.manifests
         left = tuple(of_release(installed.revision, app.paths.charts))
     else:
         request = request_of(app, chart=chart, **options)
@@ -116,14 +136,28 @@ def doctor(
     planned = expand(release, namespace, manifests, app.instances)
     found = Doctor(cluster.api, planned, manifests, app.instances)
     report(
-        output, [*left, *found.before(installed=chart is None), *(found.unseen if chart else found.after)()]
+        output,
+        [*left, *found.before(bool(installed)), *(found.after if installed else found.unseen)()],
     )
+
+
+def _named_release(app: App, /, cluster: Cluster, name: str, namespace: str) -> Release | None:
+    """The release of that name; None for what names a chart only. Raises NoRelease for neither."""
+    if "/" in name or name.endswith(".tgz"):
+        return None
+    releases = Releases(cluster, app.toolbox)
+    if releases.current(name, namespace):
+        return releases.read(name, namespace)
+    if name in app.charts.names() or Path(name).exists():
+        return None
+    raise releases.missing(name, namespace)
 
 
 @cli.command()
 @release_argument()
 @click.argument("chart", required=False)
 @values_options
+@reuse_option
 @target_options
 @output_option("text", "json", "yaml")
 @pass_app
@@ -132,26 +166,26 @@ def diff(
     /,
     release: str,
     chart: str | None,
+    reuses: bool,
     target: Target,
     output: str,
     **options: Any,
 ) -> None:
     """Show what an upgrade of RELEASE changes in each object.
 
-    It shows the lines that go and those that come. Without CHART, the chart here of the same name is used;
-    without -f the values of the release stay. Values of Secrets are hidden. Exits with 1 when something
-    changes; `bireme plan --against` tells what that does.
+    It shows the lines that go and those that come. Without CHART, the chart here of the same name is used.
+    Values count as in `bireme install`. Values of Secrets are hidden. Exits with 1 when something changes;
+    `bireme plan --against` tells what that does.
 
     \b
-    Example: bireme diff imagenet
-             bireme diff imagenet --image registry.example.com/team/train:1.4
+    Example: bireme diff imagenet --reuse-values
+             bireme diff imagenet --reuse-values --image registry.example.com/team/train:1.4
     """
     namespace = options["namespace"]
     cluster = app.cluster(target)
     installed = Releases(cluster, app.toolbox).read(release, namespace)
     request = request_of(app, chart=chart or installed.revision.chart_name, release=release, **options)
-    if not options["files"]:
-        request = replace(request, values={**installed.values, **options["script"]})
+    request = begun(app, cluster, request, reuses, output).request
     with explained(app, request):
         found = app.deployer(cluster).diff(request)
     app.show(output, [each.to_json() for each in found], lambda: views.diff_view(found))
@@ -224,7 +258,7 @@ def timeline(
     "--rank", type=click.IntRange(min=0), help="World rank whose pod prints (default: launcher or 0)"
 )
 @click.option("--pod", "name", help="Name of a pod, instead of a rank")
-@click.option("--follow", is_flag=True, help="Print also what the pod will print, until it ends")
+@click.option("-f", "--follow", is_flag=True, help="Print also what the pod will print, until it ends")
 @click.option("--previous", is_flag=True, help="What the pod printed before its last restart")
 @namespace_option
 @target_options
@@ -245,7 +279,7 @@ def logs(
     It is the launcher's, else that of rank 0.
 
     \b
-    Example: bireme logs imagenet --rank 8 --follow
+    Example: bireme logs imagenet --rank 8 -f
     """
     if rank is not None and name:
         raise BiremeError("--rank and --pod both name a pod: give one of them")
@@ -283,12 +317,14 @@ def scale(
     \b
     Example: bireme scale imagenet 5
     """
-    deployer = app.deployer(app.cluster(target), quiet=output in ("json", "yaml"))
+    cluster = app.cluster(target)
+    deployer = app.deployer(cluster)
     request = deployer.resized(release, namespace, workers, app.paths.charts)
-    foreseen = deployer.changes(request)
+    upgrade = begun(app, cluster, request, True, output)
+    foreseen = deployer.changes(upgrade.request)
     if foreseen.is_refused and not replace:
-        raise BiremeError("\n".join(foreseen.sentences()))
-    _conclude(app, deployer.install(request, timeout, replace), output)
+        raise BiremeError("\n".join([*foreseen.sentences(), upgrade.differing]))
+    _conclude(app, _installed(app, upgrade, timeout, replace, output), output)
 
 
 @cli.command("list")
@@ -409,5 +445,7 @@ def uninstall(
     \b
     Example: bireme uninstall imagenet
     """
-    app.deployer(app.cluster(target)).uninstall(release, namespace, timeout)
+    cluster = app.cluster(target)
+    app.err.print(f"uninstall of {release}: {where(cluster, namespace)}", soft_wrap=True)
+    app.deployer(cluster).uninstall(release, namespace, timeout)
     app.out.print(f"{release} is gone")

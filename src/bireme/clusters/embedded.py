@@ -114,12 +114,14 @@ class EmbeddedProvider:
         """The running cluster ``name``. Raises BiremeError when there is none."""
         info = find(self._paths, name)
         if info is None or info.provider != self.name:
-            raise BiremeError(f"there is no embedded cluster {name}: start it with: bireme up --name {name}")
+            raise BiremeError(
+                f"there is no embedded cluster {name}: start it with: bireme up --cluster {name}"
+            )
         lost = _lost_components(cluster_dir(self._paths, name))
         if lost:
             raise BiremeError(
                 f"the cluster {name} is not running any more, it has lost {', '.join(lost)} "
-                f"(was the machine restarted?): run bireme down --name {name}, then bireme up"
+                f"(was the machine restarted?): run bireme down --cluster {name}, then bireme up"
             )
         return EmbeddedCluster(info, self._paths)
 
@@ -130,8 +132,8 @@ class EmbeddedProvider:
         except FileExistsError:
             state = "is up already" if _processes(folder) else "was left half made"
             raise BiremeError(
-                f"the cluster {name} {state}: take another --name, "
-                f"or remove it with: bireme down --name {name}"
+                f"the cluster {name} {state}: take another --cluster, "
+                f"or remove it with: bireme down --cluster {name}"
             ) from None
 
     def _binaries(self, kubernetes: str) -> Mapping[str, Path]:

@@ -54,7 +54,7 @@ def find(paths: Paths, name: str) -> ClusterInfo | None:
         return None
     except (ValueError, TypeError, KeyError) as error:
         raise BiremeError(
-            f"{file} cannot be read ({error}): remove the cluster with: bireme down --name {name}"
+            f"{file} cannot be read ({error}): remove the cluster with: bireme down --cluster {name}"
         ) from error
 
 

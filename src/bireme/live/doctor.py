@@ -358,7 +358,7 @@ def release(revision: Revision, charts: Path) -> Iterator[Finding]:
             "release",
             f"The release {name} was installed by {chart} {revision.chart_version}, "
             f"and the chart here is {here}",
-            f"bireme plan {chart} --against {name} --namespace {namespace}, then bireme install",
+            f"bireme plan {chart} {name} --against --reuse-values -n {namespace}, then bireme install",
         )
 
 

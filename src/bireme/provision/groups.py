@@ -97,7 +97,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         if not _CLUSTER.fullmatch(self.name):
-            raise BiremeError(f"--name {self.name!r}: use lower-case letters, digits and dashes")
+            raise BiremeError(f"--cluster {self.name!r}: use lower-case letters, digits and dashes")
         if not _REGION.fullmatch(self.region):
             raise BiremeError(f"--region {self.region!r} is not a region: write for example us-west-2")
         outside = [zone for zone in self.zones if not zone.startswith(self.region) or zone == self.region]

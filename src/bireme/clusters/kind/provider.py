@@ -121,13 +121,13 @@ class KindProvider:
         info = find(self._paths, name)
         if info is None or info.provider != self.name:
             raise BiremeError(
-                f"there is no kind cluster {name}: start it with: bireme up --provider kind --name {name}"
+                f"there is no kind cluster {name}: start it with: bireme up --provider kind --cluster {name}"
             )
         self._engine.check()
         if not containers_of(self._engine, name, running=True):
             raise BiremeError(
                 f"the cluster {name} is not running any more (was the engine restarted?): "
-                f"run bireme down --name {name}, then bireme up"
+                f"run bireme down --cluster {name}, then bireme up"
             )
         return KindCluster(info, self._paths, self._engine, self._toolbox)
 
@@ -139,8 +139,8 @@ class KindProvider:
                 return
             folder.rmdir()
         raise BiremeError(
-            f"the cluster {name} is there already, or was left half made: take another --name, "
-            f"or remove it with: bireme down --name {name}"
+            f"the cluster {name} is there already, or was left half made: take another --cluster, "
+            f"or remove it with: bireme down --cluster {name}"
         )
 
     def _config(

@@ -67,7 +67,7 @@ def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPl
         problem = kind.name_problem(manifest) if kind else None
         planned = kind.plan(manifest, instances) if kind else None
     if problem:
-        raise BiremeError(f"{manifest.identity[:80]}: {problem}: give --release a shorter name")
+        raise BiremeError(f"{manifest.identity[:80]}: {problem}: give the release a shorter name")
     return planned
 
 
