@@ -14,7 +14,7 @@ import pytest
 from bireme.clusters.existing import ExistingCluster
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
-from bireme.live.logs import log, main_log, main_pod, named_pod
+from bireme.live.logs import Wanted, all_logs, log, main_log, main_pod, named_pod
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, expand
 from tests.support.api_server import Quiet, serving
@@ -48,6 +48,9 @@ LIVE = [
 class Answers(Quiet):
     """An API server with these pods. The log of a pod is its name and the parameters of the request."""
 
+    def pods(self) -> list[dict[str, Any]]:
+        return LIVE
+
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         asked = {key: values[0] for key, values in parse_qs(address.query).items()}
@@ -60,7 +63,7 @@ class Answers(Quiet):
         elif "/jobs/" in address.path:
             body = json.dumps({"metadata": {"name": "train-r1"}}).encode()
         else:
-            items = LIVE if address.path == PODS else []
+            items = self.pods() if address.path == PODS else []
             body = json.dumps({"items": items, "metadata": {"resourceVersion": "1"}}).encode()
         self.answer(body)
 
@@ -99,8 +102,44 @@ def test_the_log_is_that_of_the_first_container(cluster: ExistingCluster, plan: 
 
 
 def test_a_log_can_be_followed_and_that_before_a_restart_read(cluster: ExistingCluster, plan: Plan) -> None:
-    read = b"".join(log(cluster, plan, main_pod(cluster, plan), follow=True, previous=True)).decode()
+    read = b"".join(log(cluster, plan, main_pod(cluster, plan), Wanted(follow=True, previous=True))).decode()
     assert read == "train-r1-0-aaaaa/log {'container': 'worker', 'follow': 'true', 'previous': 'true'}"
+
+
+def test_all_ranks_are_read_in_order_each_line_after_its_rank(cluster: ExistingCluster, plan: Plan) -> None:
+    """One that has not started has printed nothing; of a rank with two pods, the older comes first."""
+    read = b"".join(all_logs(cluster, plan, Wanted(since=600, tail=5))).decode().splitlines()
+    asked = "{'container': 'worker', 'sinceSeconds': '600', 'tailLines': '5'}"
+    assert read == [
+        f"0 | train-r1-0-aaaaa/log {asked}",
+        f"1 | train-r1-1-bbbbb/log {asked}",
+        f"1 | train-r1-1-ccccc/log {asked}",
+    ]
+
+
+def test_all_ranks_are_followed_until_the_last_has_ended(
+    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that starts meanwhile is followed too."""
+    late = pod("train-r1-2-ddddd", 2, "2026-01-01T00:05:00Z")
+    looks = iter([LIVE, [*LIVE[:3], late]])
+    ended = [{**each, "status": {"phase": "Succeeded"}} for each in [*LIVE[:3], late]]
+    monkeypatch.setattr(Answers, "pods", lambda self: next(looks, ended))
+    read = b"".join(all_logs(cluster, plan, Wanted(follow=True))).decode().splitlines()
+    assert sorted(line.split("/log")[0] for line in read) == [
+        "0 | train-r1-0-aaaaa",
+        "1 | train-r1-1-bbbbb",
+        "1 | train-r1-1-ccccc",
+        "2 | train-r1-2-ddddd",
+    ]
+
+
+def test_a_job_none_of_whose_pods_has_started_is_named(
+    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "pods", lambda self: LIVE[3:])
+    with pytest.raises(BiremeError, match="no pod of train has started: bireme status train says why"):
+        list(all_logs(cluster, plan, Wanted()))
 
 
 def test_a_rank_or_a_pod_that_is_not_there_is_named(cluster: ExistingCluster, plan: Plan) -> None:

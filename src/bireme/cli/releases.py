@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ from bireme.live import timeline_picture
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.doctor import Doctor
 from bireme.live.doctor import release as of_release
+from bireme.live.logs import Wanted, all_logs, main_log, main_pod, named_pod
 from bireme.live.logs import log as pod_log
-from bireme.live.logs import main_log, main_pod, named_pod
 from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
 from bireme.live.release import Release, Releases
 from bireme.live.timeline import read as timeline_from
@@ -252,14 +253,29 @@ def timeline(
         app.show(output, run.to_json(), lambda: views.timeline_view(run))
 
 
+class _Duration(click.ParamType[int]):
+    """Seconds, also as 90s, 10m, 2h or 1d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        found = re.fullmatch(r"(\d{1,6})([smhd]?)", str(value))
+        if not found or not int(found[1]):
+            self.fail(f"{value!r} is no time: write for example 90s, 10m or 2h", param, context)
+        return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 @cli.command()
 @release_argument()
 @click.option(
     "--rank", type=click.IntRange(min=0), help="World rank whose pod prints (default: launcher or 0)"
 )
 @click.option("--pod", "name", help="Name of a pod, instead of a rank")
+@click.option("--all", "every", is_flag=True, help="All ranks and the launcher, each line after its rank")
 @click.option("-f", "--follow", is_flag=True, help="Print also what the pod will print, until it ends")
 @click.option("--previous", is_flag=True, help="What the pod printed before its last restart")
+@click.option("--since", type=_Duration(), help="Only what was printed in this time, such as 90s, 10m or 2h")
+@click.option("--tail", type=click.IntRange(min=0), help="Only so many last lines of each pod")
 @namespace_option
 @target_options
 @pass_app
@@ -269,24 +285,30 @@ def logs(
     release: str,
     rank: int | None,
     name: str | None,
-    follow: bool,
-    previous: bool,
+    every: bool,
     namespace: str,
     target: Target,
+    **options: Any,
 ) -> None:
-    """Print the log of a pod of RELEASE.
+    """Print the log of a pod of RELEASE, or of all ranks.
 
-    It is the launcher's, else that of rank 0.
+    Without --all, --rank or --pod it is the launcher's, else that of rank 0.
 
     \b
     Example: bireme logs imagenet --rank 8 -f
+             bireme logs imagenet --all --since 10m
     """
-    if rank is not None and name:
-        raise BiremeError("--rank and --pod both name a pod: give one of them")
+    if (rank is not None) + bool(name) + every > 1:
+        raise BiremeError("--rank, --pod and --all name pods: give one of them")
     cluster = app.cluster(target)
     planned = app.deployer(cluster).planned(release, namespace)
-    pod = named_pod(cluster, planned, name) if name else main_pod(cluster, planned, rank)
-    for piece in pod_log(cluster, planned, pod, follow, previous):
+    wanted = Wanted(**options)
+    if every:
+        pieces = all_logs(cluster, planned, wanted)
+    else:
+        pod = named_pod(cluster, planned, name) if name else main_pod(cluster, planned, rank)
+        pieces = pod_log(cluster, planned, pod, wanted)
+    for piece in pieces:
         click.echo(piece, nl=False)
 
 

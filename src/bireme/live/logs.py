@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, Queue
+from threading import Thread
 
 from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
@@ -10,6 +14,8 @@ from bireme.core.errors import BiremeError
 from bireme.live.observe import LAUNCHER_ROLE, observe
 from bireme.live.pods import ObservedPod
 from bireme.plan.topology import Plan
+
+_LOOK_SECONDS = 2
 
 
 def main_pod(cluster: Cluster, plan: Plan, rank: int | None = None) -> ObservedPod:
@@ -46,22 +52,105 @@ def named_pod(cluster: Cluster, plan: Plan, name: str) -> ObservedPod:
     return found
 
 
-def log(
-    cluster: Cluster, plan: Plan, pod: ObservedPod, follow: bool = False, previous: bool = False
-) -> Iterator[bytes]:
-    """What the pod's first container has printed, piece by piece; with ``follow`` also what it will print.
+@dataclass(frozen=True)
+class Wanted:
+    """How much of a log: also what comes (``follow``), what the pod printed before its last restart
+    (``previous``), of the last ``since`` seconds, at most the last ``tail`` lines.
+    """
 
-    ``previous``: what it printed before its last restart. Raises BiremeError when it has not started, and
-    when its node cannot be reached.
+    follow: bool = False
+    previous: bool = False
+    since: int | None = None
+    tail: int | None = None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of the API server."""
+        texts = {"follow": self.follow and "true", "previous": self.previous and "true"}
+        numbers = {"sinceSeconds": self.since, "tailLines": self.tail}
+        return {key: str(each) for key, each in (texts | numbers).items() if each not in (None, False)}
+
+
+def all_logs(cluster: Cluster, plan: Plan, wanted: Wanted) -> Iterator[bytes]:
+    """Whole lines of every rank's pod, and of the launcher's, each with its rank before it.
+
+    What is followed comes as it is printed, also from pods that come later. Raises BiremeError when no pod
+    has started, or as `log` does.
+    """
+    lines: Queue[bytes | BaseException | None] = Queue()
+    open_logs: dict[str, Thread] = {}
+    ended = 0
+
+    def read(pod: ObservedPod) -> None:
+        prefix, rest = f"{_rank(plan, pod)} | ".encode(), b""
+        try:
+            for piece in log(cluster, plan, pod, wanted):
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    lines.put(prefix + line + b"\n")
+            if rest:
+                lines.put(prefix + rest + b"\n")
+        except BaseException as error:
+            lines.put(error)
+        lines.put(None)
+
+    while True:
+        pods = [pod for pod in observe(cluster, plan) if _rank(plan, pod)]
+        ready = [
+            pod for pod in pods if pod.scheduled and pod.phase != "Pending" and pod.name not in open_logs
+        ]
+        for pod in sorted(ready, key=lambda pod: (len(_rank(plan, pod)), _rank(plan, pod), pod.created)):
+            open_logs[pod.name] = Thread(target=read, args=(pod,), daemon=True)
+            open_logs[pod.name].start()
+            if not wanted.follow:
+                yield from _until_end(lines)
+        if not open_logs:
+            raise BiremeError(f"no pod of {plan.release} has started: bireme status {plan.release} says why")
+        if not wanted.follow:
+            return
+        try:
+            while ended < len(open_logs):
+                line = lines.get(timeout=_LOOK_SECONDS)
+                ended += line is None
+                yield from _said(line)
+            time.sleep(_LOOK_SECONDS)
+        except Empty:
+            pass
+        if not any(pod.is_live for pod in pods):
+            return
+
+
+def _until_end(lines: Queue[bytes | BaseException | None]) -> Iterator[bytes]:
+    while (line := lines.get()) is not None:
+        yield from _said(line)
+
+
+def _said(line: bytes | BaseException | None) -> Iterator[bytes]:
+    if isinstance(line, BaseException):
+        raise line
+    if line is not None:
+        yield line
+
+
+def _rank(plan: Plan, pod: ObservedPod) -> str:
+    """What stands before the lines of a pod; "" for one that has no rank and launches none."""
+    if pod.role == LAUNCHER_ROLE:
+        return LAUNCHER_ROLE
+    ranks = (each.rank for each in plan.pods if each.name == pod.slot)
+    return next((str(rank) for rank in ranks if rank is not None), "")
+
+
+def log(cluster: Cluster, plan: Plan, pod: ObservedPod, wanted: Wanted = Wanted()) -> Iterator[bytes]:
+    """What the pod's first container has printed, piece by piece.
+
+    Raises BiremeError when it has not started, and when its node cannot be reached.
     """
     path = f"/api/v1/namespaces/{plan.namespace}/pods/{pod.name}"
-    if not pod.scheduled or (pod.phase == "Pending" and not previous):
+    if not pod.scheduled or (pod.phase == "Pending" and not wanted.previous):
         raise BiremeError(f"{pod.name} has not started: {pod.reason or 'its containers are being made'}")
     container = cluster.api.get(path)["spec"]["containers"][0]["name"]
-    query = {"follow": "true"} if follow else {}
-    query |= {"previous": "true"} if previous else {}
     try:
-        return cluster.api.stream(f"{path}/log", endless=follow, container=container, **query)
+        return cluster.api.stream(f"{path}/log", endless=wanted.follow, container=container, **wanted.query)
     except ApiError as error:
         # The API server passes on what it hears when it calls the kubelet.
         if error.status < 500:
