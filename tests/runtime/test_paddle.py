@@ -22,8 +22,8 @@ from bireme_runtime.paddle.run import (
     Unreadable,
     last_save,
     serve,
-    write_whole,
 )
+from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import Unreachable
 from bireme_runtime.process.http import fetch
 from tests.runtime.dispatcher_replicas import Dispatchers

@@ -37,7 +37,7 @@ from bireme_runtime.dataset.manifest import (
     write_manifest,
 )
 from bireme_runtime.process import environment
-from bireme_runtime.process.disk import all_to_disk, to_disk
+from bireme_runtime.process.disk import all_to_disk, to_disk, write_whole
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say
@@ -756,7 +756,7 @@ def _copy_share(
 ) -> None:
     copied = copier.run(listing, index, lists)
     share = {"identity": listing.identity, "files": listing.files, "bytes": listing.bytes}
-    _write(_share_file(settings, index), json.dumps(share))
+    write_whole(_share_file(settings, index), json.dumps(share))
     say(f"share {index + 1} of {settings.workers} is complete; {copied} bytes were copied now")
 
 
@@ -813,7 +813,7 @@ def _unpack(settings: StagingSettings, listing: Listing, say: Say) -> None:
             raise Unwritable(f"{path} cannot be unpacked: {reason(error)}") from error
         files, size = files + counts[0], size + counts[1]
         say(f"{path} is unpacked: {counts[0]} files, {counts[1]} bytes")
-    _write(settings.state / _UNPACKED, json.dumps({"archives": unpacked, "files": files, "bytes": size}))
+    write_whole(settings.state / _UNPACKED, json.dumps({"archives": unpacked, "files": files, "bytes": size}))
 
 
 def _unpacked(settings: StagingSettings) -> dict[str, Any]:
@@ -1064,10 +1064,3 @@ def _changed(file: str) -> int | None:
         return os.stat(file).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _write(file: Path, text: str) -> None:
-    """Replace the file in one step."""
-    unfinished = file.with_name(f".{file.name}.new")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, file)

@@ -25,7 +25,7 @@ from bireme_runtime.mpi.ssh import Ssh, for_trainers, is_login
 from bireme_runtime.mpi.workers import Workers
 from bireme_runtime.mpi.world import PROBE, MpiWorld, interface_of
 from bireme_runtime.process import children, devices, environment
-from bireme_runtime.process.errors import SettingError, Stop
+from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG, TEMPORARY, USAGE, as_shell
 from bireme_runtime.process.log import last_words, log_of
 
@@ -49,9 +49,6 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         say(str(error))
         last_words(str(error), env)
         return error.code
-    except SettingError as error:
-        say(str(error))
-        return CONFIG
     except children.Terminated as end:
         say(str(end))
         return TERMINATED

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme_runtime.process import environment
-from bireme_runtime.process.errors import SettingError, Stop
+from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
 
 # Each rank of the probe prints its host and the size of its world; before that, the first one of each host
@@ -48,14 +48,12 @@ class MpiWorld:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> MpiWorld:
         """Read the world from the chart's variables. Raises Stop when one cannot be used."""
+        pattern = environment.required(env, "BIREME_MPI_HOSTS")
+        workers = environment.integer(env, "BIREME_MPI_WORKERS")
+        slots = environment.integer(env, "BIREME_MPI_SLOTS")
+        least = environment.integer(env, "BIREME_MPI_LEAST", 0)
         try:
-            pattern = environment.required(env, "BIREME_MPI_HOSTS")
-            workers = environment.integer(env, "BIREME_MPI_WORKERS")
-            slots = environment.integer(env, "BIREME_MPI_SLOTS")
-            least = environment.integer(env, "BIREME_MPI_LEAST", 0)
             arguments = tuple(map(str, json.loads(env.get("BIREME_MPI_ARGUMENTS", "[]"))))
-        except SettingError as error:
-            raise Stop(CONFIG, str(error)) from error
         except ValueError as error:
             raise Stop(CONFIG, f"BIREME_MPI_ARGUMENTS is not a JSON list: {error}") from error
         hosts = tuple(pattern.replace("{}", str(index)) for index in range(workers))

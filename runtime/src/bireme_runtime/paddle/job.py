@@ -27,9 +27,9 @@ from typing import Any
 
 from bireme_runtime.dispatcher import client as dispatching
 from bireme_runtime.dispatcher.messages import numbers_of, spans
-from bireme_runtime.paddle.run import Save, client_of_script, last_save, write_whole
+from bireme_runtime.paddle.run import Save, client_of_script, last_save
 from bireme_runtime.process import environment
-from bireme_runtime.process.disk import to_disk
+from bireme_runtime.process.disk import to_disk, write_whole
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import as_shell
 

@@ -9,7 +9,6 @@ Without pservers worker 0 keeps it, and the loss of any worker starts a new atte
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import threading
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bireme_runtime.process import environment, http, server
-from bireme_runtime.process.disk import to_disk
+from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
 SERVER, TRAINER, WORKER = "server", "trainer", "collective"
@@ -108,21 +107,6 @@ def last_save(output: Path) -> Save | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         advice = f"write the name of another save into {pointer}, or delete it to begin anew"
         raise Unreadable(f"the last save, {folder}, cannot be read ({error}): {advice}") from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step: it exists completely, on the disk, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text)
-        to_disk(partial)
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-    to_disk(path.parent)
 
 
 _SAVE = re.compile(r"\w[\w.-]*")

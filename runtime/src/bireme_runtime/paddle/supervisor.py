@@ -25,26 +25,8 @@ from pathlib import Path
 from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
-from bireme_runtime.paddle.run import (
-    BROKEN,
-    FAILED,
-    FINISHED,
-    LEAVING,
-    SERVER,
-    SERVING,
-    STARTING,
-    TRAINER,
-    TRAINING,
-    WAITING,
-    WORKER,
-    Client,
-    Report,
-    Rules,
-    Run,
-    View,
-)
 from bireme_runtime.process import children, devices, environment
-from bireme_runtime.process.errors import SettingError, Stop, Unreachable
+from bireme_runtime.process.errors import Stop, Unreachable
 from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
 from bireme_runtime.process.log import last_words, log_of
 
@@ -75,7 +57,7 @@ class PaddleSettings:
     output: Path
     node: int
     settings: Path
-    rules: Rules
+    rules: runs.Rules
     run_id: str
     wait_for: Path | None
     wait_seconds: float
@@ -85,38 +67,35 @@ class PaddleSettings:
     @classmethod
     def from_env(cls, role: str, env: Mapping[str, str]) -> PaddleSettings:
         """Read the chart's variables. Raises Stop when one is missing or cannot be used."""
-        try:
-            index = environment.integer(env, "JOB_COMPLETION_INDEX")
-            return cls(
-                role=role,
-                index=index,
-                address=environment.required(env, "POD_IP"),
-                port=environment.integer(env, "PADDLE_PORT"),
-                coordinator=environment.required(env, "BIREME_PADDLE_COORDINATOR"),
-                output=Path(environment.required(env, "BIREME_PADDLE_OUTPUT")),
-                node=index,
-                settings=Path(environment.required(env, "BIREME_PADDLE_SETTINGS")),
-                rules=Rules(
-                    servers=environment.integer(env, "BIREME_PADDLE_PSERVERS", 0),
-                    trainers=environment.integer(env, "PADDLE_TRAINERS_NUM"),
-                    dynamic=bool(env.get("BIREME_DISPATCHER")),
-                    max_restarts=environment.integer(env, "BIREME_MAX_RESTARTS", 10),
-                    lost_seconds=environment.seconds(env, "BIREME_LOST_SECONDS", 8),
-                    hang_seconds=environment.seconds(env, "BIREME_HANG_SECONDS", 0),
-                ),
-                run_id=env.get("BIREME_RUN_ID", ""),
-                wait_for=Path(env["BIREME_PADDLE_WAIT_FOR"]) if env.get("BIREME_PADDLE_WAIT_FOR") else None,
-                wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
-                grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
-                script_restarts=environment.integer(env, "BIREME_SCRIPT_RESTARTS", 10),
-            )
-        except SettingError as error:
-            raise Stop(CONFIG, str(error)) from None
+        index = environment.integer(env, "JOB_COMPLETION_INDEX")
+        return cls(
+            role=role,
+            index=index,
+            address=environment.required(env, "POD_IP"),
+            port=environment.integer(env, "PADDLE_PORT"),
+            coordinator=environment.required(env, "BIREME_PADDLE_COORDINATOR"),
+            output=Path(environment.required(env, "BIREME_PADDLE_OUTPUT")),
+            node=index,
+            settings=Path(environment.required(env, "BIREME_PADDLE_SETTINGS")),
+            rules=runs.Rules(
+                servers=environment.integer(env, "BIREME_PADDLE_PSERVERS", 0),
+                trainers=environment.integer(env, "PADDLE_TRAINERS_NUM"),
+                dynamic=bool(env.get("BIREME_DISPATCHER")),
+                max_restarts=environment.integer(env, "BIREME_MAX_RESTARTS", 10),
+                lost_seconds=environment.seconds(env, "BIREME_LOST_SECONDS", 8),
+                hang_seconds=environment.seconds(env, "BIREME_HANG_SECONDS", 0),
+            ),
+            run_id=env.get("BIREME_RUN_ID", ""),
+            wait_for=Path(env["BIREME_PADDLE_WAIT_FOR"]) if env.get("BIREME_PADDLE_WAIT_FOR") else None,
+            wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
+            grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
+            script_restarts=environment.integer(env, "BIREME_SCRIPT_RESTARTS", 10),
+        )
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     """Run the role until it ends; returns the exit code."""
-    roles: dict[str, type[Role]] = {SERVER: Server, TRAINER: Trainer, WORKER: Worker}
+    roles: dict[str, type[Role]] = {runs.SERVER: Server, runs.TRAINER: Trainer, runs.WORKER: Worker}
     role, command = (argv[0] if argv else ""), list(argv[1:])
     if command[:1] == ["--"]:
         command.pop(0)
@@ -232,11 +211,11 @@ class Role(ABC):
         self._command = [*_LAUNCHER, *command]
         self.script = Script(options.output / f"node_{options.node}" / self.log_name)
         self._token = env.get("BIREME_RELEASE_TOKEN", "")
-        self._client = Client(options.coordinator, token=self._token)
+        self._client = runs.Client(options.coordinator, token=self._token)
         self.notes = Notes()
         self._boot = uuid.uuid4().hex
         self.attempt = 0
-        self.state = WAITING
+        self.state = runs.WAITING
         self._answered = self._since = time.monotonic()
         self._trouble = ""
 
@@ -259,7 +238,7 @@ class Role(ABC):
             self._leave(time.monotonic() + self.options.grace_seconds)
             self.script.kill()
             if not self._keeps_the_run():
-                self._tell(BROKEN)
+                self._tell(runs.BROKEN)
             raise
         finally:
             self._settle_shards()
@@ -286,7 +265,7 @@ class Role(ABC):
         participates = self.attempt or self._keeps_the_run()
         return not participates and (self.options.output / "done").exists()
 
-    def _report(self) -> View | None:
+    def _report(self) -> runs.View | None:
         view = self._tell(self.state)
         now = time.monotonic()
         if view:
@@ -302,11 +281,11 @@ class Role(ABC):
             raise Stop(TEMPORARY, f"{what}: {self._trouble}")
         return None
 
-    def _tell(self, state: str) -> View | None:
+    def _tell(self, state: str) -> runs.View | None:
         options = self.options
         address = f"{options.address}:{options.port}"
         revision, trainers = self._settings()
-        report = Report(
+        report = runs.Report(
             options.role, options.index, self._boot, address, self.attempt, state, trainers, revision,
             self._quiet(),
         )  # fmt: skip
@@ -332,7 +311,7 @@ class Role(ABC):
 
     def _reset(self) -> None:
         self.script.kill()
-        self.attempt, self.state = 0, WAITING
+        self.attempt, self.state = 0, runs.WAITING
         self._since = time.monotonic()
 
     def _has_all(self, missing: str) -> bool:
@@ -344,7 +323,7 @@ class Role(ABC):
             raise Stop(TEMPORARY, f"{missing} after {options.wait_seconds:g} s")
         return not missing
 
-    def _follow(self, view: View) -> None:
+    def _follow(self, view: runs.View) -> None:
         if self.attempt and view.attempt != self.attempt:
             say(view.reason)
             self._reset()
@@ -353,30 +332,30 @@ class Role(ABC):
             self._start(view)
 
     @abstractmethod
-    def _is_ready(self, view: View) -> bool:
+    def _is_ready(self, view: runs.View) -> bool:
         """Whether the script of the attempt can start."""
 
     @abstractmethod
-    def _start(self, view: View) -> None:
+    def _start(self, view: runs.View) -> None:
         """Start the script."""
 
     @abstractmethod
     def _ended(self, code: int) -> None:
         """Continue after the script ended with this code."""
 
-    def _end(self, view: View) -> int:
+    def _end(self, view: runs.View) -> int:
         self.script.kill()
-        self.state = WAITING
-        self._tell(WAITING)
-        if view.outcome == FAILED:
+        self.state = runs.WAITING
+        self._tell(runs.WAITING)
+        if view.outcome == runs.FAILED:
             raise Stop(GIVEN_UP, view.reason)
         say("all trainers are done")
         return 0
 
-    def start_script(self, view: View, role: str) -> None:
+    def start_script(self, view: runs.View, role: str) -> None:
         """Start the script with the variables that current and old versions of Paddle read."""
         # A trainer that scaling has just added may not yet be counted in the view.
-        trainers = max(view.trainers, self.options.index + 1 if self.options.role == TRAINER else 1)
+        trainers = max(view.trainers, self.options.index + 1 if self.options.role == runs.TRAINER else 1)
         endpoints = [f"trainer-{index}:{self.options.port}" for index in range(trainers)]
         self.script.start(
             self._command,
@@ -402,12 +381,12 @@ class Role(ABC):
 class Core(Role):
     """A participant without which training cannot continue; number 0 also keeps the state of the run."""
 
-    _run: Run | None = None
+    _run: runs.Run | None = None
 
     def run(self) -> int:
         if self.options.index == 0:
             options = self.options
-            self._run = Run(options.rules, options.output, options.run_id)
+            self._run = runs.Run(options.rules, options.output, options.run_id)
             try:
                 options.output.mkdir(parents=True, exist_ok=True)
                 self._run.begin()
@@ -416,7 +395,7 @@ class Core(Role):
             port = int(options.coordinator.rpartition(":")[2])
             server = runs.serve(self._run, port, self._token)
             # The pod's own host name may take half a minute to resolve.
-            self._client = Client(f"127.0.0.1:{port}", token=self._token)
+            self._client = runs.Client(f"127.0.0.1:{port}", token=self._token)
             try:
                 return super().run()
             except children.Terminated:
@@ -431,9 +410,9 @@ class Core(Role):
     def _keeps_the_run(self) -> bool:
         return self._run is not None
 
-    def _start(self, view: View) -> None:
+    def _start(self, view: runs.View) -> None:
         # Reported first: if this pod is lost before its next report, the run knows that the attempt is over.
-        self.state = STARTING
+        self.state = runs.STARTING
         told = self._tell(self.state)
         if told and told.attempt == self.attempt and told.outcome == runs.RUNNING:
             self._start_now(view)
@@ -441,18 +420,18 @@ class Core(Role):
             self._reset()
 
     @abstractmethod
-    def _start_now(self, view: View) -> None:
+    def _start_now(self, view: runs.View) -> None:
         """Start the script."""
 
-    def _end(self, view: View) -> int:
+    def _end(self, view: runs.View) -> int:
         self.script.kill()
-        self.state = WAITING
+        self.state = runs.WAITING
         if self._run:
-            self._tell(WAITING)
+            self._tell(runs.WAITING)
             self._wait_for_others(self._run)
         return super()._end(view)
 
-    def _wait_for_others(self, run: Run) -> None:
+    def _wait_for_others(self, run: runs.Run) -> None:
         """Keep answering until all other participants know that the run has ended."""
         deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
         while time.monotonic() < deadline and not run.all_know_the_end():
@@ -465,10 +444,10 @@ class Server(Core):
 
     log_name = "server.log"
 
-    def _is_ready(self, view: View) -> bool:
+    def _is_ready(self, view: runs.View) -> bool:
         return bool(view.servers)
 
-    def _start_now(self, view: View) -> None:
+    def _start_now(self, view: runs.View) -> None:
         say(f"attempt {view.attempt} of pserver {self.options.index}, on port {self.options.port}")
         self.start_script(view, "PSERVER")
 
@@ -479,10 +458,10 @@ class Server(Core):
         """
         begun = time.monotonic()
         while self.script.runs and time.monotonic() < deadline:
-            view = self._tell(LEAVING)
+            view = self._tell(runs.LEAVING)
             is_over = view is None or view.outcome != runs.RUNNING or view.attempt != self.attempt
-            is_saving = view is not None and view.saver == LEAVING
-            may_save = view is not None and view.saver == TRAINING
+            is_saving = view is not None and view.saver == runs.LEAVING
+            may_save = view is not None and view.saver == runs.TRAINING
             is_late = time.monotonic() > begun + _SAVER_SECONDS
             if is_over or not (is_saving or (may_save and not is_late)):
                 break
@@ -490,14 +469,14 @@ class Server(Core):
                 break
         self.script.terminate(1.0)
 
-    def _report(self) -> View | None:
-        if self.state == STARTING and _accepts(self.options.address, self.options.port):
-            self.state = SERVING
+    def _report(self) -> runs.View | None:
+        if self.state == runs.STARTING and _accepts(self.options.address, self.options.port):
+            self.state = runs.SERVING
         return super()._report()
 
     def _ended(self, code: int) -> None:
         say(f"the pserver's script ended with {code}")
-        self.state = BROKEN
+        self.state = runs.BROKEN
 
 
 class Trainer(Role):
@@ -510,30 +489,30 @@ class Trainer(Role):
         self._failures = 0
         self._not_before = 0.0
 
-    def _is_ready(self, view: View) -> bool:
+    def _is_ready(self, view: runs.View) -> bool:
         servers = self.options.rules.servers
         is_there = self._has_all("" if view.serving else f"not all {servers} pservers accept connections")
         return is_there and time.monotonic() >= self._not_before
 
-    def _start(self, view: View) -> None:
+    def _start(self, view: runs.View) -> None:
         say(f"attempt {view.attempt} of trainer {self.options.index} of {view.trainers}")
         self.start_script(view, "TRAINER")
-        self.state = TRAINING
+        self.state = runs.TRAINING
 
     def _leave(self, deadline: float) -> None:
         self.script.ask_to_go()
         while time.monotonic() < deadline:
             # Pservers stay while trainer 0 saves.
-            self._tell(LEAVING)
+            self._tell(runs.LEAVING)
             if self.script.ends_within(min(_TICK_SECONDS, max(0.0, deadline - time.monotonic()))):
                 break
 
-    def _follow(self, view: View) -> None:
+    def _follow(self, view: runs.View) -> None:
         super()._follow(view)
-        if self.options.index == 0 and self.state == TRAINING and view.server_leaves:
+        if self.options.index == 0 and self.state == runs.TRAINING and view.server_leaves:
             say("a pserver is asked to go: saving before its part of the parameters is lost")
             self.script.ask_to_go()
-            self.state = LEAVING
+            self.state = runs.LEAVING
 
     def _reset(self) -> None:
         super()._reset()
@@ -542,11 +521,11 @@ class Trainer(Role):
 
     def _ended(self, code: int) -> None:
         if code == 0:
-            self.state = FINISHED
+            self.state = runs.FINISHED
             return
-        if self.state == LEAVING:
+        if self.state == runs.LEAVING:
             # A new attempt begins when the pserver is gone.
-            self.state = BROKEN
+            self.state = runs.BROKEN
             return
         self._failures += 1
         self._settle_shards(f"the script ended with {code}")
@@ -574,11 +553,11 @@ class Worker(Core):
     def _quiet(self) -> float:
         return self.script.quiet(self._logs) if self.script.runs else 0.0
 
-    def _is_ready(self, view: View) -> bool:
+    def _is_ready(self, view: runs.View) -> bool:
         workers = self.options.rules.trainers
         return self._has_all("" if view.serving else f"not all {workers} workers are here")
 
-    def _start_now(self, view: View) -> None:
+    def _start_now(self, view: runs.View) -> None:
         options = self.options
         say(f"attempt {view.attempt} of worker {options.index} of {view.trainers}")
         # The launcher starts its store only where the master's address is literally the node's own.
@@ -591,19 +570,19 @@ class Worker(Core):
         env = {name: value for name, value in self.env.items() if name not in _VARIABLES_OF_ONE_PROCESS}
         env["BIREME_PADDLE_ATTEMPT"] = str(view.attempt)
         self.script.start([*launch, *self._script_of_user], env)
-        self.state = TRAINING
+        self.state = runs.TRAINING
 
     def _leave(self, deadline: float) -> None:
         self.script.terminate(max(0.0, deadline - time.monotonic()))
 
     def _ended(self, code: int) -> None:
         if code == 0:
-            self.state = FINISHED
+            self.state = runs.FINISHED
             return
         if code == CONFIG:
             raise Stop(as_shell(code), f"the script ended with {code}")
         say(f"the script ended with {code}")
-        self.state = BROKEN
+        self.state = runs.BROKEN
 
 
 def _accepts(host: str, port: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -28,3 +29,18 @@ def all_to_disk(path: Path) -> None:
             raise OSError(code, os.strerror(code), str(path))
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step: it exists completely, on the disk, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text)
+        to_disk(partial)
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    to_disk(path.parent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bireme_runtime.process.exits import CONFIG
+
 
 class BiremeError(Exception):
     """Base of the runtime's errors. The message says what is wrong and, where that helps, what to do."""
@@ -15,8 +17,11 @@ class Stop(BiremeError):
         self.code = code
 
 
-class SettingError(BiremeError, ValueError):
+class SettingError(Stop, ValueError):
     """An environment variable is missing or has a value that cannot be used."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(CONFIG, sentence)
 
 
 class Unreachable(BiremeError):

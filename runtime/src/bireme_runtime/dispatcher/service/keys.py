@@ -23,8 +23,6 @@ A shard that is neither held nor done nor failed is still to do. So a new pass w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 DEFAULT_PREFIX = "/bireme/dispatcher/"
 
 
@@ -38,40 +36,17 @@ def datasets_of(prefix: str) -> str:
     return f"{prefix}datasets/"
 
 
-@dataclass(frozen=True)
 class Keys:
     """The keys of one dataset. Without a shard or a name, a method returns the prefix of its keys."""
 
-    prefix: str
-    dataset: str
-
-    @property
-    def root(self) -> str:
-        return f"{self.prefix}d/{self.dataset}/"
-
-    @property
-    def registered(self) -> str:
-        return f"{datasets_of(self.prefix)}{self.dataset}"
-
-    @property
-    def meta(self) -> str:
-        return f"{self.root}meta"
-
-    @property
-    def current_pass(self) -> str:
-        return f"{self.root}pass"
-
-    @property
-    def finished(self) -> str:
-        return f"{self.root}finished"
-
-    @property
-    def all_done(self) -> str:
-        return f"{self.root}done/"
-
-    @property
-    def all_blocks(self) -> str:
-        return f"{self.root}blocks/"
+    def __init__(self, prefix: str, dataset: str) -> None:
+        self.dataset = dataset
+        self.registered = f"{datasets_of(prefix)}{dataset}"
+        self.root = f"{prefix}d/{dataset}/"
+        self.meta, self.current_pass = f"{self.root}meta", f"{self.root}pass"
+        self.finished = f"{self.root}finished"
+        self.all_done, self.all_blocks = f"{self.root}done/", f"{self.root}blocks/"
+        self._trainers = f"{trainers_of(prefix)}{dataset}/"
 
     def blocks(self, digest: str) -> str:
         return f"{self.root}blocks/{digest}/"
@@ -98,7 +73,7 @@ class Keys:
         return f"{self.root}once/{what}"
 
     def trainer(self, trainer: str = "") -> str:
-        return f"{trainers_of(self.prefix)}{self.dataset}/{trainer}"
+        return f"{self._trainers}{trainer}"
 
 
 def _index(shard: int | None) -> str:

@@ -21,8 +21,8 @@ from typing import Any
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.process import children, environment
-from bireme_runtime.process.errors import SettingError, Stop
-from bireme_runtime.process.exits import CONFIG, USAGE
+from bireme_runtime.process.errors import Stop
+from bireme_runtime.process.exits import USAGE
 
 NAME = "BIREME_LAUNCHER"
 FOLDER = "BIREME_LAUNCHER_FOLDER"
@@ -42,10 +42,7 @@ def starts_nodes(env: Mapping[str, str]) -> bool:
 
 def torchrun_arguments(env: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
     """The arguments with which torchrun runs the launcher. Raises Stop when there is no such launcher."""
-    try:
-        kind = environment.choice(env, NAME, "node", *_MODULES)
-    except SettingError as error:
-        raise Stop(CONFIG, str(error)) from None
+    kind = environment.choice(env, NAME, "node", *_MODULES)
     if not arguments:
         raise Stop(USAGE, f"launcher {kind} has nothing to run: set args")
     program = arguments[0]

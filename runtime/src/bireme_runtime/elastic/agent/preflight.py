@@ -16,8 +16,8 @@ from pathlib import Path
 
 from bireme_runtime.process import environment
 from bireme_runtime.process.devices import GpuError, query_gpus
-from bireme_runtime.process.errors import SettingError, Stop
-from bireme_runtime.process.exits import CONFIG, TEMPORARY
+from bireme_runtime.process.errors import Stop
+from bireme_runtime.process.exits import TEMPORARY
 from bireme_runtime.process.log import Say
 
 _PIECE, _PIECES = 1 << 20, 64
@@ -37,15 +37,12 @@ class Wanted:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Wanted:
         """Read the BIREME_PREFLIGHT_* variables. Raises Stop when one cannot be used."""
-        try:
-            return cls(
-                accelerators=environment.integer(env, "BIREME_PREFLIGHT_ACCELERATORS", 0, least=0),
-                folder=env.get("BIREME_PREFLIGHT_FOLDER", ""),
-                free_mib=environment.integer(env, "BIREME_PREFLIGHT_FREE_MIB", 0, least=0),
-                write_mib=environment.integer(env, "BIREME_PREFLIGHT_WRITE_MIB", 0, least=0),
-            )
-        except SettingError as error:
-            raise Stop(CONFIG, str(error)) from None
+        return cls(
+            accelerators=environment.integer(env, "BIREME_PREFLIGHT_ACCELERATORS", 0, least=0),
+            folder=env.get("BIREME_PREFLIGHT_FOLDER", ""),
+            free_mib=environment.integer(env, "BIREME_PREFLIGHT_FREE_MIB", 0, least=0),
+            write_mib=environment.integer(env, "BIREME_PREFLIGHT_WRITE_MIB", 0, least=0),
+        )
 
 
 def check(env: Mapping[str, str], say: Say) -> None:

@@ -81,37 +81,37 @@ class AgentSettings:
         """Read PET_* and BIREME_* variables. Raises Stop when one cannot be used."""
         low, _, high = env.get("PET_NNODES", "1:1").partition(":")
         try:
-            return cls(
-                backend=env.get("PET_RDZV_BACKEND", "static"),
-                endpoint=env.get("PET_RDZV_ENDPOINT", ""),
-                run_id=env.get("PET_RDZV_ID", "none"),
-                min_nodes=int(low),
-                max_nodes=int(high or low),
-                conf=_parse_conf(env.get("PET_RDZV_CONF", "")),
-                index=env.get("JOB_COMPLETION_INDEX", ""),
-                restarts=environment.integer(env, "BIREME_AGENT_RESTARTS", 20),
-                wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
-                grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
-                stable_seconds=environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
-                limits=Limits(
-                    environment.integer(env, "BIREME_FAILURES_WITHOUT_PROGRESS", 5),
-                    environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
-                    environment.seconds(env, "BIREME_HANG_SECONDS", 0),
-                    environment.seconds(env, "BIREME_FIRST_STEP_SECONDS", 1800),
-                    environment.choice(env, "BIREME_ON_NAN", "warn", "restart", "fail"),
-                    environment.choice(env, "BIREME_ON_SLOW", "warn", "restart"),
-                    environment.seconds(env, "BIREME_EXCLUDE_NODE_SECONDS", 0),
-                    env.get("BIREME_HANG_LEARNT") == "true",
-                ),
-                pattern=env.get("BIREME_PROGRESS_PATTERN", ""),
-                metrics_port=environment.integer(env, "BIREME_METRICS_PORT", 0),
-                node=env.get("BIREME_NODE") or socket.gethostname(),
-                warm=env.get("BIREME_WARM_START") == "true",
-            )
-        except SettingError as error:
-            raise Stop(CONFIG, str(error)) from None
+            least, most = int(low), int(high or low)
+            conf = _parse_conf(env.get("PET_RDZV_CONF", ""))
         except ValueError as error:
-            raise Stop(CONFIG, f"PET_NNODES or PET_RDZV_CONF cannot be used: {error}") from None
+            raise SettingError(f"PET_NNODES or PET_RDZV_CONF cannot be used: {error}") from None
+        return cls(
+            backend=env.get("PET_RDZV_BACKEND", "static"),
+            endpoint=env.get("PET_RDZV_ENDPOINT", ""),
+            run_id=env.get("PET_RDZV_ID", "none"),
+            min_nodes=least,
+            max_nodes=most,
+            conf=conf,
+            index=env.get("JOB_COMPLETION_INDEX", ""),
+            restarts=environment.integer(env, "BIREME_AGENT_RESTARTS", 20),
+            wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
+            grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
+            stable_seconds=environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
+            limits=Limits(
+                environment.integer(env, "BIREME_FAILURES_WITHOUT_PROGRESS", 5),
+                environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
+                environment.seconds(env, "BIREME_HANG_SECONDS", 0),
+                environment.seconds(env, "BIREME_FIRST_STEP_SECONDS", 1800),
+                environment.choice(env, "BIREME_ON_NAN", "warn", "restart", "fail"),
+                environment.choice(env, "BIREME_ON_SLOW", "warn", "restart"),
+                environment.seconds(env, "BIREME_EXCLUDE_NODE_SECONDS", 0),
+                env.get("BIREME_HANG_LEARNT") == "true",
+            ),
+            pattern=env.get("BIREME_PROGRESS_PATTERN", ""),
+            metrics_port=environment.integer(env, "BIREME_METRICS_PORT", 0),
+            node=env.get("BIREME_NODE") or socket.gethostname(),
+            warm=env.get("BIREME_WARM_START") == "true",
+        )
 
 
 def _parse_conf(text: str) -> dict[str, str]:

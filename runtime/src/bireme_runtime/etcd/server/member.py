@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment, http
+from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.exits import FAILED
 from bireme_runtime.process.log import Say, log_of
@@ -299,9 +300,7 @@ def _write(settings: MemberSettings, state: str, members: Mapping[str, str]) -> 
         "initial-cluster-state": state,
         "initial-cluster-token": settings.token,
     }
-    part = settings.config.with_name(settings.config.name + ".part")
-    part.write_text(json.dumps(config, indent=2) + "\n")
-    part.replace(settings.config)
+    write_whole(settings.config, json.dumps(config, indent=2) + "\n")
 
 
 def _install(restored: Path, data_dir: Path) -> None:
