@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -14,6 +13,7 @@ from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
 from bireme.live import observe
 from bireme.live.observe import Difference
@@ -36,12 +36,14 @@ _COUNTS = ("parallelism", "completions", "replicas")
 
 
 @dataclass(frozen=True)
-class ReleaseStatus:
+class ReleaseStatus(Plain):
     """The plan, the live pods, and how they differ.
 
     ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
     ``worker_statuses`` the runs of its elastic jobs.
     """
+
+    hidden = ("notes",)
 
     plan: Plan
     pods: tuple[ObservedPod, ...]
@@ -55,17 +57,6 @@ class ReleaseStatus:
     def is_held(self) -> bool:
         """Whether all that is missing are jobs that wait in their queues."""
         return are_held(self.differences, self.queue_positions)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return {
-            "plan": self.plan.to_json(),
-            "pods": [pod.to_json() for pod in self.pods],
-            "differences": [difference.to_json() for difference in self.differences],
-            "shards": [each.to_json() for each in self.shards],
-            "workerStatuses": [each.to_json() for each in self.worker_statuses],
-            "queuePositions": [each.to_json() for each in self.queue_positions],
-        }
 
 
 class Deployer:

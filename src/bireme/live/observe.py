@@ -12,6 +12,7 @@ from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
 from bireme.core.labels import OUT_OF_SERVICE_TAINT
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.core.quantities import quantity
 from bireme.live.owners import Owners
 from bireme.live.pods import NodeState, ObservedPod, is_ready, node_state, observed_pod, shorten
@@ -51,22 +52,13 @@ _NODES_SECONDS = 5
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Plain):
     """One difference between the cluster and the plan; ``pod`` is "" where it is not about a single pod."""
 
     category: Category
     workload: str
     pod: str
     sentence: str
-
-    def to_json(self) -> dict[str, str]:
-        """Plain JSON for ``-o json``."""
-        return {
-            "category": self.category,
-            "workload": self.workload,
-            "pod": self.pod,
-            "sentence": self.sentence,
-        }
 
 
 @dataclass(frozen=True)

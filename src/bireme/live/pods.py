@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bireme.core.labels import COMPONENT_LABEL, OUT_OF_SERVICE_TAINT, UNREACHABLE_TAINT
+from bireme.core.plain import Plain
 from bireme.core.quantities import pod_requests
 from bireme.plan.workloads import trace
 
@@ -18,7 +19,7 @@ NodeState = Literal["", "unreachable", "out-of-service", "gone"]
 
 
 @dataclass(frozen=True)
-class ObservedPod:
+class ObservedPod(Plain):
     """One pod as the API server has it.
 
     ``workload`` and ``kind`` name what made it; ``slot`` is the planned pod that it stands for (job index or
@@ -26,6 +27,8 @@ class ObservedPod:
     ``lack`` what it does without, ``exit_code`` that of its first failed container and ``last_words`` what
     that left as its termination message, ``created`` the API server's timestamp.
     """
+
+    hidden = ("kind", "slot", "node_state", "node_selector", "scheduled", "created")
 
     name: str
     role: str
@@ -51,24 +54,6 @@ class ObservedPod:
     def is_live(self) -> bool:
         """Whether it is neither finished nor being deleted."""
         return self.phase in ("Pending", "Running", "Unknown") and not self.terminating
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return {
-            "name": self.name,
-            "role": self.role,
-            "workload": self.workload,
-            "phase": self.phase,
-            "ready": self.ready,
-            "terminating": self.terminating,
-            "node": self.node,
-            "hostname": self.hostname,
-            "resources": dict(self.resources),
-            "reason": self.reason,
-            "lack": self.lack,
-            "exitCode": self.exit_code,
-            "lastWords": self.last_words,
-        }
 
 
 def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> ObservedPod:

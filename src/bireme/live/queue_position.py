@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bireme.clusters.api import Api, ApiError
+from bireme.core.plain import Plain
 from bireme.live.observe import Difference
 from bireme.live.pods import shorten
 from bireme.plan.queues import POD_GROUP, Queued
@@ -15,7 +16,7 @@ _GROUP = "/apis/kueue.x-k8s.io/v1beta2"
 
 
 @dataclass(frozen=True)
-class QueuePosition:
+class QueuePosition(Plain):
     """What became of one job in its queue.
 
     ``state``: ``waiting``, ``admitted`` or ``finished``. ``place``: how many wait before it in the
@@ -31,10 +32,6 @@ class QueuePosition:
     place: int | None = None
     waiting: int | None = None
     pods: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return asdict(self)
 
 
 def queue_positions(api: Api, namespace: str, jobs: Iterable[Queued]) -> tuple[QueuePosition, ...]:

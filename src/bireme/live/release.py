@@ -13,13 +13,14 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import yaml
 
 from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.helm import as_json, parse, sentences
 from bireme.tools import Toolbox
 
@@ -30,11 +31,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Revision:
+class Revision(Plain):
     """One revision of a release: ``status`` is Helm's (``deployed``, ``failed``, ``pending-install`` …).
 
     ``chart`` is ``<name>-<version>``; ``updated`` is Helm's timestamp.
     """
+
+    names: ClassVar[Mapping[str, str]] = {"number": "revision"}
 
     release: str
     namespace: str
@@ -64,17 +67,6 @@ class Revision:
         if not file.is_file():
             return None
         return str(yaml.safe_load(file.read_text(encoding="utf-8"))["version"])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return {
-            "release": self.release,
-            "namespace": self.namespace,
-            "revision": self.number,
-            "status": self.status,
-            "chart": self.chart,
-            "updated": self.updated,
-        }
 
 
 @dataclass(frozen=True)

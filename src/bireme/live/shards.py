@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from bireme.core.labels import COMPONENT_LABEL
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.live.pod_http import Ask
 
 DISPATCHER = "dispatcher"
 
 
 @dataclass(frozen=True)
-class TrainerWork:
+class TrainerWork(Plain):
     """A trainer: the shards it works on, how many it has done in all, and its present rate per second."""
 
     name: str
@@ -24,8 +25,10 @@ class TrainerWork:
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Plain):
     """One dataset in its current pass, counted from 1. ``failed`` names the shards given up in this pass."""
+
+    names: ClassVar[Mapping[str, str]] = {"number": "pass", "is_over": "over"}
 
     dataset: str
     number: int
@@ -50,29 +53,6 @@ class Shards:
             status["todo"], status["pending"], status["done"],
             tuple(status["failedShards"]), sum(status["redispatched"].values()), status["over"], trainers,
         )  # fmt: skip
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return {
-            "dataset": self.dataset,
-            "pass": self.number,
-            "passes": self.passes,
-            "todo": self.todo,
-            "pending": self.pending,
-            "done": self.done,
-            "failed": list(self.failed),
-            "redispatched": self.redispatched,
-            "over": self.is_over,
-            "trainers": [
-                {
-                    "name": each.name,
-                    "inHand": list(each.in_hand),
-                    "done": each.done,
-                    "perSecond": each.per_second,
-                }
-                for each in self.trainers
-            ],
-        }
 
 
 def shards(ask: Ask, namespace: str, manifests: Iterable[Manifest]) -> tuple[Shards, ...]:

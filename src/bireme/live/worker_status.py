@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.live.pod_http import Ask, metrics_port
 from bireme.live.pods import ObservedPod
 from bireme.live.timeline import Timeline
@@ -16,7 +17,7 @@ _MOST_PODS = 3
 
 
 @dataclass(frozen=True)
-class WorkerStatus:
+class WorkerStatus(Plain):
     """The run of one job.
 
     ``waits`` says for what it waits, ``spares`` which workers wait while the others train, ``failures`` who
@@ -45,23 +46,6 @@ class WorkerStatus:
             dict(status["restarts"]), status["lostSteps"], status["waits"], tuple(status.get("spares", ())),
             failures, dict(status["nodes"]), tuple(each["sentence"] for each in status.get("events", ())),
         )  # fmt: skip
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return {
-            "job": self.job,
-            "round": self.round,
-            "world": self.world,
-            "step": self.step,
-            "stepsPerSecond": self.steps_per_second,
-            "restarts": dict(self.restarts),
-            "lostSteps": self.lost_steps,
-            "waits": self.waits,
-            "spares": list(self.spares),
-            "failures": list(self.failures),
-            "nodes": dict(self.nodes),
-            "events": list(self.events),
-        }
 
 
 def worker_statuses(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bireme.core.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.plan.workloads import WorkloadKind, differing, kind_of, plan_of
 
 Action = Literal["nothing", "scale", "update", "replace", "refuse", "add", "remove"]
@@ -22,11 +23,13 @@ _MUTABLE_OF_CLAIM = frozenset({"resources", "volumeAttributesClassName"})
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Plain):
     """What happens to one object: ``parts`` change in it; ``before`` and ``after`` count its pods.
 
     An object that makes pods ``is_workload``: people read about it also when nothing changes.
     """
+
+    hidden = ("is_workload",)
 
     object: str
     action: Action
@@ -40,17 +43,6 @@ class Change:
     def sentence(self) -> str:
         """The change as one line for people."""
         return f"{self.object}: {self.what}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return {
-            "object": self.object,
-            "action": self.action,
-            "what": self.what,
-            "parts": list(self.parts),
-            "before": self.before,
-            "after": self.after,
-        }
 
 
 @dataclass(frozen=True)

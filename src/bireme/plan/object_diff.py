@@ -11,21 +11,18 @@ import yaml
 
 from bireme.core.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.plan.changes import by_identity
 
 _HIDDEN = ("data", "stringData")
 
 
 @dataclass(frozen=True)
-class ObjectDiff:
+class ObjectDiff(Plain):
     """The change of one object: ``lines`` are those of a unified diff of its YAML, without a header."""
 
     object: str
     lines: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``."""
-        return {"object": self.object, "lines": list(self.lines)}
 
 
 def object_diffs(current: Iterable[Manifest], desired: Iterable[Manifest]) -> tuple[ObjectDiff, ...]:

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from bireme.core.labels import POD_GROUP_LABEL, QUEUE_LABEL, QUEUE_PRIORITY_LABEL
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.core.quantities import format_quantity, quantity
 from bireme.plan.workloads import PodPlan, WorkloadPlan, pod_templates
 
@@ -18,11 +18,14 @@ POD_GROUP = "Pods"
 
 
 @dataclass(frozen=True)
-class Queued:
+class Queued(Plain):
     """What a queue admits as one: an object such as a Job, or a group of pods of several objects.
 
     ``resources`` are the sums over its ``pods``, as quantities; ``members`` the objects that make these pods.
     """
+
+    hidden = ("members",)
+    optional = ("priority_class",)
 
     kind: str
     name: str
@@ -31,17 +34,6 @@ class Queued:
     pods: int
     resources: Mapping[str, str]
     members: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON, as in schemas/plan.schema.json."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "queue": self.queue,
-            **({"priorityClass": self.priority_class} if self.priority_class else {}),
-            "pods": self.pods,
-            "resources": dict(self.resources),
-        }
 
 
 def queued(planned: Iterable[tuple[Manifest, WorkloadPlan]]) -> tuple[Queued, ...]:

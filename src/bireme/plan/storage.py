@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.plan.workloads import kind_of
 from bireme.plan.workloads.model import spec_of
 
@@ -16,12 +17,14 @@ CLASS = "StorageClass"
 
 
 @dataclass(frozen=True)
-class Storage:
+class Storage(Plain):
     """One claim, volume or storage class.
 
     ``size`` is a quantity, "" for classes; ``storage_class`` that of a claim or volume, "" for none or the
     cluster's own; ``driver`` the CSI driver of a volume or the provisioner of a class.
     """
+
+    optional = ("size", "access_modes", "storage_class", "driver")
 
     kind: str
     name: str
@@ -29,18 +32,6 @@ class Storage:
     access_modes: tuple[str, ...] = ()
     storage_class: str = ""
     driver: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON for ``-o json``; what does not apply is left out."""
-        values = {
-            "kind": self.kind,
-            "name": self.name,
-            "size": self.size,
-            "accessModes": list(self.access_modes),
-            "storageClass": self.storage_class,
-            "driver": self.driver,
-        }
-        return {key: value for key, value in values.items() if value}
 
 
 def storage_of(manifest: Manifest) -> Iterator[Storage]:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.manifests import Manifest, read_as_kubernetes
+from bireme.core.plain import Plain
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity
 from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
 from bireme.plan.packing import Demand, Room, demand_of
@@ -36,7 +36,7 @@ _CPU_NODE = Instance(
 
 
 @dataclass(frozen=True)
-class Totals:
+class Totals(Plain):
     """Sums over all pods; ``nodes`` is the number of nodes needed per instance type."""
 
     pods: int
@@ -55,11 +55,14 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Plain):
     """What one release becomes on a cluster. ``placement`` is one way to pack it, not a promise.
 
     ``objects`` are those that it was made from, without hooks.
     """
+
+    hidden = ("placement", "objects")
+    optional = ("storage", "queued")
 
     release: str
     namespace: str
@@ -74,50 +77,6 @@ class Plan:
     def pods(self) -> tuple[PodPlan, ...]:
         """All pods of all workloads, in order."""
         return tuple(pod for workload in self.workloads for pod in workload.pods)
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan in the shape of schemas/plan.schema.json."""
-        return {
-            "release": self.release,
-            "namespace": self.namespace,
-            "workloads": [_workload_json(workload) for workload in self.workloads],
-            "totals": {
-                "pods": self.totals.pods,
-                "accelerators": self.totals.accelerators,
-                "efa": self.totals.efa,
-                "nodes": dict(self.totals.nodes),
-            },
-            **({"storage": [each.to_json() for each in self.storage]} if self.storage else {}),
-            **({"queued": [each.to_json() for each in self.queued]} if self.queued else {}),
-        }
-
-
-def _workload_json(workload: WorkloadPlan) -> dict[str, Any]:
-    types, note = workload.instance_types, workload.note
-    return {
-        "name": workload.name,
-        "kind": workload.kind,
-        "role": workload.role,
-        "replicas": workload.replicas,
-        "minReplicas": workload.min_replicas,
-        "maxReplicas": workload.max_replicas,
-        "pods": [_pod_json(pod) for pod in workload.pods],
-        **({} if types is None else {"instanceTypes": list(types)}),
-        **({"note": note} if note else {}),
-        **({"workersPerUnit": workload.unit} if workload.unit > 1 else {}),
-        **({"spares": workload.spares} if workload.spares else {}),
-    }
-
-
-def _pod_json(pod: PodPlan) -> dict[str, Any]:
-    return {
-        "name": pod.name,
-        "role": pod.role,
-        "rank": pod.rank,
-        "hostname": pod.hostname,
-        "resources": dict(pod.resources),
-        "nodeSelector": dict(pod.node_selector),
-    }
 
 
 def expand(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from bireme.core.errors import BiremeError
 from bireme.core.labels import COMPONENT_LABEL
 from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
 from bireme.core.quantities import EFA, accelerators, pod_requests, quantity
 from bireme.plan.instances import Instance, NodeChoice, choose_nodes
 
@@ -18,12 +19,14 @@ LONGEST_NAME = 63
 
 
 @dataclass(frozen=True)
-class PodPlan:
+class PodPlan(Plain):
     """One pod to be. ``hostname`` is None where Kubernetes generates the name (Deployments).
 
     ``rank`` is the pod's own: with ``processes`` per pod it runs the world ranks from rank·processes on. Pods
     that do not train have none. ``resources`` are the requests the scheduler counts, as quantities.
     """
+
+    hidden = ("processes", "nodes")
 
     name: str
     role: str
@@ -52,7 +55,7 @@ class PodPlan:
 
 
 @dataclass(frozen=True)
-class WorkloadPlan:
+class WorkloadPlan(Plain):
     """One object that makes pods, such as a Job, and the pods that it makes.
 
     The pods of a suspended workload are those it has once resumed. Where ``note`` is set, the plan cannot
@@ -62,6 +65,9 @@ class WorkloadPlan:
     the last ``spares`` of them wait until others are lost, and have no rank. One that ``is_autoscaled``
     has any number of pods between its bounds.
     """
+
+    hidden = ("suspended", "instance_types", "is_known", "unit")
+    optional = ("note", "spares")
 
     name: str
     kind: str
@@ -87,6 +93,12 @@ class WorkloadPlan:
             for name in more
         ]
         return replace(self, replicas=count, pods=(*self.pods[:count], *added))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, in the shape of schemas/plan.schema.json."""
+        types = {} if self.instance_types is None else {"instanceTypes": list(self.instance_types)}
+        unit = {"workersPerUnit": self.unit} if self.unit > 1 else {}
+        return super().to_json() | types | unit
 
 
 @dataclass(frozen=True)
