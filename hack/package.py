@@ -38,10 +38,10 @@ import yaml
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
+from bireme.plan import workloads
 from bireme.plan.instances import load_instances
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand
-from bireme.plan.workloads import pod_templates
 from bireme.tools import Toolbox
 
 _DEFAULT_URL = "."
@@ -138,21 +138,17 @@ def images_of(renderer: Renderer, chart: Path) -> list[dict[str, str]]:
 
     They are those of its ci/*-values.yaml, without a user's registries and containers.
     """
-    found = set()
+    found: set[str] = set()
     for file in sorted((chart / "ci").glob("*-values.yaml")):
         given = values.load([file])
         for key in _A_USERS & given.get("pod", {}).keys():
             del given["pod"][key]
         if "global" not in given:
-            for manifest in renderer.render(RenderRequest(chart, given)).manifests:
-                for template in pod_templates(manifest):
-                    for role in ("initContainers", "containers"):
-                        found |= {each["image"] for each in template["spec"].get(role, ())}
-    return [{"name": _image_name(image), "image": image} for image in sorted(found)]
-
-
-def _image_name(image: str) -> str:
-    return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+            found |= workloads.images_of(renderer.render(RenderRequest(chart, given)).manifests)
+    return [
+        {"name": image.partition("@")[0].rpartition("/")[2].partition(":")[0], "image": image}
+        for image in sorted(found)
+    ]
 
 
 def draw_plans(paths: Paths, renderer: Renderer, folder: Path) -> set[str]:

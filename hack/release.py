@@ -3,24 +3,22 @@
 hack/releases.toml has the commit of each release, from which git reads its charts again. A release has one
 version, that of the harness; a chart that changed since takes it, and one that did not keeps its own.
 
-`check` exits with 1 and names each chart that changed and kept its version. `propose` raises the versions by
-what changed: the major one (before 1.0 the minor one) when a schema refuses what it accepted, the minor one
-when values came, else the patch. `cut` closes CHANGELOG.md's section, commits, tags, and adds the commit to
-hack/releases.toml.
+`check` exits with 1 and names each chart that changed and kept its version. `propose` raises the minor
+version when the schema of a chart's values changed, else the patch. A major one is raised by hand. `cut`
+closes CHANGELOG.md's section, commits, tags, and adds the commit to hack/releases.toml.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,15 +61,9 @@ class Packed:
         return cls(about["name"], version_of(about["version"]), files)
 
     @property
-    def schema(self) -> Mapping[str, Any]:
+    def schema(self) -> bytes:
         """The schema of its values; empty for a chart without."""
-        found: Mapping[str, Any] = json.loads(self.files.get("values.schema.json", b"{}"))
-        return found
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Its default values."""
-        return yaml.safe_load(self.files.get("values.yaml", b"{}")) or {}
+        return self.files.get("values.schema.json", b"")
 
     @property
     def runtime(self) -> Mapping[str, bytes]:
@@ -110,49 +102,10 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-def refused_now(
-    old: Mapping[str, Any], new: Mapping[str, Any], where: str = "", defaults: Any = None
-) -> Iterator[str]:
-    """What a schema no longer accepts, a sentence each. It compares keys, types, enums and required keys.
-
-    ``defaults`` are the values of the new chart: what they hold is there, whoever requires it.
-    """
-    given = defaults if isinstance(defaults, Mapping) else {}
-    types = _types(old) - _types(new)
-    if types:
-        yield f"{where or 'values'} is no {' or '.join(sorted(types))} any more"
-    if "enum" in new and "enum" in old:
-        for gone in old["enum"]:
-            if gone not in new["enum"]:
-                yield f"{where} cannot be {gone!r} any more"
-    before, after = old.get("properties", {}), new.get("properties", {})
-    for key in new.get("required", []):
-        if key not in old.get("required", []) and given.get(key) is None:
-            yield f"{_inner(where, key)} is required"
-    for key, schema in before.items():
-        if key in after:
-            yield from refused_now(schema, after[key], _inner(where, key), given.get(key))
-        elif new.get("additionalProperties") is False:
-            yield f"{_inner(where, key)} is gone"
-
-
-def _inner(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    found = schema.get("type", [])
-    return {found} if isinstance(found, str) else set(found)
-
-
 def next_version(current: Version, old: Packed, new: Packed) -> Version:
     """The version that follows ``current`` for what changed from ``old`` to ``new``."""
     major, minor, patch = current
-    if any(refused_now(old.schema, new.schema, defaults=new.values)):
-        return (major + 1, 0, 0) if major else (0, minor + 1, 0)
-    if any(refused_now(new.schema, old.schema, defaults=old.values)):
-        return major, minor + 1, 0
-    return major, minor, patch + 1
+    return (major, minor, patch + 1) if old.schema == new.schema else (major, minor + 1, 0)
 
 
 class NoHistory(BiremeError):
@@ -214,20 +167,12 @@ class Tree:
 
     def findings(self) -> list[str]:
         """What keeps the charts from being released, a sentence each."""
-        sentences = []
-        for old, new in self.changed:
-            needed = next_version(old.version, old, new)
-            if new.version <= old.version:
-                sentences.append(
-                    f"charts/{new.name} differs from its release {dotted(old.version)}, and its version is "
-                    f"{dotted(new.version)}: hack/release propose raises it"
-                )
-            elif new.version < needed:
-                reason = next(refused_now(old.schema, new.schema, defaults=new.values), "it has new values")
-                sentences.append(
-                    f"charts/{new.name} needs {dotted(needed)} instead of {dotted(new.version)}: {reason}"
-                )
-        return sentences
+        return [
+            f"charts/{new.name} differs from its release {dotted(old.version)}, and its version is "
+            f"{dotted(new.version)}: hack/release propose raises it"
+            for old, new in self.changed
+            if new.version <= old.version
+        ]
 
     def proposed(self) -> Version:
         """The version of the next release."""

@@ -24,8 +24,8 @@ import yaml
 
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags
-from bireme.plan.workloads import pod_templates
+from bireme.helm import Renderer, RenderRequest, SetFlags
+from bireme.plan.workloads import images_of
 from bireme.tools import Toolbox
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -51,12 +51,15 @@ def main(registry: str, dry_run: bool, mirror: bool) -> None:
     for step in steps(registry.rstrip("/"), PROJECT, mirror=mirror):
         click.echo(step if dry_run else f"+ {step}", err=not dry_run)
         shell = ["bash", "-euo", "pipefail", "-c", step]
-        if not dry_run and subprocess.run(shell, env=environment, check=False).returncode:
+        if not dry_run and subprocess.run(shell, env=environment, cwd=PROJECT, check=False).returncode:
             raise BiremeError(f"this command failed, see its output above: {step}")
 
 
 def steps(registry: str, project: Path, *, mirror: bool = False) -> list[str]:
-    """The shell commands, in order. Raises BiremeError when ``registry`` cannot be one."""
+    """The shell commands in the folder of the project, in order.
+
+    Raises BiremeError when ``registry`` cannot be one.
+    """
     if not registry:
         raise BiremeError("no registry: say where to push, as in make images REGISTRY=ghcr.io/someone")
     if not _REGISTRY.fullmatch(registry):
@@ -79,14 +82,8 @@ def images_of_others(project: Path, region: str) -> list[str]:
         chart = file.parents[1]
         settings = SetFlags(sets=[f"region={region}"] if chart.name == "efa-device-plugin" else [])
         requests.append(RenderRequest(chart, yaml.safe_load(file.read_text()) or {}, settings=settings))
-    found = set()
-    for render in Renderer(Toolbox(paths), paths).render_many(requests):
-        if isinstance(render, RenderError):
-            raise render
-        for manifest in render.manifests:
-            for template in pod_templates(manifest):
-                for role in ("initContainers", "containers"):
-                    found |= {container["image"] for container in template["spec"].get(role, ())}
+    renderer = Renderer(Toolbox(paths), paths)
+    found = images_of(each for request in requests for each in renderer.render(request).manifests)
     return sorted(image for image in found if f"{_OURS}/" not in image)
 
 
@@ -100,21 +97,11 @@ def _build(registry: str, project: Path) -> list[str]:
         build = ["docker", "build", "--platform", "linux/amd64", "--tag", tag]
         context = "images"
         if "COPY *.whl" in file.read_text():
-            wheel = [
-                sys.executable,
-                "-m",
-                "pip",
-                "wheel",
-                "--quiet",
-                "--no-deps",
-                "--wheel-dir",
-                _WHEELS,
-                ".",
-            ]
-            commands.append(_in(project, shlex.join(wheel)))
+            wheel = f"{shlex.quote(sys.executable)} -m pip wheel --quiet --no-deps --wheel-dir {_WHEELS} ."
+            commands.append(wheel)
             context = _WHEELS
         build += ["--file", dockerfile, context]
-        commands += [_in(project, shlex.join(build)), *_make_repository(registry, repository)]
+        commands += [shlex.join(build), *_make_repository(registry, repository)]
         commands.append(shlex.join(["docker", "push", tag]))
     return commands
 
@@ -129,10 +116,6 @@ def _copy(registry: str, images: list[str]) -> list[str]:
         commands += _make_repository(registry, re.split("[:@]", name)[0])
         commands.append(shlex.join(["crane", "copy", image, f"{registry}/{name}"]))
     return commands
-
-
-def _in(folder: Path, command: str) -> str:
-    return command if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && {command}"
 
 
 def _login(host: str, region: str) -> str:

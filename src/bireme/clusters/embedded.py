@@ -1,6 +1,6 @@
 """A real API server, scheduler and controllers as plain processes, with fake nodes; no containers, no root.
 
-kwokctl starts the processes, and kwok simulates the kubelets by the rules in stages.yaml. The nodes and
+kwokctl starts the processes, and kwok simulates the kubelets by the rules in kwok.yaml. The nodes and
 their pods are simulated; everything else is Kubernetes itself.
 """
 
@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import reserved
+from bireme.clusters.programs import run_alone
 from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts, until
 from bireme.core.errors import BiremeError
@@ -196,48 +197,19 @@ def _start(
         named_ports = dict(zip(_PORT_OPTIONS, ports, strict=True))
         config = _kwok_config(kubernetes, nodes, binaries, {**named_ports, **further})
         (work / "kwok.yaml").write_text(config, encoding="utf-8")
-        command = [
-            str(work / "kwokctl"),
-            "--name",
-            name,
-            "create",
-            "cluster",
-            "--kubeconfig",
-            str(folder / "kubeconfig"),
-        ]
-        environment = _environment(work)
-        _run_kwokctl(command, environment, folder)
+        command = [str(work / "kwokctl"), "--name", name, "create", "cluster"]
+        command += ["--kubeconfig", str(folder / "kubeconfig")]
+        code = run_alone(command, _environment(work), folder / "kwokctl.log", _UP_SECONDS)
+    if code is None:
+        raise BiremeError(_failure(f"was not up after {_UP_SECONDS} s", folder))
+    if code:
+        raise BiremeError(_failure(f"did not start (kwokctl exited with {code})", folder))
 
 
 def _environment(work: Path) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("KWOK_")}
     search = os.pathsep.join([str(work), inherited.get("PATH", os.defpath)])
     return inherited | {"KWOK_WORKDIR": str(work), "PATH": search}
-
-
-def _run_kwokctl(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-    log = folder / "kwokctl.log"
-    # In its own session: only this process gets Ctrl-C, and then stops all the others.
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            code = process.wait(_UP_SECONDS)
-        except BaseException as error:
-            process.kill()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise BiremeError(_failure(f"was not up after {_UP_SECONDS} s", folder)) from error
-            raise
-    if code:
-        raise BiremeError(_failure(f"did not start (kwokctl exited with {code})", folder))
 
 
 def _failure(what: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Fake nodes: kwok simulates their kubelets by the rules in stages.yaml.
+"""Fake nodes: kwok simulates their kubelets by the rules in kwok.yaml.
 
 The nodes and their pods are simulated; API server, scheduler and controllers are real, in an embedded cluster
 or in one of kind.
@@ -13,8 +13,6 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from bireme.clusters.api import Api, ApiError
 from bireme.clusters.base import ClusterInfo
@@ -49,19 +47,7 @@ _END_SECONDS = 15
 
 def kwok_config() -> str:
     """The configuration of kwok and the stages that nodes, pods and claims go through, as YAML documents."""
-    kwok = {
-        "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
-        "kind": "KwokConfiguration",
-        "options": {
-            "cidr": "10.0.0.0/16",
-            "podPlayStageParallelism": 16,
-            "nodePlayStageParallelism": 16,
-            "nodeLeaseParallelism": 16,
-            "podsOnNodeSyncParallelism": 4,
-        },
-    }
-    stages = resources.files("bireme.clusters").joinpath("stages.yaml").read_text(encoding="utf-8")
-    return "---\n".join([yaml.safe_dump(kwok), stages])
+    return resources.files("bireme.clusters").joinpath("kwok.yaml").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

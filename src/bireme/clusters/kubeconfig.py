@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,64 +17,7 @@ from bireme.helm import ChartValues
 from bireme.helm import values as value_files
 from bireme.schemas.problems import violations
 
-_TEXT = {"type": ["string", "null"]}
-_PROGRAM = {
-    "type": ["object", "null"],
-    "required": ["command"],
-    "properties": {"command": {"type": "string", "minLength": 1}, "args": {"type": ["array", "null"]}},
-}
-# The library knows no other provider; kubectl took gcp and azure away too.
-_PROVIDER = {
-    "type": ["object", "null"],
-    "properties": {"name": {"const": "oidc"}, "config": {"type": ["object", "null"]}},
-}
-
-
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
-
-
-def _named(kind: str, below: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    body = {"type": "object", "properties": below, **more}
-    properties = {"name": {"type": "string"}, kind: body}
-    item = {"type": "object", "required": ["name", kind], "properties": properties}
-    return {"type": "array", "items": item}
-
-
-_SCHEMA = {
-    "required": ["contexts", "clusters"],
-    "properties": {
-        "current-context": _TEXT,
-        "contexts": _named("context", {"cluster": {"type": "string"}, "user": _TEXT}, required=["cluster"]),
-        "clusters": _named(
-            "cluster",
-            {
-                "server": {"type": "string", "pattern": r"^https?://[!-.0-~]+(:[0-9]{1,5})?(/[!-~]*)?$"},
-                "certificate-authority": _TEXT,
-                "certificate-authority-data": _TEXT,
-                "proxy-url": {**_TEXT, "pattern": "^[!-~]*$"},
-                "tls-server-name": _TEXT,
-            },
-            required=["server"],
-        ),
-        "users": {
-            "anyOf": [
-                {"type": "null"},
-                _named(
-                    "user",
-                    {
-                        **dict.fromkeys(
-                            ["client-certificate", "client-certificate-data", "client-key"], _TEXT
-                        ),
-                        **dict.fromkeys(["client-key-data", "token", "tokenFile"], _TEXT),
-                        **dict.fromkeys(["username", "password"], _TEXT),
-                        "exec": _PROGRAM,
-                        "auth-provider": _PROVIDER,
-                    },
-                ),
-            ]
-        },
-    },
-}
 
 
 def load(file: Path, context: str | None, configuration: Any) -> None:
@@ -125,7 +69,8 @@ def _absolute(item: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 def _check(content: Mapping[str, Any], context: Any) -> None:
     """Raises BiremeError for the first thing in ``content`` that keeps ``context`` from being used."""
-    found = next(violations(ChartValues("kubeconfig", content, _SCHEMA, ())), None)
+    schema = json.loads(resources.files("bireme.clusters").joinpath("kubeconfig.schema.json").read_text())
+    found = next(violations(ChartValues("kubeconfig", content, schema, ())), None)
     if found:
         raise BiremeError(str(found))
     contexts = {each["name"]: each["context"] for each in content["contexts"]}

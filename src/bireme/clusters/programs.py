@@ -7,12 +7,12 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bireme.clusters.base import Cluster
-from bireme.clusters.waiting import until
+from bireme.clusters.waiting import no_interrupts, until
 from bireme.core.errors import BiremeError
 
 _STOP_SECONDS = 20
@@ -81,6 +81,38 @@ def start(folder: Path, binary: Path, arguments: Sequence[str], environment: Map
             start_new_session=True,
         )
     return Program(process, log)
+
+
+def run_alone(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    seconds: float,
+    stop: Callable[[subprocess.Popen[bytes]], None] = subprocess.Popen.kill,
+) -> int | None:
+    """Run a command whose output goes to ``log``; its exit code, or None after so many seconds.
+
+    It is in a session of its own: only this process gets Ctrl-C, and then calls ``stop``.
+    """
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            return process.wait(seconds)
+        except BaseException as error:
+            with no_interrupts():
+                stop(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None
+            raise
 
 
 def _answers(url: str) -> bool:

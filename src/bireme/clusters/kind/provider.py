@@ -26,6 +26,7 @@ from bireme.clusters.kind.cluster import IMAGES, POD_NETWORK, SHARED, KindCluste
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
+from bireme.clusters.programs import run_alone
 from bireme.clusters.state import cluster_dir, find, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
@@ -193,24 +194,9 @@ class KindProvider:
         command += ["--config", str(file), "--kubeconfig", str(folder / "kubeconfig"), "--retain"]
         # One network per cluster, which is removed with it.
         environment = {**os.environ, "KIND_EXPERIMENTAL_DOCKER_NETWORK": kind_name(name)}
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # In its own session: only this process gets Ctrl-C, and then removes everything.
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(_UP_SECONDS)
-            except BaseException as error:
-                with no_interrupts():
-                    _stop(process)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise BiremeError(f"kind was not done after {_UP_SECONDS} s: {_end_of(log)}") from error
-                raise
+        code = run_alone(command, environment, log, _UP_SECONDS, _stop)
+        if code is None:
+            raise BiremeError(f"kind was not done after {_UP_SECONDS} s: {_end_of(log)}")
         if code:
             raise BiremeError(f"kind could not create the cluster {name}: {_end_of(log)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "WorkloadPlan",
     "count_in",
     "differing",
+    "images_of",
     "kind_of",
     "plan_of",
     "pod_templates",
@@ -88,3 +89,10 @@ def pod_templates(manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
     """The {metadata, spec} of all the pods that an object makes; none for objects that make no pods."""
     kind = kind_of(manifest)
     return kind.pod_templates(manifest) if kind else ()
+
+
+def images_of(manifests: Iterable[Manifest]) -> set[str]:
+    """The images of all containers that objects run."""
+    specs = [template["spec"] for manifest in manifests for template in pod_templates(manifest)]
+    roles = ("initContainers", "containers")
+    return {each["image"] for spec in specs for role in roles for each in spec.get(role) or ()}
