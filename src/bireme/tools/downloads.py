@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import tarfile
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,10 +18,9 @@ from bireme.core.errors import BiremeError
 from bireme.core.progress import step
 from bireme.tools.pins import Tool
 
-_CONNECT_SECONDS = 2.5
-_READ_SECONDS = 30.0
+# For an answer, and for each piece of a file.
+_SECONDS = 5.0
 _CHUNK = 1 << 18
-_UNREACHABLE = (OSError, http.client.HTTPException)
 
 
 class NotOffered(Exception):
@@ -31,8 +30,8 @@ class NotOffered(Exception):
 class Downloads:
     """Fetches release files, from their own hosts or from one mirror of them all.
 
-    With ``mirror``, https://HOST/PATH is requested as MIRROR/HOST/PATH. Hosts are probed once per process and
-    all at the same time, so that a machine without internet waits for one short timeout only.
+    With ``mirror``, https://HOST/PATH is requested as MIRROR/HOST/PATH. A host that does not answer is asked
+    once per process, so that a machine without internet waits for one short timeout each.
     """
 
     def __init__(self, mirror: str | None = None) -> None:
@@ -41,17 +40,7 @@ class Downloads:
                 f"BIREME_MIRROR={mirror} is not a URL: begin it with http:// or https://, or unset it"
             )
         self._mirror = mirror.rstrip("/") if mirror else None
-        self._answers: dict[str, bool] = {}
-
-    def offered(self, tools: Iterable[Tool]) -> frozenset[str]:
-        """The hosts that answer among those the ``tools`` are released on; takes up to 2.5 seconds."""
-        hosts = {_host(self._at(tool.release.url)) for tool in tools if tool.release}
-        self._probe(hosts - self._answers.keys())
-        return frozenset(host for host in hosts if self._answers[host])
-
-    def offers(self, tool: Tool) -> bool:
-        """Whether ``tool`` has an official release on a host that answers."""
-        return tool.release is not None and bool(self.offered([tool]))
+        self._silent: set[str] = set()
 
     def fetch(self, tool: Tool, target: Path, console: Console) -> None:
         """Write the official binary of ``tool`` to ``target``, verified and executable.
@@ -60,7 +49,7 @@ class Downloads:
         """
         release = tool.release
         if release is None:
-            raise NotOffered(f"{tool.name} publishes no checksums")
+            raise NotOffered
         file = target.with_name("download")
         url = self._at(release.url)
         published = _published_sum(self._text(self._at(release.checksums)), url, release.checksums)
@@ -81,62 +70,37 @@ class Downloads:
     def _at(self, url: str) -> str:
         return f"{self._mirror}/{url.split('://', 1)[1]}" if self._mirror else url
 
-    def _probe(self, hosts: Iterable[str]) -> None:
-        answers = self._answers
-        threads = []
-        for host in hosts:
-            answers[host] = False
-
-            def probe(host: str = host) -> None:
-                answers[host] = _answers(host)
-
-            # Daemon threads: a name server that never answers must delay neither the probe nor the exit.
-            thread = threading.Thread(target=probe, daemon=True)
-            thread.start()
-            threads.append(thread)
-        for thread in threads:
-            thread.join(_CONNECT_SECONDS)
+    @contextlib.contextmanager
+    def _open(self, url: str) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request. Raises NotOffered when there is none, or when it ends too early."""
+        host, answer = urlsplit(url).netloc, None
+        if host in self._silent:
+            raise NotOffered
+        try:
+            with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
+                yield answer
+        except (OSError, http.client.HTTPException) as error:
+            if answer is None and not isinstance(error, urllib.error.HTTPError):
+                self._silent.add(host)
+            raise NotOffered(f"{url}: {error}") from error
 
     def _text(self, url: str) -> str:
-        try:
-            with urllib.request.urlopen(url, timeout=_READ_SECONDS) as answer:
-                text: str = answer.read().decode()
-                return text
-        except (*_UNREACHABLE, UnicodeDecodeError) as error:
-            raise NotOffered(f"{url}: {error}") from error
+        with self._open(url) as answer:
+            text: str = answer.read().decode(errors="replace")
+        return text
 
     def _save(self, url: str, file: Path, tool: Tool, console: Console) -> str:
         digest, done = hashlib.sha256(), 0
-        try:
-            with (
-                urllib.request.urlopen(url, timeout=_READ_SECONDS) as answer,
-                file.open("wb") as out,
-                step(console, f"downloading {tool.label}", detail=lambda: f"{done / 1e6:.0f} MB"),
-            ):
-                while chunk := answer.read(_CHUNK):
-                    out.write(chunk)
-                    digest.update(chunk)
-                    done += len(chunk)
-        except _UNREACHABLE as error:
-            raise NotOffered(f"{url}: {error}") from error
+        with (
+            self._open(url) as answer,
+            file.open("wb") as out,
+            step(console, f"downloading {tool.label}", detail=lambda: f"{done / 1e6:.0f} MB"),
+        ):
+            while chunk := answer.read(_CHUNK):
+                out.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
         return digest.hexdigest()
-
-
-def _host(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _answers(host: str) -> bool:
-    try:
-        urllib.request.urlopen(
-            urllib.request.Request(host + "/", method="HEAD"), timeout=_CONNECT_SECONDS
-        ).close()
-    except urllib.error.HTTPError:
-        return True
-    except _UNREACHABLE:
-        return False
-    return True
 
 
 def _published_sum(checksums: str, url: str, source: str) -> str:

@@ -125,7 +125,6 @@ class Toolbox:
     def _ensure(self, tools: Sequence[Tool]) -> Sequence[Path]:
         found = {tool: self._find(tool, self._note) for tool in tools}
         missing = [tool for tool, place in found.items() if place is None]
-        self._downloads.offered(missing)
         for tool in missing:
             found[tool] = self._get(tool)
         self._known.update({tool: place for tool, place in found.items() if place})
@@ -210,14 +209,13 @@ class Toolbox:
         return _Found(sources[0] if sources else "cache", binary)
 
     def _make(self, tool: Tool, binary: Path) -> Source:
-        source: Source = "go build"
-        if self._downloads.offers(tool):
-            try:
-                self._downloads.fetch(tool, binary, self._console)
-                source = "download"
-            except NotOffered as reason:
+        source: Source = "download"
+        try:
+            self._downloads.fetch(tool, binary, self._console)
+        except NotOffered as reason:
+            if str(reason):
                 self._note(f"no download of {tool.label}, building it ({reason})")
-        if source == "go build":
+            source = "go build"
             self._go.build(tool, binary)
         version = self._version(tool, binary)
         if version != tool.version:
