@@ -7,6 +7,7 @@ from typing import Any
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import InstalledRelease
+from tests.support import faults
 
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 
@@ -49,7 +50,7 @@ class Fleet:
     def remove(self) -> None:
         """Remove all of them."""
         for node in self.nodes.values():
-            self._cluster.remove_node(node)
+            faults.remove_node(self._cluster, node)
 
     def _patch(self, word: str, change: Mapping[str, Any]) -> None:
         self._cluster.api.patch(f"/api/v1/nodes/{self.nodes[word]}", change)

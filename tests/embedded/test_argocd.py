@@ -20,7 +20,7 @@ from bireme.live import observe
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.tools import Toolbox
-from tests.support import git_server, gitops
+from tests.support import faults, git_server, gitops
 from tests.support.gitops import CASES, EACH_JOB, TYPE, Job, Site
 from tests.support.processes import autoscaler
 from tests.support.waiting import until
@@ -290,7 +290,7 @@ def test_commits_install_scale_replace_and_end_a_job(team: Team, committed: Comm
     if case == "torch-elastic":
         committed.is_healthy("Progressing")
         for name in team.pods(NAME):
-            team.cluster.complete(name, "default")
+            faults.complete(team.cluster, name, "default")
         committed.is_healthy("Healthy")
 
 

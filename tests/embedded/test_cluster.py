@@ -21,6 +21,7 @@ from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
+from tests.support import faults
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.embedded
@@ -239,25 +240,6 @@ def test_down_removes_what_a_killed_up_left(doomed: EmbeddedProvider, tmp_path: 
     assert list((tmp_path / "clusters").iterdir()) == []
 
 
-# --- pods ---
-
-
-def test_a_pod_that_cannot_end_on_demand_is_named(fleet: EmbeddedCluster) -> None:
-    forever = {"metadata": {"name": "forever"}, "spec": {"containers": [{"name": "a", "image": "none"}]}}
-    fleet.api.create(PODS, forever)
-    until(lambda: is_ready(fleet.api.get(f"{PODS}/forever")))
-    with pytest.raises(
-        BiremeError, match="forever cannot end on demand: it is Running with restartPolicy Always"
-    ):
-        fleet.complete("forever")
-    with pytest.raises(BiremeError, match="there is no pod nobody in namespace default"):
-        fleet.fail("nobody", 1)
-    with pytest.raises(BiremeError, match="exit code 0 of forever"):
-        fleet.fail("forever", 0)
-    fleet.api.delete(f"{PODS}/forever")
-    until(lambda: fleet.api.find(f"{PODS}/forever") is None)
-
-
 # --- storage ---
 
 
@@ -277,7 +259,7 @@ def test_nodes_are_added_under_the_next_free_names(
     provider: EmbeddedProvider, fleet: EmbeddedCluster
 ) -> None:
     assert fleet.add_nodes("p3.8xlarge", 2) == ("p3-8xlarge-0", "p3-8xlarge-1")
-    fleet.remove_node("p3-8xlarge-0")
+    faults.remove_node(fleet, "p3-8xlarge-0")
     assert fleet.api.find("/api/v1/nodes/p3-8xlarge-0") is None
     assert fleet.add_nodes("p3.8xlarge", 2) == ("p3-8xlarge-0", "p3-8xlarge-2")
     assert provider.get("fleet").nodes["p3.8xlarge"] == 3
@@ -291,20 +273,14 @@ def test_a_deleted_pod_on_a_node_that_is_cut_off_does_not_end(fleet: EmbeddedClu
     pod = {"metadata": {"name": "stuck"}, "spec": spec | selector}
     fleet.api.create(PODS, pod)
     until(lambda: is_ready(fleet.api.get(f"{PODS}/stuck")))
-    fleet.cut_node(node)
+    faults.cut_node(fleet, node)
     time.sleep(0.5)
     fleet.api.delete(f"{PODS}/stuck", gracePeriodSeconds="1")
     time.sleep(3)
     assert fleet.api.get(f"{PODS}/stuck")["status"]["phase"] == "Running"
-    fleet.taint_out_of_service(node)
-    fleet.taint_out_of_service(node)
+    faults.taint_out_of_service(fleet, node)
+    faults.taint_out_of_service(fleet, node)
     taints = [taint["key"] for taint in fleet.api.get(f"/api/v1/nodes/{node}")["spec"]["taints"]]
     assert taints.count("node.kubernetes.io/out-of-service") == 1
-    fleet.remove_node(node)
+    faults.remove_node(fleet, node)
     fleet.api.delete(f"{PODS}/stuck", gracePeriodSeconds="0")
-
-
-def test_a_missing_node_is_named(fleet: EmbeddedCluster) -> None:
-    for act in (fleet.remove_node, fleet.cut_node, fleet.taint_out_of_service):
-        with pytest.raises(BiremeError, match="fleet has no node p9-0: see kubectl get nodes"):
-            act("p9-0")

@@ -25,7 +25,7 @@ from bireme.live.release import Releases, Revision
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.tools import Toolbox
-from tests.support import waiting
+from tests.support import faults, waiting
 
 pytestmark = pytest.mark.embedded
 JOB = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
@@ -323,7 +323,7 @@ def test_a_job_that_has_used_up_its_restarts(
     pod = the_pod(cluster, namespace)["metadata"]["name"]
     path = f"{CORE}/{namespace}/pods/{pod}"
     waiting.until(lambda: cluster.api.get(path)["status"].get("phase") == "Running")
-    cluster.fail(pod, 3, namespace)
+    faults.fail(cluster, pod, 3, namespace)
     waiting.until(lambda: bool(after()))
     (finding,) = after()
     assert "The Job job has used up its restarts" in finding.sentence

@@ -9,6 +9,7 @@ import pytest
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.embedded.fleet import Fleet
+from tests.support import faults
 
 OREGON = ["region=us-west-2"]
 
@@ -47,4 +48,4 @@ def test_a_new_node_gets_a_pod_and_uninstalling_removes_all(
     plugin.until(lambda: late in {pod.node for pod in plugin.pods() if pod.ready})
     plugin.uninstall()
     assert plugin.objects("daemonsets") == plugin.objects("pods") == []
-    cluster.remove_node(late)
+    faults.remove_node(cluster, late)

@@ -10,6 +10,7 @@ import pytest
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.support import faults
 from tests.support.fsx import DYNAMIC, STATIC
 from tests.support.waiting import until
 
@@ -32,7 +33,7 @@ def far_node(cluster: EmbeddedCluster) -> Iterator[str]:
     labels = {"topology.kubernetes.io/zone": "us-west-2b"}
     cluster.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
     yield name
-    cluster.remove_node(name)
+    faults.remove_node(cluster, name)
 
 
 def claim_of(release: InstalledRelease, name: str) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import pytest
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.support import faults
 
 # The types on which the AWS walkthrough trains Mask R-CNN, with their GPUs and EFA interfaces.
 TYPES = {"p3.16xlarge": (8, 0), "p3dn.24xlarge": (8, 1), "p4d.24xlarge": (8, 4)}
@@ -26,7 +27,7 @@ def nodes(cluster: EmbeddedCluster, test_namespace: str) -> Iterator[None]:
     added = [name for kind in TYPES if kind not in cluster.nodes for name in cluster.add_nodes(kind, 2)]
     yield
     for name in added:
-        cluster.remove_node(name)
+        faults.remove_node(cluster, name)
 
 
 def live(release: InstalledRelease, role: str) -> list[str]:
@@ -72,23 +73,25 @@ def test_maskrcnn_without_an_operator_fills_two_nodes(release: ReleaseFactory, i
 
 def test_the_first_workers_success_completes_the_job_and_ends_the_others(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
-    job.cluster.complete(next(name for name in live(job, "worker") if "-r1-0-" in name), job.namespace)
+    faults.complete(
+        job.cluster, next(name for name in live(job, "worker") if "-r1-0-" in name), job.namespace
+    )
     job.until(lambda: not live(job, "worker") and "Complete" in conditions(job))
 
 
 def test_a_failed_launcher_is_replaced_within_the_backoff_limit(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", "backoffLimit=1", ALONE], **P4D)
     (first,) = [name for name in live(job, "worker") if "-r1-0-" in name]
-    job.cluster.fail(first, 75, job.namespace)
+    faults.fail(job.cluster, first, 75, job.namespace)
     job.until(lambda: any("-r1-0-" in name for name in set(live(job, "worker")) - {first}))
     (second,) = [name for name in live(job, "worker") if "-r1-0-" in name]
-    job.cluster.fail(second, 75, job.namespace)
+    faults.fail(job.cluster, second, 75, job.namespace)
     assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
 def test_an_exit_code_that_no_restart_helps_fails_the_job_at_once(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
-    job.cluster.fail(live(job, "worker")[0], 78, job.namespace)
+    faults.fail(job.cluster, live(job, "worker")[0], 78, job.namespace)
     assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
@@ -139,7 +142,7 @@ def test_an_elastic_job_scales_in_place_and_each_worker_has_starts_of_its_own(
     assert job.differences() == ()
     for index in (1, 2, 3):
         (worker,) = [name for name in live(job, "worker") if f"-r1-{index}-" in name]
-        job.cluster.fail(worker, 143, job.namespace)
+        faults.fail(job.cluster, worker, 143, job.namespace)
         job.wait()
     job.upgrade(sets=["workers=2", *limits])
     job.until(lambda: len(live(job, "worker")) == 2)
@@ -180,7 +183,7 @@ class TestMpiJob:
     def test_a_complete_job_removes_its_workers_and_keeps_its_launcher(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         (launcher,) = live(job, "launcher")
-        job.cluster.complete(launcher, job.namespace)
+        faults.complete(job.cluster, launcher, job.namespace)
         job.until(lambda: not live(job, "worker"))
         (kept,) = [pod for pod in job.pods() if pod.role == "launcher"]
         assert kept.phase == "Succeeded"

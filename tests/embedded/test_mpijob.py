@@ -18,6 +18,7 @@ from bireme.live.pods import ObservedPod
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, expand
 from bireme.tools import Toolbox
+from tests.support import faults
 from tests.support.waiting import until
 
 TYPE = "p4d.24xlarge"
@@ -155,7 +156,7 @@ def test_the_launcher_starts_after_the_last_worker_is_ready(
     assert launcher.created >= max(pod.created for pod in pods.values())
     # In this order, because no kubelet ends the pods of a removed node.
     one.remove()
-    cluster.remove_node(node)
+    faults.remove_node(cluster, node)
 
 
 def test_a_failed_launcher_fails_the_job_with_a_reason(
@@ -163,7 +164,7 @@ def test_a_failed_launcher_fails_the_job_with_a_reason(
 ) -> None:
     one = job(2, backoffLimit=0)
     assert one.wait(2) == ()
-    cluster.fail(one.pods()[f"{one.name}-launcher"].name, 3, one.namespace)
+    faults.fail(cluster, one.pods()[f"{one.name}-launcher"].name, 3, one.namespace)
     until(lambda: "Failed" in one.conditions(), what="the job to fail")
     until(lambda: len(one.pods()) == 1, what="the workers to go")
     (found,) = one.differences(2)

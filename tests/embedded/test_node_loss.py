@@ -8,7 +8,7 @@ import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.support import waiting
+from tests.support import faults, waiting
 
 pytestmark = [pytest.mark.embedded, pytest.mark.slow]
 P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
@@ -35,8 +35,8 @@ def test_lost_machines_are_reported_and_their_workers_replaced(
     cluster.add_nodes("p4d.24xlarge", 2)
     job = release("torch-elastic", sets=["workers=3"], **P4D)
     deleted, silent, kept = (node_of(job, index) for index in range(3))
-    job.cluster.cut_node(silent)
-    job.cluster.remove_node(deleted)
+    faults.cut_node(job.cluster, silent)
+    faults.remove_node(job.cluster, deleted)
 
     until(lambda: is_ready_off(job, 0, (deleted, silent)))
 
@@ -45,8 +45,8 @@ def test_lost_machines_are_reported_and_their_workers_replaced(
     assert silent in report.sentence
     assert "node.kubernetes.io/out-of-service" in report.sentence
 
-    job.cluster.taint_out_of_service(silent)
+    faults.taint_out_of_service(job.cluster, silent)
     until(lambda: is_ready_off(job, 1, (deleted, silent)))
     until(lambda: job.differences() == ())
     assert node_of(job, 2) == kept
-    cluster.remove_node(silent)
+    faults.remove_node(cluster, silent)

@@ -11,6 +11,7 @@ import yaml
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.support import faults
 from tests.support.documents import ROOT
 from tests.support.waiting import until
 
@@ -29,7 +30,7 @@ def nodes(cluster: EmbeddedCluster) -> Iterator[Mapping[str, Mapping[str, str]]]
         cluster.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
     yield dict(zip(names, places, strict=True))
     for name in names:
-        cluster.remove_node(name)
+        faults.remove_node(cluster, name)
 
 
 def places(release: InstalledRelease, nodes: Mapping[str, Mapping[str, str]], label: str) -> set[str]:
@@ -101,4 +102,4 @@ def test_a_trainer_a_service_with_much_memory_and_a_pod_with_much_disk_share_a_n
     finally:
         for each in others:
             cluster.api.delete(f"{deployments}/{each['metadata']['name']}")
-        cluster.remove_node(node)
+        faults.remove_node(cluster, node)

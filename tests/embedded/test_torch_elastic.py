@@ -18,6 +18,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme_runtime.elastic.rendezvous import topology
+from tests.support import faults
 
 P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
 
@@ -114,7 +115,9 @@ def test_a_missing_efa_that_was_only_wanted_is_a_sentence_of_status(
 def test_a_worker_that_fails_is_replaced_and_the_others_stay(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     before = uids(job)
-    job.cluster.fail(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 1, job.namespace)
+    faults.fail(
+        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 1, job.namespace
+    )
     job.until(lambda: uids(job).get("0") not in (None, before["0"]) and job.differences() == ())
     assert uids(job)["1"] == before["1"]
 
@@ -124,8 +127,8 @@ def test_a_pod_that_leaves_an_excluded_node_is_made_again_without_being_counted(
 ) -> None:
     job = release("torch-elastic", sets=["workers=2", "recovery.backoffLimitPerIndex=0"], **P4D)
     before = uids(job)
-    job.cluster.fail(
-        next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 69, job.namespace
+    faults.fail(
+        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 69, job.namespace
     )
     job.until(lambda: uids(job).get("0") not in (None, before["0"]))
     assert uids(job)["1"] == before["1"]
@@ -133,16 +136,16 @@ def test_a_pod_that_leaves_an_excluded_node_is_made_again_without_being_counted(
 
 def test_a_configuration_error_fails_the_job_at_once(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
-    job.cluster.fail(
-        next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 78, job.namespace
+    faults.fail(
+        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 78, job.namespace
     )
     assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
 def test_one_worker_that_succeeds_completes_the_job(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=3"], **P4D)
-    job.cluster.complete(
-        next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-2"), job.namespace
+    faults.complete(
+        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-2"), job.namespace
     )
     job.until(
         lambda: any(c["type"] == "Complete" for c in job.objects("jobs")[0]["status"].get("conditions", []))

@@ -11,6 +11,7 @@ import yaml
 from bireme.clusters.kind import KindCluster
 from bireme.core.labels import FAKE_LABEL
 from tests.kind.shell import NODE_TYPE, Shell, until
+from tests.support import faults
 
 RESTRICTED = {
     "runAsNonRoot": True,
@@ -118,7 +119,7 @@ def fakes(cluster: KindCluster) -> Iterator[tuple[str, ...]]:
     names = cluster.add_nodes("p5.48xlarge", 3)
     yield names
     for name in names:
-        cluster.remove_node(name)
+        faults.remove_node(cluster, name)
 
 
 def test_fake_nodes_run_what_no_container_could(

@@ -9,6 +9,7 @@ import pytest
 from bireme.clusters.kind import KindCluster
 from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import Training
+from tests.support import faults
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 
@@ -68,7 +69,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     stop(second)
     training.until_trained(30, world_size=1)
     until(lambda: not is_ready(cluster, second), what=f"{second} to be seen as lost")
-    cluster.remove_node(second)
+    faults.remove_node(cluster, second)
     training.until_trained(30, world_size=2, seconds=180)
     assert training.worker(1).node == first
     cluster.start_node(second)

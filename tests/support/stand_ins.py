@@ -20,6 +20,7 @@ from bireme.core.labels import NODE_TYPE_LABEL
 from bireme.core.paths import Paths
 from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE
 from bireme.tools import Toolbox
+from tests.support import faults
 
 STATE = Path("aws.json")
 DRIVERS = {"aws-efs-csi-driver": "efs.csi.aws.com", "aws-fsx-csi-driver": "fsx.csi.aws.com"}
@@ -171,7 +172,7 @@ def _terminate(instance: str) -> None:
     kind = cluster.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"][NODE_TYPE_LABEL]
     (new,) = cluster.add_nodes(kind, 1)
     _identify(cluster, new)
-    cluster.remove_node(node)
+    faults.remove_node(cluster, node)
 
 
 def _destroy() -> None:

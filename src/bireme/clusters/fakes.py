@@ -18,31 +18,22 @@ from bireme.clusters.api import Api, ApiError
 from bireme.clusters.base import ClusterInfo
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.waiting import until
-from bireme.core.errors import BiremeError
 from bireme.core.labels import (
     CUT_LABEL,
     DEFAULT_CLASS_ANNOTATION,
-    EXIT_CODE_ANNOTATION,
     FAKE_LABEL,
     FAKE_VALUE,
     NODE_TYPE_LABEL,
     NOT_READY_TAINT,
-    OUT_OF_SERVICE_TAINT,
 )
 from bireme.core.paths import Paths
 from bireme.plan.instances import load_instances
 
 STORAGE_CLASS = "fake"
-_OUT_OF_SERVICE = {
-    "key": OUT_OF_SERVICE_TAINT,
-    "value": "nodeshutdown",
-    "effect": "NoExecute",
-}
-# The nodes that kwok simulates: all fake ones but those that cut_node made unreachable.
+# The nodes that kwok simulates: all fake ones but those with this label.
 MANAGED_NODES = f"{FAKE_LABEL}={FAKE_VALUE},!{CUT_LABEL}"
 
 _NODES_SECONDS = 180
-_END_SECONDS = 15
 
 
 def kwok_config() -> str:
@@ -52,7 +43,7 @@ def kwok_config() -> str:
 
 @dataclass(frozen=True)
 class FakeNodes:
-    """A cluster with fake nodes, which can be added, removed and made to fail."""
+    """A cluster with fake nodes, which can be added."""
 
     info: ClusterInfo
     paths: Paths
@@ -106,39 +97,6 @@ class FakeNodes:
         self._create([(shape, index) for index in free])
         return tuple(shape.node_name(index) for index in free)
 
-    def remove_node(self, node: str) -> None:
-        """Delete a Node, as the cloud controller does when its instance has been terminated."""
-        self._node(node)
-        self.api.delete(f"/api/v1/nodes/{node}")
-
-    def cut_node(self, node: str) -> None:
-        """Make a node unreachable: its heartbeat stops, and nothing on it starts or ends any more.
-
-        The node lifecycle controller taints it after its grace period; its pods stay Terminating until
-        ``taint_out_of_service``.
-        """
-        self._node(node)
-        self.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {CUT_LABEL: "true"}}})
-
-    def taint_out_of_service(self, node: str) -> None:
-        """Declare a node lost for good, so that its pods are removed and replaced.
-
-        The same as ``kubectl taint node NODE node.kubernetes.io/out-of-service=…:NoExecute``.
-        """
-        taints = self._node(node)["spec"].get("taints", [])
-        others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE_TAINT]
-        self.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": [*others, _OUT_OF_SERVICE]}})
-
-    def complete(self, pod: str, namespace: str = "default") -> None:
-        """End every container of a running pod with exit code 0; returns once it has ended."""
-        self._end(pod, namespace, 0)
-
-    def fail(self, pod: str, exit_code: int = 1, namespace: str = "default") -> None:
-        """End every container of a running pod with ``exit_code`` (1 to 255); returns once it has ended."""
-        if not 1 <= exit_code <= 255:
-            raise BiremeError(f"exit code {exit_code} of {pod}: a failed container has one of 1 to 255")
-        self._end(pod, namespace, exit_code)
-
     def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
         """Create a PersistentVolumeClaim that many nodes can share; there is no storage behind it.
 
@@ -154,12 +112,6 @@ class FakeNodes:
         except ApiError as error:
             if error.status != 409:
                 raise
-
-    def _node(self, node: str) -> dict[str, Any]:
-        found = self.api.find(f"/api/v1/nodes/{node}")
-        if found is None:
-            raise BiremeError(f"the cluster {self.name} has no node {node}: see kubectl get nodes")
-        return found
 
     def _create(self, wanted: Sequence[tuple[NodeShape, int]]) -> None:
         bodies = [node_manifest(shape, index, self.info.kubernetes) for shape, index in wanted]
@@ -177,25 +129,6 @@ class FakeNodes:
     def _ready_nodes(self) -> set[str]:
         nodes = self.api.get("/api/v1/nodes", resourceVersion="0")["items"]
         return {node["metadata"]["name"] for node in nodes if _schedulable(node)}
-
-    def _end(self, pod: str, namespace: str, exit_code: int) -> None:
-        path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
-        found = self.api.find(path)
-        if found is None:
-            raise BiremeError(f"there is no pod {pod} in namespace {namespace}: see kubectl get pods")
-        policy = found["spec"].get("restartPolicy")
-        phase = found["status"].get("phase")
-        if policy != "Never" or phase != "Running":
-            raise BiremeError(
-                f"the pod {pod} cannot end on demand: it is {phase} with restartPolicy {policy}, "
-                "and only a Running one that is never restarted ends for good"
-            )
-        self.api.patch(path, {"metadata": {"annotations": {EXIT_CODE_ANNOTATION: str(exit_code)}}})
-        until(lambda: self._has_ended(path), _END_SECONDS, f"the pod {pod} to end")
-
-    def _has_ended(self, path: str) -> bool:
-        pod = self.api.find(path)
-        return pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def _schedulable(node: Mapping[str, Any]) -> bool:

@@ -1,0 +1,52 @@
+"""What happens to fake nodes and pods: nodes go or fall silent, pods end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bireme.clusters.waiting import until
+from bireme.core.labels import CUT_LABEL, EXIT_CODE_ANNOTATION, OUT_OF_SERVICE_TAINT
+
+_OUT_OF_SERVICE = {"key": OUT_OF_SERVICE_TAINT, "value": "nodeshutdown", "effect": "NoExecute"}
+
+
+def remove_node(cluster: Any, node: str) -> None:
+    """Delete a Node, as the cloud controller does when its instance has been terminated."""
+    cluster.api.get(f"/api/v1/nodes/{node}")
+    cluster.api.delete(f"/api/v1/nodes/{node}")
+
+
+def cut_node(cluster: Any, node: str) -> None:
+    """Make a node unreachable: its heartbeat stops, and nothing on it starts or ends any more.
+
+    The node lifecycle controller taints it after its grace period; its pods stay Terminating until
+    ``taint_out_of_service``.
+    """
+    cluster.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {CUT_LABEL: "true"}}})
+
+
+def taint_out_of_service(cluster: Any, node: str) -> None:
+    """Declare a node lost for good, so that its pods are removed and replaced."""
+    taints = cluster.api.get(f"/api/v1/nodes/{node}")["spec"].get("taints", [])
+    others = [taint for taint in taints if taint["key"] != OUT_OF_SERVICE_TAINT]
+    cluster.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": [*others, _OUT_OF_SERVICE]}})
+
+
+def complete(cluster: Any, pod: str, namespace: str = "default") -> None:
+    """End every container of a running pod with exit code 0; returns once it has ended."""
+    fail(cluster, pod, 0, namespace)
+
+
+def fail(cluster: Any, pod: str, exit_code: int, namespace: str = "default") -> None:
+    """End every container of a running pod with ``exit_code``; returns once it has ended."""
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
+    found = cluster.api.get(path)
+    assert found["spec"].get("restartPolicy") == "Never", f"{pod} would start again"
+    assert found["status"].get("phase") == "Running", f"{pod} does not run"
+    cluster.api.patch(path, {"metadata": {"annotations": {EXIT_CODE_ANNOTATION: str(exit_code)}}})
+
+    def has_ended() -> bool:
+        now = cluster.api.find(path)
+        return now is None or now["status"].get("phase") in ("Succeeded", "Failed")
+
+    until(has_ended, 15, f"the pod {pod} to end")
