@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from rich.console import Console
 
 from bireme.clusters.api import ApiError
 from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
@@ -31,11 +32,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.plan.instances import CPU_TYPE, load_instances
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bireme.tools import Toolbox
+from bireme.tools import Toolbox
 
 # Those after the API server give up at their start when it is slow to answer.
 _CLIENTS = ("kube-controller-manager", "kube-scheduler", "kwok-controller")

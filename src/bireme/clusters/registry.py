@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from bireme.clusters.base import Cluster, Provider
+from bireme.clusters.programs import Program
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.paths import Paths
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bireme.clusters.programs import Program
-    from bireme.tools import Toolbox
+from bireme.tools import Toolbox
 
 PROVIDERS = ("embedded", "kind", "existing")
 ADDONS = ("kueue", "karpenter", "flux", "argocd")

@@ -6,10 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
 
 _SHORT_SECONDS = 5.0
 _EVERY_SECONDS = 15.0

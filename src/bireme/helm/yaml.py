@@ -260,6 +260,20 @@ def type_name(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
+class BlockDumper(yaml.CSafeDumper):
+    """Writes text of several lines as such, and nothing by reference."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _block(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+BlockDumper.add_representer(str, _block)
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     """``over`` on top of ``base``: mappings merge, lists and all else replace. Neither is changed."""
     merged = dict(base)

@@ -12,6 +12,7 @@ import yaml
 from bireme.core.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
+from bireme.helm.yaml import BlockDumper
 from bireme.plan.changes import by_identity
 
 _HIDDEN = ("data", "stringData")
@@ -71,18 +72,9 @@ def _hide(old: dict[str, Any], new: dict[str, Any]) -> None:
                 }
 
 
-class _Dumper(yaml.CSafeDumper):
-    """Text of several lines stands as such, so that a diff shows the lines that change."""
-
-
-def _text(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
 def _lines(content: Mapping[str, Any] | None) -> list[str]:
     if content is None:
         return []
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000).splitlines()
+    return yaml.dump(
+        content, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=1000
+    ).splitlines()

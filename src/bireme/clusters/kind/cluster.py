@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.kind.engine import Engine
@@ -19,9 +19,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import CONTROL_PLANE_TAINT, FAKE_LABEL, NODE_TYPE_LABEL
 from bireme.core.quantities import HUGE_PAGES
 from bireme.plan.instances import load_instances
-
-if TYPE_CHECKING:
-    from bireme.tools import Toolbox
+from bireme.tools import Toolbox
 
 SHARED = "/bireme/shared"
 """The path on every node of the host directory that holds the claims."""

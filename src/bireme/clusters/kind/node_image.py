@@ -12,18 +12,15 @@ import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from bireme.clusters.kind.engine import Engine
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.core.progress import note, step
+from bireme.tools import Toolbox
 from bireme.tools.store import make_once
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bireme.tools import Toolbox
 
 OFFICIAL = "kindest/node"
 LOCAL = "bireme/node"

@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from rich.console import Console
 
 from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.kind.cluster import IMAGES, POD_NETWORK, SHARED, KindCluster, containers_of, kind_name
@@ -34,11 +35,7 @@ from bireme.core.labels import FAKE_LABEL
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.plan.instances import CPU_TYPE, load_instances
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bireme.tools import Toolbox
+from bireme.tools import Toolbox
 
 _UP_SECONDS = 300
 _REGISTRIES = """\
