@@ -20,6 +20,7 @@ from typing import Any
 
 from bireme_runtime.process import environment, http, server
 from bireme_runtime.process.disk import write_whole
+from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
 SERVER, TRAINER, WORKER = "server", "trainer", "collective"
@@ -125,12 +126,12 @@ class Rules:
     Workers that have all been quiet for ``hang_seconds`` start again; 0 means never.
     """
 
-    servers: int
-    trainers: int
     dynamic: bool
-    max_restarts: int
-    lost_seconds: float
-    hang_seconds: float = 0.0
+    trainers: int = setting("PADDLE_TRAINERS_NUM")
+    servers: int = setting("BIREME_PADDLE_PSERVERS", 0)
+    max_restarts: int = setting("BIREME_MAX_RESTARTS", 10)
+    lost_seconds: float = setting("BIREME_LOST_SECONDS", 8.0)
+    hang_seconds: float = setting("BIREME_HANG_SECONDS", 0.0)
 
     @property
     def core(self) -> tuple[str, int]:

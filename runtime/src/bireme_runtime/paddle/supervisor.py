@@ -26,6 +26,7 @@ from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
 from bireme_runtime.process import children, devices, environment
+from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import Stop, Unreachable
 from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
 from bireme_runtime.process.log import last_words, log_of
@@ -50,47 +51,25 @@ class PaddleSettings:
     """The settings of this pod. Times are in seconds."""
 
     role: str
-    index: int
-    address: str
-    port: int
-    coordinator: str
-    output: Path
-    node: int
-    settings: Path
     rules: runs.Rules
-    run_id: str
     wait_for: Path | None
-    wait_seconds: float
-    grace_seconds: float
-    script_restarts: int
+    index: int = setting("JOB_COMPLETION_INDEX")
+    address: str = setting("POD_IP")
+    port: int = setting("PADDLE_PORT")
+    coordinator: str = setting("BIREME_PADDLE_COORDINATOR")
+    output: Path = setting("BIREME_PADDLE_OUTPUT")
+    settings: Path = setting("BIREME_PADDLE_SETTINGS")
+    run_id: str = setting("BIREME_RUN_ID", "")
+    wait_seconds: float = setting("BIREME_WAIT_SECONDS", 600.0)
+    grace_seconds: float = setting("BIREME_GRACE_SECONDS", 20.0)
+    script_restarts: int = setting("BIREME_SCRIPT_RESTARTS", 10)
 
     @classmethod
     def from_env(cls, role: str, env: Mapping[str, str]) -> PaddleSettings:
         """Read the chart's variables. Raises Stop when one is missing or cannot be used."""
-        index = environment.integer(env, "JOB_COMPLETION_INDEX")
-        return cls(
-            role=role,
-            index=index,
-            address=environment.required(env, "POD_IP"),
-            port=environment.integer(env, "PADDLE_PORT"),
-            coordinator=environment.required(env, "BIREME_PADDLE_COORDINATOR"),
-            output=Path(environment.required(env, "BIREME_PADDLE_OUTPUT")),
-            node=index,
-            settings=Path(environment.required(env, "BIREME_PADDLE_SETTINGS")),
-            rules=runs.Rules(
-                servers=environment.integer(env, "BIREME_PADDLE_PSERVERS", 0),
-                trainers=environment.integer(env, "PADDLE_TRAINERS_NUM"),
-                dynamic=bool(env.get("BIREME_DISPATCHER")),
-                max_restarts=environment.integer(env, "BIREME_MAX_RESTARTS", 10),
-                lost_seconds=environment.seconds(env, "BIREME_LOST_SECONDS", 8),
-                hang_seconds=environment.seconds(env, "BIREME_HANG_SECONDS", 0),
-            ),
-            run_id=env.get("BIREME_RUN_ID", ""),
-            wait_for=Path(env["BIREME_PADDLE_WAIT_FOR"]) if env.get("BIREME_PADDLE_WAIT_FOR") else None,
-            wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
-            grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
-            script_restarts=environment.integer(env, "BIREME_SCRIPT_RESTARTS", 10),
-        )
+        rules = environment.read(runs.Rules, env, dynamic=bool(env.get("BIREME_DISPATCHER")))
+        awaited = env.get("BIREME_PADDLE_WAIT_FOR")
+        return environment.read(cls, env, role=role, rules=rules, wait_for=Path(awaited) if awaited else None)
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
@@ -209,7 +188,7 @@ class Role(ABC):
         self.options = options
         self.env = dict(env)
         self._command = [*_LAUNCHER, *command]
-        self.script = Script(options.output / f"node_{options.node}" / self.log_name)
+        self.script = Script(options.output / f"node_{options.index}" / self.log_name)
         self._token = env.get("BIREME_RELEASE_TOKEN", "")
         self._client = runs.Client(options.coordinator, token=self._token)
         self.notes = Notes()

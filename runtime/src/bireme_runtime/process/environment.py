@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
 
 from bireme_runtime.process.errors import SettingError
+
+Settings = TypeVar("Settings")
 
 
 def required(env: Mapping[str, str], name: str, advice: str = "the chart sets it") -> str:
@@ -43,3 +48,35 @@ def choice(env: Mapping[str, str], name: str, *choices: str) -> str:
     if text not in choices:
         raise SettingError(f"{name}={text} is none of {', '.join(choices)}")
     return text
+
+
+def setting(name: str, default: Any = None, *choices: str, least: int | None = None) -> Any:
+    """A field that `read` takes from this variable; without a default the variable must be set.
+
+    It is one of the choices, if there are some, or a whole number of at least so much.
+    """
+    about = {"name": name, "default": default, "choices": choices, "least": least}
+    return field(default=MISSING if default is None else default, metadata=about)
+
+
+def read(cls: type[Settings], env: Mapping[str, str], **given: Any) -> Settings:
+    """A dataclass whose fields are settings, but for those that are given."""
+    for each in fields(cls):  # type: ignore[arg-type]
+        if each.name not in given and each.metadata:
+            given[each.name] = _READERS[str(each.type)](env, **each.metadata)
+    return cls(**given)
+
+
+def _text(env: Mapping[str, str], name: str, default: str | None, choices: tuple[str, ...], **_: Any) -> str:
+    if default is None:
+        return required(env, name)
+    return choice(env, name, *choices) if choices else env.get(name) or default
+
+
+_READERS: Mapping[str, Callable[..., Any]] = {
+    "int": lambda env, name, default, least, **_: integer(env, name, default, least),
+    "float": lambda env, name, default, **_: seconds(env, name, default),
+    "bool": lambda env, name, **_: env.get(name) == "true",
+    "str": _text,
+    "Path": lambda env, name, **_: Path(required(env, name)),
+}

@@ -21,6 +21,7 @@ from typing import Any
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.process import children, environment
+from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import USAGE
 
@@ -91,22 +92,11 @@ def _place(pid: int) -> tuple[int, int] | None:
 class Node:
     """The place of a node in its round. ``nodes``: addresses by rank; ``processes``: of each node."""
 
-    rank: int
     nodes: Sequence[str]
-    address: str
-    port: int
-    processes: int
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Node:
-        """Read what torchrun and `meet` have set. Raises SettingError without them."""
-        return cls(
-            rank=environment.integer(env, "GROUP_RANK"),
-            nodes=environment.required(env, _NODES).split(","),
-            address=environment.required(env, "MASTER_ADDR"),
-            port=environment.integer(env, _PORT),
-            processes=environment.integer(env, "PET_NPROC_PER_NODE", 1),
-        )
+    rank: int = setting("GROUP_RANK")
+    address: str = setting("MASTER_ADDR")
+    port: int = setting(_PORT)
+    processes: int = setting("PET_NPROC_PER_NODE", 1)
 
     def environment(self) -> dict[str, str]:
         """Variables that launchers and scripts know; a plain `torchrun SCRIPT` follows those with PET_."""
@@ -164,7 +154,7 @@ class Node:
 
 def main(argv: Sequence[str]) -> None:
     """Become the launcher, with its files in the folder that the supervisor made for them."""
-    node = Node.from_env(os.environ)
+    node = environment.read(Node, os.environ, nodes=environment.required(os.environ, _NODES).split(","))
     files = Path(environment.required(os.environ, FOLDER))
     own = json.loads(os.environ.get("BIREME_ACCELERATE") or "{}")
     (files / "accelerate.json").write_text(json.dumps(node.accelerate(own)))

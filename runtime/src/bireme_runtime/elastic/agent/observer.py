@@ -18,6 +18,7 @@ from bireme_runtime.elastic.monitor import failures, hang, history
 from bireme_runtime.elastic.monitor.status import Starts
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
+from bireme_runtime.process.environment import setting
 from bireme_runtime.process.log import Say
 from bireme_runtime.process.output import Copier
 
@@ -96,14 +97,14 @@ class Limits:
     ``on_nan`` and ``on_slow`` say what happens when the loss is no number, and when steps take twice as long.
     """
 
-    failures: int
-    quiet_seconds: float
-    hang_seconds: float = 0.0
-    first_seconds: float = 0.0
-    on_nan: str = "warn"
-    on_slow: str = "warn"
-    exclude_seconds: float = 0.0
-    hang_learnt: bool = False
+    failures: int = setting("BIREME_FAILURES_WITHOUT_PROGRESS", 5)
+    quiet_seconds: float = setting("BIREME_STABLE_SECONDS", 300.0)
+    hang_seconds: float = setting("BIREME_HANG_SECONDS", 0.0)
+    first_seconds: float = setting("BIREME_FIRST_STEP_SECONDS", 1800.0)
+    on_nan: str = setting("BIREME_ON_NAN", "warn", "warn", "restart", "fail")
+    on_slow: str = setting("BIREME_ON_SLOW", "warn", "warn", "restart")
+    exclude_seconds: float = setting("BIREME_EXCLUDE_NODE_SECONDS", 0.0)
+    hang_learnt: bool = setting("BIREME_HANG_LEARNT", False)
 
 
 class Observer:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bireme_runtime.process import environment
 from bireme_runtime.process.devices import GpuError, query_gpus
+from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import TEMPORARY
 from bireme_runtime.process.log import Say
@@ -29,25 +30,15 @@ class Wanted:
     """What a worker needs: ``accelerators`` (0: not checked), and in ``folder``, if there is one, free
     MiB and MiB a second when it writes (0: not measured)."""
 
-    accelerators: int
-    folder: str
-    free_mib: int
-    write_mib: int
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Wanted:
-        """Read the BIREME_PREFLIGHT_* variables. Raises Stop when one cannot be used."""
-        return cls(
-            accelerators=environment.integer(env, "BIREME_PREFLIGHT_ACCELERATORS", 0, least=0),
-            folder=env.get("BIREME_PREFLIGHT_FOLDER", ""),
-            free_mib=environment.integer(env, "BIREME_PREFLIGHT_FREE_MIB", 0, least=0),
-            write_mib=environment.integer(env, "BIREME_PREFLIGHT_WRITE_MIB", 0, least=0),
-        )
+    accelerators: int = setting("BIREME_PREFLIGHT_ACCELERATORS", 0, least=0)
+    folder: str = setting("BIREME_PREFLIGHT_FOLDER", "")
+    free_mib: int = setting("BIREME_PREFLIGHT_FREE_MIB", 0, least=0)
+    write_mib: int = setting("BIREME_PREFLIGHT_WRITE_MIB", 0, least=0)
 
 
 def check(env: Mapping[str, str], say: Say) -> None:
     """Check what the environment asks for. Raises Stop for what is wrong here: the pod is replaced."""
-    wanted = Wanted.from_env(env)
+    wanted = environment.read(Wanted, env)
     why = ""
     if wanted.accelerators:
         why = _accelerators_lack(wanted.accelerators, env, say)

@@ -30,6 +30,7 @@ from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.elastic.rendezvous.lock import RunLock
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children, devices, environment
+from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import (
     CONFIG,
@@ -59,22 +60,22 @@ say = log_of("agent")
 class AgentSettings:
     """The settings of the supervisor. Times are in seconds."""
 
-    backend: str
-    endpoint: str
-    run_id: str
     min_nodes: int
     max_nodes: int
     conf: Mapping[str, str]
-    index: str
-    restarts: int
-    wait_seconds: float
-    grace_seconds: float
-    stable_seconds: float
     limits: Limits
-    pattern: str
     node: str
-    metrics_port: int
-    warm: bool = False
+    backend: str = setting("PET_RDZV_BACKEND", "static")
+    endpoint: str = setting("PET_RDZV_ENDPOINT", "")
+    run_id: str = setting("PET_RDZV_ID", "none")
+    index: str = setting("JOB_COMPLETION_INDEX", "")
+    restarts: int = setting("BIREME_AGENT_RESTARTS", 20)
+    wait_seconds: float = setting("BIREME_WAIT_SECONDS", 600.0)
+    grace_seconds: float = setting("BIREME_GRACE_SECONDS", 20.0)
+    stable_seconds: float = setting("BIREME_STABLE_SECONDS", 300.0)
+    pattern: str = setting("BIREME_PROGRESS_PATTERN", "")
+    metrics_port: int = setting("BIREME_METRICS_PORT", 0)
+    warm: bool = setting("BIREME_WARM_START", False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> AgentSettings:
@@ -85,33 +86,9 @@ class AgentSettings:
             conf = _parse_conf(env.get("PET_RDZV_CONF", ""))
         except ValueError as error:
             raise SettingError(f"PET_NNODES or PET_RDZV_CONF cannot be used: {error}") from None
-        return cls(
-            backend=env.get("PET_RDZV_BACKEND", "static"),
-            endpoint=env.get("PET_RDZV_ENDPOINT", ""),
-            run_id=env.get("PET_RDZV_ID", "none"),
-            min_nodes=least,
-            max_nodes=most,
-            conf=conf,
-            index=env.get("JOB_COMPLETION_INDEX", ""),
-            restarts=environment.integer(env, "BIREME_AGENT_RESTARTS", 20),
-            wait_seconds=environment.seconds(env, "BIREME_WAIT_SECONDS", 600),
-            grace_seconds=environment.seconds(env, "BIREME_GRACE_SECONDS", 20),
-            stable_seconds=environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
-            limits=Limits(
-                environment.integer(env, "BIREME_FAILURES_WITHOUT_PROGRESS", 5),
-                environment.seconds(env, "BIREME_STABLE_SECONDS", 300),
-                environment.seconds(env, "BIREME_HANG_SECONDS", 0),
-                environment.seconds(env, "BIREME_FIRST_STEP_SECONDS", 1800),
-                environment.choice(env, "BIREME_ON_NAN", "warn", "restart", "fail"),
-                environment.choice(env, "BIREME_ON_SLOW", "warn", "restart"),
-                environment.seconds(env, "BIREME_EXCLUDE_NODE_SECONDS", 0),
-                env.get("BIREME_HANG_LEARNT") == "true",
-            ),
-            pattern=env.get("BIREME_PROGRESS_PATTERN", ""),
-            metrics_port=environment.integer(env, "BIREME_METRICS_PORT", 0),
-            node=env.get("BIREME_NODE") or socket.gethostname(),
-            warm=env.get("BIREME_WARM_START") == "true",
-        )
+        limits, node = environment.read(Limits, env), env.get("BIREME_NODE") or socket.gethostname()
+        given = {"min_nodes": least, "max_nodes": most, "conf": conf, "limits": limits, "node": node}
+        return environment.read(cls, env, **given)
 
 
 def _parse_conf(text: str) -> dict[str, str]:
