@@ -40,7 +40,7 @@ class Cluster(Protocol):
     def api(self) -> Api:
         """Its API server."""
 
-    def add_claim(self, claim: str, namespace: str = "default") -> None:
+    def add_claim(self, name: str, namespace: str = "default") -> None:
         """Make a claim that all nodes can mount, in place of shared storage. Raises BiremeError."""
 
 

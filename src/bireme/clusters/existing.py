@@ -45,9 +45,9 @@ class ExistingCluster:
         labels = (node["metadata"].get("labels", {}) for node in nodes)
         return dict(Counter(each.get(INSTANCE_TYPE_LABEL, "unknown") for each in labels))
 
-    def add_claim(self, claim: str, namespace: str = "default") -> None:
+    def add_claim(self, name: str, namespace: str = "default") -> None:
         """Raises BiremeError: an existing cluster has its own storage."""
-        raise BiremeError(f"the claim {claim}: make it with the storage of the cluster {self.name}")
+        raise BiremeError(f"the claim {name}: make it with the storage of the cluster {self.name}")
 
     def info(self) -> ClusterInfo:
         """Its facts, asked of the cluster. Raises BiremeError when it does not answer."""

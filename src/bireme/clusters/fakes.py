@@ -97,14 +97,14 @@ class FakeNodes:
         self._create([(shape, index) for index in free])
         return tuple(shape.node_name(index) for index in free)
 
-    def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
+    def add_claim(self, name: str, namespace: str = "default", size: str = "1Ti") -> None:
         """Create a PersistentVolumeClaim that many nodes can share; there is no storage behind it.
 
         It replaces the FSx and EFS claims that workloads name. An existing claim stays as it is.
         """
         self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
-        self._create_missing(path, _claim(claim, size))
+        self._create_missing(path, claim(name, size))
 
     def _create_missing(self, path: str, body: Mapping[str, Any]) -> None:
         try:
@@ -138,23 +138,16 @@ def _schedulable(node: Mapping[str, Any]) -> bool:
 
 
 def _storage_class(default: bool) -> dict[str, Any]:
+    about = {"name": STORAGE_CLASS, "annotations": {DEFAULT_CLASS_ANNOTATION: str(default).lower()}}
     return {
-        "metadata": {
-            "name": STORAGE_CLASS,
-            "annotations": {DEFAULT_CLASS_ANNOTATION: str(default).lower()},
-        },
+        "metadata": about,
         "provisioner": "bireme/fake",
         "reclaimPolicy": "Delete",
         "volumeBindingMode": "Immediate",
     }
 
 
-def _claim(name: str, size: str) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "storageClassName": STORAGE_CLASS,
-            "resources": {"requests": {"storage": size}},
-        },
-    }
+def claim(name: str, size: str, storage_class: str = STORAGE_CLASS, **spec: str) -> dict[str, Any]:
+    """A PersistentVolumeClaim that many nodes can share."""
+    asks = {"resources": {"requests": {"storage": size}}, "storageClassName": storage_class}
+    return {"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteMany"], **asks, **spec}}

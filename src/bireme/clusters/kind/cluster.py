@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
+from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, claim, kwok_config
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.nodes import shape_of
 from bireme.clusters.state import cluster_dir
@@ -86,26 +86,16 @@ class KindCluster(FakeNodes):
                 archive = self._archive(image, identity)
                 self.api.each(partial(self._import, archive), nodes)
 
-    def add_claim(self, claim: str, namespace: str = "default", size: str = "1Ti") -> None:
+    def add_claim(self, name: str, namespace: str = "default", size: str = "1Ti") -> None:
         """Create a claim that all nodes share, on a directory of the host; see ``claim_folder``.
 
         It replaces the FSx and EFS claims that workloads name. An existing claim stays as it is.
         """
         self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
-        volume = f"{namespace}-{claim}"
-        self._create_volume(volume, "", size, {"namespace": namespace, "name": claim})
-        self._create_missing(
-            f"/api/v1/namespaces/{namespace}/persistentvolumeclaims",
-            {
-                "metadata": {"name": claim},
-                "spec": {
-                    "accessModes": ["ReadWriteMany"],
-                    "storageClassName": "",
-                    "volumeName": volume,
-                    "resources": {"requests": {"storage": size}},
-                },
-            },
-        )
+        volume = f"{namespace}-{name}"
+        self._create_volume(volume, "", size, {"namespace": namespace, "name": name})
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+        self._create_missing(path, claim(name, size, "", volumeName=volume))
 
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
         """The directory of this machine that a claim of ``add_claim`` keeps its files in."""
