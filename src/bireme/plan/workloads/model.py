@@ -66,7 +66,7 @@ class WorkloadPlan(Plain):
     has any number of pods between its bounds.
     """
 
-    hidden = ("suspended", "instance_types", "is_known", "unit")
+    hidden = ("suspended", "instance_types", "is_known", "unit", "is_autoscaled")
     optional = ("note", "spares")
 
     name: str
