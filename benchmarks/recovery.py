@@ -170,10 +170,8 @@ class Stage:
         name = f"run-{uuid.uuid4().hex[:6]}"
         values = {
             "workers": 3,
-            # The jobs together have more workers than the nodes have accelerators.
             **ANYWHERE,
-            "minWorkers": 2,
-            "maxWorkers": 3,
+            "elastic": {"minWorkers": 2, "maxWorkers": 3},
             "args": ["/opt/bireme/digits.py", f"--checkpoints={stock_torchrun.CLAIM_PATH}/{name}", *STEPS],
             "claims": [{"claimName": CLAIM, "mountPath": stock_torchrun.CLAIM_PATH}],
             **_backend_values(backend),
@@ -211,7 +209,10 @@ def _backend_values(backend: str) -> dict[str, Any]:
     rendezvous: dict[str, Any] = {"conf": {"last_call_timeout": 1}}
     if backend in (OURS, WARM, SPARE):
         values = {"rendezvous": {**rendezvous, "endpoints": [f"etcd.{NAMESPACE}.svc:2379"]}}
-        more = {"recovery": {"warmStart": {"enabled": backend != OURS}}, "spares": int(backend == SPARE)}
+        more = {
+            "recovery": {"warmStart": {"enabled": backend != OURS}},
+            "elastic": {"spares": int(backend == SPARE)},
+        }
         return {**values, "etcd": {"enabled": False}, **more}
     etcd = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint=etcd-v2.{NAMESPACE}.svc:2379")
     values = stock_torchrun.values(*(etcd if backend == "etcd-v2" else ()))

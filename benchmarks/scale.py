@@ -81,7 +81,7 @@ class Stage:
     def _chart(self, release: str) -> list[str]:
         files = [f"instances/{TYPE}.yaml", "workloads/imagenet-efa.yaml"]
         values = [word for file in files for word in ("-f", str(self.paths.values / file))]
-        sets = ["--set", f"workers={self.workers},maxWorkers={self.workers}"]
+        sets = ["--set", f"workers={self.workers},elastic.maxWorkers={self.workers}"]
         return [str(self.paths.charts / "torch-elastic"), *values, *sets, release]
 
     def _bireme(self, *arguments: str) -> None:

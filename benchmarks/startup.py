@@ -121,7 +121,7 @@ class Stage:
 
     def _manifests(self, contender: Contender, workers: int) -> list[dict[str, Any]]:
         files = [self.paths.values / "instances" / f"{TYPE}.yaml"]
-        given = values.load(files) | {"workers": workers, "orchestrator": contender.orchestrator}
+        given = values.load(files) | {"workers": workers, "mpi": {"orchestrator": contender.orchestrator}}
         request = RenderRequest(self.paths.charts / "mpi-training", given, release="job", namespace=NAMESPACE)
         rendered = Renderer(self.toolbox, self.paths).render(request).manifests
         plain = [manifest.thaw() for manifest in rendered if not manifest.is_hook]

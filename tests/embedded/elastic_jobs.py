@@ -24,8 +24,8 @@ def options(*sets: str, workers: int = 2) -> dict[str, Any]:
         f"workers={workers}",
         "rendezvous.backend=c10d",
         "etcd.enabled=false",
-        "autoscale.enabled=true",
-        "autoscale.cooldown=0",
+        "elastic.autoscale.enabled=true",
+        "elastic.autoscale.cooldown=0",
         *sets,
     ]
     return {"instance": TYPE, "sets": given, "expect_differences": True, "timeout": 3}

@@ -56,7 +56,7 @@ class Team(Site):
     def create(self, job: Job, **source: Any) -> Application:
         """The same for another job."""
         item: Object = copy.deepcopy(MANIFESTS["Application"])
-        if job.values.get("orchestrator") == "MPIJob":
+        if job.values.get("mpi", {}).get("orchestrator") == "MPIJob":
             # As docs/gitops.md says: the API server completes the fields of an MPIJob.
             item["metadata"]["annotations"] = {"argocd.argoproj.io/compare-options": "ServerSideDiff=true"}
         item["spec"]["source"] = {
@@ -301,7 +301,7 @@ def test_a_sync_leaves_the_number_of_workers_to_the_autoscaler(team: Team, tmp_p
     spec = yaml.safe_load(block)["spec"]
     spec["syncPolicy"]["syncOptions"] += MANIFESTS["Application"]["spec"]["syncPolicy"]["syncOptions"]
     autoscale = {"enabled": True, "max": 4, "cooldown": 0}
-    job = team.create(Job("torch-elastic", {**DOCUMENTED, "autoscale": autoscale}))
+    job = team.create(Job("torch-elastic", {**DOCUMENTED, "elastic": {"autoscale": autoscale}}))
     team.cluster.api.patch(job.path, {"spec": spec})
     job.synced()
     path, log = f"{gitops.JOBS}/{NAME}-r1", tmp_path / "log"

@@ -101,7 +101,7 @@ def test_a_job_grows_from_2_to_4_when_nodes_come_free(
     occupied: Callable[..., Callable[[], None]],
 ) -> None:
     give_back = occupied(nodes(cluster) - 2)
-    job = elastic(release, "autoscale.max=4")
+    job = elastic(release, "elastic.autoscale.max=4")
     until(lambda: running(job) == 2, what="both workers to run")
     assert workers(job) == 2
     give_back()
@@ -122,7 +122,7 @@ def test_a_job_gives_way_to_a_service_of_a_higher_priority(
     urgent: str,
 ) -> None:
     count = nodes(cluster)
-    job = elastic(release, f"autoscale.max={count}", workers=count)
+    job = elastic(release, f"elastic.autoscale.max={count}", workers=count)
     until(lambda: running(job) == count, what="the job to fill the nodes")
     occupied(1, priorityClassName=urgent)
     service = f"/api/v1/namespaces/{job.namespace}/pods/service-0"
@@ -140,7 +140,7 @@ def test_a_job_is_not_resized_while_it_writes_a_checkpoint(
     give_back = occupied(nodes(cluster) - 2)
     worker = AnsweringWorker()
     worker.seen.board.mark_saving(0, True)
-    job = elastic(release, "autoscale.max=3", f"metrics.port={worker.port}")
+    job = elastic(release, "elastic.autoscale.max=3", f"monitoring.metrics.port={worker.port}")
     until(lambda: running(job) == 2, what="both workers to run")
     worker.is_in(job, cluster)
     give_back()
@@ -160,10 +160,13 @@ def test_an_upgrade_keeps_the_number_and_a_rollback_takes_it_back(
     toolbox: Toolbox,
     helm: str,
 ) -> None:
-    job = elastic(release, "autoscale.max=3", "autoscale.cooldown=3600", helm=helm)
+    job = elastic(release, "elastic.autoscale.max=3", "elastic.autoscale.cooldown=3600", helm=helm)
     until(lambda: workers(job) == 3, what=controller.log.read_text)
     before = pods(job)
-    job.upgrade(**options("autoscale.max=3", "autoscale.cooldown=3600", "jobLabels.team=vision"), helm=helm)
+    job.upgrade(
+        **options("elastic.autoscale.max=3", "elastic.autoscale.cooldown=3600", "job.labels.team=vision"),
+        helm=helm,
+    )
     (live,) = job.objects("jobs")
     assert live["metadata"]["labels"]["team"] == "vision"
     assert workers(job) == 3
@@ -203,7 +206,7 @@ def test_two_jobs_share_what_comes_free(
 ) -> None:
     count = nodes(cluster)
     give_back = occupied(count - 2)
-    jobs = [elastic(release, f"autoscale.max={count}", workers=1) for _ in range(2)]
+    jobs = [elastic(release, f"elastic.autoscale.max={count}", workers=1) for _ in range(2)]
     until(lambda: [running(job) for job in jobs] == [1, 1], what=controller.log.read_text)
     give_back()
     until(lambda: sum(map(running, jobs)) == count, what=controller.log.read_text)
@@ -212,7 +215,7 @@ def test_two_jobs_share_what_comes_free(
 
 @pytest.mark.whole
 def test_a_job_keeps_to_its_hours(controller: Program, release: ReleaseFactory) -> None:
-    always = {"autoscale": {"schedules": [{"from": "00:00", "to": "00:00", "max": 1}]}}
+    always = {"elastic": {"autoscale": {"schedules": [{"from": "00:00", "to": "00:00", "max": 1}]}}}
     job = elastic(release, values=always)
     until(lambda: workers(job) == 1, what=controller.log.read_text)
     until(lambda: running(job) == 1, what="one worker to run")
@@ -223,7 +226,7 @@ def test_a_job_shrinks_before_its_spot_node_goes(
     cluster: EmbeddedCluster, controller: Program, release: ReleaseFactory
 ) -> None:
     count = nodes(cluster)
-    job = elastic(release, f"autoscale.max={count}", workers=count)
+    job = elastic(release, f"elastic.autoscale.max={count}", workers=count)
     until(lambda: running(job) == count, what="the job to fill the nodes")
     name = next(pod.node for pod in job.pods() if pod.role == "worker")
     node = cluster.api.get(f"/api/v1/nodes/{name}")
@@ -241,7 +244,7 @@ def test_a_job_shrinks_before_its_spot_node_goes(
 def test_a_job_that_is_deleted_midway_disturbs_nobody(
     cluster: EmbeddedCluster, controller: Program, release: ReleaseFactory
 ) -> None:
-    first, second = (elastic(release, "autoscale.max=3", workers=1) for _ in range(2))
+    first, second = (elastic(release, "elastic.autoscale.max=3", workers=1) for _ in range(2))
     until(lambda: running(first) >= 1 and running(second) >= 1, what="both jobs to run")
     first.uninstall()
     until(lambda: running(second) == 3, what=controller.log.read_text)
@@ -260,7 +263,7 @@ def test_another_controller_takes_over_from_one_that_is_paused_or_killed(
     with autoscaler(cluster.kubeconfig, log, "--direct", *where) as second:
         try:
             until(lambda: "waiting: " in log.read_text(), what=log.read_text)
-            job = elastic(release, "autoscale.max=3", "autoscale.cooldown=0")
+            job = elastic(release, "elastic.autoscale.max=3", "elastic.autoscale.cooldown=0")
             until(lambda: workers(job) == 3, what=controller.log.read_text)
             controller.process.send_signal(signal.SIGSTOP)
             until(lambda: log.read_text().endswith(" leading\n"), what=log.read_text)

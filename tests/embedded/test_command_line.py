@@ -144,7 +144,7 @@ def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> Non
         ("bireme status nothing --cluster nowhere", "nowhere"),
         ("bireme timeline nothing --cluster nowhere", "nowhere"),
         ("bireme validate charts/torch-elastic --set workrs=2", "did you mean `workers`"),
-        ("bireme validate charts/torch-elastic --set minWorkers=2", "minWorkers"),
+        ("bireme validate charts/torch-elastic --set elastic.minWorkers=2", "minWorkers"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_a_non_zero_exit(shell: Shell, line: str, sentence: str) -> None:
@@ -188,7 +188,7 @@ def test_the_values_of_a_release_count_alike_for_plan_diff_and_install(shell: Sh
 
     try:
         run("bireme up --nodes p4d.24xlarge=3")
-        first = run("bireme install torch-elastic job -f p4d.24xlarge --set workers=2,maxWorkers=8")
+        first = run("bireme install torch-elastic job -f p4d.24xlarge --set workers=2,elastic.maxWorkers=8")
         assert first.startswith(f"install of job: {here}\n")
         for line in ("plan torch-elastic job --against", "diff job", "install torch-elastic job"):
             forgotten = run(f"bireme {line} --set workers=3", code=1)

@@ -206,7 +206,7 @@ def test_drivers_kinds_and_secrets_that_are_missing(cluster: EmbeddedCluster, be
         cluster.api.delete(f"{path}/efs.csi.aws.com")
     secret = before("torch-elastic", instance="p4d.24xlarge", sets=["imagePullSecrets={regcred}"])
     assert [each for each in secret if "Secret regcred" in each]
-    kinds = before("mpi-training", instance="p3.8xlarge", sets=["orchestrator=MPIJob", "workers=2"])
+    kinds = before("mpi-training", instance="p3.8xlarge", sets=["mpi.orchestrator=MPIJob", "workers=2"])
     assert [each for each in kinds if "does not know the kind MPIJob" in each]
 
 

@@ -122,7 +122,7 @@ def install(gang: tuple[str, Cluster], render: Callable[..., Any]) -> Iterator[C
 
 
 CHARTS = {
-    "torch-elastic": ("workers=3", "minWorkers=3"),
+    "torch-elastic": ("workers=3", "elastic.minWorkers=3"),
     "mpi-training": ("workers=3", "image.repository=r", "image.tag=t"),
 }
 

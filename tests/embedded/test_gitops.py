@@ -49,7 +49,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "etcd": {"persistence": {"enabled": False}},
     "fsx": {"provisioning": "static", "zone": "us-west-2b", "static": FILE_SYSTEM, "checkDriver": False},
     "gpu-metrics": {"agent": "dcgm"},
-    "paddle": {"workers": 2, "jobClaim": {"existingClaim": "efsvol"}},
+    "paddle": {"workers": 2, "data": {"jobClaim": {"existingClaim": "efsvol"}}},
     "autoscaler": {"global": {"imageRegistries": {"bireme": "registry.example.com"}}},
 }
 Object = dict[str, Any]
@@ -148,10 +148,10 @@ def test_a_job_from_a_registry_is_installed_kept_scaled_replaced_and_removed(
     flux.change(path, values={"run": 2})
     assert "is not stopped, and two runs must not write one checkpoint" in flux.refused(path)
     assert team.pods("run") == first, "nothing is stopped that nobody asked to stop"
-    flux.change(path, values={"run": None, "env": None, "suspend": True})
+    flux.change(path, values={"run": None, "env": None, "job": {"suspend": True}})
     flux.ready(path)
     # The workers may still write their checkpoints: Flux tries again until they are gone.
-    flux.change(path, values={"run": 2, "workers": 3, "env": {"SEED": "1"}, "suspend": None})
+    flux.change(path, values={"run": 2, "workers": 3, "env": {"SEED": "1"}, "job": {"suspend": None}})
     flux.ready(path)
     team.as_planned("run")
     assert len(team.pods("run")) == len(first) + 1
@@ -259,7 +259,7 @@ def test_the_autoscaler_s_number_of_workers_stays_when_flux_looks_again(
     team: Team, flux: Flux, tmp_path: Path
 ) -> None:
     flux.apply(team.source("torch-elastic"))
-    values = {**CASES["torch-elastic"].values, "autoscale": {"enabled": True, "cooldown": 0}}
+    values = {**CASES["torch-elastic"].values, "elastic": {"autoscale": {"enabled": True, "cooldown": 0}}}
     manifest = team.release("run", "torch-elastic", values)
     manifest["spec"]["driftDetection"]["ignore"] = flux_ignores()
     with autoscaler(team.cluster.kubeconfig, tmp_path / "log"):
@@ -271,7 +271,7 @@ def test_the_autoscaler_s_number_of_workers_stays_when_flux_looks_again(
         flux.sync(path)
         assert team.objects("run") == objects
         # An upgrade asks the cluster for the number.
-        flux.change(path, values={"activeDeadlineSeconds": 90000})
+        flux.change(path, values={"job": {"activeDeadlineSeconds": 90000}})
         flux.ready(path)
         spec = team.cluster.api.get(job)["spec"]
         assert (spec["parallelism"], spec["completions"]) == (4, 4)

@@ -144,7 +144,7 @@ def test_a_worker_that_may_be_disrupted_moves_when_its_node_is_taken_back(clean:
 @pytest.mark.whole
 def test_a_worker_that_must_not_be_disrupted_is_told_its_grace_period_before_the_end(clean: Site) -> None:
     clean.pool({"template": {"spec": {"terminationGracePeriod": "45s"}}})
-    clean.install("first", *HALF, "terminationGracePeriodSeconds=20")
+    clean.install("first", *HALF, "pod.terminationGracePeriodSeconds=20")
     worker = clean.worker("first")
     started = time.monotonic()
     clean.cluster.api.delete(clean.claim_of(worker))
@@ -169,7 +169,7 @@ def test_without_a_termination_grace_period_it_stays_as_long_as_it_runs(clean: S
 @pytest.mark.whole
 def test_a_node_that_is_too_old_is_replaced_as_one_that_is_taken_back(clean: Site) -> None:
     clean.pool({"template": {"spec": {"expireAfter": "20s", "terminationGracePeriod": "30s"}}})
-    clean.install("first", *HALF, "terminationGracePeriodSeconds=20")
+    clean.install("first", *HALF, "pod.terminationGracePeriodSeconds=20")
     worker = clean.worker("first")
     until(lambda: told_to_stop(clean, worker), what="the worker to be deleted")
     until(lambda: clean.worker("first")["spec"].get("nodeName", "") not in ("", worker["spec"]["nodeName"]))

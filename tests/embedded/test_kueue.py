@@ -48,7 +48,7 @@ def group(flavor: str, quotas: Mapping[str, str]) -> dict[str, Any]:
 ELASTIC = pytest.mark.parametrize(
     ("chart", "limits"),
     [
-        ("torch-elastic", ("minWorkers=1", "maxWorkers=4")),
+        ("torch-elastic", ("elastic.minWorkers=1", "elastic.maxWorkers=4")),
         ("mpi-training", ("elastic.minWorkers=1", "elastic.maxWorkers=4", "args={python3,train.py}")),
     ],
 )
@@ -272,7 +272,7 @@ def test_workers_are_packed_below_one_switch_or_wait(queues: Queues) -> None:
 @pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
 def test_an_mpi_job_starts_as_a_whole(queues: Queues, mpi_kind_there: None, orchestrator: str) -> None:
     queues.queue("training", nodes=2)
-    sets = ("workers=2", f"orchestrator={orchestrator}", "image.repository=r", "image.tag=t")
+    sets = ("workers=2", f"mpi.orchestrator={orchestrator}", "image.repository=r", "image.tag=t")
     queues.install("first", "training", *sets, chart="mpi-training")
     assert queues.sentence("first") == ""
     assert "insufficient unused quota" in queues.waits("second", "training", *sets, chart="mpi-training")
@@ -285,7 +285,12 @@ def test_an_mpi_job_starts_as_a_whole(queues: Queues, mpi_kind_there: None, orch
 def test_pservers_and_trainers_start_together_or_not_at_all(queues: Queues) -> None:
     queues.cluster.add_claim("efsvol")
     queues.queue("training", nodes=2)
-    sets = ("useGpu=true", "workers=2", "pservers.count=2", "jobClaim.existingClaim=efsvol")
+    sets = (
+        "paddle.useGpu=true",
+        "workers=2",
+        "paddle.pservers.count=2",
+        "data.jobClaim.existingClaim=efsvol",
+    )
     queues.install("first", "training", *sets, chart="paddle")
     queues.runs("first", 4)
     assert "insufficient unused quota" in queues.waits("second", "training", *sets, chart="paddle")
@@ -303,7 +308,7 @@ def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Ite
         yield
 
 
-AUTOSCALE = ("autoscale.enabled=true", "autoscale.max=4", "autoscale.cooldown=0")
+AUTOSCALE = ("elastic.autoscale.enabled=true", "elastic.autoscale.max=4", "elastic.autoscale.cooldown=0")
 
 
 @pytest.mark.whole

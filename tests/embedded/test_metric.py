@@ -103,7 +103,7 @@ def test_a_job_has_the_workers_that_a_query_asks_for_and_keeps_them_without_one(
 ) -> None:
     backlog.length = 20
     metric = {"query": "max_over_time(queue_length[3s])", "perWorker": 10}
-    job = elastic(release, "autoscale.max=4", values={"autoscale": {"metric": metric}})
+    job = elastic(release, "elastic.autoscale.max=4", values={"elastic": {"autoscale": {"metric": metric}}})
     assert workers(job) == 2
     backlog.length = 35
     until(lambda: workers(job) == 4, what=controller.log.read_text)

@@ -17,7 +17,7 @@ from tests.support import faults
 TYPES = {"p3.16xlarge": (8, 0), "p3dn.24xlarge": (8, 1), "p4d.24xlarge": (8, 4)}
 EACH_TYPE = pytest.mark.parametrize("instance", TYPES)
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge", "workload": "maskrcnn"}
-ALONE = "tensorboard.enabled=false"
+ALONE = "monitoring.tensorboard.enabled=false"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +66,7 @@ def assert_whole_nodes(job: InstalledRelease, instance: str, hosts: list[str]) -
 
 @EACH_TYPE
 def test_maskrcnn_without_an_operator_fills_two_nodes(release: ReleaseFactory, instance: str) -> None:
-    job = release("mpi-training", instance=instance, workload="maskrcnn", sets=["workers=2", "np=16"])
+    job = release("mpi-training", instance=instance, workload="maskrcnn", sets=["workers=2", "mpi.np=16"])
     assert job.differences() == ()
     assert_whole_nodes(job, instance, [f"{job.name}-r1-{index}" for index in range(2)])
 
@@ -80,7 +80,7 @@ def test_the_first_workers_success_completes_the_job_and_ends_the_others(release
 
 
 def test_a_failed_launcher_is_replaced_within_the_backoff_limit(release: ReleaseFactory) -> None:
-    job = release("mpi-training", sets=["workers=2", "backoffLimit=1", ALONE], **P4D)
+    job = release("mpi-training", sets=["workers=2", "recovery.backoffLimit=1", ALONE], **P4D)
     (first,) = [name for name in live(job, "worker") if "-r1-0-" in name]
     faults.fail(job.cluster, first, 75, job.namespace)
     job.until(lambda: any("-r1-0-" in name for name in set(live(job, "worker")) - {first}))
@@ -105,7 +105,7 @@ def test_the_ssh_key_is_generated_once_and_kept_by_upgrades(release: ReleaseFact
     job = release("mpi-training", sets=["workers=2", ALONE], helm=helm, **P4D)
     made = key(job)
     assert made.startswith(b"-----BEGIN EC PRIVATE KEY-----")
-    in_place = ["workers=2", ALONE, "activeDeadlineSeconds=9000", "queue.name=training"]
+    in_place = ["workers=2", ALONE, "job.activeDeadlineSeconds=9000", "queue.name=training"]
     foreseen = job.changes(sets=in_place, helm=helm, **P4D)
     assert [each.object for each in foreseen.changes if each.action != "nothing"] == [f"Job/{job.name}-r1"]
     job.upgrade(sets=in_place, helm=helm, **P4D)
@@ -113,7 +113,7 @@ def test_the_ssh_key_is_generated_once_and_kept_by_upgrades(release: ReleaseFact
 
 
 def test_two_releases_have_two_keys(release: ReleaseFactory) -> None:
-    one, two = (release("mpi-training", sets=["suspend=true"]) for _ in range(2))
+    one, two = (release("mpi-training", sets=["job.suspend=true"]) for _ in range(2))
     assert key(one) != key(two)
 
 
@@ -135,7 +135,12 @@ def test_another_number_of_workers_needs_the_next_run(
 def test_an_elastic_job_scales_in_place_and_each_worker_has_starts_of_its_own(
     release: ReleaseFactory,
 ) -> None:
-    limits = ["elastic.minWorkers=2", "elastic.maxWorkers=4", "args={python3,train.py}", "backoffLimit=1"]
+    limits = [
+        "elastic.minWorkers=2",
+        "elastic.maxWorkers=4",
+        "args={python3,train.py}",
+        "recovery.backoffLimit=1",
+    ]
     job = release("mpi-training", sets=["workers=2", *limits])
     (launcher,) = [name for name in live(job, "worker") if "-r1-0-" in name]
     job.upgrade(sets=["workers=4", *limits])
@@ -153,24 +158,24 @@ def test_an_elastic_job_scales_in_place_and_each_worker_has_starts_of_its_own(
 
 def test_suspend_removes_the_pods_and_the_queue_label_is_set(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
-    job.upgrade(sets=["workers=2", ALONE, "suspend=true", "queue.name=training"], **P4D)
+    job.upgrade(sets=["workers=2", ALONE, "job.suspend=true", "queue.name=training"], **P4D)
     job.until(lambda: not live(job, "worker"))
     (found,) = job.objects("jobs")
     assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
-    job.upgrade(sets=["workers=2", ALONE, "suspend=false", "queue.name=training"], **P4D)
+    job.upgrade(sets=["workers=2", ALONE, "job.suspend=false", "queue.name=training"], **P4D)
     assert job.differences() == ()
 
 
 def test_without_the_operator_an_mpi_job_is_refused_with_advice(release: ReleaseFactory) -> None:
     with pytest.raises(BiremeError, match="this cluster has no MPIJobs; install charts/mpijob first"):
-        release("mpi-training", sets=["orchestrator=MPIJob"])
+        release("mpi-training", sets=["mpi.orchestrator=MPIJob"])
 
 
 @pytest.mark.usefixtures("mpi_operator")
 class TestMpiJob:
     """The same jobs, run by the real mpi-operator."""
 
-    SETS = ("orchestrator=MPIJob", "workers=2", ALONE)
+    SETS = ("mpi.orchestrator=MPIJob", "workers=2", ALONE)
 
     @EACH_TYPE
     def test_maskrcnn_fills_two_nodes(self, release: ReleaseFactory, instance: str) -> None:
@@ -201,10 +206,10 @@ class TestMpiJob:
 
     def test_suspend_removes_the_pods_and_the_queue_label_is_set(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
-        job.upgrade(sets=[*self.SETS, "suspend=true", "queue.name=training"], **P4D)
+        job.upgrade(sets=[*self.SETS, "job.suspend=true", "queue.name=training"], **P4D)
         job.until(lambda: not live(job, "worker") and not live(job, "launcher"))
         path = f"/apis/kubeflow.org/v2beta1/namespaces/{job.namespace}/mpijobs/{job.name}-r1"
         labels = job.cluster.api.get(path)["metadata"]["labels"]
         assert labels["kueue.x-k8s.io/queue-name"] == "training"
-        job.upgrade(sets=[*self.SETS, "suspend=false", "queue.name=training"], **P4D)
+        job.upgrade(sets=[*self.SETS, "job.suspend=false", "queue.name=training"], **P4D)
         assert job.differences() == ()

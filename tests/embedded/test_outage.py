@@ -69,7 +69,12 @@ def test_the_controller_goes_on_when_the_api_server_comes_back(
             until(lambda: log().endswith(" leading\n") or " → " in log()[said:], what=log)
 
         for name in ("first", "second"):
-            install("torch-elastic", name, instance=TYPE, sets=options("autoscale.max=1", workers=1)["sets"])
+            install(
+                "torch-elastic",
+                name,
+                instance=TYPE,
+                sets=options("elastic.autoscale.max=1", workers=1)["sets"],
+            )
         until(lambda: len(trains()) == 2, what=log)
         before = trains()
         bounds = {"bireme/autoscale": '{"min": 1, "max": 3, "cooldown": 0}'}

@@ -66,7 +66,7 @@ def uids(release: InstalledRelease) -> list[str]:
 
 
 def test_the_tutorials_three_pods_are_pserver_and_trainer_each(release: ReleaseFactory) -> None:
-    job = release("paddle", name="tutorial", workload="paddle-tutorial", sets=["dataPrep.enabled=false"])
+    job = release("paddle", name="tutorial", workload="paddle-tutorial", sets=["data.prep.enabled=false"])
     assert job.differences() == ()
     found = pods(job, "trainer")
     assert [pod["spec"]["hostname"] for pod in found] == [f"tutorial-r1-{index}" for index in range(3)]
@@ -84,7 +84,7 @@ def test_the_tutorials_three_pods_are_pserver_and_trainer_each(release: ReleaseF
 
 
 def test_word_vectors_train_on_two_pservers_and_three_trainers(release: ReleaseFactory) -> None:
-    sets = ["dataPrep.enabled=false", "jobClaim.existingClaim=efsvol"]
+    sets = ["data.prep.enabled=false", "data.jobClaim.existingClaim=efsvol"]
     job = release("paddle", name="w2v", workload="paddle-word2vec", sets=sets)
     assert job.differences() == ()
     assert [pod["spec"]["hostname"] for pod in pods(job, "pserver")] == ["w2v-ps-r1-0", "w2v-ps-r1-1"]
@@ -100,7 +100,7 @@ def test_word_vectors_train_on_two_pservers_and_three_trainers(release: ReleaseF
 def test_scaling_trainers_3_to_6_to_2_keeps_the_job_and_the_remaining_trainers(
     release: ReleaseFactory,
 ) -> None:
-    same = ["jobClaim.existingClaim=efsvol"]
+    same = ["data.jobClaim.existingClaim=efsvol"]
     job = release("paddle", sets=["workers=3", *same])
     made = token(job)
     assert len(made) == 32
@@ -117,16 +117,16 @@ def test_scaling_trainers_3_to_6_to_2_keeps_the_job_and_the_remaining_trainers(
 
 
 def test_another_number_of_pservers_needs_the_next_run(release: ReleaseFactory) -> None:
-    same = ["jobClaim.existingClaim=efsvol"]
+    same = ["data.jobClaim.existingClaim=efsvol"]
     job = release("paddle", sets=same)
     with pytest.raises(BiremeError, match="number of pservers"):
-        job.upgrade(sets=[*same, "pservers.count=3"])
+        job.upgrade(sets=[*same, "paddle.pservers.count=3"])
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_uninstalling_keeps_the_claim_only_if_configured(release: ReleaseFactory, keep: bool) -> None:
     # This cluster provisions no volumes: pods wait for their claims, as they do without a storage class.
-    sets = [f"jobClaim.keep={str(keep).lower()}"]
+    sets = [f"data.jobClaim.keep={str(keep).lower()}"]
     job = release("paddle", sets=sets, expect_differences=True)
     claim = f"{job.name}-job"
     assert claim in job.names("persistentvolumeclaims")

@@ -12,6 +12,7 @@ from bireme.testing.pytest_plugin import ReleaseFactory
 IMAGE = {"repository": "team/train", "tag": "1"}
 TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}}
 POD_IN_PODS: dict[str, Any] = {
+    "terminationGracePeriodSeconds": 30,
     "hostNetwork": True,
     "hostIPC": True,
     "hostPID": True,
@@ -19,19 +20,8 @@ POD_IN_PODS: dict[str, Any] = {
     "dnsConfig": {"nameservers": ["10.100.0.10"], "options": [{"name": "ndots", "value": "2"}]},
     "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["licences.example.com"]}],
 }
-IN_PODS: dict[str, Any] = {
+PLACED: dict[str, Any] = {
     "priorityClassName": "system-node-critical",
-    "terminationGracePeriodSeconds": 30,
-    "affinity": {
-        "nodeAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
-                {
-                    "weight": 1,
-                    "preference": {"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]},
-                }
-            ]
-        }
-    },
     "topologySpreadConstraints": [
         {
             "maxSkew": 9,
@@ -41,20 +31,27 @@ IN_PODS: dict[str, Any] = {
         }
     ],
 }
+AFFINITY: dict[str, Any] = {
+    "nodeAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 1,
+                "preference": {"matchExpressions": [{"key": "spot", "operator": "DoesNotExist"}]},
+            }
+        ]
+    }
+}
 POD_IN_TRAINER: dict[str, Any] = {
     "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}},
     "envFrom": [{"prefix": "DB_", "configMapRef": {"name": "db", "optional": True}}],
     "ports": [{"name": "debug", "containerPort": 15678, "hostPort": 15678, "protocol": "TCP"}],
 }
-IN_TRAINER: dict[str, Any] = {
-    "workingDir": "/workspace",
-}
 VALUES: dict[str, Any] = {
-    **IN_PODS,
-    **IN_TRAINER,
+    "affinity": AFFINITY,
+    "placement": PLACED,
     "workers": 1,
     "image": IMAGE,
-    "setup": "pip install -r requirements.txt",
+    "launch": {"workingDir": "/workspace", "setup": "pip install -r requirements.txt"},
     "pod": {
         **POD_IN_PODS,
         **POD_IN_TRAINER,
@@ -73,8 +70,7 @@ VALUES: dict[str, Any] = {
     "tolerations": [{"key": "team", "operator": "Exists"}],
     "podLabels": {"team": "vision"},
     "podAnnotations": {"example.com/ticket": "17"},
-    "jobLabels": {"team": "vision"},
-    "jobAnnotations": {"example.com/ticket": "17"},
+    "job": {"labels": {"team": "vision"}, "annotations": {"example.com/ticket": "17"}},
     "podSecurityContext": {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0},
     "securityContext": {
         "privileged": True,
@@ -106,10 +102,10 @@ def test_the_pods_of_a_job_have_all_that_the_values_say(release: ReleaseFactory,
         for each in installed.objects("pods")
         if each["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
     ]
-    for key, value in (IN_PODS | POD_IN_PODS).items():
+    for key, value in (PLACED | POD_IN_PODS | {"affinity": AFFINITY}).items():
         assert has(value, pod["spec"][key]), key
     trainer = trainer_of(pod)
-    for key, value in (IN_TRAINER | POD_IN_TRAINER).items():
+    for key, value in (POD_IN_TRAINER | {"workingDir": "/workspace"}).items():
         assert has(value, trainer[key]), key
     assert has([TOKEN], trainer["env"])
     assert has(VALUES["securityContext"], trainer["securityContext"])
@@ -121,7 +117,7 @@ def test_the_pods_of_a_job_have_all_that_the_values_say(release: ReleaseFactory,
     assert has({"proxy": "Always"}, names)
     assert "prepare" in names
     (job,) = installed.objects("jobs")
-    assert has({"labels": VALUES["jobLabels"], "annotations": VALUES["jobAnnotations"]}, job["metadata"])
+    assert has(VALUES["job"], job["metadata"])
 
 
 @pytest.mark.usefixtures("mpi_operator")
@@ -145,20 +141,22 @@ def test_the_launcher_of_an_mpijob_has_its_own(release: ReleaseFactory, cluster:
     }
     node = {"name": "NODE", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}}
     values: dict[str, Any] = {
-        "orchestrator": "MPIJob",
         "workers": 2,
         "image": IMAGE,
         "env": {"LEVEL": "info"},
-        "launcher": {
-            "image": {"tag": "launch"},
-            "tolerations": [{"key": "pool", "operator": "Exists"}],
-            "affinity": affinity,
-            "env": {"LEVEL": "debug"},
-            "extraEnv": [node],
-            "podLabels": {"role": "launcher"},
-            "initContainers": [{"name": "order", "command": ["sort-nodes"]}],
-            "extraVolumes": [{"name": "order", "emptyDir": {}}],
-            "extraVolumeMounts": [{"name": "order", "mountPath": "/node-ordering"}],
+        "mpi": {
+            "orchestrator": "MPIJob",
+            "launcher": {
+                "image": {"tag": "launch"},
+                "tolerations": [{"key": "pool", "operator": "Exists"}],
+                "affinity": affinity,
+                "env": {"LEVEL": "debug"},
+                "extraEnv": [node],
+                "podLabels": {"role": "launcher"},
+                "initContainers": [{"name": "order", "command": ["sort-nodes"]}],
+                "extraVolumes": [{"name": "order", "emptyDir": {}}],
+                "extraVolumeMounts": [{"name": "order", "mountPath": "/node-ordering"}],
+            },
         },
     }
     installed = release("mpi-training", instance="p4d.24xlarge", values=values)
@@ -179,7 +177,7 @@ def test_the_launcher_of_an_mpijob_has_its_own(release: ReleaseFactory, cluster:
     assert has([{"mountPath": "/node-ordering"}], trainer_of(launcher)["volumeMounts"])
     assert [each["name"] for each in launcher["spec"]["initContainers"]] == ["order"]
     assert launcher["metadata"]["labels"]["role"] == "launcher"
-    assert has(values["launcher"]["tolerations"], launcher["spec"]["tolerations"])
+    assert has(values["mpi"]["launcher"]["tolerations"], launcher["spec"]["tolerations"])
     for worker in pods["worker"]:
         assert has([{"name": "LEVEL", "value": "info"}], trainer_of(worker)["env"])
         assert "role" not in worker["metadata"]["labels"]

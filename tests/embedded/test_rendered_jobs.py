@@ -28,8 +28,11 @@ SECRETS = {
 }
 JOBS: dict[str, dict[str, Any]] = {
     "torch-elastic": {"instance": {"type": TYPE}, "etcd": {"auth": {"existingSecret": "etcd-users"}}},
-    "mpi-training": {"instance": {"type": TYPE}, "ssh": {"existingSecret": "ssh-key"}},
-    "paddle": {"dispatch": "dynamic", "etcd": {"enabled": True, "auth": {"existingSecret": "etcd-users"}}},
+    "mpi-training": {"instance": {"type": TYPE}, "mpi": {"ssh": {"existingSecret": "ssh-key"}}},
+    "paddle": {
+        "paddle": {"dispatch": "dynamic"},
+        "etcd": {"enabled": True, "auth": {"existingSecret": "etcd-users"}},
+    },
 }
 Object = dict[str, Any]
 

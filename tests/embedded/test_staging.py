@@ -15,7 +15,7 @@ STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "3000
 OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "torch-elastic": ("worker", {}),
     "mpi-training": ("worker", {"image": {"tag": "1"}}),
-    "paddle": ("trainer", {"useGpu": True}),
+    "paddle": ("trainer", {"paddle": {"useGpu": True}}),
 }
 
 
@@ -25,7 +25,7 @@ def test_staged_data_counts_as_storage_and_cannot_be_dropped_in_place(
 ) -> None:
     role, own = OWN[chart]
     half = {"workers": 2, "accelerators": 4, **own}
-    job = release(chart, instance="p4d.24xlarge", values={**half, "staging": STAGING})
+    job = release(chart, instance="p4d.24xlarge", values={**half, "data": {"staging": STAGING}})
     assert job.differences() == ()
     workers = [pod for pod in job.pods() if pod.role == role]
     assert [pod.resources["ephemeral-storage"] for pod in workers] == ["3072000Mi", "3072000Mi"]

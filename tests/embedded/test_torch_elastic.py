@@ -74,10 +74,10 @@ def test_scaling_3_to_5_to_2_keeps_the_job_and_the_remaining_workers(release: Re
 
 
 def test_spares_run_beside_the_workers_on_nodes_of_their_own(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2", "spares=1"], **P4D)
+    job = release("torch-elastic", sets=["workers=2", "elastic.spares=1"], **P4D)
     assert job.differences() == ()
     assert len(set(nodes_of(job))) == 3
-    job.upgrade(sets=["workers=3", "spares=1"], **P4D)
+    job.upgrade(sets=["workers=3", "elastic.spares=1"], **P4D)
     assert job.differences() == ()
     assert len(uids(job)) == 4
 
@@ -228,9 +228,9 @@ def test_a_worker_without_room_is_reported_as_pending(release: ReleaseFactory) -
 def test_suspend_removes_the_pods_and_resume_creates_them(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
     identity = job_uid(job)
-    job.upgrade(sets=["workers=2", "suspend=true"], **P4D)
+    job.upgrade(sets=["workers=2", "job.suspend=true"], **P4D)
     job.until(lambda: not uids(job))
-    job.upgrade(sets=["workers=2", "suspend=false"], **P4D)
+    job.upgrade(sets=["workers=2", "job.suspend=false"], **P4D)
     assert job.differences() == ()
     assert (len(uids(job)), job_uid(job)) == (2, identity)
 
@@ -261,8 +261,8 @@ def test_time_to_live_deadline_and_queue_change_in_place(release: ReleaseFactory
     before, identity = uids(job), job_uid(job)
     in_place = [
         "workers=2",
-        "ttlSecondsAfterFinished=60",
-        "activeDeadlineSeconds=9000",
+        "job.ttlSecondsAfterFinished=60",
+        "job.activeDeadlineSeconds=9000",
         "queue.name=training",
     ]
     assert not job.changes(sets=in_place, **P4D).is_refused

@@ -26,7 +26,7 @@ User = Callable[[str], str]
 VALUES = {
     "torch-elastic": "--set instance.type=p4d.24xlarge --set workers=2",
     "mpi-training": "--set instance.type=p4d.24xlarge --set workers=2",
-    "paddle": "--set jobClaim.existingClaim=fsx-pvc",
+    "paddle": "--set data.jobClaim.existingClaim=fsx-pvc",
     "etcd": "--set persistence.enabled=false",
     "efs": "--set volumes.data.type=nfs --set volumes.data.server=fs-1.efs.us-west-2.amazonaws.com",
     "fsx": "--set checkDriver=false,claimName=other,provisioning=static,static.mountName=fsx"

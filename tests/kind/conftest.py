@@ -222,9 +222,11 @@ def paddle(install_paddle: Jobs, cluster: KindCluster, test_namespace: str) -> J
         prepare = ["/opt/bireme/digits.py", "--prepare", data]
         own = {
             "workers": 3,
-            "pservers": {"count": 2},
-            "jobClaim": {"existingClaim": "jobs"},
-            "dataPrep": {"enabled": True, "splitCount": shards, "args": prepare},
+            "paddle": {"pservers": {"count": 2}},
+            "data": {
+                "jobClaim": {"existingClaim": "jobs"},
+                "prep": {"enabled": True, "splitCount": shards, "args": prepare},
+            },
             "args": ["/opt/bireme/digits.py", f"--data={data}", *arguments],
             **values,
         }

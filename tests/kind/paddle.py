@@ -16,7 +16,10 @@ from tests.kind.shell import Shell
 ON_KIND = "values/kind-paddle.yaml"
 FOLDER = "/home/jobpath"
 # Trainers that may come and go.
-DYNAMIC = {"dispatch": "dynamic", "etcd": {"enabled": True, "persistence": {"whenDeleted": "Delete"}}}
+DYNAMIC = {
+    "paddle": {"dispatch": "dynamic"},
+    "etcd": {"enabled": True, "persistence": {"whenDeleted": "Delete"}},
+}
 Event = dict[str, Any]
 
 

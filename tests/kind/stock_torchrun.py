@@ -27,7 +27,7 @@ def values(*options: str) -> dict[str, Any]:
     round with the store shared, which is torch's default.
     """
     return {
-        "command": ["torchrun", *options],
+        "launch": {"command": ["torchrun", *options]},
         "env": {"PYTHONPATH": f"{CLAIM_PATH}/{_FOLDER}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         "rendezvous": {"backend": "c10d"},
         "etcd": {"enabled": False},

@@ -126,7 +126,11 @@ def test_a_torch_job_grows_and_gives_way_to_a_service_without_losing_a_saved_ste
 ) -> None:
     steps = 1500
     give_back = occupy("first")
-    values = {**ANYWHERE, "resources": RESOURCES, "minWorkers": 2, "maxWorkers": 4, "autoscale": AUTOSCALE}
+    values = {
+        **ANYWHERE,
+        "resources": RESOURCES,
+        "elastic": {"minWorkers": 2, "maxWorkers": 4, "autoscale": AUTOSCALE},
+    }
     training = train(workers=2, steps=steps, values=values)
     training.until_trained(30, world_size=2)
     assert workers(training.job) == 2, "the other node is taken"

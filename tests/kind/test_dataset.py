@@ -231,9 +231,11 @@ def test_a_worker_has_the_dataset_on_its_node_before_it_trains(
     staged = stage("near", to="sets/near")
     assert place.ends(staged) == "Complete", place.log(staged)
     values = {
-        "verify": {"paths": ["/claim/sets/near"], "sha256": True},
+        "data": {
+            "verify": {"paths": ["/claim/sets/near"], "sha256": True},
+            "staging": {"claimName": "staged", "subPath": "sets/near", "size": "1Gi"},
+        },
         "claims": [{"claimName": "staged", "mountPath": "/claim"}],
-        "staging": {"claimName": "staged", "subPath": "sets/near", "size": "1Gi"},
         "script": LOOK,
     }
     job = release(chart, instance=NODE_TYPE, files=[on_kind], values=values, timeout=180)

@@ -141,7 +141,7 @@ def test_no_shard_fails_when_other_workers_come_go_and_are_killed(
     values = {
         **VALUES,
         "args": ["python3", "/runs/horovod_shards.py", str(SHARDS)],
-        "dispatcher": {"enabled": True, "image": python},
+        "data": {"dispatcher": {"enabled": True, "image": python}},
         "etcd": {**images, "enabled": True, "persistence": {"enabled": True, "whenDeleted": "Delete"}},
     }
     job = release("mpi-training", instance=NODE_TYPE, files=[FILE], timeout=240, values=values)

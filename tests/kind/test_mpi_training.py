@@ -81,8 +81,8 @@ def run(request: pytest.FixtureRequest, load_once: Callable[[str], None], releas
         implementation, image = MPIS[mpi]
         load_once(image)
         own = [
-            f"orchestrator={orchestrator}",
-            f"mpiImplementation={implementation}",
+            f"mpi.orchestrator={orchestrator}",
+            f"mpi.implementation={implementation}",
             f"image.tag=0.1.0-{mpi}",
         ]
         options = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180, **more}
@@ -155,7 +155,7 @@ def test_ranks_on_all_workers_add_up(
     if user == "root":
         request.getfixturevalue("root_may_run")
     # Two slots per worker need workers without accelerators: a node has only one.
-    sets = ["workers=2", "accelerators=0", "slots=2", "np=4"]
+    sets = ["workers=2", "accelerators=0", "mpi.slots=2", "mpi.np=4"]
     files = [*([AS_ROOT] if user == "root" else []), KIND]
     values = {"tolerations": [{"operator": "Exists"}]}
     job = run(orchestrator, sets, mpi, files=files, values=values)
@@ -176,7 +176,7 @@ def test_ranks_on_all_workers_add_up(
 @pytest.mark.whole
 @EACH_ORCHESTRATOR
 def test_a_run_that_loses_a_worker_is_made_again(steps: Run, shell: Shell, orchestrator: str) -> None:
-    job = steps(orchestrator, 60, ["backoffLimit=3"])
+    job = steps(orchestrator, 60, ["recovery.backoffLimit=3"])
     kill(shell, job, host(job, orchestrator, 1))
     how, _ = end(job, orchestrator, 180)
     log = log_of(shell, job)
@@ -191,7 +191,7 @@ def test_a_run_that_loses_a_worker_is_made_again(steps: Run, shell: Shell, orche
 def test_without_a_retry_left_a_lost_worker_fails_the_job_and_can_be_told(
     steps: Run, shell: Shell, orchestrator: str
 ) -> None:
-    job = steps(orchestrator, 3000, ["backoffLimit=0"])
+    job = steps(orchestrator, 3000, ["recovery.backoffLimit=0"])
     lost = host(job, orchestrator, 1)
     kill(shell, job, lost)
     how, message = end(job, orchestrator, 120)
@@ -208,9 +208,9 @@ def test_a_world_that_is_not_workers_times_slots_is_refused(
     run: Run, shell: Shell, orchestrator: str
 ) -> None:
     with pytest.raises(BiremeError, match="np: 3 is not workers × slots, which is 2 × 1 = 2"):
-        run(orchestrator, ["workers=2", "np=3"])
-    elsewhere = {"mpirunArgs": ["--oversubscribe", "--map-by", "ppr:2:node"]}
-    sets = ["workers=2", "backoffLimit=0"]
+        run(orchestrator, ["workers=2", "mpi.np=3"])
+    elsewhere = {"mpi": {"mpirunArgs": ["--oversubscribe", "--map-by", "ppr:2:node"]}}
+    sets = ["workers=2", "recovery.backoffLimit=0"]
     job = run(orchestrator, sets, values=elsewhere, expect_differences=True)
     assert end(job, orchestrator, 90)[0] == "Failed"
     words = f"mpirun would start these ranks: 2 on {host(job, orchestrator, 0)}, in a world of 2"
@@ -224,13 +224,13 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
 ) -> None:
     job = steps(orchestrator, 100, [])
     options = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
-    own = [f"orchestrator={orchestrator}", "image.tag=0.1.0-openmpi5", "workers=2"]
-    job.upgrade(sets=[*own, "suspend=true"], **options)
+    own = [f"mpi.orchestrator={orchestrator}", "image.tag=0.1.0-openmpi5", "workers=2"]
+    job.upgrade(sets=[*own, "job.suspend=true"], **options)
     until(lambda: len(list((runs / job.name).glob("*"))) == 2, what="both ranks to save")
     job.until(lambda: not [pod for pod in job.pods() if pod.is_live])
     first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
     assert first == second > 3
-    job.upgrade(sets=[*own, "suspend=false"], **options)
+    job.upgrade(sets=[*own, "job.suspend=false"], **options)
     assert end(job, orchestrator, 150)[0] in WELL, log_of(shell, job)
     made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", log_of(shell, job))]
     assert made == list(range(first, 100))
@@ -238,7 +238,7 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
 
 @pytest.mark.whole
 def test_ranks_of_an_mpijob_save_when_its_launcher_is_replaced(steps: Run, shell: Shell, runs: Path) -> None:
-    job = steps("MPIJob", 150, ["backoffLimit=3"])
+    job = steps("MPIJob", 150, ["recovery.backoffLimit=3"])
     (launcher,) = [pod.name for pod in job.pods() if pod.role == "launcher"]
     job.delete_pod(launcher)
     until(

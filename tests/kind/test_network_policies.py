@@ -46,20 +46,21 @@ ADDED = ("KUBE-ROUTER", "KUBE-POD-FW", "KUBE-NWPLCY")
 # Long enough for a job of these to finish where nothing is denied.
 IN_VAIN_SECONDS = 60
 
-TORCH = {"files": ["values/kind.yaml"], "sets": ["workers=2", "minWorkers=2"]}
+TORCH = {"files": ["values/kind.yaml"], "sets": ["workers=2", "elastic.minWorkers=2"]}
 MPI = {"files": ["values/kind-mpi.yaml"], "sets": ["workers=2", "image.tag=0.1.0-openmpi5"]}
-MPIJOB = {**MPI, "sets": [*MPI["sets"], "orchestrator=MPIJob"]}
+MPIJOB = {**MPI, "sets": [*MPI["sets"], "mpi.orchestrator=MPIJob"]}
 PREPARE = ["/opt/bireme/digits.py", "--prepare", "/home/jobpath/digits/data"]
 PADDLE: dict[str, Any] = {
     "files": ["values/kind-paddle.yaml"],
     "values": {
-        "jobName": "digits",
+        "data": {
+            "jobName": "digits",
+            "jobClaim": {"existingClaim": "jobs"},
+            "prep": {"enabled": True, "splitCount": 4, "args": PREPARE},
+        },
         "workers": 2,
-        "pservers": {"count": 2},
-        "dispatch": "dynamic",
+        "paddle": {"pservers": {"count": 2}, "dispatch": "dynamic"},
         "etcd": {"enabled": True, "persistence": {"whenDeleted": "Delete"}},
-        "jobClaim": {"existingClaim": "jobs"},
-        "dataPrep": {"enabled": True, "splitCount": 4, "args": PREPARE},
         "args": ["/opt/bireme/digits.py", "--data=/home/jobpath/digits/data", "--passes=2"],
     },
 }

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("image")]
 ROOT = Path(__file__).parents[2]
 TAG = "bireme/tensorflow:0.1.0"
 IMAGE = {"registry": "", "repository": "bireme/tensorflow", "tag": "0.1.0"}
-ON_KIND = {"image": IMAGE, "tensorboard": {"image": IMAGE}}
+ON_KIND = {"image": IMAGE, "monitoring": {"tensorboard": {"image": IMAGE}}}
 EACH_ORCHESTRATOR = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
 WEIGHTS = "data/coco2017/pretrained-models/ImageNet-R50-AlignPadding.npz"
 # The weights that the program has a use for, by Tensorpack's name and in ResNet's shape.
@@ -94,13 +94,13 @@ def test_a_keras_model_goes_on_from_rank_0_s_checkpoint_when_a_worker_is_lost(
 ) -> None:
     if orchestrator == "MPIJob":
         request.getfixturevalue("mpi_operator")
-    more = {"extraArgs": ["--epochs=12", "--step-seconds=0.1", "--checkpoint-every=10"]}
+    more = {"launch": {"extraArgs": ["--epochs=12", "--step-seconds=0.1", "--checkpoint-every=10"]}}
     job = release(
         "mpi-training",
         instance=NODE_TYPE,
         workload="keras-digits",
         files=["values/kind-mpi.yaml"],
-        sets=[f"orchestrator={orchestrator}"],
+        sets=[f"mpi.orchestrator={orchestrator}"],
         timeout=240,
         values={**ON_KIND, **more},
     )

@@ -103,7 +103,7 @@ def job(release: ReleaseFactory, runs: Path, shell: Shell) -> Job:
         "workers": 3,
         "args": [f"/runs/{name}/shards.py", f"/runs/{name}", "all", str(SHARDS)],
         "claims": [{"claimName": "runs", "mountPath": "/runs"}],
-        "dispatcher": DISPATCHER,
+        "data": {"dispatcher": DISPATCHER},
         "etcd": {"persistence": {"enabled": True, "whenDeleted": "Delete"}},
     }
     installed = release(

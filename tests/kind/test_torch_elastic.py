@@ -22,7 +22,7 @@ def test_two_workers_on_two_nodes_all_reduce(release: ReleaseFactory, shell: She
         "torch-elastic",
         instance=NODE_TYPE,
         files=[KIND],
-        sets=["workers=2", "minWorkers=2"],
+        sets=["workers=2", "elastic.minWorkers=2"],
         timeout=180,
     )
     assert len({pod.node for pod in job.pods() if pod.role == "worker"}) == 2
@@ -75,7 +75,7 @@ def test_two_workers_become_four_and_one_while_training_and_tensorboard_shows_it
     train: Callable[..., Training], shell: Shell
 ) -> None:
     steps = 500
-    values = {**ANYWHERE, "tensorboard": {"enabled": True, "logDir": "/runs"}}
+    values = {**ANYWHERE, "monitoring": {"tensorboard": {"enabled": True, "logDir": "/runs"}}}
     training = train(workers=2, steps=steps, values=values)
     training.until_trained(30, world_size=2)
     training.scale(4)

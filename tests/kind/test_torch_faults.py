@@ -29,7 +29,7 @@ END
 def with_fault(*lines: str) -> dict[str, object]:
     """Values by which these lines run in a thread of each training process, from its start on."""
     fault = "\n".join(f"    {line}" for line in lines)
-    return {"setup": AT_START.format(fault=fault), "env": {"PYTHONPATH": "/tmp/site"}}
+    return {"launch": {"setup": AT_START.format(fault=fault)}, "env": {"PYTHONPATH": "/tmp/site"}}
 
 
 # Sends a signal to the processes of the container with this first process, or only to those that train.

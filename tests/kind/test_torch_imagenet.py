@@ -35,7 +35,7 @@ def test_an_image_classifier_trains_on_three_workers_and_outlives_a_killed_proce
     make_photos(cluster.claim_folder("fsx-pvc", test_namespace))
     workload = yaml.safe_load((bireme_paths.values / "workloads/imagenet-efa.yaml").read_text())
     # With all three workers or none, the number of steps is known. Of two equal options the last one counts.
-    small = {**ANYWHERE, "efa": 0, "minWorkers": 3, "args": [*workload["args"], *SMALL]}
+    small = {**ANYWHERE, "efa": 0, "elastic": {"minWorkers": 3}, "args": [*workload["args"], *SMALL]}
     options = {"instance": NODE_TYPE, "workload": "imagenet-efa", "files": [KIND], "values": small}
     job = release("torch-elastic", timeout=180, **options)
     with Training(job, shell, options, "imagenet.py").followed() as training:

@@ -11,8 +11,8 @@ from bireme.helm import Render
 
 RenderChart = Callable[..., Render]
 REGISTRY = "global.imageRegistries.bireme=registry.example.com"
-PADDLE = ["dispatch=dynamic", "etcd.enabled=true"]
-ON = "autoscale.enabled=true"
+PADDLE = ["paddle.dispatch=dynamic", "etcd.enabled=true"]
+ON = "elastic.autoscale.enabled=true"
 
 
 def kinds(found: Render, kind: str) -> list[Manifest]:
@@ -41,7 +41,14 @@ def test_a_job_without_autoscale_says_nothing(render: RenderChart) -> None:
 
 
 def test_the_controller_reads_the_bounds_of_a_torch_job(render: RenderChart) -> None:
-    sets = [ON, "workers=4", "minWorkers=2", "maxWorkers=8", "workersPerUnit=2", "spares=1"]
+    sets = [
+        ON,
+        "workers=4",
+        "elastic.minWorkers=2",
+        "elastic.maxWorkers=8",
+        "elastic.workersPerUnit=2",
+        "elastic.spares=1",
+    ]
     found = render("torch-elastic", sets=sets)
     job = only(found, "Job", "worker")
     assert job.labels["bireme/autoscale"] == "true"
@@ -54,9 +61,9 @@ def test_the_controller_reads_the_bounds_of_a_torch_job(render: RenderChart) -> 
 def test_nights_and_a_metric_reach_the_controller(render: RenderChart) -> None:
     berlin = {"from": "20:00", "to": "06:00", "days": ["Fri"], "max": 8, "timeZone": "Europe/Berlin"}
     nights = [berlin, {"from": "12:00", "to": "13:00", "min": 1}]
-    sets = [ON, "autoscale.min=2", "autoscale.max=4", "workers=2"]
-    sets += ["autoscale.metric.query=sum(queue)", "autoscale.metric.perWorker=10"]
-    found = render("torch-elastic", sets=sets, values={"autoscale": {"schedules": nights}})
+    sets = [ON, "elastic.autoscale.min=2", "elastic.autoscale.max=4", "workers=2"]
+    sets += ["elastic.autoscale.metric.query=sum(queue)", "elastic.autoscale.metric.perWorker=10"]
+    found = render("torch-elastic", sets=sets, values={"elastic": {"autoscale": {"schedules": nights}}})
     read = policy(only(found, "Job", "worker"))
     assert (read.minimum, read.maximum, read.query, read.per_worker) == (2, 4, "sum(queue)", 10)
     assert [(each.zone, each.days, each.maximum) for each in read.schedules] == [
@@ -67,7 +74,7 @@ def test_nights_and_a_metric_reach_the_controller(render: RenderChart) -> None:
 
 
 def test_the_end_of_a_paddle_job_waits_for_trainers_that_are_always_there(render: RenderChart) -> None:
-    found = render("paddle", sets=[*PADDLE, ON, "workers=3", "autoscale.max=6"])
+    found = render("paddle", sets=[*PADDLE, ON, "workers=3", "elastic.autoscale.max=6"])
     job = only(found, "Job", "trainer")
     assert (policy(job), job["spec"]["parallelism"]) == (Policy(1, 6), 3)
     settings = next(each for each in kinds(found, "ConfigMap") if each.name.endswith("-settings"))

@@ -108,8 +108,10 @@ OWN_MEANING = {
     "image.repository",
     "script",
     "args",
-    "command",
-    "waitSeconds",
+    "launch.command",
+    "launch.waitSeconds",
+    "elastic.minWorkers",
+    "elastic.maxWorkers",
     "recovery.maxRestarts",
     "etcd.enabled",
 }

@@ -17,7 +17,10 @@ EACH_CHART = pytest.mark.parametrize(
         ("paddle", {}),
         ("torch-elastic", {}),
         ("mpi-training", {"image": {"repository": "team/mpi", "tag": "1"}}),
-        ("mpi-training", {"orchestrator": "MPIJob", "image": {"repository": "team/mpi", "tag": "1"}}),
+        (
+            "mpi-training",
+            {"mpi": {"orchestrator": "MPIJob"}, "image": {"repository": "team/mpi", "tag": "1"}},
+        ),
     ],
 )
 
@@ -37,7 +40,7 @@ def pods(rendered: Render) -> list[Any]:
 def test_script_and_files_are_in_one_folder_in_which_each_pod_starts(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
-    rendered = render(chart, values={**own, "script": "import my_lib", "files": FILES})
+    rendered = render(chart, values={**own, "script": "import my_lib", "launch": {"files": FILES}})
     kept = the(
         rendered, "ConfigMap", next(each.name for each in rendered.manifests if "-script-" in each.name)
     )
@@ -62,7 +65,9 @@ def test_a_file_that_changes_is_a_new_run_and_one_without_a_script_may_be_the_pr
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
     def volume(files: dict[str, str]) -> str:
-        rendered = render(chart, values={**own, "args": ["/bireme/script/main.py"], "files": files})
+        rendered = render(
+            chart, values={**own, "args": ["/bireme/script/main.py"], "launch": {"files": files}}
+        )
         (found,) = {
             each["configMap"]["name"]
             for pod in pods(rendered)
@@ -77,8 +82,11 @@ def test_a_file_that_changes_is_a_new_run_and_one_without_a_script_may_be_the_pr
 
 def test_the_job_that_writes_paddles_data_has_the_workspace_too(render: Callable[..., Render]) -> None:
     prepare = {"enabled": True, "args": ["/bireme/script/prepare.py"]}
-    values = {"files": {"prepare.py": "import my_lib", **FILES}, "args": ["/bireme/script/my_lib.py"]}
-    rendered = render("paddle", release="w2v", values={**values, "dataPrep": prepare})
+    values = {
+        "launch": {"files": {"prepare.py": "import my_lib", **FILES}},
+        "args": ["/bireme/script/my_lib.py"],
+    }
+    rendered = render("paddle", release="w2v", values={**values, "data": {"prep": prepare}})
     pod = the(rendered, "Job", "w2v-data-r1")["spec"]["template"]["spec"]
     (volume,) = [each["configMap"] for each in pod["volumes"] if each["name"] == "script"]
     assert "prepare.py" in [each["path"] for each in volume["items"]]
@@ -89,7 +97,7 @@ def test_the_job_that_writes_paddles_data_has_the_workspace_too(render: Callable
 
 def test_files_that_no_configmap_holds_are_refused(render: Callable[..., Render]) -> None:
     with pytest.raises(RenderError) as refused:
-        render("paddle", values={"script": "1", "files": {"words.txt": "word " * 210_000}})
+        render("paddle", values={"script": "1", "launch": {"files": {"words.txt": "word " * 210_000}}})
     assert "files: they have 1025 KiB, and a ConfigMap holds 1024 KiB; put the large ones" in str(
         refused.value
     )
@@ -98,4 +106,4 @@ def test_files_that_no_configmap_holds_are_refused(render: Callable[..., Render]
 @pytest.mark.parametrize("path", ["/etc/passwd", ".hidden", "a//b", "with space"])
 def test_a_path_that_is_not_within_the_folder_is_refused(render: Callable[..., Render], path: str) -> None:
     with pytest.raises(RenderError, match=f"files: {path} is not a path"):
-        render("paddle", values={"script": "1", "files": {path: "x"}})
+        render("paddle", values={"script": "1", "launch": {"files": {path: "x"}}})

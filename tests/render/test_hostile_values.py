@@ -29,12 +29,12 @@ def test_a_name_that_looks_like_something_else_stays_text(
     values = {
         "imagePullSecrets": [name],
         "queue": {"name": name},
-        "priorityClassName": name,
+        "placement": {"priorityClassName": name},
         "serviceAccount": {"name": name},
         "claims": [{"claimName": name, "mountPath": "/data", "subPath": name}],
         "podLabels": {"team": name},
-        "staging": {"claimName": name, "size": "1Gi"},
-        "tensorboard": {"enabled": True, "logDir": "/data"},
+        "data": {"staging": {"claimName": name, "size": "1Gi"}},
+        "monitoring": {"tensorboard": {"enabled": True, "logDir": "/data"}},
         "image": {"tag": name},
     }
     found = renderer.render(

@@ -17,8 +17,10 @@ def trainer(renderer: Renderer, request_for: Request, values: dict[str, Any], in
 
 def test_accelerate_starts_a_script_with_its_configuration(renderer: Renderer, request_for: Request) -> None:
     values = {
-        "launcher": "accelerate",
-        "accelerate": {"mixed_precision": "bf16", "fsdp_config": {"a": "$(HOME)"}},
+        "launch": {
+            "launcher": "accelerate",
+            "accelerate": {"mixed_precision": "bf16", "fsdp_config": {"a": "$(HOME)"}},
+        },
         "args": ["/workspace/train.py", "--epochs", "3"],
     }
     found = trainer(renderer, request_for, values, "p4d.24xlarge")
@@ -31,7 +33,11 @@ def test_accelerate_starts_a_script_with_its_configuration(renderer: Renderer, r
 
 
 def test_node_runs_a_command_that_may_name_the_script(renderer: Renderer, request_for: Request) -> None:
-    values = {"launcher": "node", "script": "print(1)", "args": ["torchrun", "/bireme/script/train.py"]}
+    values = {
+        "launch": {"launcher": "node"},
+        "script": "print(1)",
+        "args": ["torchrun", "/bireme/script/train.py"],
+    }
     found = trainer(renderer, request_for, values, "p4d.24xlarge")
     assert found["args"] == values["args"]
     assert "/bireme/script" in [each["mountPath"] for each in found["volumeMounts"]]

@@ -79,7 +79,7 @@ def test_pods_pass_the_restricted_pod_security_standard(matrix: Matrix, case: Ca
 @pytest.mark.parametrize(
     ("chart", "files", "sets", "containers"),
     [
-        ("torch-elastic", [], ["helperResources.limits.cpu=3"], {"rendezvous"}),
+        ("torch-elastic", [], ["pod.helperResources.limits.cpu=3"], {"rendezvous"}),
         ("etcd", [], ["helperResources.limits.cpu=3"], {"join", "health"}),
         (
             "dataset",
@@ -192,23 +192,27 @@ def test_pods_of_the_namespace_reach_an_etcd_of_its_own(render: Callable[..., Re
 
 BOARDS = pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
 BOARD = [
-    "tensorboard.enabled=true",
-    "tensorboard.logDir=/logs",
+    "monitoring.tensorboard.enabled=true",
+    "monitoring.tensorboard.logDir=/logs",
     "claims[0].claimName=a",
     "claims[0].mountPath=/logs",
 ]
 BALANCED = [
     *BOARD,
-    "tensorboard.service.type=LoadBalancer",
-    "tensorboard.service.port=80",
-    r"tensorboard.service.annotations.example\.com/scheme=internet-facing",
-    "tensorboard.service.loadBalancerSourceRanges={192.0.2.0/24,198.51.100.7/32}",
+    "monitoring.tensorboard.service.type=LoadBalancer",
+    "monitoring.tensorboard.service.port=80",
+    r"monitoring.tensorboard.service.annotations.example\.com/scheme=internet-facing",
+    "monitoring.tensorboard.service.loadBalancerSourceRanges={192.0.2.0/24,198.51.100.7/32}",
 ]
 
 
 @BOARDS
 def test_tensorboard_is_placed_by_values_of_its_own(render: Callable[..., Render], chart: str) -> None:
-    sets = [*BOARD, "tensorboard.nodeSelector.pool=cpu", "tensorboard.tolerations[0].key=team"]
+    sets = [
+        *BOARD,
+        "monitoring.tensorboard.nodeSelector.pool=cpu",
+        "monitoring.tensorboard.tolerations[0].key=team",
+    ]
     spec = the(render(chart, sets=sets), "Deployment")["spec"]["template"]["spec"]
     assert dict(spec["nodeSelector"]) == {"pool": "cpu"}
     assert [dict(each) for each in spec["tolerations"]] == [{"key": "team"}]

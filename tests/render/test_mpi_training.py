@@ -48,7 +48,7 @@ def environment(rendered: Render, role: str = "worker") -> dict[str, str]:
 def test_maskrcnn_uses_whole_nodes_with_all_efa_interfaces(
     plan: Callable[..., Plan], orchestrator: str, instance: str, accelerators: int, efa: int
 ) -> None:
-    sets = [f"orchestrator={orchestrator}", "workers=4", "np=32"]
+    sets = [f"mpi.orchestrator={orchestrator}", "workers=4", "mpi.np=32"]
     planned = plan("mpi-training", instance=instance, workload="maskrcnn", sets=sets, release="maskrcnn")
     workers = [pod for pod in planned.pods if pod.rank is not None]
     suffix = "-worker" if orchestrator == "MPIJob" else ""
@@ -62,7 +62,7 @@ def test_maskrcnn_uses_whole_nodes_with_all_efa_interfaces(
 def test_ranks_find_their_dispatcher_and_it_its_etcd(
     render: Callable[..., Render], orchestrator: str
 ) -> None:
-    sets = [f"orchestrator={orchestrator}"]
+    sets = [f"mpi.orchestrator={orchestrator}"]
     files = ["charts/mpi-training/ci/dispatcher-values.yaml"]
     rendered = render("mpi-training", files=files, sets=sets, release="job", namespace="team")
     server = the(rendered, "Deployment", "job-dispatcher")["spec"]["template"]["spec"]["containers"][0]
@@ -77,11 +77,11 @@ def test_ranks_find_their_dispatcher_and_it_its_etcd(
 
 def test_a_dispatcher_may_use_another_etcd(render: Callable[..., Render]) -> None:
     sets = [
-        "dispatcher.enabled=true",
-        "dispatcher.etcd.endpoints={etcd.db.svc:2380}",
+        "data.dispatcher.enabled=true",
+        "data.dispatcher.etcd.endpoints={etcd.db.svc:2380}",
         "networkPolicy.enabled=true",
     ]
-    rendered = render("mpi-training", sets=[*sets, "dispatcher.etcd.existingSecret=etcd-user"], **P4D)
+    rendered = render("mpi-training", sets=[*sets, "data.dispatcher.etcd.existingSecret=etcd-user"], **P4D)
     server = the(rendered, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert environment_of(server)["BIREME_ETCD_ENDPOINTS"] == "etcd.db.svc:2380"
     rules = the(rendered, "NetworkPolicy")["spec"]["egress"]
@@ -90,7 +90,7 @@ def test_a_dispatcher_may_use_another_etcd(render: Callable[..., Render]) -> Non
 
 @BOTH
 def test_every_pod_has_the_same_world(render: Callable[..., Render], orchestrator: str) -> None:
-    sets = [f"orchestrator={orchestrator}", "workers=3", "mpirunArgs={--report-bindings}"]
+    sets = [f"mpi.orchestrator={orchestrator}", "workers=3", "mpi.mpirunArgs={--report-bindings}"]
     rendered = render("mpi-training", sets=sets, release="train", **P4D)
     hosts = {"Job": "train-r1-{}.train", "MPIJob": "train-r1-worker-{}.train-r1"}[orchestrator]
     for role in pods(rendered):
@@ -101,7 +101,7 @@ def test_every_pod_has_the_same_world(render: Callable[..., Render], orchestrato
 
 
 def test_index_0_launches_and_ends_the_job(render: Callable[..., Render]) -> None:
-    rendered = render("mpi-training", sets=["workers=3", "backoffLimit=2"])
+    rendered = render("mpi-training", sets=["workers=3", "recovery.backoffLimit=2"])
     spec = the(rendered, "Job").thaw()["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
@@ -117,7 +117,7 @@ ELASTIC = ["elastic.minWorkers=2", "elastic.maxWorkers=4", "workers=3", "args={p
 def test_an_elastic_job_has_one_template_for_any_number_of_workers(
     render: Callable[..., Render], plan: Callable[..., Plan]
 ) -> None:
-    rendered = render("mpi-training", sets=[*ELASTIC, "slots=2", "backoffLimit=5"])
+    rendered = render("mpi-training", sets=[*ELASTIC, "mpi.slots=2", "recovery.backoffLimit=5"])
     variables, spec = environment(rendered), the(rendered, "Job")["spec"]
     assert (variables["BIREME_MPI_LEAST"], variables["BIREME_MPI_WORKERS"]) == ("2", "4")
     assert variables["BIREME_MPI_SLOTS"] == "2"
@@ -146,8 +146,13 @@ def test_the_check_of_an_elastic_job_looks_for_horovod(render: Callable[..., Ren
 
 
 def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Callable[..., Render]) -> None:
-    sets = ["orchestrator=MPIJob", "activeDeadlineSeconds=60", "ttlSecondsAfterFinished=5", "backoffLimit=1"]
-    rendered = render("mpi-training", sets=[*sets, "suspend=true"], **P4D)
+    sets = [
+        "mpi.orchestrator=MPIJob",
+        "job.activeDeadlineSeconds=60",
+        "job.ttlSecondsAfterFinished=5",
+        "recovery.backoffLimit=1",
+    ]
+    rendered = render("mpi-training", sets=[*sets, "job.suspend=true"], **P4D)
     spec = the(rendered, "MPIJob").thaw()["spec"]
     assert spec["runPolicy"] == {
         "cleanPodPolicy": "Running",
@@ -166,7 +171,7 @@ def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Ca
 
 @BOTH
 def test_a_kueue_queue_and_suspension(render: Callable[..., Render], orchestrator: str) -> None:
-    sets = [f"orchestrator={orchestrator}"]
+    sets = [f"mpi.orchestrator={orchestrator}"]
     job = the(render("mpi-training", sets=[*sets, "queue.name=training"]), orchestrator)
     assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
     policy = job["spec"]["runPolicy"] if orchestrator == "MPIJob" else job["spec"]
@@ -184,7 +189,7 @@ def test_root_has_only_the_capabilities_that_sshd_needs(render: Callable[..., Re
 
 
 def test_an_existing_secret_with_an_ssh_key_is_mounted(render: Callable[..., Render]) -> None:
-    rendered = render("mpi-training", sets=["ssh.existingSecret=mine"])
+    rendered = render("mpi-training", sets=["mpi.ssh.existingSecret=mine"])
     assert not [item for item in rendered.manifests if item.kind == "Secret"]
     volumes = {volume["name"]: volume for volume in pods(rendered)["worker"]["spec"]["volumes"]}
     assert volumes["ssh"]["secret"]["secretName"] == "mine"
@@ -199,8 +204,16 @@ def test_an_existing_secret_with_an_ssh_key_is_mounted(render: Callable[..., Ren
             "-m bireme_runtime.mpi.supervisor --",
             "python3 /bireme/script/train.py --fast",
         ),
-        (["args={/bin/prog,8}", "extraArgs={9}"], "-m bireme_runtime.mpi.supervisor --", "/bin/prog 8 9"),
-        (["command={sh,run.sh}", "args={8}"], "-m bireme_runtime.mpi.supervisor --as-is --", "sh run.sh 8"),
+        (
+            ["args={/bin/prog,8}", "launch.extraArgs={9}"],
+            "-m bireme_runtime.mpi.supervisor --",
+            "/bin/prog 8 9",
+        ),
+        (
+            ["launch.command={sh,run.sh}", "args={8}"],
+            "-m bireme_runtime.mpi.supervisor --as-is --",
+            "sh run.sh 8",
+        ),
     ],
 )
 def test_the_program_and_arguments_of_the_ranks(
@@ -212,11 +225,11 @@ def test_the_program_and_arguments_of_the_ranks(
 
 
 @BOTH
-@pytest.mark.parametrize("sets", [["workers=3"], ["args={a.py}"], ["env.A=1"], ["waitSeconds=5"]])
+@pytest.mark.parametrize("sets", [["workers=3"], ["args={a.py}"], ["env.A=1"], ["launch.waitSeconds=5"]])
 def test_a_change_of_the_run_changes_the_immutable_digests(
     render: Callable[..., Render], orchestrator: str, sets: list[str]
 ) -> None:
-    job = [f"orchestrator={orchestrator}"]
+    job = [f"mpi.orchestrator={orchestrator}"]
     before, after = (
         the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme/immutable"]
         for change in ([], sets)
@@ -228,8 +241,13 @@ def test_a_change_of_the_run_changes_the_immutable_digests(
 def test_suspend_ttl_deadline_and_backoff_change_in_place(
     render: Callable[..., Render], orchestrator: str
 ) -> None:
-    job = [f"orchestrator={orchestrator}"]
-    in_place = ["suspend=true", "ttlSecondsAfterFinished=1", "activeDeadlineSeconds=1", "backoffLimit=0"]
+    job = [f"mpi.orchestrator={orchestrator}"]
+    in_place = [
+        "job.suspend=true",
+        "job.ttlSecondsAfterFinished=1",
+        "job.activeDeadlineSeconds=1",
+        "recovery.backoffLimit=0",
+    ]
     before, after = (
         the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme/immutable"]
         for change in ([], in_place)
@@ -238,11 +256,11 @@ def test_suspend_ttl_deadline_and_backoff_change_in_place(
 
 
 def test_the_time_for_the_probe_is_a_value(render: Callable[..., Render]) -> None:
-    assert environment(render("mpi-training", sets=["probeSeconds=900"]))["BIREME_PROBE_SECONDS"] == "900"
+    assert environment(render("mpi-training", sets=["mpi.probeSeconds=900"]))["BIREME_PROBE_SECONDS"] == "900"
 
 
 def test_one_rank_may_drive_all_devices_of_its_node(render: Callable[..., Render]) -> None:
-    rendered = render("mpi-training", sets=["slots=1", "workers=2", "np=2"], **P4D)
+    rendered = render("mpi-training", sets=["mpi.slots=1", "workers=2", "mpi.np=2"], **P4D)
     assert container(rendered)["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert environment(rendered)["BIREME_MPI_SLOTS"] == "1"
 
@@ -276,7 +294,7 @@ def test_ranks_of_mpirun_are_the_trainers_of_paddle(
     render: Callable[..., Render], tmp_path: Path, rank: str, endpoint: str
 ) -> None:
     """The shell of the values file runs, as mpirun starts it, with a python3 that shows what it is given."""
-    sets = ["image.repository=team/paddle", "image.tag=v1", "workers=2", "slots=2"]
+    sets = ["image.repository=team/paddle", "image.tag=v1", "workers=2", "mpi.slots=2"]
     rendered = render("mpi-training", workload="paddle-mpi", sets=sets, release="night")
     (tmp_path / "python3").write_text('#!/bin/sh\necho "$@"\nenv\n')
     (tmp_path / "python3").chmod(0o755)
@@ -306,6 +324,6 @@ def test_ranks_of_mpirun_are_the_trainers_of_paddle(
 def test_nccl_tests_use_the_given_number_of_efa_interfaces(
     render: Callable[..., Render], orchestrator: str, sets: list[str], efa: str | None
 ) -> None:
-    sets = [f"orchestrator={orchestrator}", *sets]
+    sets = [f"mpi.orchestrator={orchestrator}", *sets]
     rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
     assert container(rendered)["resources"]["limits"].get("vpc.amazonaws.com/efa") == efa

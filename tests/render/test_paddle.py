@@ -69,7 +69,7 @@ def test_each_pod_of_the_tutorial_is_a_pserver_and_a_trainer(render: Callable[..
         ({"workload": "paddle-tutorial"}, ("2", "2", "3", "False")),
         ({"workload": "paddle-word2vec"}, ("1", "1", "1", "False")),
         (
-            {"workload": "paddle-word2vec", "instance": "p3.8xlarge", "sets": ["useGpu=true"]},
+            {"workload": "paddle-word2vec", "instance": "p3.8xlarge", "sets": ["paddle.useGpu=true"]},
             ("1", "1", "1", "True"),
         ),
     ],
@@ -119,7 +119,7 @@ def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(
 
 
 def test_an_image_may_start_itself_and_a_script_may_be_a_value(render: Callable[..., Render]) -> None:
-    itself = render("paddle", **TUTORIAL, sets=["command={bash,-c,/root/start.sh}"])
+    itself = render("paddle", **TUTORIAL, sets=["launch.command={bash,-c,/root/start.sh}"])
     for role in ("trainer", "pserver"):
         assert list(container(itself, "tutorial-r1", role)["command"]) == ["bash", "-c", "/root/start.sh"]
     scripted = container(
@@ -135,7 +135,7 @@ def test_host_ports_are_used_only_on_request(render: Callable[..., Render]) -> N
         return [each["hostPort"] for each in ports if "hostPort" in each]
 
     assert taken([]) == []
-    assert taken(["pservers.hostPorts=true"]) == [7164, 7165, 7166, 7167]
+    assert taken(["paddle.pservers.hostPorts=true"]) == [7164, 7165, 7166, 7167]
 
 
 def test_pod_templates_do_not_depend_on_the_number_of_trainers(render: Callable[..., Render]) -> None:
@@ -149,7 +149,7 @@ def test_pod_templates_do_not_depend_on_the_number_of_trainers(render: Callable[
 
 def test_each_role_has_its_own_resources_claims_and_nodes(render: Callable[..., Render]) -> None:
     values = {
-        "pservers": {"resources": {"limits": {"memory": "3Gi"}}, "nodeSelector": {"pool": "ps"}},
+        "paddle": {"pservers": {"resources": {"limits": {"memory": "3Gi"}}, "nodeSelector": {"pool": "ps"}}},
         "resources": {"limits": {"memory": "5Gi"}},
         "nodeSelector": {"pool": "trainers"},
         "claims": [{"claimName": "photos", "mountPath": "/photos"}],
@@ -170,7 +170,7 @@ def test_resources_of_a_collocated_pserver_are_subtracted_from_the_trainer(
     render: Callable[..., Render],
 ) -> None:
     def asked(topology: str) -> Mapping[str, str]:
-        sets = [f"topology={topology}", "pservers.resources.requests.cpu=1500m"]
+        sets = [f"paddle.topology={topology}", "paddle.pservers.resources.requests.cpu=1500m"]
         rendered = render("paddle", instance="p3.8xlarge", sets=sets, release="job")
         requests: Mapping[str, str] = container(rendered, "job-r1", "trainer")["resources"]["requests"]
         return requests
@@ -187,11 +187,11 @@ def test_trainers_have_accelerators_if_they_use_them(render: Callable[..., Rende
         return found
 
     assert "nvidia.com/gpu" not in limits([])
-    assert limits(["useGpu=true"])["nvidia.com/gpu"] == "4"
+    assert limits(["paddle.useGpu=true"])["nvidia.com/gpu"] == "4"
 
 
 def test_a_collective_job_has_no_pservers(render: Callable[..., Render]) -> None:
-    rendered = render("paddle", sets=["mode=collective"], release="job", namespace="team")
+    rendered = render("paddle", sets=["paddle.mode=collective"], release="job", namespace="team")
     assert names(rendered, "Job") == {"job-r1"}
     variables = environment(rendered, "job-r1", "trainer")
     assert variables["PADDLE_DISTRI_BACKEND"] == "gloo"
@@ -201,10 +201,10 @@ def test_a_collective_job_has_no_pservers(render: Callable[..., Render]) -> None
 def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> None:
     kept = the(render("paddle", release="job"), "PersistentVolumeClaim", "job-job")
     assert kept.annotations["helm.sh/resource-policy"] == "keep"
-    sets = ["jobClaim.keep=false"]
+    sets = ["data.jobClaim.keep=false"]
     gone = the(render("paddle", sets=sets, release="job"), "PersistentVolumeClaim", "job-job")
     assert "helm.sh/resource-policy" not in gone.annotations
-    assert not names(render("paddle", sets=["jobClaim.existingClaim=efsvol"]), "PersistentVolumeClaim")
+    assert not names(render("paddle", sets=["data.jobClaim.existingClaim=efsvol"]), "PersistentVolumeClaim")
 
 
 def test_the_command_in_the_guide_for_script_authors_renders(render: Callable[..., Render]) -> None:

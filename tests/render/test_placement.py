@@ -107,7 +107,7 @@ def test_capacity_is_named_as_karpenter_and_as_node_groups_label_it(
 @pytest.mark.parametrize(
     ("chart", "sets", "count"),
     [
-        ("torch-elastic", ["workers=5", "minWorkers=3"], 3),
+        ("torch-elastic", ["workers=5", "elastic.minWorkers=3"], 3),
         ("mpi-training", ["workers=4", "image.repository=r", "image.tag=t"], 4),
     ],
 )
@@ -180,7 +180,7 @@ def test_kueue_places_workers_only_by_choice(render: Callable[..., Render], char
 
 
 def test_kueue_is_told_with_how_few_workers_a_job_can_start(render: Callable[..., Render]) -> None:
-    sets = [*QUEUE, "workers=4", "minWorkers=2", "queue.admission=partial"]
+    sets = [*QUEUE, "workers=4", "elastic.minWorkers=2", "queue.admission=partial"]
     annotations = of_kueue(job(render("torch-elastic", sets=sets)).annotations)
     assert annotations == {"job-min-parallelism": "2", "job-completions-equal-parallelism": "true"}
 
@@ -196,7 +196,7 @@ def test_kueue_follows_the_number_of_workers_only_by_choice(
 
 
 def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[..., Render]) -> None:
-    sets = ["queue.name=q", "workers=3", "pservers.count=2", "queue.priorityClass=high"]
+    sets = ["queue.name=q", "workers=3", "paddle.pservers.count=2", "queue.priorityClass=high"]
     rendered = render("paddle", release="w2v", sets=sets)
     jobs = [each for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
     assert len(jobs) == 2

@@ -31,15 +31,14 @@ def job_of(chart: str, found: Render) -> Any:
 @pytest.mark.parametrize("chart", JOBS)
 def test_the_fields_reach_the_pod_and_the_job(renderer: Renderer, request_for: Request, chart: str) -> None:
     values: dict[str, Any] = {
-        "workingDir": "/workspace",
+        "launch": {"workingDir": "/workspace"},
         "pod": {
             "lifecycle": {"preStop": {"exec": {"command": ["sleep", "2"]}}},
             "hostNetwork": True,
             "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
         },
         "resources": {"claims": [{"name": "gpu"}]},
-        "jobLabels": {"team": "vision"},
-        "jobAnnotations": {"example.com/ticket": "17"},
+        "job": {"labels": {"team": "vision"}, "annotations": {"example.com/ticket": "17"}},
     }
     job = job_of(chart, rendered(renderer, request_for, chart, values))
     pod = job["spec"]["template"]["spec"]
@@ -97,7 +96,7 @@ def test_the_training_container_has_ports_and_environment_of_others(
 def test_a_pserver_beside_its_trainer_has_not_the_trainers_ports(
     renderer: Renderer, request_for: Request
 ) -> None:
-    values = {"topology": "collocated", "pod": {"ports": [PORT], "envFrom": ENVIRONMENT}}
+    values = {"paddle": {"topology": "collocated"}, "pod": {"ports": [PORT], "envFrom": ENVIRONMENT}}
     found = rendered(renderer, request_for, "paddle", values)
     pod = job_of("paddle", found)["spec"]["template"]["spec"]
     assert PORT in container_of(pod, "trainer")["ports"]
@@ -112,15 +111,17 @@ def test_the_launcher_of_an_mpijob_has_a_place_and_variables_of_its_own(
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
     }
     values = {
-        "orchestrator": "MPIJob",
         "env": {"LEVEL": "info"},
         "pod": {"envFrom": ENVIRONMENT, "ports": [PORT]},
         "tolerations": [{"key": "team", "operator": "Exists"}],
-        "launcher": {
-            "nodeSelector": {"pool": "cpu"},
-            "tolerations": [{"key": "pool", "operator": "Exists"}],
-            "affinity": affinity,
-            "env": {"LEVEL": "debug"},
+        "mpi": {
+            "orchestrator": "MPIJob",
+            "launcher": {
+                "nodeSelector": {"pool": "cpu"},
+                "tolerations": [{"key": "pool", "operator": "Exists"}],
+                "affinity": affinity,
+                "env": {"LEVEL": "debug"},
+            },
         },
     }
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
@@ -143,7 +144,6 @@ def test_the_launcher_of_an_mpijob_differs_from_its_workers_where_it_says_so(
     node_name = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     order: dict[str, Any] = {"name": "order", "emptyDir": {}}
     values = {
-        "orchestrator": "MPIJob",
         "image": {"repository": "team/train", "digest": f"sha256:{'0' * 64}"},
         "pod": {
             "hostNetwork": True,
@@ -155,16 +155,19 @@ def test_the_launcher_of_an_mpijob_differs_from_its_workers_where_it_says_so(
         "securityContext": {"privileged": True, "allowPrivilegeEscalation": True},
         "podLabels": {"role": "worker", "team": "vision"},
         "podAnnotations": {"example.com/a": "1"},
-        "launcher": {
-            "image": {"repository": "team/launch", "tag": "2"},
-            "hostNetwork": False,
-            "securityContext": {"privileged": False, "allowPrivilegeEscalation": False},
-            "podLabels": {"role": "launcher"},
-            "podAnnotations": {"example.com/b": "2"},
-            "extraEnv": [node_name],
-            "initContainers": [{"name": "order", "command": ["sort-nodes"]}],
-            "extraVolumes": [order],
-            "extraVolumeMounts": [{"name": "order", "mountPath": "/node-ordering"}],
+        "mpi": {
+            "orchestrator": "MPIJob",
+            "launcher": {
+                "image": {"repository": "team/launch", "tag": "2"},
+                "hostNetwork": False,
+                "securityContext": {"privileged": False, "allowPrivilegeEscalation": False},
+                "podLabels": {"role": "launcher"},
+                "podAnnotations": {"example.com/b": "2"},
+                "extraEnv": [node_name],
+                "initContainers": [{"name": "order", "command": ["sort-nodes"]}],
+                "extraVolumes": [order],
+                "extraVolumeMounts": [{"name": "order", "mountPath": "/node-ordering"}],
+            },
         },
     }
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
@@ -217,7 +220,7 @@ def test_nodes_of_another_cloud_are_selected_by_their_type_and_give_infiniband(
 def test_a_gang_waits_in_a_queue_of_volcano(renderer: Renderer, request_for: Request, chart: str) -> None:
     values: dict[str, Any] = {"workers": 2, "placement": {"gang": "volcano", "queue": "research"}}
     if chart == "torch-elastic":
-        values["minWorkers"] = 2
+        values["elastic"] = {"minWorkers": 2}
     group = the(rendered(renderer, request_for, chart, values), "PodGroup").thaw()
     assert group["spec"] == {"minMember": 2, "queue": "research"}
 
@@ -225,7 +228,7 @@ def test_a_gang_waits_in_a_queue_of_volcano(renderer: Renderer, request_for: Req
 def test_mpi_operator_makes_the_group_of_an_mpijob_in_its_queue(
     renderer: Renderer, request_for: Request
 ) -> None:
-    values = {"orchestrator": "MPIJob", "placement": {"queue": "research"}}
+    values = {"mpi": {"orchestrator": "MPIJob"}, "placement": {"queue": "research"}}
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
     assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"queue": "research"}
 
@@ -368,10 +371,12 @@ def test_containers_may_mount_what_the_chart_or_the_operator_adds(
         return [{"name": "wait", "volumeMounts": [{"name": each, "mountPath": f"/{each}"} for each in names]}]
 
     values = {
-        "orchestrator": "MPIJob",
+        "mpi": {
+            "orchestrator": "MPIJob",
+            "launcher": {"initContainers": mounting("claim-0", "mpi-job-config", "ssh-auth")},
+        },
         "claims": [{"claimName": "fsx", "mountPath": "/fsx"}],
         "pod": {"initContainers": mounting("claim-0", "shm")},
-        "launcher": {"initContainers": mounting("claim-0", "mpi-job-config", "ssh-auth")},
     }
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
     for role, mounts in ("Launcher", 3), ("Worker", 2):
@@ -380,7 +385,7 @@ def test_containers_may_mount_what_the_chart_or_the_operator_adds(
 
 
 def test_the_launcher_of_an_mpijob_claims_no_devices(renderer: Renderer, request_for: Request) -> None:
-    values = {"orchestrator": "MPIJob", "pod": {"resourceClaimTemplates": {"gpu": GPUS}}}
+    values = {"mpi": {"orchestrator": "MPIJob"}, "pod": {"resourceClaimTemplates": {"gpu": GPUS}}}
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
     roles = {role: spec["template"]["spec"] for role, spec in job["spec"]["mpiReplicaSpecs"].items()}
     assert "resourceClaims" in roles["Worker"]
@@ -393,7 +398,7 @@ def test_containers_run_before_and_beside_training(
 ) -> None:
     values: dict[str, Any] = {
         "claims": [{"claimName": "fsx", "mountPath": "/fsx"}],
-        "verify": {"paths": ["/fsx/data"]},
+        "data": {"verify": {"paths": ["/fsx/data"]}},
         "pod": {
             "initContainers": [{"name": "prepare", "command": ["true"]}],
             "sidecars": [
@@ -432,7 +437,7 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
 
 def command_of(renderer: Renderer, request_for: Request, setup: str, program: list[str]) -> list[str]:
     """The command of a worker as the kubelet starts it, with ``program`` as its entry point."""
-    found = rendered(renderer, request_for, "torch-elastic", {"setup": setup, "command": program})
+    found = rendered(renderer, request_for, "torch-elastic", {"launch": {"setup": setup, "command": program}})
     trainer = container_of(job_of("torch-elastic", found)["spec"]["template"]["spec"], "trainer")
     return [word.replace("$$", "$") for word in trainer["command"]]
 
@@ -501,7 +506,7 @@ def test_argument_groups_of_several_files_add_to_each_other(
     files = []
     for name, words in (("data", ["--data", "/fsx"]), ("amp", ["--amp"])):
         files.append(tmp_path / f"{name}.yaml")
-        files[-1].write_text(f"argGroups: {{{name}: {words}}}\n")
+        files[-1].write_text(f"launch: {{argGroups: {{{name}: {words}}}}}\n")
     values = IMAGE.get(chart, {}) | {"args": ["train.py"]}
     found = renderer.render(request_for(chart, files=files, values=values))
     trainer = container_of(job_of(chart, found)["spec"]["template"]["spec"], "trainer")

@@ -35,7 +35,7 @@ def test_the_chart_knows_every_type_of_values_instances(bireme_paths: Any) -> No
 
 
 def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, request_for: Request) -> None:
-    sets = ["instance.type=p4d.24xlarge", "instance.allocatableMemoryMiB=900000", "hugePages=5120Mi"]
+    sets = ["instance.type=p4d.24xlarge", "instance.allocatableMemoryMiB=900000", "pod.hugePages=5120Mi"]
     (job,) = [
         each
         for each in renderer.render(request_for("torch-elastic", sets=sets)).manifests

@@ -19,15 +19,17 @@ def test_a_job_takes_what_its_workers_ask_for_and_etcd_nothing(plan: Callable[..
 
 
 def test_an_mpi_job_takes_its_launcher_too(plan: Callable[..., Plan]) -> None:
-    sets = [*QUEUE, "orchestrator=MPIJob", "image.repository=r", "image.tag=t"]
+    sets = [*QUEUE, "mpi.orchestrator=MPIJob", "image.repository=r", "image.tag=t"]
     (job,) = plan("mpi-training", instance="p4d.24xlarge", sets=sets).queued
     assert (job.kind, job.pods, job.resources["nvidia.com/gpu"]) == ("MPIJob", 4, "24")
 
 
 def test_pservers_and_trainers_are_counted_together(plan: Callable[..., Plan]) -> None:
-    together = plan("paddle", release="w2v", sets=[*QUEUE, "pservers.count=2"]).queued
+    together = plan("paddle", release="w2v", sets=[*QUEUE, "paddle.pservers.count=2"]).queued
     assert [(each.kind, each.name, each.pods) for each in together] == [("Pods", "w2v-r1", 5)]
-    apart = plan("paddle", release="w2v", sets=[*QUEUE, "pservers.count=2", "queue.admission=elastic"]).queued
+    apart = plan(
+        "paddle", release="w2v", sets=[*QUEUE, "paddle.pservers.count=2", "queue.admission=elastic"]
+    ).queued
     assert sorted((each.name, each.pods) for each in apart) == [("w2v-ps-r1", 2), ("w2v-r1", 3)]
 
 

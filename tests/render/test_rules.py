@@ -26,7 +26,9 @@ def test_helm_3_refuses_all_of_it_with_the_same_sentences(renderer: Renderer, re
 
 def test_all_broken_rules_are_reported_together(render: Callable[..., Render]) -> None:
     with pytest.raises(RenderError) as refusal:
-        render("torch-elastic", instance="p4d.24xlarge", sets=["accelerators=9", "efa=5", "minWorkers=2"])
+        render(
+            "torch-elastic", instance="p4d.24xlarge", sets=["accelerators=9", "efa=5", "elastic.minWorkers=2"]
+        )
     assert len(str(refusal.value).splitlines()) >= 3
 
 

@@ -17,7 +17,7 @@ from bireme.core.paths import Paths
 from bireme.helm import Render, RenderError
 
 P4D = "p4d.24xlarge"
-STAGED: dict[str, Any] = {"staging": {"claimName": "fsx-pvc", "size": "200Gi"}}
+STAGED: dict[str, Any] = {"data": {"staging": {"claimName": "fsx-pvc", "size": "200Gi"}}}
 SNAPSHOTS_IN_S3: dict[str, Any] = {
     "backup": {"enabled": True, "url": "s3://snapshots/etcd"},
     "restore": {"enabled": True, "url": "s3://snapshots/etcd"},
@@ -30,8 +30,11 @@ GIVEN: dict[str, dict[str, Any]] = {
     "mpi-training": {"image": {"tag": "1"}},
     "mpi-training-staged": {"image": {"tag": "1"}, **STAGED},
     "paddle": {},
-    "paddle-dynamic": {"dispatch": "dynamic", "etcd": {"enabled": True}},
-    "torch-elastic-dynamic": {"dispatcher": {"enabled": True}, "etcd": {"persistence": {"enabled": True}}},
+    "paddle-dynamic": {"paddle": {"dispatch": "dynamic"}, "etcd": {"enabled": True}},
+    "torch-elastic-dynamic": {
+        "data": {"dispatcher": {"enabled": True}},
+        "etcd": {"persistence": {"enabled": True}},
+    },
     "paddle-staged": STAGED,
     "dataset": {"claim": {"name": "data", "path": "a"}, "sources": [{"url": "s3://bucket/a"}]},
 }

@@ -21,8 +21,8 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch-elastic": ("torch-elastic", {}),
     "mpi": ("mpi-training", {"image": {"tag": "1"}}),
     "paddle": ("paddle", {}),
-    "paddle-collocated": ("paddle", {"topology": "collocated"}),
-    "paddle-collective": ("paddle", {"mode": "collective"}),
+    "paddle-collocated": ("paddle", {"paddle": {"topology": "collocated"}}),
+    "paddle-collective": ("paddle", {"paddle": {"mode": "collective"}}),
 }
 EACH_TRAINING = pytest.mark.parametrize(("chart", "own"), TRAININGS.values(), ids=TRAININGS)
 
@@ -55,7 +55,7 @@ def mounts(container: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def test_a_worker_copies_data_to_its_node_before_training(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
-    spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "staging": STAGING}))
+    spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "data": {"staging": STAGING}}))
     copier, trainer = container_of(spec, "staging"), container_of(spec, "trainer")
     (settings,) = [json.loads(each["value"]) for each in copier["env"] if each["name"] == "BIREME_DATASET"]
     assert settings == {"target": "/staging/data", "sources": [{"url": "file:///source"}]}
@@ -75,7 +75,7 @@ def test_a_worker_copies_data_to_its_node_before_training(
 def test_a_staged_claim_that_is_also_mounted_has_one_volume(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
-    values = {**own, "staging": STAGING, "claims": ALSO_MOUNTED}
+    values = {**own, "data": {"staging": STAGING}, "claims": ALSO_MOUNTED}
     spec = pod(render(chart, instance="p4d.24xlarge", values=values))
     claim = mounts(container_of(spec, "staging"))["/source"]["name"]
     assert mounts(container_of(spec, "trainer"))["/fsx"]["name"] == claim != "staging-source"
@@ -97,14 +97,14 @@ def test_a_job_without_staging_has_no_part_of_it(
 def test_a_worker_verifies_datasets_before_training(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
-    values = {**own, "verify": {"paths": ["/runs/coco", "/fsx"]}, "claims": ALSO_MOUNTED}
+    values = {**own, "data": {"verify": {"paths": ["/runs/coco", "/fsx"]}}, "claims": ALSO_MOUNTED}
     rendered = render(chart, values=values)
     verifier = container_of(pod(rendered), "verify")
     assert list(verifier["command"])[1:] == [
         "-m", "bireme_runtime.dataset", "verify", "/runs/coco", "/fsx", "--quick",
     ]  # fmt: skip
     assert all(mounts(verifier)[path]["readOnly"] for path in ("/runs", "/fsx"))
-    whole = render(chart, values={**values, "verify": {**values["verify"], "sha256": True}})
+    whole = render(chart, values={**values, "data": {"verify": {**values["data"]["verify"], "sha256": True}}})
     assert "--quick" not in container_of(pod(whole), "verify")["command"]
 
 
@@ -112,7 +112,7 @@ def test_a_worker_verifies_datasets_before_training(
 def test_wrong_data_fails_the_job_without_retries(
     render: Callable[..., Render], chart: str, own: dict[str, Any]
 ) -> None:
-    values = {**own, "staging": STAGING, "verify": {"paths": ["/fsx"]}, "claims": ALSO_MOUNTED}
+    values = {**own, "data": {"staging": STAGING, "verify": {"paths": ["/fsx"]}}, "claims": ALSO_MOUNTED}
     rules = job(render(chart, instance="p4d.24xlarge", values=values))["podFailurePolicy"]["rules"]
     ending = {
         rule["onExitCodes"]["containerName"]: set(rule["onExitCodes"]["values"])
@@ -123,8 +123,8 @@ def test_wrong_data_fails_the_job_without_retries(
 
 
 def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Callable[..., Render]) -> None:
-    values = {"staging": STAGING, "verify": {"paths": ["/fsx"]}, "claims": ALSO_MOUNTED}
-    own = {"orchestrator": "MPIJob", "image": {"tag": "1"}}
+    values = {"data": {"staging": STAGING, "verify": {"paths": ["/fsx"]}}, "claims": ALSO_MOUNTED}
+    own = {"mpi": {"orchestrator": "MPIJob"}, "image": {"tag": "1"}}
     rendered = render("mpi-training", instance="p4d.24xlarge", values={**own, **values})
     (mpi_job,) = [item for item in rendered.manifests if item.kind == "MPIJob"]
     replicas = mpi_job["spec"]["mpiReplicaSpecs"]
@@ -136,7 +136,7 @@ def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Callab
 
 
 def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[..., Render]) -> None:
-    values = {"topology": "collocated", "staging": STAGING}
+    values = {"paddle": {"topology": "collocated"}, "data": {"staging": STAGING}}
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
     assert "/staged" not in mounts(container_of(spec, "pserver"))
@@ -147,12 +147,14 @@ def test_data_that_the_release_itself_writes_is_staged_when_it_is_written(
     render: Callable[..., Render], topology: str
 ) -> None:
     values = {
-        "topology": topology,
-        "jobClaim": {"existingClaim": "fsx-pvc"},
-        "jobName": "words",
-        "dataPrep": {"enabled": True, "args": ["/opt/bireme/word2vec.py"]},
-        "staging": {"claimName": "fsx-pvc", "subPath": "words/data", "size": "1Gi"},
-        "waitSeconds": 7,
+        "paddle": {"topology": topology},
+        "data": {
+            "jobClaim": {"existingClaim": "fsx-pvc"},
+            "jobName": "words",
+            "prep": {"enabled": True, "args": ["/opt/bireme/word2vec.py"]},
+            "staging": {"claimName": "fsx-pvc", "subPath": "words/data", "size": "1Gi"},
+        },
+        "launch": {"waitSeconds": 7},
     }
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     names = [each["name"] for each in spec["initContainers"]]

@@ -64,7 +64,7 @@ def test_imagenet_fsx_uses_whole_p3_nodes_without_efa(plan: Callable[..., Plan])
 
 
 def test_a_plan_shows_the_units_of_workers(plan: Callable[..., Plan], render: Callable[..., Render]) -> None:
-    sets = ["workersPerUnit=2", "workers=4", "minWorkers=2"]
+    sets = ["elastic.workersPerUnit=2", "workers=4", "elastic.minWorkers=2"]
     planned = plan("torch-elastic", sets=sets)
     jobs = [each for each in planned.to_json()["workloads"] if each["kind"] == "Job"]
     assert [each["workersPerUnit"] for each in jobs] == [2]
@@ -75,7 +75,7 @@ def test_a_plan_shows_the_units_of_workers(plan: Callable[..., Plan], render: Ca
 
 
 def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable[..., Plan]) -> None:
-    planned = plan("torch-elastic", instance="p4d.24xlarge", sets=["workers=2", "spares=1"])
+    planned = plan("torch-elastic", instance="p4d.24xlarge", sets=["workers=2", "elastic.spares=1"])
     job = next(each for each in planned.workloads if each.kind == "Job")
     assert [pod.rank for pod in job.pods] == [0, 1, None]
     assert dict(planned.totals.nodes) == {"p4d.24xlarge": 3}
@@ -104,12 +104,14 @@ def test_with_ranks_by_topology_only_the_init_container_has_a_token(render: Call
 
 
 def test_scaling_a_job_with_spares_changes_no_pod(render: Callable[..., Render]) -> None:
-    before, after = (the(render("torch-elastic", sets=["spares=1", f"workers={n}"]), "Job") for n in (2, 4))
+    before, after = (
+        the(render("torch-elastic", sets=["elastic.spares=1", f"workers={n}"]), "Job") for n in (2, 4)
+    )
     assert [job["spec"]["completions"] for job in (before, after)] == [3, 5]
     assert before["spec"]["template"] == after["spec"]["template"]
 
 
-@pytest.mark.parametrize("sets", [[], ["hugePages=5120Mi"], ["hugePages=1024Mi"]])
+@pytest.mark.parametrize("sets", [[], ["pod.hugePages=5120Mi"], ["pod.hugePages=1024Mi"]])
 def test_huge_pages_of_efa_nodes_are_subtracted_from_the_memory(
     render: Callable[..., Render], sets: list[str]
 ) -> None:
@@ -182,7 +184,7 @@ def test_a_change_of_the_template_changes_the_immutable_digests(
 def test_suspend_ttl_and_deadline_are_rendered_only_when_set(render: Callable[..., Render]) -> None:
     keys = {"suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"}
     assert not keys & set(the(render("torch-elastic"), "Job")["spec"])
-    sets = ["suspend=false", "ttlSecondsAfterFinished=0", "activeDeadlineSeconds=60"]
+    sets = ["job.suspend=false", "job.ttlSecondsAfterFinished=0", "job.activeDeadlineSeconds=60"]
     spec = the(render("torch-elastic", sets=sets), "Job")["spec"]
     assert {key: spec[key] for key in keys} == {
         "suspend": False,
@@ -213,7 +215,7 @@ def test_agents_meet_at_the_releases_etcd_under_any_name(render: Callable[..., R
 
 
 def test_a_dispatcher_shares_the_etcd_of_the_rendezvous(render: Callable[..., Render]) -> None:
-    sets = ["dispatcher.enabled=true", "etcd.persistence.enabled=true"]
+    sets = ["data.dispatcher.enabled=true", "etcd.persistence.enabled=true"]
     rendered = render("torch-elastic", sets=sets, release="job", namespace="team")
     variables = environment(rendered)
     assert variables["BIREME_DISPATCHER"] == "job-dispatcher.team.svc:7190"
@@ -243,9 +245,9 @@ def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Cal
 @pytest.mark.parametrize(
     ("chart", "sets"),
     [
-        ("torch-elastic", ["dispatcher.enabled=true", "etcd.persistence.enabled=true"]),
-        ("mpi-training", ["dispatcher.enabled=true", "etcd.enabled=true"]),
-        ("paddle", ["dispatch=dynamic", "etcd.enabled=true"]),
+        ("torch-elastic", ["data.dispatcher.enabled=true", "etcd.persistence.enabled=true"]),
+        ("mpi-training", ["data.dispatcher.enabled=true", "etcd.enabled=true"]),
+        ("paddle", ["paddle.dispatch=dynamic", "etcd.enabled=true"]),
     ],
 )
 def test_all_pods_that_talk_over_http_have_the_token_of_the_release(
@@ -289,9 +291,9 @@ def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -
         ("torch-elastic", "p4d.24xlarge", ["efa=2"], "wanted"),
         ("torch-elastic", "p3.8xlarge", [], None),
         ("mpi-training", "p4d.24xlarge", ["efa=all"], "required"),
-        ("mpi-training", "p4d.24xlarge", ["staging.claimName=data", "staging.size=1Ti"], "wanted"),
-        ("paddle", "p4d.24xlarge", ["useGpu=true", "efa=all"], "required"),
-        ("paddle", "p4d.24xlarge", ["useGpu=true", "mode=collective"], "wanted"),
+        ("mpi-training", "p4d.24xlarge", ["data.staging.claimName=data", "data.staging.size=1Ti"], "wanted"),
+        ("paddle", "p4d.24xlarge", ["paddle.useGpu=true", "efa=all"], "required"),
+        ("paddle", "p4d.24xlarge", ["paddle.useGpu=true", "paddle.mode=collective"], "wanted"),
     ],
 )
 def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
@@ -319,11 +321,13 @@ def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle"])
-@pytest.mark.parametrize("sets", [["setup=export LD_LIBRARY_PATH=/opt/lib"], ["command={train}"]])
+@pytest.mark.parametrize(
+    "sets", [["launch.setup=export LD_LIBRARY_PATH=/opt/lib"], ["launch.command={train}"]]
+)
 def test_with_a_setup_the_entry_point_looks_for_efa_because_it_may_bring_it(
     render: Callable[..., Render], chart: str, sets: list[str]
 ) -> None:
-    sets = [*sets, *(["useGpu=true"] if chart == "paddle" else [])]
+    sets = [*sets, *(["paddle.useGpu=true"] if chart == "paddle" else [])]
     pod = trainers(render(chart, instance="p4d.24xlarge", sets=sets))["template"]["spec"]
     assert "devices" not in [each["name"] for each in pod.get("initContainers", ())]
     assert environment_of(pod["containers"][0])["BIREME_EFA"] == "wanted"
@@ -337,7 +341,7 @@ def test_nodes_that_pretend_to_have_devices_are_believed(render: Callable[..., R
 
 
 def test_values_win_over_settings_of_the_instance_type(render: Callable[..., Render]) -> None:
-    sets = ["env.NCCL_SOCKET_IFNAME=eth0", "resources.limits.memory=64Gi", "shm.size=8Gi"]
+    sets = ["env.NCCL_SOCKET_IFNAME=eth0", "resources.limits.memory=64Gi", "pod.shm.size=8Gi"]
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
     assert environment(rendered)["NCCL_SOCKET_IFNAME"] == "eth0"
     assert trainer(rendered)["resources"]["limits"]["memory"] == "64Gi"
@@ -372,7 +376,7 @@ def test_a_job_with_a_command_ends_when_all_of_its_workers_have_ended(
 ) -> None:
     (rule,) = the(render("torch-elastic"), "Job")["spec"]["successPolicy"]["rules"]
     assert dict(rule) == {"succeededCount": 1}
-    own = the(render("torch-elastic", sets=["command={sh,run.sh}"]), "Job")["spec"]
+    own = the(render("torch-elastic", sets=["launch.command={sh,run.sh}"]), "Job")["spec"]
     assert "successPolicy" not in own
     assert own["completions"] == own["parallelism"]
 
@@ -406,8 +410,8 @@ def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
         ("p3.8xlarge", {}, "true", None),
         ("p4d.24xlarge", {"recovery": {"preflight": {"pairs": False}}}, None, None),
         ("p4d.24xlarge", {"recovery": {"preflight": {"enabled": False}}}, None, None),
-        ("p4d.24xlarge", {"maxWorkers": 1}, None, None),
-        ("p4d.24xlarge", {"checkDevices": False}, None, None),
+        ("p4d.24xlarge", {"elastic": {"maxWorkers": 1}}, None, None),
+        ("p4d.24xlarge", {"pod": {"checkDevices": False}}, None, None),
         (None, {}, None, None),
         (None, {"recovery": {"preflight": {"pairs": True, "bandwidthGBps": 0.5}}}, "true", "0.5"),
     ],
@@ -425,7 +429,7 @@ def test_neighbours_all_reduce_at_half_of_what_was_published_at_least(
 
 
 def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) -> None:
-    rendered = render("torch-elastic", sets=["metrics.dashboard.enabled=true"])
+    rendered = render("torch-elastic", sets=["monitoring.metrics.dashboard.enabled=true"])
     (config,) = (item for item in rendered.manifests if item.name.endswith("-dashboard"))
     shown = set(re.findall(r"bireme_\w+", json.dumps(json.loads(config["data"]["bireme-training.json"]))))
     seen = progress.Progress()

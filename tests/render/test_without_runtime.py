@@ -41,7 +41,12 @@ def run(trainer: Any, env: dict[str, str], tools: Path) -> list[str]:
 def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
     renderer: Renderer, request_for: Request, tmp_path: Path
 ) -> None:
-    values = {"minWorkers": 2, "workers": 2, "args": ["train.py", "two words"], "env": {"PYTHONPATH": "/own"}}
+    values = {
+        "elastic": {"minWorkers": 2},
+        "workers": 2,
+        "args": ["train.py", "two words"],
+        "env": {"PYTHONPATH": "/own"},
+    }
     found = renderer.render(
         request_for("torch-elastic", instance="p4d.24xlarge", files=[STOCK], values=values)
     )
@@ -60,8 +65,13 @@ def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
 def test_stock_mpirun_has_the_hosts_and_the_other_pods_serve_ssh(
     renderer: Renderer, request_for: Request, tmp_path: Path, orchestrator: str
 ) -> None:
-    values = IMAGE | {"runtime": False, "workers": 2, "args": ["./all_reduce", "-b", "8"], "script": ""}
-    values |= {"mpirunArgs": ["-x", "NCCL_DEBUG"], "orchestrator": orchestrator}
+    values = IMAGE | {
+        "launch": {"runtime": False},
+        "workers": 2,
+        "args": ["./all_reduce", "-b", "8"],
+        "script": "",
+    }
+    values |= {"mpi": {"mpirunArgs": ["-x", "NCCL_DEBUG"], "orchestrator": orchestrator}}
     found = renderer.render(request_for("mpi-training", instance="p4d.24xlarge", values=values))
     if orchestrator == "Job":
         roles = {role: container_of(pod_of(found), "trainer") for role in ("launcher", "worker")}

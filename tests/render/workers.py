@@ -20,7 +20,7 @@ ROWS = [NONE, *TYPES, "ml.p5.48xlarge"]
 OF_A_CHART = {
     "torch-elastic": [],
     "mpi-training": ["image.tag=v1"],
-    "paddle": ["useGpu=true", "mode=collective"],
+    "paddle": ["paddle.useGpu=true", "paddle.mode=collective"],
 }
 
 Row = dict[str, str]

@@ -47,9 +47,13 @@ class Job:
 
 
 CASES = {
-    "torch-elastic": Job("torch-elastic", {"instance": {"type": TYPE}, "workers": 2, "maxWorkers": 4}, True),
+    "torch-elastic": Job(
+        "torch-elastic", {"instance": {"type": TYPE}, "workers": 2, "elastic": {"maxWorkers": 4}}, True
+    ),
     # It takes another number of workers with a new run only.
-    "mpijob": Job("mpi-training", {"instance": {"type": TYPE}, "workers": 2, "orchestrator": "MPIJob"}),
+    "mpijob": Job(
+        "mpi-training", {"instance": {"type": TYPE}, "workers": 2, "mpi": {"orchestrator": "MPIJob"}}
+    ),
 }
 CHARTS = ("torch-elastic", "mpi-training")
 EACH_JOB = pytest.mark.parametrize("case", CASES)

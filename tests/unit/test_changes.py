@@ -174,7 +174,7 @@ def test_a_deployment_can_change_its_pods_but_not_its_selector() -> None:
         ("image.tag=9.9", "Job/imagenet-r1: refused: image, initContainers change"),
         ("env.A=b", "Job/imagenet-r1: refused: env, initContainers change"),
         ("run=2", "Job/imagenet-r2: replace: run r1 → r2"),
-        ("ttlSecondsAfterFinished=60", "Job/imagenet-r1: update in place (ttl)"),
+        ("job.ttlSecondsAfterFinished=60", "Job/imagenet-r1: update in place (ttl)"),
         ("workers=3", "Job/imagenet-r1: nothing"),
     ],
 )

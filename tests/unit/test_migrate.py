@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def migrate(*words: object) -> Result:
-    result = CliRunner().invoke(cli, ["migrate", *map(str, words)])
+    result = CliRunner().invoke(cli, ["migrate", "torch-elastic", *map(str, words)])
     if isinstance(result.exception, Exception):
         raise result.exception
     return result
@@ -116,7 +116,9 @@ def test_validate_names_the_move_and_takes_the_migrated_file(file: Path, paths: 
     validate = ["validate", str(paths.charts / "torch-elastic"), "-f", str(file)]
     refused = CliRunner().invoke(cli, validate)
     said = refused.output + str(refused.exception)
-    assert "`queueName` is `queue.name` since 0.3.0: `bireme migrate` changes values files" in said
+    assert (
+        "`queueName` is `queue.name` since 0.3.0: `bireme migrate torch-elastic` changes values files" in said
+    )
     assert "`kueue` is `queue` since 0.3.0" in said
     migrate(file)
     assert CliRunner().invoke(cli, validate).exit_code == 0
@@ -125,13 +127,26 @@ def test_validate_names_the_move_and_takes_the_migrated_file(file: Path, paths: 
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("every=1", "`autoscale.every` is gone since 0.3.0: remove it; charts/autoscaler looks every"),
-        ("weight=2", "`autoscale.weight` is gone since 0.3.0: remove it; jobs of one priority share"),
-        ("timeZone=UTC", "`autoscale.timeZone` is gone since 0.3.0: give each of `autoscale.schedules` its"),
+        (
+            "every=1",
+            "`elastic.autoscale.every` is gone since 0.3.0: remove it; charts/autoscaler looks every",
+        ),
+        ("weight=2", "`elastic.autoscale.weight` is gone since 0.3.0: remove it; jobs of one priority share"),
+        (
+            "timeZone=UTC",
+            "`elastic.autoscale.timeZone` is gone since 0.3.0: give each of `elastic.autoscale.sch",
+        ),
     ],
 )
 def test_validate_says_what_takes_the_place_of_a_value_that_is_gone(
     paths: Paths, value: str, sentence: str
 ) -> None:
-    words = ["validate", str(paths.charts / "torch-elastic"), "--set", f"autoscale.{value}", "-o", "json"]
+    words = [
+        "validate",
+        str(paths.charts / "torch-elastic"),
+        "--set",
+        f"elastic.autoscale.{value}",
+        "-o",
+        "json",
+    ]
     assert sentence in CliRunner().invoke(cli, words).output

@@ -35,8 +35,8 @@ def refused(*words: str) -> str:
         ),
         (["workers=three"], ['`workers` is "three", it must be a whole number']),
         (
-            ["image.pullPolicy=Often", "minWorkers=9", "maxWorkers=3"],
-            ['`image.pullPolicy` is "Often"', "minWorkers: 9 is more"],
+            ["image.pullPolicy=Often", "elastic.minWorkers=9", "elastic.maxWorkers=3"],
+            ['`image.pullPolicy` is "Often"', "elastic.minWorkers: 9 is more"],
         ),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_wait_that_never_ends_or_is_none_is_refused(seconds: str) -> None:
 def test_a_file_that_cannot_be_migrated_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(text)
-    assert sentence in refused("migrate", str(file))
+    assert sentence in refused("migrate", "paddle", str(file))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_setting_that_helm_cannot_read_is_one_short_sentence(setting: str, sen
     "words",
     [
         ["plan", "torch-elastic", "-f"],
-        ["migrate"],
+        ["migrate", "paddle"],
         ["nccl", "--file"],
         ["timeline", "--file"],
     ],

@@ -108,7 +108,9 @@ def test_a_folder_starts_with_train_main_or_its_only_script(
 
 
 def test_it_wins_over_a_values_file_whose_other_values_stay(write: Write) -> None:
-    folder = write({"train.py": "new", "values.yaml": "{script: old, files: {a.txt: A}, workers: 2}"})
+    folder = write(
+        {"train.py": "new", "values.yaml": "{script: old, launch: {files: {a.txt: A}}, workers: 2}"}
+    )
     given = ("render", "torch-elastic", "-f", folder / "values.yaml", "-o", "json", "--script")
     assert mounted(bireme(*given, folder / "train.py")) == {"train.py": b"new", "a.txt": b"A"}
     whole = bireme(*given, folder)
@@ -175,7 +177,7 @@ def test_paddles_data_is_prepared_in_the_folder(write: Write) -> None:
     folder = write({"train.py": "1", "prepare.py": "import lib", "lib.py": "x = 1"})
     result = bireme(
         "render", "paddle", "--script", folder, "-o", "json",
-        "--set-json", 'dataPrep={"enabled": true, "args": ["/bireme/script/prepare.py"]}',
+        "--set-json", 'data.prep={"enabled": true, "args": ["/bireme/script/prepare.py"]}',
     )  # fmt: skip
     assert set(mounted(result)) == {"train.py", "prepare.py", "lib.py"}
     (data,) = (

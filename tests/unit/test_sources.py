@@ -155,7 +155,7 @@ def test_each_chart_has_a_line() -> None:
     ("here", "tests", "sentence"),
     [
         ("`paddle: pserver.port`", "`unit/test_sources.py`", "charts/paddle has no value pserver.port"),
-        ("`paddle: nic, nik`", "`unit/test_sources.py`", "charts/paddle has no value nik"),
+        ("`paddle: paddle.nic, nik`", "`unit/test_sources.py`", "charts/paddle has no value nik"),
         ("`paddle: claims[].name`", "`unit/test_sources.py`", "charts/paddle has no value claims[].name"),
         ("`paddle-on-aws: helm instal efs`", "`unit/test_sources.py`", "has no line with helm instal efs"),
         ("`hack/eks: node`", "`unit/test_sources.py`", "hack/eks has no variable or output node"),
@@ -164,9 +164,13 @@ def test_each_chart_has_a_line() -> None:
         ("`bireme plan --node a=1`", "`unit/test_sources.py`", "bireme plan does not take that"),
         ("`make image`", "`unit/test_sources.py`", "make has no target image"),
         ("`values/workloads/none.yaml`", "`unit/test_sources.py`", "nobody knows what values/workloads/none"),
-        ("`paddle: nic`", "`unit/test_source.py`", "tests/unit/test_source.py is not there"),
-        ("`paddle: nic`", "`unit/test_sources.py::test_it`", "tests/unit/test_sources.py has no test_it"),
-        ("`paddle: nic`", "", "has no test"),
+        ("`paddle: paddle.nic`", "`unit/test_source.py`", "tests/unit/test_source.py is not there"),
+        (
+            "`paddle: paddle.nic`",
+            "`unit/test_sources.py::test_it`",
+            "tests/unit/test_sources.py has no test_it",
+        ),
+        ("`paddle: paddle.nic`", "", "has no test"),
         ("by hand", "`unit/test_sources.py`", "says in code neither where it is"),
         ("missing: a test", "`unit/test_sources.py`", "has a reason and tests"),
     ],
@@ -181,9 +185,9 @@ def test_what_is_wrong_with_a_row_is_one_sentence(here: str, tests: str, sentenc
 @pytest.mark.parametrize(
     ("here", "tests"),
     [
-        ("`paddle: pservers.portsNum=2, claims[].claimName, env.ANY`", "`unit/test_sources.py`"),
+        ("`paddle: paddle.pservers.portsNum=2, claims[].claimName, env.ANY`", "`unit/test_sources.py`"),
         ("`paddle-on-aws: helm install efs`, `bireme scale`, `make images`", "`unit`"),
-        ("`values/workloads/paddle-tutorial.yaml: jobClaim.existingClaim`", "`unit/test_sources.py`"),
+        ("`values/workloads/paddle-tutorial.yaml: data.jobClaim.existingClaim`", "`unit/test_sources.py`"),
         ("missing: a recipe", ""),
         ("not carried over: it is gone", ""),
     ],

@@ -4,12 +4,13 @@ A Job of any chart.
 
 {{/*
 The metadata of a Job or MPIJob.
-Arguments: root (values queue, jobLabels), component, name, parts (see _immutable.tpl), least (optional: the
+Arguments: root (values queue, job), component, name, parts (see _immutable.tpl), least (optional: the
 pods with which it can start), group (optional: the number of pods that Kueue admits together, see training.queue.group),
 autoscale (optional: the result of training.autoscale).
 */}}
 {{- define "common.jobMetadata" -}}
 {{- $root := required "common.jobMetadata needs root" .root -}}
+{{- $job := $root.Values.job | default dict -}}
 name: {{ required "common.jobMetadata needs name" .name | quote }}
 namespace: {{ $root.Release.Namespace | quote }}
 labels:
@@ -20,11 +21,11 @@ labels:
   {{- if .autoscale }}
   bireme/autoscale: "true"
   {{- end }}
-  {{- with $root.Values.jobLabels }}
+  {{- with $job.labels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 annotations:
-  {{- with $root.Values.jobAnnotations }}
+  {{- with $job.annotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
   bireme/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
@@ -42,10 +43,11 @@ annotations:
 
 {{/*
 The fields that suspend, stop and delete a job. They change in place.
-Arguments: root (values suspend, ttlSecondsAfterFinished, activeDeadlineSeconds).
+Arguments: root (values suspend, ttlSecondsAfterFinished, activeDeadlineSeconds, in the group job if there is one).
 */}}
 {{- define "common.jobLimits" -}}
-{{- $v := (required "common.jobLimits needs root" .root).Values }}
+{{- $all := (required "common.jobLimits needs root" .root).Values }}
+{{- $v := $all.job | default $all }}
 {{- if not (kindIs "invalid" $v.suspend) }}
 suspend: {{ $v.suspend }}
 {{- end }}

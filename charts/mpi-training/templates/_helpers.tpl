@@ -1,5 +1,5 @@
 {{- define "mpi-training.isMpiJob" -}}
-{{- if eq .Values.orchestrator "MPIJob" }}true{{ end }}
+{{- if eq .Values.mpi.orchestrator "MPIJob" }}true{{ end }}
 {{- end }}
 
 {{- define "mpi-training.script" -}}
@@ -10,9 +10,9 @@
 The program of the ranks and its arguments, as a JSON list.
 */}}
 {{- define "mpi-training.program" -}}
-{{- $script := ternary (list .Values.python "/bireme/script/train.py") list (not (empty (include "mpi-training.script" .))) }}
+{{- $script := ternary (list .Values.launch.python "/bireme/script/train.py") list (not (empty (include "mpi-training.script" .))) }}
 {{- $words := list }}
-{{- range concat .Values.command $script (include "training.arguments" (dict "root" .) | fromJsonArray) .Values.extraArgs }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
+{{- range concat .Values.launch.command $script (include "training.arguments" (dict "root" .) | fromJsonArray) .Values.launch.extraArgs }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
 {{- toJson $words }}
 {{- end }}
 
@@ -21,7 +21,7 @@ The command that serves ssh, or waits for the workers and runs mpirun, as a JSON
 */}}
 {{- define "mpi-training.entryPoint" -}}
 {{- if include "training.hasRuntime" (dict "root" .) }}
-{{- toJson (concat (list .Values.python "-m" "bireme_runtime.mpi.supervisor") (ternary (list "--as-is") list (not (empty .Values.command))) (list "--")) }}
+{{- toJson (concat (list .Values.launch.python "-m" "bireme_runtime.mpi.supervisor") (ternary (list "--as-is") list (not (empty .Values.launch.command))) (list "--")) }}
 {{- else }}
 {{- toJson (list "sh" "-ec" (.Files.Get "files/mpirun.sh" | replace "$" "$$") "mpirun.sh") }}
 {{- end }}
@@ -34,13 +34,13 @@ Arguments: root, worker (the result of training.worker).
 {{- define "mpi-training.arguments" -}}
 {{- $v := .root.Values }}
 {{- $program := include "mpi-training.program" .root | fromJsonArray }}
-{{- if or $v.command (include "training.hasRuntime" (dict "root" .root)) }}
+{{- if or $v.launch.command (include "training.hasRuntime" (dict "root" .root)) }}
 {{- toJson $program }}
 {{- else }}
 {{- $size := mul (int64 $v.workers) (int64 .worker.processes) | toString }}
-{{- $hosts := ternary "-f" "--hostfile" (has $v.mpiImplementation (list "Intel" "MPICH")) }}
+{{- $hosts := ternary "-f" "--hostfile" (has $v.mpi.implementation (list "Intel" "MPICH")) }}
 {{- $own := list }}
-{{- range $v.mpirunArgs }}{{ $own = append $own (include "training.text" (dict "value" .)) }}{{ end }}
+{{- range $v.mpi.mpirunArgs }}{{ $own = append $own (include "training.text" (dict "value" .)) }}{{ end }}
 {{- toJson (concat (list "mpirun" "-np" $size $hosts "/bireme/mpi/hostfile") $own $program) }}
 {{- end }}
 {{- end }}
@@ -64,7 +64,7 @@ The Secret with the ssh key: that of the operator, of the values, or of the char
 {{- if include "mpi-training.isMpiJob" . }}
 {{- printf "%s-ssh" (include "common.jobName" (dict "root" .)) }}
 {{- else }}
-{{- .Values.ssh.existingSecret | default (printf "%s-ssh" (include "common.fullname" (dict "root" .))) }}
+{{- .Values.mpi.ssh.existingSecret | default (printf "%s-ssh" (include "common.fullname" (dict "root" .))) }}
 {{- end }}
 {{- end }}
 
@@ -84,18 +84,18 @@ Arguments: root, worker (the result of training.worker), role ("" in an Indexed 
 - {name: BIREME_MPI_LEAST, value: "{{ int64 $v.elastic.minWorkers }}"}
 {{- end }}
 - {name: BIREME_MPI_SLOTS, value: "{{ int64 .worker.processes }}"}
-- {name: BIREME_MPI_IMPLEMENTATION, value: {{ $v.mpiImplementation | quote }}}
-- {name: BIREME_MPI_PORT, value: "{{ int64 $v.ssh.port }}"}
-- {name: BIREME_SSHD_LOG, value: {{ $v.ssh.logLevel | quote }}}
-- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
-- {name: BIREME_PROBE_SECONDS, value: "{{ int64 $v.probeSeconds }}"}
-- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 15) }}"}
-{{- with $v.mpirunArgs }}
+- {name: BIREME_MPI_IMPLEMENTATION, value: {{ $v.mpi.implementation | quote }}}
+- {name: BIREME_MPI_PORT, value: "{{ int64 $v.mpi.ssh.port }}"}
+- {name: BIREME_SSHD_LOG, value: {{ $v.mpi.ssh.logLevel | quote }}}
+- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.launch.waitSeconds }}"}
+- {name: BIREME_PROBE_SECONDS, value: "{{ int64 $v.mpi.probeSeconds }}"}
+- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.pod.terminationGracePeriodSeconds) 15) }}"}
+{{- with $v.mpi.mpirunArgs }}
 {{- $words := list }}
 {{- range . }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
 - {name: BIREME_MPI_ARGUMENTS, value: {{ toJson $words | quote }}}
 {{- end }}
-{{- if $v.dispatcher.enabled }}
+{{- if $v.data.dispatcher.enabled }}
 {{ include "training.dispatcher.env" (dict "root" .root "dataset" (ternary (include "common.jobName" (dict "root" .root)) "" (not (empty .role)))) }}
 {{ include "training.token.env" (dict "root" .root) }}
 {{- end }}
@@ -108,7 +108,7 @@ Arguments: root, worker (the result of training.worker), role ("" in an Indexed 
 The etcd in which the dispatcher keeps its state, as the JSON of training.etcdClient.
 */}}
 {{- define "mpi-training.etcd" -}}
-{{- $v := .Values.dispatcher.etcd }}
+{{- $v := .Values.data.dispatcher.etcd }}
 {{- include "training.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
 {{- end }}
 
@@ -120,6 +120,6 @@ The variables of the `helm test`, as a list of EnvVar.
 {{- if .Values.elastic.maxWorkers }}
 - {name: BIREME_MPI_LEAST, value: "{{ int64 .Values.elastic.minWorkers }}"}
 {{- end }}
-- {name: BIREME_MPI_IMPLEMENTATION, value: {{ .Values.mpiImplementation | quote }}}
-- {name: BIREME_MPI_PORT, value: "{{ int64 .Values.ssh.port }}"}
+- {name: BIREME_MPI_IMPLEMENTATION, value: {{ .Values.mpi.implementation | quote }}}
+- {name: BIREME_MPI_PORT, value: "{{ int64 .Values.mpi.ssh.port }}"}
 {{- end }}

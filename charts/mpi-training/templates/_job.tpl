@@ -5,7 +5,7 @@ The fields of the Job's spec that do not change in place. job.yaml has the other
 completionMode: Indexed
 {{- if .Values.elastic.maxWorkers }}
 # Workers come and go, so each pod has starts of its own.
-backoffLimitPerIndex: {{ int64 .Values.backoffLimit }}
+backoffLimitPerIndex: {{ int64 .Values.recovery.backoffLimit }}
 maxFailedIndexes: 0
 {{- end }}
 podFailurePolicy:
@@ -23,7 +23,7 @@ The fields of the MPIJob's spec that the operator reads only when it starts pods
 */}}
 {{- define "mpi-training.mpiJobSpec" -}}
 {{- $worker := include "training.worker" (dict "root" .) | fromJson -}}
-mpiImplementation: {{ .Values.mpiImplementation | quote }}
+mpiImplementation: {{ .Values.mpi.implementation | quote }}
 slotsPerWorker: {{ int64 $worker.processes }}
 sshAuthMountPath: /bireme/ssh
 launcherCreationPolicy: WaitForWorkersReady

@@ -13,7 +13,7 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
     "arguments" (include "mpi-training.arguments" (dict "root" .root "worker" $worker) | fromJsonArray)
     "fixed" (include "mpi-training.env" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
     "derived" (merge (include "training.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1"))
-    "resources" (ternary (toYaml (dict "resources" $view.Values.launcher.resources)) (include "training.workerResources" (dict "root" $view "worker" $worker)) $launches)
+    "resources" (ternary (toYaml (dict "resources" $view.Values.mpi.launcher.resources)) (include "training.workerResources" (dict "root" $view "worker" $worker)) $launches)
     "mounts" (include "mpi-training.mounts" .)
     "ports" (ternary list (include "mpi-training.ports" .root | fromYamlArray) $launches)
     "fields" (ternary "" (include "mpi-training.sshd" .root) $launches)) }}
@@ -33,24 +33,24 @@ Arguments: root, role.
 {{- define "mpi-training.values" -}}
 {{- $v := deepCopy .root.Values }}
 {{- if eq .role "launcher" }}
-{{- $_ := set $v.staging "claimName" "" }}
+{{- $_ := set $v.data.staging "claimName" "" }}
 {{- range $key := list "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v.pod $key list }}{{ end }}
 {{- $_ := set $v.pod "resourceClaimTemplates" dict }}
-{{- $_ := set $v.pod "extraEnv" (concat $v.pod.extraEnv $v.launcher.extraEnv | default list) }}
-{{- $_ := set $v.pod "initContainers" $v.launcher.initContainers }}
-{{- with $v.launcher.image.repository }}{{ $_ := set $v.image "digest" "" }}{{ end }}
-{{- range $key := list "env" "image" "podLabels" "podAnnotations" "securityContext" }}{{ $_ := set $v $key (mergeOverwrite (index $v $key) (index $v.launcher $key)) }}{{ end }}
+{{- $_ := set $v.pod "extraEnv" (concat $v.pod.extraEnv $v.mpi.launcher.extraEnv | default list) }}
+{{- $_ := set $v.pod "initContainers" $v.mpi.launcher.initContainers }}
+{{- with $v.mpi.launcher.image.repository }}{{ $_ := set $v.image "digest" "" }}{{ end }}
+{{- range $key := list "env" "image" "podLabels" "podAnnotations" "securityContext" }}{{ $_ := set $v $key (mergeOverwrite (index $v $key) (index $v.mpi.launcher $key)) }}{{ end }}
 {{- range $key := list "extraVolumes" "extraVolumeMounts" "hostNetwork" }}
-{{- if not (kindIs "invalid" (index $v.launcher $key)) }}{{ $_ := set $v.pod $key (index $v.launcher $key) }}{{ end }}
+{{- if not (kindIs "invalid" (index $v.mpi.launcher $key)) }}{{ $_ := set $v.pod $key (index $v.mpi.launcher $key) }}{{ end }}
 {{- end }}
 {{- end }}
-{{- if eq .role "worker" }}{{ $_ := set $v.verify "paths" list }}{{ end }}
+{{- if eq .role "worker" }}{{ $_ := set $v.data.verify "paths" list }}{{ end }}
 {{- toJson $v }}
 {{- end }}
 
 {{- define "mpi-training.launcherPlacement" -}}
 {{- $v := .Values }}
-{{- range $key, $value := dict "nodeSelector" $v.launcher.nodeSelector "tolerations" (concat $v.tolerations $v.launcher.tolerations) "affinity" $v.launcher.affinity "priorityClassName" $v.priorityClassName "schedulerName" $v.schedulerName }}
+{{- range $key, $value := dict "nodeSelector" $v.mpi.launcher.nodeSelector "tolerations" (concat $v.tolerations $v.mpi.launcher.tolerations) "affinity" $v.mpi.launcher.affinity "priorityClassName" $v.placement.priorityClassName "schedulerName" $v.placement.schedulerName }}
 {{- with $value }}
 {{ toYaml (dict $key .) }}
 {{- end }}
@@ -58,7 +58,7 @@ Arguments: root, role.
 {{- end }}
 
 {{- define "mpi-training.ports" -}}
-- {name: ssh, containerPort: {{ int64 .Values.ssh.port }}}
+- {name: ssh, containerPort: {{ int64 .Values.mpi.ssh.port }}}
 {{- end }}
 
 {{- define "mpi-training.sshd" -}}
@@ -66,7 +66,7 @@ Arguments: root, role.
 startupProbe:
   tcpSocket: {port: ssh}
   periodSeconds: 1
-  failureThreshold: {{ int64 .Values.waitSeconds }}
+  failureThreshold: {{ int64 .Values.launch.waitSeconds }}
 {{- end }}
 
 {{- define "mpi-training.mounts" -}}

@@ -23,30 +23,30 @@ template:
       - name: data
         image: {{ include "common.image" (dict "root" . "image" $v.image) | quote }}
         imagePullPolicy: {{ $v.image.pullPolicy | quote }}
-        command: [{{ $v.python | quote }}]
-        {{- if $v.files }}
+        command: [{{ $v.launch.python | quote }}]
+        {{- if $v.launch.files }}
         workingDir: /bireme/script
         {{- end }}
         args:
-          {{- range $v.dataPrep.args }}
+          {{- range $v.data.prep.args }}
           - {{ include "training.text" (dict "value" .) | quote }}
           {{- end }}
         {{- include "training.env" (dict "root" . "derived" (dict "HOME" "/tmp" "PYTHONUNBUFFERED" "1") "fixed" (list
             (dict "name" "OUT_DIR" "value" (printf "%s/data" (include "paddle.folder" .)))
-            (dict "name" "SPLIT_COUNT" "value" (printf "%d" (int64 $v.dataPrep.splitCount))))) | nindent 8 }}
-        {{- with $v.dataPrep.resources }}
+            (dict "name" "SPLIT_COUNT" "value" (printf "%d" (int64 $v.data.prep.splitCount))))) | nindent 8 }}
+        {{- with $v.data.prep.resources }}
         resources:
           {{- toYaml . | nindent 10 }}
         {{- end }}
         securityContext:
           {{- toYaml $v.securityContext | nindent 10 }}
         volumeMounts:
-          {{- if $v.files }}
+          {{- if $v.launch.files }}
           - {name: script, mountPath: /bireme/script, readOnly: true}
           {{- end }}
           {{- include "training.claimMounts" (dict "root" $view "readOnly" false) | nindent 10 }}
     volumes:
-      {{- if $v.files }}
+      {{- if $v.launch.files }}
       {{- include "training.scriptVolume" (dict "root" . "script" (include "paddle.script" .)) | nindent 6 }}
       {{- end }}
       {{- include "training.claimVolumes" (dict "root" $view) | nindent 6 }}

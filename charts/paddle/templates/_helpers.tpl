@@ -1,16 +1,16 @@
 {{- define "paddle.hasServers" -}}
-{{- if ne .Values.mode "collective" }}true{{ end }}
+{{- if ne .Values.paddle.mode "collective" }}true{{ end }}
 {{- end }}
 
 {{- define "paddle.isCollocated" -}}
-{{- if and (include "paddle.hasServers" .) (eq .Values.topology "collocated") }}true{{ end }}
+{{- if and (include "paddle.hasServers" .) (eq .Values.paddle.topology "collocated") }}true{{ end }}
 {{- end }}
 
 {{/*
 The number of pservers: with topology collocated, one for each trainer.
 */}}
 {{- define "paddle.servers" -}}
-{{- if not (include "paddle.hasServers" .) }}0{{ else if include "paddle.isCollocated" . }}{{ int64 .Values.workers }}{{ else }}{{ int64 .Values.pservers.count }}{{ end }}
+{{- if not (include "paddle.hasServers" .) }}0{{ else if include "paddle.isCollocated" . }}{{ int64 .Values.workers }}{{ else }}{{ int64 .Values.paddle.pservers.count }}{{ end }}
 {{- end }}
 
 {{/*
@@ -18,7 +18,7 @@ The number of pods of pservers and trainers if Kueue admits them together, else 
 */}}
 {{- define "paddle.group" -}}
 {{- if and .Values.queue.name (eq .Values.queue.admission "whole") (include "paddle.hasServers" .) (not (include "paddle.isCollocated" .)) -}}
-{{- add (int64 .Values.workers) (int64 .Values.pservers.count) }}
+{{- add (int64 .Values.workers) (int64 .Values.paddle.pservers.count) }}
 {{- else }}0{{ end }}
 {{- end }}
 
@@ -53,18 +53,18 @@ have found none left.
 {{- end }}
 
 {{- define "paddle.claim" -}}
-{{- .Values.jobClaim.existingClaim | default (printf "%s-job" (include "common.fullname" (dict "root" .))) }}
+{{- .Values.data.jobClaim.existingClaim | default (printf "%s-job" (include "common.fullname" (dict "root" .))) }}
 {{- end }}
 
 {{- define "paddle.jobName" -}}
-{{- .Values.jobName | default (include "common.fullname" (dict "root" .)) }}
+{{- .Values.data.jobName | default (include "common.fullname" (dict "root" .)) }}
 {{- end }}
 
 {{/*
 The job's folder on its claim, for data, output and the state of the run.
 */}}
 {{- define "paddle.folder" -}}
-{{- printf "%s/%s" (trimSuffix "/" .Values.jobPath) (include "paddle.jobName" .) }}
+{{- printf "%s/%s" (trimSuffix "/" .Values.data.jobPath) (include "paddle.jobName" .) }}
 {{- end }}
 
 {{/*
@@ -92,37 +92,36 @@ The address of the pod that coordinates the run: pserver 0, or worker 0 with mod
 */}}
 {{- define "paddle.coordinator" -}}
 {{- printf "%s-0.%s.%s.svc:%d" (ternary (include "paddle.serverJob" .) (include "common.jobName" (dict "root" .)) (not (empty (include "paddle.hasServers" .))))
-    (ternary (include "paddle.serverService" .) (include "common.fullname" (dict "root" .)) (not (empty (include "paddle.hasServers" .)))) .Release.Namespace (int64 .Values.controlPort) }}
+    (ternary (include "paddle.serverService" .) (include "common.fullname" (dict "root" .)) (not (empty (include "paddle.hasServers" .)))) .Release.Namespace (int64 .Values.paddle.controlPort) }}
 {{- end }}
 
 {{/*
 The values for a role: for pservers the values under pservers replace those of the same name, and trainers without
-useGpu have no accelerators.
+paddle.useGpu have no accelerators.
 Arguments: root, role (server or trainer).
 */}}
 {{- define "paddle.values" -}}
 {{- $v := deepCopy .root.Values }}
-{{- $claim := dict "claimName" (include "paddle.claim" .root) "mountPath" $v.jobPath }}
-{{- $_ := set $v "claims" (prepend (ternary $v.pservers.claims $v.claims (eq .role "server")) $claim) }}
+{{- $claim := dict "claimName" (include "paddle.claim" .root) "mountPath" $v.data.jobPath }}
+{{- $_ := set $v "claims" (prepend (ternary $v.paddle.pservers.claims $v.claims (eq .role "server")) $claim) }}
 {{- if eq .role "server" }}
 {{- /* Pservers read no data. */}}
-{{- $_ := set $v.staging "claimName" "" }}
-{{- $_ := set $v.verify "paths" list }}
+{{- $_ := set $v.data.staging "claimName" "" }}
+{{- $_ := set $v.data.verify "paths" list }}
 {{- range $key := list "initContainers" "sidecars" "resourceClaims" }}{{ $_ := set $v.pod $key list }}{{ end }}
 {{- $_ := set $v.pod "resourceClaimTemplates" dict }}
-{{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
-{{- $_ := set $v $key (index $v.pservers $key) }}
-{{- end }}
-{{- else if not $v.useGpu }}
+{{- range $key := list "resources" "nodeSelector" "tolerations" "affinity" }}{{ $_ := set $v $key (index $v.paddle.pservers $key) }}{{ end }}
+{{- range $key := list "topologySpreadConstraints" "priorityClassName" }}{{ $_ := set $v.placement $key (index $v.paddle.pservers $key) }}{{ end }}
+{{- else if not $v.paddle.useGpu }}
 {{- $_ := set $v "accelerators" 0 }}
 {{- end }}
 {{- if and (ne .role "server") (include "paddle.isCollocated" .root) }}
 {{- /* Trainers get what the pserver leaves of the node. */}}
-{{- $requests := merge (dict) ($v.pservers.resources.requests | default dict) ($v.pservers.resources.limits | default dict) }}
+{{- $requests := merge (dict) ($v.paddle.pservers.resources.requests | default dict) ($v.paddle.pservers.resources.limits | default dict) }}
 {{- $cpu := $requests.cpu | default 0 | toString }}
 {{- $cores := ternary (divf (trimSuffix "m" $cpu | float64) 1000) ($cpu | float64) (hasSuffix "m" $cpu) }}
-{{- $_ := set $v.reserve "cpu" (addf $v.reserve.cpu $cores) }}
-{{- $_ := set $v.reserve "memoryMiB" (add (int64 $v.reserve.memoryMiB) (include "common.MiB" (dict "quantity" ($requests.memory | default "0Mi")) | int64)) }}
+{{- $_ := set $v.pod.reserve "cpu" (addf $v.pod.reserve.cpu $cores) }}
+{{- $_ := set $v.pod.reserve "memoryMiB" (add (int64 $v.pod.reserve.memoryMiB) (include "common.MiB" (dict "quantity" ($requests.memory | default "0Mi")) | int64)) }}
 {{- end }}
 {{- toJson $v }}
 {{- end }}
@@ -138,7 +137,7 @@ Arguments: root, role.
 */}}
 {{- define "paddle.env" -}}
 {{- $v := .root.Values }}
-{{- $ports := add (int64 $v.pservers.portsNum) (int64 $v.pservers.portsNumForSparse) -}}
+{{- $ports := add (int64 $v.paddle.pservers.portsNum) (int64 $v.paddle.pservers.portsNumForSparse) -}}
 - name: POD_IP
   valueFrom:
     fieldRef: {fieldPath: status.podIP}
@@ -153,45 +152,45 @@ Arguments: root, role.
 - {name: PADDLE_TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
 - {name: BIREME_PADDLE_PSERVERS, value: {{ include "paddle.servers" .root | quote }}}
 - {name: BIREME_SAVE_STEPS, value: "{{ int64 $v.recovery.saveEverySteps }}"}
-{{- if eq $v.dispatch "dynamic" }}
+{{- if eq $v.paddle.dispatch "dynamic" }}
 {{ include "training.dispatcher.env" (dict "root" .root) }}
 {{- end }}
 {{- else }}
 - {name: BIREME_PADDLE_PROCESSES, value: "{{ int64 .worker.processes }}"}
-- {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.useGpu | quote }}}
+- {name: PADDLE_DISTRI_BACKEND, value: {{ ternary "nccl" "gloo" $v.paddle.useGpu | quote }}}
 - {name: BIREME_HANG_SECONDS, value: "{{ int64 $v.recovery.hangSeconds }}"}
 {{- end }}
 {{ include "training.token.env" (dict "root" .root) }}
 - {name: BIREME_MAX_RESTARTS, value: "{{ int64 $v.recovery.maxRestarts }}"}
 - {name: BIREME_LOST_SECONDS, value: "{{ int64 $v.recovery.lostSeconds }}"}
-- {name: PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}
-- {name: BIREME_PADDLE_MODE, value: {{ $v.mode | quote }}}
+- {name: PADDLE_PORT, value: "{{ int64 $v.paddle.pservers.port }}"}
+- {name: BIREME_PADDLE_MODE, value: {{ $v.paddle.mode | quote }}}
 - {name: BIREME_PADDLE_COORDINATOR, value: {{ include "paddle.coordinator" .root | quote }}}
 - {name: BIREME_PADDLE_OUTPUT, value: {{ printf "%s/output" (include "paddle.folder" .root) | quote }}}
 - {name: BIREME_PADDLE_SETTINGS, value: /bireme/settings}
-{{- if $v.dataPrep.enabled }}
-- {name: BIREME_PADDLE_WAIT_FOR, value: {{ printf "%s/data/%s" (include "paddle.folder" .root) $v.dataPrep.list | quote }}}
+{{- if $v.data.prep.enabled }}
+- {name: BIREME_PADDLE_WAIT_FOR, value: {{ printf "%s/data/%s" (include "paddle.folder" .root) $v.data.prep.list | quote }}}
 {{- end }}
 - {name: BIREME_SCRIPT_RESTARTS, value: "{{ int64 $v.recovery.scriptRestarts }}"}
-- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
-- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
+- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.launch.waitSeconds }}"}
+- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.pod.terminationGracePeriodSeconds) 10) }}"}
 {{- if ne .role "server" }}
 {{- include "training.hardwareEnv" (dict "root" .root "worker" .worker) }}
 {{- end }}
 {{- /* The old variable names, for images that read them. */}}
 - {name: JOB_NAME, value: {{ include "paddle.jobName" .root | quote }}}
-- {name: JOB_PATH, value: {{ $v.jobPath | quote }}}
+- {name: JOB_PATH, value: {{ $v.data.jobPath | quote }}}
 - {name: JOB_NAMESPACE, value: {{ .root.Release.Namespace | quote }}}
-- {name: TRAINER_COUNT, value: "{{ int64 $v.trainerCount }}"}
-- {name: CONF_PADDLE_NIC, value: {{ $v.nic | quote }}}
-- {name: CONF_PADDLE_PORT, value: "{{ int64 $v.pservers.port }}"}
-- {name: CONF_PADDLE_PORTS_NUM, value: "{{ int64 $v.pservers.portsNum }}"}
-- {name: CONF_PADDLE_PORTS_NUM_SPARSE, value: "{{ int64 $v.pservers.portsNumForSparse }}"}
-- {name: PADDLE_INIT_PORT, value: "{{ int64 $v.pservers.port }}"}
-- {name: PADDLE_INIT_PORTS_NUM, value: "{{ int64 $v.pservers.portsNum }}"}
-- {name: PADDLE_INIT_PORTS_NUM_FOR_SPARSE, value: "{{ int64 $v.pservers.portsNumForSparse }}"}
-- {name: PADDLE_INIT_USE_GPU, value: {{ ternary "True" "False" $v.useGpu | quote }}}
-- {name: PADDLE_INIT_TRAINER_COUNT, value: "{{ int64 $v.trainerCount }}"}
+- {name: TRAINER_COUNT, value: "{{ int64 $v.paddle.trainerCount }}"}
+- {name: CONF_PADDLE_NIC, value: {{ $v.paddle.nic | quote }}}
+- {name: CONF_PADDLE_PORT, value: "{{ int64 $v.paddle.pservers.port }}"}
+- {name: CONF_PADDLE_PORTS_NUM, value: "{{ int64 $v.paddle.pservers.portsNum }}"}
+- {name: CONF_PADDLE_PORTS_NUM_SPARSE, value: "{{ int64 $v.paddle.pservers.portsNumForSparse }}"}
+- {name: PADDLE_INIT_PORT, value: "{{ int64 $v.paddle.pservers.port }}"}
+- {name: PADDLE_INIT_PORTS_NUM, value: "{{ int64 $v.paddle.pservers.portsNum }}"}
+- {name: PADDLE_INIT_PORTS_NUM_FOR_SPARSE, value: "{{ int64 $v.paddle.pservers.portsNumForSparse }}"}
+- {name: PADDLE_INIT_USE_GPU, value: {{ ternary "True" "False" $v.paddle.useGpu | quote }}}
+- {name: PADDLE_INIT_TRAINER_COUNT, value: "{{ int64 $v.paddle.trainerCount }}"}
 - name: PADDLE_INIT_TRAINER_ID
   valueFrom:
     fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
@@ -210,6 +209,6 @@ The variables of the `helm test`, as a list of EnvVar.
 The etcd in which the dispatcher keeps its state, as the JSON of training.etcdClient.
 */}}
 {{- define "paddle.etcd" -}}
-{{- $v := .Values.dispatcher.etcd }}
+{{- $v := .Values.data.dispatcher.etcd }}
 {{- include "training.etcdClient" (dict "root" . "endpoints" $v.endpoints "user" $v.existingSecret) }}
 {{- end }}

@@ -15,7 +15,7 @@ Arguments: root, role (server or trainer).
 {{- $sidecar = include "paddle.container" (dict "root" $root "view" $view "role" "server" "worker" $worker) }}
 {{- end }}
 {{- $wait := "" }}
-{{- if and (not $isServer) $root.Values.dataPrep.enabled $root.Values.staging.claimName }}
+{{- if and (not $isServer) $root.Values.data.prep.enabled $root.Values.data.staging.claimName }}
 {{- $wait = include "paddle.wait" (dict "root" $view) }}
 {{- end }}
 {{- include "training.pod" (dict "root" $view "component" $component "runtime" "trainer"
@@ -36,12 +36,12 @@ Arguments: root (with the values of the pod's role).
 */}}
 {{- define "paddle.wait" -}}
 {{- $v := .root.Values }}
-{{- $list := printf "%s/data/%s" (include "paddle.folder" .root) $v.dataPrep.list }}
+{{- $list := printf "%s/data/%s" (include "paddle.folder" .root) $v.data.prep.list }}
 {{- $loop := `until [ -e "$0" ]; do [ "$1" -gt 0 ] || { echo "$0 does not exist" >&2; exit 75; }; set -- $(($1 - 1)); sleep 1; done` }}
 {{- include "training.ownContainers" (dict "root" .root "fields" dict "containers" (list (dict "name" "data"
-    "command" (list "sh" "-c" ($loop | replace "$" "$$") $list (printf "%d" (int64 $v.waitSeconds)))
-    "resources" $v.helperResources
-    "volumeMounts" (list (dict "name" "claim-0" "mountPath" $v.jobPath "readOnly" true))))) }}
+    "command" (list "sh" "-c" ($loop | replace "$" "$$") $list (printf "%d" (int64 $v.launch.waitSeconds)))
+    "resources" $v.pod.helperResources
+    "volumeMounts" (list (dict "name" "claim-0" "mountPath" $v.data.jobPath "readOnly" true))))) }}
 {{- end }}
 
 {{- define "paddle.settingsVolume" -}}
@@ -58,14 +58,14 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
 {{- $isServer := eq .role "server" }}
 {{- $values := deepCopy .view.Values }}
 {{- if $isServer }}
-{{- $_ := set $values.staging "claimName" "" }}
+{{- $_ := set $values.data.staging "claimName" "" }}
 {{- $_ := set $values.pod "ports" list }}
 {{- end }}
 {{- $program := ternary (ternary "server" "trainer" $isServer) "collective" (not (empty (include "paddle.hasServers" .root))) }}
 {{- $script := include "paddle.script" .root }}
 {{- include "training.container" (dict "root" (set (omit .view "Values") "Values" $values)
     "name" (ternary "pserver" "trainer" $isServer) "script" $script "shm" .worker.shm
-    "command" ($values.command | default (list $values.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
+    "command" ($values.launch.command | default (list $values.launch.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
     "arguments" (include "training.scriptArguments" (dict "root" .root "script" $script) | fromJsonArray)
     "fixed" (include "paddle.env" . | fromYamlArray)
     "derived" (set (include "training.podEnv" (dict "root" .view "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
@@ -77,7 +77,7 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
 {{- end }}
 
 {{- define "paddle.serverResources" -}}
-{{- with .Values.pservers.resources -}}
+{{- with .Values.paddle.pservers.resources -}}
 resources:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -85,11 +85,11 @@ resources:
 
 {{- define "paddle.serverPorts" -}}
 {{- $v := .Values }}
-{{- range $number := until (int (add $v.pservers.portsNum $v.pservers.portsNumForSparse)) }}
-{{- $port := add (int64 $v.pservers.port) $number }}
-- {name: jobport{{ $number }}, containerPort: {{ $port }}{{ if $v.pservers.hostPorts }}, hostPort: {{ $port }}{{ end }}}
+{{- range $number := until (int (add $v.paddle.pservers.portsNum $v.paddle.pservers.portsNumForSparse)) }}
+{{- $port := add (int64 $v.paddle.pservers.port) $number }}
+- {name: jobport{{ $number }}, containerPort: {{ $port }}{{ if $v.paddle.pservers.hostPorts }}, hostPort: {{ $port }}{{ end }}}
 {{- end }}
-- {name: control, containerPort: {{ int64 $v.controlPort }}}
+- {name: control, containerPort: {{ int64 $v.paddle.controlPort }}}
 {{- end }}
 
 {{/*

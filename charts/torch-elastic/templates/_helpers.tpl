@@ -7,9 +7,9 @@ The command that starts the workers' processes, as a JSON list. Kubernetes takes
 */}}
 {{- define "torch-elastic.entryPoint" -}}
 {{- if include "training.hasRuntime" (dict "root" .) }}
-{{- toJson (list .Values.python "-m" "bireme_runtime.elastic.agent.supervisor" "--") }}
+{{- toJson (list .Values.launch.python "-m" "bireme_runtime.elastic.agent.supervisor" "--") }}
 {{- else }}
-{{- toJson (list "sh" "-ec" (.Files.Get "files/torchrun.sh" | replace "$" "$$") .Values.python) }}
+{{- toJson (list "sh" "-ec" (.Files.Get "files/torchrun.sh" | replace "$" "$$") .Values.launch.python) }}
 {{- end }}
 {{- end }}
 
@@ -42,7 +42,7 @@ Arguments: root, worker (the result of training.worker).
 {{- $etcd := eq $v.rendezvous.backend "etcd" }}
 {{- if and $etcd (not (hasKey $v.rendezvous.conf "first_call_timeout")) }}{{ $conf = append $conf (printf "first_call_timeout=%d" (int64 $v.rendezvous.firstRoundSeconds)) }}{{ end }}
 {{- range $key, $value := $v.rendezvous.conf }}{{ $conf = append $conf (printf "%s=%s" $key (include "training.text" (dict "value" $value))) }}{{ end -}}
-- {name: PET_NNODES, value: "{{ int64 $v.minWorkers }}:{{ int64 $v.maxWorkers }}"}
+- {name: PET_NNODES, value: "{{ int64 $v.elastic.minWorkers }}:{{ int64 $v.elastic.maxWorkers }}"}
 - {name: PET_NPROC_PER_NODE, value: "{{ int64 .worker.processes }}"}
 - {name: PET_RDZV_BACKEND, value: {{ ternary "bireme-etcd" "c10d" (eq $v.rendezvous.backend "etcd") | quote }}}
 - {name: PET_RDZV_ENDPOINT, value: {{ include "torch-elastic.endpoint" .root | quote }}}
@@ -53,11 +53,11 @@ Arguments: root, worker (the result of training.worker).
 - name: PET_LOCAL_ADDR
   valueFrom:
     fieldRef: {fieldPath: status.podIP}
-{{- if gt (int64 $v.workersPerUnit) 1 }}
-- {name: BIREME_WORKERS_PER_UNIT, value: "{{ int64 $v.workersPerUnit }}"}
+{{- if gt (int64 $v.elastic.workersPerUnit) 1 }}
+- {name: BIREME_WORKERS_PER_UNIT, value: "{{ int64 $v.elastic.workersPerUnit }}"}
 {{- end }}
 {{- if $etcd }}
-{{- with int64 $v.spares }}
+{{- with int64 $v.elastic.spares }}
 - {name: BIREME_SPARES, value: "{{ . }}"}
 {{- end }}
 - {name: BIREME_WORKERS_FILE, value: /bireme/job/workers}
@@ -67,9 +67,9 @@ Arguments: root, worker (the result of training.worker).
 # Runs with the same lock never train at the same time.
 - {name: BIREME_LOCK, value: "{{ .root.Release.Namespace }}/{{ include "common.fullname" (dict "root" .root) }}"}
 {{- end }}
-{{- if ne $v.launcher "torchrun" }}
-- {name: BIREME_LAUNCHER, value: {{ $v.launcher }}}
-{{- with $v.accelerate }}
+{{- if ne $v.launch.launcher "torchrun" }}
+- {name: BIREME_LAUNCHER, value: {{ $v.launch.launcher }}}
+{{- with $v.launch.accelerate }}
 # Kubernetes would replace $(NAME).
 - {name: BIREME_ACCELERATE, value: {{ toJson . | replace "$(" "$$(" | quote }}}
 {{- end }}
@@ -89,7 +89,7 @@ Arguments: root, worker (the result of training.worker).
 - {name: BIREME_HANG_LEARNT, value: "true"}
 {{- end }}
 - {name: BIREME_FIRST_STEP_SECONDS, value: "{{ int64 $v.recovery.hang.firstStepSeconds }}"}
-- {name: BIREME_METRICS_PORT, value: "{{ int64 $v.metrics.port }}"}
+- {name: BIREME_METRICS_PORT, value: "{{ int64 $v.monitoring.metrics.port }}"}
 - name: BIREME_NODE
   valueFrom:
     fieldRef: {fieldPath: spec.nodeName}
@@ -112,15 +112,15 @@ Arguments: root, worker (the result of training.worker).
 - {name: BIREME_WARM_MODULES, value: {{ join "," . | quote }}}
 {{- end }}
 {{- end }}
-- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.waitSeconds }}"}
+- {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.launch.waitSeconds }}"}
 {{- if eq $v.rendezvous.join "checkpoint" }}
 - {name: BIREME_JOIN, value: checkpoint}
 - {name: BIREME_JOIN_WAIT_SECONDS, value: "{{ int64 $v.rendezvous.joinWaitSeconds }}"}
 {{- end }}
 - {name: BIREME_JOIN_SECONDS, value: "{{ $v.rendezvous.joinSeconds }}"}
 - {name: BIREME_STOP_SECONDS, value: "{{ $v.rendezvous.stopSeconds }}"}
-- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.terminationGracePeriodSeconds) 10) }}"}
-{{- if $v.dispatcher.enabled }}
+- {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.pod.terminationGracePeriodSeconds) 10) }}"}
+{{- if $v.data.dispatcher.enabled }}
 {{ include "training.dispatcher.env" (dict "root" .root) }}
 {{ include "training.token.env" (dict "root" .root) }}
 {{- end }}
@@ -134,9 +134,9 @@ Arguments: root, worker (the result of training.worker).
 */}}
 {{- define "torch-elastic.pairs" -}}
 {{- $v := .root.Values }}
-{{- $wanted := and $v.checkDevices (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
+{{- $wanted := and $v.pod.checkDevices (gt (int64 .worker.accelerators) 0) (eq .worker.resource "nvidia.com/gpu") }}
 {{- if kindIs "bool" $v.recovery.preflight.pairs }}{{ $wanted = $v.recovery.preflight.pairs }}{{ end }}
-{{- if and $wanted (eq $v.rendezvous.backend "etcd") (gt (int64 $v.maxWorkers) 1) }}
+{{- if and $wanted (eq $v.rendezvous.backend "etcd") (gt (int64 $v.elastic.maxWorkers) 1) }}
 - {name: BIREME_PREFLIGHT_PAIRS, value: "true"}
 {{- $least := $v.recovery.preflight.bandwidthGBps }}
 {{- if and (kindIs "invalid" $least) (eq (int64 .worker.accelerators) (int64 .worker.whole)) }}
@@ -153,8 +153,8 @@ Arguments: root, worker (the result of training.worker).
 The port at which the entry point tells of the run.
 */}}
 {{- define "torch-elastic.ports" -}}
-{{- if and .Values.metrics.port (not .Values.command) (include "training.hasRuntime" (dict "root" .)) -}}
-- {name: metrics, containerPort: {{ int64 .Values.metrics.port }}}
+{{- if and .Values.monitoring.metrics.port (not .Values.launch.command) (include "training.hasRuntime" (dict "root" .)) -}}
+- {name: metrics, containerPort: {{ int64 .Values.monitoring.metrics.port }}}
 {{- end }}
 {{- end }}
 

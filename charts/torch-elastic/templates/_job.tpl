@@ -7,12 +7,12 @@ backoffLimitPerIndex: {{ int64 .Values.recovery.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
   {{- include "training.podFailurePolicy" (dict "root" . "worker" (include "training.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
-{{- if and .Values.recovery.excludeNodeSeconds (eq .Values.rendezvous.backend "etcd") (not .Values.command) }}
+{{- if and .Values.recovery.excludeNodeSeconds (eq .Values.rendezvous.backend "etcd") (not .Values.launch.command) }}
     # A pod on an excluded node. It does not count, but the pauses before the next one grow.
     - action: Ignore
       onExitCodes: {containerName: trainer, operator: In, values: [69]}
 {{- end }}
-{{- if and (not .Values.command) (include "training.hasRuntime" (dict "root" .)) }}
+{{- if and (not .Values.launch.command) (include "training.hasRuntime" (dict "root" .)) }}
 successPolicy:
   rules:
     # A worker exits with 0 only if the run succeeded, so one such exit is enough. Without our entry point it says nothing of others.
@@ -23,7 +23,7 @@ template:
 {{- end }}
 
 {{- define "torch-elastic.autoscale" -}}
-{{- include "training.autoscale" (dict "root" . "least" .Values.minWorkers "most" .Values.maxWorkers "step" .Values.workersPerUnit "spares" .Values.spares) }}
+{{- include "training.autoscale" (dict "root" . "least" .Values.elastic.minWorkers "most" .Values.elastic.maxWorkers "step" .Values.elastic.workersPerUnit "spares" .Values.elastic.spares) }}
 {{- end }}
 
 {{- define "torch-elastic.immutableParts" -}}

@@ -6,8 +6,8 @@ The template of a pod: {metadata, spec}.
 {{- $etcd := include "torch-elastic.etcd" . | fromJson }}
 {{- $script := include "torch-elastic.script" . }}
 {{- $container := include "training.container" (dict "root" . "name" "trainer" "script" $script "shm" $worker.shm
-    "command" (.Values.command | default (include "torch-elastic.entryPoint" . | fromJsonArray))
-    "arguments" (include "training.scriptArguments" (dict "root" . "script" (ternary "" $script (eq .Values.launcher "node"))) | fromJsonArray)
+    "command" (.Values.launch.command | default (include "torch-elastic.entryPoint" . | fromJsonArray))
+    "arguments" (include "training.scriptArguments" (dict "root" . "script" (ternary "" $script (eq .Values.launch.launcher "node"))) | fromJsonArray)
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "training.podEnv" (dict "root" . "worker" $worker) | fromJson)
     "ports" (include "torch-elastic.ports" . | fromYamlArray)

@@ -16,7 +16,7 @@ label of its node but region and zone, so it asks the API server. The training c
 - name: topology
   image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
-  command: [{{ .Values.python | quote }}, -m, bireme_runtime.elastic.rendezvous.topology]
+  command: [{{ .Values.launch.python | quote }}, -m, bireme_runtime.elastic.rendezvous.topology]
   env:
     - {name: PYTHONPATH, value: /bireme/runtime}
     - {name: BIREME_TOPOLOGY_LABELS, value: {{ join "," .Values.rendezvous.topologyLabels | quote }}}
@@ -25,7 +25,7 @@ label of its node but region and zone, so it asks the API server. The training c
       valueFrom:
         fieldRef: {fieldPath: spec.nodeName}
   resources:
-    {{- toYaml .Values.helperResources | nindent 4 }}
+    {{- toYaml .Values.pod.helperResources | nindent 4 }}
   securityContext:
     {{- toYaml .Values.securityContext | nindent 4 }}
   volumeMounts:

@@ -3,12 +3,12 @@ Jobs whose number of workers charts/autoscaler changes while they run (docs/elas
 */}}
 
 {{/*
-What the controller reads on the Job, as JSON; {} without autoscale.enabled.
-Arguments: root (values autoscale), least and most (workers where the values name none), step (workers that come and go
+What the controller reads on the Job, as JSON; {} without elastic.autoscale.enabled.
+Arguments: root (values elastic), least and most (workers where the values name none), step (workers that come and go
 together), spares (pods beside the workers).
 */}}
 {{- define "training.autoscale" -}}
-{{- $a := (required "training.autoscale needs root" .root).Values.autoscale }}
+{{- $a := (required "training.autoscale needs root" .root).Values.elastic.autoscale }}
 {{- $policy := dict }}
 {{- if $a.enabled }}
 {{- $policy = dict "min" (int64 (default .least $a.min)) "max" (int64 (default .most $a.max))
@@ -52,32 +52,32 @@ Arguments: root (value workers), name (of the Job), policy (the result of traini
 
 {{/*
 Rules about autoscale.
-Arguments: root (values autoscale, workers, queue), policy (the result of training.autoscale), least and most (the
+Arguments: root (values elastic, workers, queue), policy (the result of training.autoscale), least and most (the
 bounds of the run, or empty).
 */}}
 {{- define "training.rules.autoscale" -}}
 {{- $v := (required "training.rules.autoscale needs root" .root).Values }}
-{{- $a := $v.autoscale }}
+{{- $a := $v.elastic.autoscale }}
 {{- $p := .policy }}
 {{- if not $a.enabled }}
 {{- range $key := list "min" "max" "schedules" }}
 {{- if index $a $key }}
-autoscale.{{ $key }}: the number of workers follows nothing; set autoscale.enabled=true too, or leave it out
+elastic.autoscale.{{ $key }}: the number of workers follows nothing; set elastic.autoscale.enabled=true too, or leave it out
 {{- end }}
 {{- end }}
 {{- if $a.metric.query }}
-autoscale.metric.query: the number of workers follows nothing; set autoscale.enabled=true too, or leave it out
+elastic.autoscale.metric.query: the number of workers follows nothing; set elastic.autoscale.enabled=true too, or leave it out
 {{- end }}
 {{- else }}
 {{- if gt (int64 $p.min) (int64 $p.max) }}
-autoscale.min: {{ int64 $p.min }} is more than autoscale.max, {{ int64 $p.max }}; lower the one or raise the other
+elastic.autoscale.min: {{ int64 $p.min }} is more than elastic.autoscale.max, {{ int64 $p.max }}; lower the one or raise the other
 {{- end }}
 {{- if or (lt (int64 $v.workers) (int64 $p.min)) (gt (int64 $v.workers) (int64 $p.max)) }}
-workers: the job starts with {{ int64 $v.workers }}, and autoscale lets it have {{ int64 $p.min }} to {{ int64 $p.max }}; choose a number between them, or change autoscale.min and autoscale.max
+workers: the job starts with {{ int64 $v.workers }}, and autoscale lets it have {{ int64 $p.min }} to {{ int64 $p.max }}; choose a number between them, or change elastic.autoscale.min and elastic.autoscale.max
 {{- end }}
-{{- include "training.rules.autoscale.bounds" (dict "key" "autoscale" "min" $p.min "max" $p.max "policy" $p "least" .least "most" .most) }}
+{{- include "training.rules.autoscale.bounds" (dict "key" "elastic.autoscale" "min" $p.min "max" $p.max "policy" $p "least" .least "most" .most) }}
 {{- range $index, $each := $a.schedules }}
-{{- $key := printf "autoscale.schedules[%d]" $index }}
+{{- $key := printf "elastic.autoscale.schedules[%d]" $index }}
 {{- $min := ternary $each.min $p.min (hasKey $each "min") }}
 {{- $max := ternary $each.max $p.max (hasKey $each "max") }}
 {{- if gt (int64 $min) (int64 $max) }}
@@ -86,23 +86,23 @@ workers: the job starts with {{ int64 $v.workers }}, and autoscale lets it have 
 {{- include "training.rules.autoscale.bounds" (dict "key" $key "min" $min "max" $max "policy" $p "least" $.least "most" $.most) }}
 {{- end }}
 {{- if and $v.queue.name (ne $v.queue.admission "elastic") }}
-autoscale.enabled: Kueue stops a job of queue {{ $v.queue.name }} whose number of pods changes; set queue.admission=elastic, or leave one of the two out
+elastic.autoscale.enabled: Kueue stops a job of queue {{ $v.queue.name }} whose number of pods changes; set queue.admission=elastic, or leave one of the two out
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "training.rules.autoscale.bounds" }}
 {{- if and .least (lt (int64 .min) (int64 .least)) }}
-{{ .key }}.min: {{ int64 .min }} is less than minWorkers, {{ int64 .least }}, so training would stop; raise it or lower minWorkers
+{{ .key }}.min: {{ int64 .min }} is less than elastic.minWorkers, {{ int64 .least }}, so training would stop; raise it or lower elastic.minWorkers
 {{- end }}
 {{- if and .most (gt (int64 .max) (int64 .most)) }}
-{{ .key }}.max: {{ int64 .max }} is more than maxWorkers, {{ int64 .most }}, so some would never train; lower it or raise maxWorkers
+{{ .key }}.max: {{ int64 .max }} is more than elastic.maxWorkers, {{ int64 .most }}, so some would never train; lower it or raise elastic.maxWorkers
 {{- end }}
 {{- $key := .key }}
 {{- $step := int64 .policy.step }}
 {{- range $name, $count := dict "min" .min "max" .max }}
 {{- if mod (int64 $count) $step }}
-{{ $key }}.{{ $name }}: {{ int64 $count }} is not a multiple of workersPerUnit, {{ $step }}, and workers train in whole units; choose a multiple
+{{ $key }}.{{ $name }}: {{ int64 $count }} is not a multiple of elastic.workersPerUnit, {{ $step }}, and workers train in whole units; choose a multiple
 {{- end }}
 {{- end }}
 {{- end }}

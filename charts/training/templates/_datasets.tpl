@@ -3,23 +3,23 @@ Not empty when the pods run bireme-runtime, rather than what the image has (valu
 Arguments: root.
 */}}
 {{- define "training.hasRuntime" -}}
-{{- if ne (toString (required "training.hasRuntime needs root" .root).Values.runtime) "false" }}true{{ end }}
+{{- if ne (toString (required "training.hasRuntime needs root" .root).Values.launch.runtime) "false" }}true{{ end }}
 {{- end }}
 
 {{/*
 Not empty when a job's pods stage or verify datasets.
-Arguments: root (values staging, verify).
+Arguments: root (values data).
 */}}
 {{- define "training.usesDatasets" -}}
 {{- with (required "training.usesDatasets needs root" .root).Values }}
-{{- if or .staging.claimName .verify.paths }}true{{ end }}
+{{- if or .data.staging.claimName .data.verify.paths }}true{{ end }}
 {{- end }}
 {{- end }}
 
 {{/*
 The ConfigMap and the volume of the containers that stage and verify datasets, where there are such. They have their
 own, because a change of their code is no reason to train again for a job without them.
-Arguments: root (values staging, verify).
+Arguments: root (values data).
 */}}
 {{- define "training.datasetConfigMap" -}}
 {{- if include "training.usesDatasets" . }}
@@ -36,7 +36,7 @@ Arguments: root (values staging, verify).
 {{/*
 An init container in the image of the workers, which runs a command of bireme_runtime.dataset before they train.
 Its exit codes 64, 77 and 78 say that no other pod would do better.
-Arguments: root (values image, python, securityContext, helperResources), name, arguments (of bireme_runtime.dataset), env (list of
+Arguments: root (values image, launch, securityContext, pod), name, arguments (of bireme_runtime.dataset), env (list of
 EnvVar, optional), mounts (list of VolumeMount).
 */}}
 {{- define "training.datasetContainer" -}}
@@ -46,14 +46,14 @@ EnvVar, optional), mounts (list of VolumeMount).
   image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
   imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
-    {{- toYaml (concat (list $v.python "-m" "bireme_runtime.dataset") (required "training.datasetContainer needs arguments" .arguments)) | nindent 4 }}
+    {{- toYaml (concat (list $v.launch.python "-m" "bireme_runtime.dataset") (required "training.datasetContainer needs arguments" .arguments)) | nindent 4 }}
   env:
     - {name: PYTHONPATH, value: /bireme/runtime}
     {{- with .env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   resources:
-    {{- toYaml $v.helperResources | nindent 4 }}
+    {{- toYaml $v.pod.helperResources | nindent 4 }}
   securityContext:
     {{- toYaml $v.securityContext | nindent 4 }}
   volumeMounts:

@@ -28,14 +28,14 @@ Arguments: root, dataset (the dataset's name; optional: the uid of the pod's Job
 
 {{/*
 Its replicas.
-Arguments: root (values dispatcher, imagePullSecrets, podSecurityContext, securityContext), etcd (the result of
+Arguments: root (values data, imagePullSecrets, podSecurityContext, securityContext), etcd (the result of
 training.etcdClient).
 */}}
 {{- define "training.dispatcher.deployment" -}}
 {{- $root := required "training.dispatcher.deployment needs root" .root }}
 {{- $etcd := required "training.dispatcher.deployment needs etcd" .etcd }}
 {{- $v := $root.Values }}
-{{- $d := $v.dispatcher -}}
+{{- $d := $v.data.dispatcher -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -131,8 +131,8 @@ spec:
 {{- end }}
 
 {{/*
-The rules of a dispatcher that has its etcd by the values etcd.enabled and dispatcher.etcd.
-Arguments: root (values dispatcher, etcd), enabled (whether there is a dispatcher), what and value (words for it, and the
+The rules of a dispatcher that has its etcd by the values etcd.enabled and data.dispatcher.etcd.
+Arguments: root (values data, etcd), enabled (whether there is a dispatcher), what and value (words for it, and the
 value that turns it on).
 */}}
 {{- define "training.rules.dispatcher" }}
@@ -141,11 +141,11 @@ value that turns it on).
 {{- if and (not .enabled) $v.etcd.enabled }}
 etcd.enabled: only {{ $what }} uses etcd; set etcd.enabled=false, or {{ required "training.rules.dispatcher needs value" .value }}
 {{- end }}
-{{- if and .enabled (not $v.etcd.enabled) (not $v.dispatcher.etcd.endpoints) }}
-etcd.enabled: {{ $what }} keeps its state in etcd; set etcd.enabled=true, or dispatcher.etcd.endpoints to an etcd that exists
+{{- if and .enabled (not $v.etcd.enabled) (not $v.data.dispatcher.etcd.endpoints) }}
+etcd.enabled: {{ $what }} keeps its state in etcd; set etcd.enabled=true, or data.dispatcher.etcd.endpoints to an etcd that exists
 {{- end }}
-{{- if and $v.etcd.enabled $v.dispatcher.etcd.endpoints }}
-dispatcher.etcd.endpoints: the release's own etcd would stay unused; set etcd.enabled=false with endpoints of your own, or leave them out
+{{- if and $v.etcd.enabled $v.data.dispatcher.etcd.endpoints }}
+data.dispatcher.etcd.endpoints: the release's own etcd would stay unused; set etcd.enabled=false with endpoints of your own, or leave them out
 {{- end }}
 {{ include "training.rules.dispatcherClaim" (dict "root" .root "enabled" .enabled) }}
 {{- end }}

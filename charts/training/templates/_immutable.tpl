@@ -20,6 +20,6 @@ Arguments: root, job, names (of this run's jobs), isStopped (empty if it is not)
 {{- $labels := $job.labels | default dict }}
 {{- $mine := and (eq (get $labels "app.kubernetes.io/instance") $root.Release.Name) (eq (get $labels "app.kubernetes.io/name") $root.Chart.Name) }}
 {{- if and $mine (not (has $job.name .names)) (not .isStopped) }}
-{{- printf "run %s is not stopped, and two runs must not write one checkpoint: stop it with helm upgrade --reuse-values --set suspend=true (its pods write a checkpoint in the grace period), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" $job.name }}
+{{- printf "run %s is not stopped, and two runs must not write one checkpoint: stop it with helm upgrade --reuse-values --set job.suspend=true (its pods write a checkpoint in the grace period), wait until they are gone, then upgrade to the new run; bireme install --replace does all of it\n" $job.name }}
 {{- end }}
 {{- end }}

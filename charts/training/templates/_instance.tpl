@@ -26,7 +26,7 @@ share (0..1 of the node), cpu, memory (quantities, empty if unknown), memoryMiB,
 A worker with all accelerators of a node, or with none, gets the whole node less the reserve. A worker with some of them
 gets the same share of the rest. Huge pages are subtracted from the memory first: those of the worker, or those that
 nodes with EFA reserve at boot if these are more.
-Arguments: root (values instance, accelerators, efa, processesPerWorker or slots, hugePages, reserve, shm, resources).
+Arguments: root (values instance, accelerators, efa, launch, mpi, pod, resources).
 */}}
 {{- define "training.worker" -}}
 {{- $v := (required "training.worker needs root" .root).Values }}
@@ -41,13 +41,13 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 {{- $byShare := or (kindIs "invalid" $v.efa) (eq (toString $v.efa) "all") }}
 {{- $efa := ternary (mulf $maxEfa $share | floor) $v.efa $byShare | int64 }}
 {{- if and $byShare (eq $count 0) }}{{ $efa = 0 }}{{ end }}
-{{- $hugeMiB := include "common.MiB" (dict "quantity" ($v.hugePages | default "0Mi")) | int64 }}
+{{- $hugeMiB := include "common.MiB" (dict "quantity" ($v.pod.hugePages | default "0Mi")) | int64 }}
 {{- $answer := dict "type" $type "whole" $whole "accelerators" $count "efa" $efa "maxEfa" $maxEfa "share" $share
-    "resource" ($accelerator.resource | default "nvidia.com/gpu") "hugePages" $v.hugePages "cpu" "" "memory" "" "memoryMiB" 0 }}
+    "resource" ($accelerator.resource | default "nvidia.com/gpu") "hugePages" $v.pod.hugePages "cpu" "" "memory" "" "memoryMiB" 0 }}
 {{- if $type }}
-{{- $cpu := mulf (subf ($instance.vcpu | default 0 | float64) $v.reserve.cpu) $share 1000 | floor | int64 }}
-{{- $asideMiB := max $hugeMiB (ternary ($v.reserve.hugePagesMiB | int64) 0 (gt $maxEfa 0)) }}
-{{- $memory := mulf (subf ($instance.allocatableMemoryMiB | default 0 | float64) $v.reserve.memoryMiB $asideMiB) $share | floor | int64 }}
+{{- $cpu := mulf (subf ($instance.vcpu | default 0 | float64) $v.pod.reserve.cpu) $share 1000 | floor | int64 }}
+{{- $asideMiB := max $hugeMiB (ternary ($v.pod.reserve.hugePagesMiB | int64) 0 (gt $maxEfa 0)) }}
+{{- $memory := mulf (subf ($instance.allocatableMemoryMiB | default 0 | float64) $v.pod.reserve.memoryMiB $asideMiB) $share | floor | int64 }}
 {{- $_ := set $answer "cpu" (printf "%dm" $cpu) }}
 {{- $_ := set $answer "memory" (printf "%dMi" $memory) }}
 {{- $_ := set $answer "memoryMiB" $memory }}
@@ -58,8 +58,8 @@ Arguments: root (values instance, accelerators, efa, processesPerWorker or slots
 {{- $_ := set $answer "memoryMiB" (include "common.MiB" (dict "quantity" $ownMemory) | int64) }}
 {{- end }}
 {{- $halfMiB := div $answer.memoryMiB 2 | int64 }}
-{{- $_ := set $answer "shm" ($v.shm.size | default (ternary (printf "%dMi" $halfMiB) "1Gi" (gt $halfMiB 0))) }}
-{{- $_ := set $answer "processes" (coalesce $v.slots $v.processesPerWorker (max (mul $count ($accelerator.cores | default 1)) 1) | int64) }}
+{{- $_ := set $answer "shm" ($v.pod.shm.size | default (ternary (printf "%dMi" $halfMiB) "1Gi" (gt $halfMiB 0))) }}
+{{- $_ := set $answer "processes" (coalesce (default dict $v.mpi).slots $v.launch.processesPerWorker (max (mul $count ($accelerator.cores | default 1)) 1) | int64) }}
 {{- toJson $answer }}
 {{- end }}
 
@@ -78,7 +78,7 @@ Arguments: root, worker (the result of training.worker).
 {{- if $worker.memory }}{{ $_ := set $devices "memory" $worker.memory }}{{ end }}
 {{- $requests := deepCopy $devices }}
 {{- if $worker.cpu }}{{ $_ := set $requests "cpu" $worker.cpu }}{{ end }}
-{{- $staging := $root.Values.staging | default dict }}
+{{- $staging := $root.Values.data.staging | default dict }}
 {{- if $staging.claimName }}{{ $_ := set $requests "ephemeral-storage" $staging.size }}{{ end }}
 {{- $resources := mergeOverwrite (dict "limits" $devices "requests" $requests) (deepCopy $root.Values.resources) }}
 {{- range $name, $devices := $root.Values.pod.resourceClaimTemplates }}
@@ -129,11 +129,11 @@ tolerations:
 
 {{/*
 What the runtime and the check of the job hold against what the container has, as a list of EnvVar.
-Arguments: root (values efa, checkDevices), worker.
+Arguments: root (values efa, pod), worker.
 */}}
 {{- define "training.hardwareEnv" -}}
 {{- $worker := required "training.hardwareEnv needs worker" .worker }}
-{{- if .root.Values.checkDevices }}
+{{- if .root.Values.pod.checkDevices }}
 {{- if gt (int64 $worker.accelerators) 0 }}
 - {name: BIREME_ACCELERATORS, value: {{ $worker.resource }}}
 {{- end }}
@@ -143,11 +143,11 @@ Arguments: root (values efa, checkDevices), worker.
 
 {{/*
 The variable that has EFA looked for, as a list of EnvVar.
-Arguments: root (values efa, checkDevices), worker.
+Arguments: root (values efa, pod), worker.
 */}}
 {{- define "training.efaEnv" -}}
 {{- $worker := required "training.efaEnv needs worker" .worker }}
-{{- if and .root.Values.checkDevices (gt (int64 $worker.efa) 0) }}
+{{- if and .root.Values.pod.checkDevices (gt (int64 $worker.efa) 0) }}
 - {name: BIREME_EFA, value: {{ ternary "required" "wanted" (eq (toString .root.Values.efa) "all") }}}
 {{- end }}
 {{- end }}
@@ -156,11 +156,11 @@ Arguments: root (values efa, checkDevices), worker.
 Not empty when an init container looks for EFA, so that what is missing stays in the pod's status. A setup may bring what
 EFA needs and runs in the worker's container only: with one, the entry point looks. A command is the user's from its
 first process on, and its image may have no Python.
-Arguments: root (values efa, checkDevices, setup, command), worker (optional: without one, nothing looks).
+Arguments: root (values efa, pod, launch), worker (optional: without one, nothing looks).
 */}}
 {{- define "training.devices" -}}
 {{- with (required "training.devices needs root" .root).Values }}
-{{- if and $.worker (include "training.hasRuntime" $) (not (or .setup .command)) }}{{ include "training.efaEnv" $ }}{{ end }}
+{{- if and $.worker (include "training.hasRuntime" $) (not (or .launch.setup .launch.command)) }}{{ include "training.efaEnv" $ }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -174,7 +174,7 @@ Arguments: root, worker, containers (YAML; the first is the worker's).
 {{- $main := first (.containers | fromYamlArray) }}
 {{- range $main.env }}{{ if not (regexMatch "^(BIREME|PET)_" .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
 {{- $own := pick $main "image" "imagePullPolicy" "resources" "securityContext" "volumeMounts" }}
-{{- $command := list .root.Values.python "-m" "bireme_runtime.process.devices" }}
+{{- $command := list .root.Values.launch.python "-m" "bireme_runtime.process.devices" }}
 {{- toYaml (list (merge (dict "name" "devices" "command" $command "env" $env) $own)) }}
 {{- end }}
 {{- end }}

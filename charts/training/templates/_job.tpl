@@ -91,7 +91,7 @@ scales (see training.rules.queue), starts (see training.rules.program; optional)
 {{ include "training.rules.pod" (dict "root" $root "ports" .ports) }}
 {{ include "training.rules.staging" (dict "root" $root "worker" .worker) }}
 {{ include "training.rules.verify" (dict "root" $root) }}
-{{- if hasKey $v "tensorboard" }}
+{{- if $v.monitoring }}
 {{ include "training.rules.tensorboard" (dict "root" $root) }}
 {{- end }}
 {{- range .hosts }}
@@ -100,7 +100,7 @@ scales (see training.rules.queue), starts (see training.rules.program; optional)
 {{ include "training.immutable.otherRun" (dict "root" $root "names" .names) }}
 {{- range .jobs }}
 {{ include "common.immutable.sentence" (dict "root" $root "apiVersion" .apiVersion "kind" .kind "name" .name "parts" .parts
-    "advice" (printf "set run=%d to train on in a new %s (stop this one first with --set suspend=true), or keep the values as they are" (add1 (int64 $v.run)) .kind)) }}
+    "advice" (printf "set run=%d to train on in a new %s (stop this one first with --set job.suspend=true), or keep the values as they are" (add1 (int64 $v.run)) .kind)) }}
 {{- end }}
 {{- end }}
 
@@ -126,7 +126,7 @@ Scale    {{ $upgrade }} --set workers=N   ({{ . }})
 Stop     {{ $upgrade }} --set suspend=true   ({{ required "training.notes needs resuming" .resuming }})
 Change   {{ required "training.notes needs unchangeable" .unchangeable }} needs a new run: stop it, then upgrade with --set run={{ add1 (int64 $root.Values.run) }}
 Delete   helm -n {{ $ns }} uninstall {{ $name }}{{ with .deletion }}   ({{ . }}){{ end }}
-{{- if ($root.Values.tensorboard | default dict).enabled }}
+{{- if dig "tensorboard" "enabled" false ($root.Values.monitoring | default dict) }}
 Board    kubectl -n {{ $ns }} port-forward svc/{{ include "common.fullname" (dict "root" $root) }}-tensorboard 6006
 {{- end }}
 {{- end }}

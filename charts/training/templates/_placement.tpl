@@ -111,11 +111,11 @@ Arguments: root (values placement).
 
 {{/*
 Topology spread constraints of workers as JSON: those of the values, and networkMode: spread.
-Arguments: root (values topologySpreadConstraints, placement), components.
+Arguments: root (values placement), components.
 */}}
 {{- define "training.placement.spread" -}}
 {{- $v := (required "training.placement.spread needs root" .root).Values }}
-{{- $constraints := $v.topologySpreadConstraints }}
+{{- $constraints := $v.placement.topologySpreadConstraints }}
 {{- $network := include "training.placement.networkLabel" . }}
 {{- if and $network (eq $v.placement.networkMode "spread") }}
 {{- $constraints = append $constraints (dict "maxSkew" 1 "topologyKey" $network "whenUnsatisfiable" "ScheduleAnyway"
@@ -147,7 +147,7 @@ Arguments: root (values placement, queue).
 {{/*
 The group of pods of which the scheduler starts no one before it has room for so many. Its name is that of the job of this
 run, because Kubernetes' own groups never change.
-Arguments: root (values placement, priorityClassName), component, count.
+Arguments: root (values placement), component, count.
 */}}
 {{- define "training.podGroup" -}}
 {{- $root := required "training.podGroup needs root" .root }}
@@ -166,7 +166,7 @@ spec:
   {{- with $root.Values.placement.queue }}
   queue: {{ . | quote }}
   {{- end }}
-  {{- with $root.Values.priorityClassName }}
+  {{- with $root.Values.placement.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
   {{- else }}
@@ -178,12 +178,12 @@ spec:
 
 {{/*
 Rules about placement.
-Arguments: root (values placement, orchestrator).
+Arguments: root (values placement, mpi).
 */}}
 {{- define "training.rules.placement" -}}
 {{- $v := (required "training.rules.placement needs root" .root).Values }}
 {{- $p := $v.placement }}
-{{- if and $p.queue (ne ($p.gang | default "") "volcano") (ne ($v.orchestrator | default "Job") "MPIJob") }}
+{{- if and $p.queue (ne ($p.gang | default "") "volcano") (ne ((default dict $v.mpi).orchestrator | default "Job") "MPIJob") }}
 placement.queue: it is a queue of Volcano's gangs; set placement.gang=volcano with it, or queue.name for a queue of Kueue
 {{- end }}
 {{- if and $p.reservationId $p.capacity (ne $p.capacity "reserved") }}

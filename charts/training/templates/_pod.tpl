@@ -27,7 +27,7 @@ spec:
   restartPolicy: Never
   subdomain: {{ . | quote }}
   {{- end }}
-  terminationGracePeriodSeconds: {{ int64 $v.terminationGracePeriodSeconds }}
+  terminationGracePeriodSeconds: {{ int64 $v.pod.terminationGracePeriodSeconds }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   serviceAccountName: {{ include "common.serviceAccountName" (dict "root" $root) | quote }}
@@ -92,11 +92,11 @@ Arguments: root (values image, securityContext), containers (list), fields (dict
 {{/*
 A command that runs the setup of the values first, in one shell with it, as a JSON list: in bash where the image has it,
 for which such lines are mostly written. Kubernetes takes $$ for a $, and would replace $(NAME).
-Arguments: root (values setup), command (list).
+Arguments: root (values launch), command (list).
 */}}
 {{- define "training.withSetup" -}}
 {{- $command := required "training.withSetup needs command" .command }}
-{{- with (required "training.withSetup needs root" .root).Values.setup }}
+{{- with (required "training.withSetup needs root" .root).Values.launch.setup }}
 {{- $lines := list "trap 'exit 143' TERM" (trim .) "trap - TERM" "exec \"$@\"" | join "\n" }}
 {{- $shell := `script=$1; shift; exec "$(command -v bash || command -v sh)" -ec "$script" setup "$@"` }}
 {{- $command = concat (list "sh" "-c" ($shell | replace "$" "$$") "setup" ($lines | replace "$" "$$")) $command }}
@@ -106,7 +106,7 @@ Arguments: root (values setup), command (list).
 
 {{/*
 A container that trains. It has the script, the runtime and the claims.
-Arguments: root (values image, files, setup, workingDir, env, pod, claims, staging, securityContext), name,
+Arguments: root (values image, launch, env, pod, claims, data, securityContext), name,
 command and arguments (lists), fixed and derived (see training.env), envFrom and ports (lists of the chart's own, optional), resources (YAML), shm (size of
 /dev/shm, empty for none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
@@ -118,7 +118,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
   imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
     {{- include "training.words" (dict "words" (include "training.withSetup" (dict "root" $root "command" .command) | fromJsonArray)) | nindent 4 }}
-  {{- with $v.workingDir | default (empty $v.files | ternary "" "/bireme/script") }}
+  {{- with $v.launch.workingDir | default (empty $v.launch.files | ternary "" "/bireme/script") }}
   workingDir: {{ . | quote }}
   {{- end }}
   {{- with .arguments }}
@@ -151,7 +151,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
     - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
     {{- end }}
     {{- .mounts | default "" | nindent 4 }}
-    {{- if or .script $v.files }}
+    {{- if or .script $v.launch.files }}
     - {name: script, mountPath: /bireme/script, readOnly: true}
     {{- end }}
     {{- include "training.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}
@@ -180,10 +180,13 @@ Arguments: root, worker (the result of training.worker), components (list: those
 */}}
 {{- define "training.workerPlacement" -}}
 {{- $together := merge (dict "components" (.components | default (list "worker"))) . }}
-{{- $values := merge (dict "affinity" (include "training.placement.affinity" $together | fromJson)
-    "topologySpreadConstraints" (include "training.placement.spread" $together | fromJsonArray)) (omit .root.Values "affinity" "topologySpreadConstraints") }}
-{{- $gang := .root.Values.placement.gang | default "" }}
-{{- if eq $gang "volcano" }}{{ $_ := set $values "schedulerName" ($values.schedulerName | default $gang) }}{{ end }}
+{{- $p := .root.Values.placement }}
+{{- $gang := $p.gang | default "" }}
+{{- $values := dict "affinity" (include "training.placement.affinity" $together | fromJson)
+    "topologySpreadConstraints" (include "training.placement.spread" $together | fromJsonArray)
+    "priorityClassName" $p.priorityClassName
+    "schedulerName" ($p.schedulerName | default (ternary $gang "" (eq $gang "volcano")))
+    "runtimeClassName" .root.Values.pod.runtimeClassName }}
 {{- include "training.workerNodeSelector" . }}
 {{ include "training.workerTolerations" . }}
 {{ include "common.scheduling" (dict "root" (dict "Values" $values)) }}

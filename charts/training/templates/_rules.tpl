@@ -34,11 +34,11 @@ efa: this job wants EFA (efa: all), but {{ $worker.type | default "no instance t
 {{- end }}
 {{- $processes := int64 $worker.processes }}
 {{- $neuron := eq $worker.resource "aws.amazon.com/neuron" }}
-{{- $key := ternary "slots" "processesPerWorker" (hasKey $v "slots") }}
+{{- $key := ternary "mpi.slots" "launch.processesPerWorker" (hasKey $v "mpi") }}
 {{- /* One rank of MPI may drive all devices of its node. */}}
-{{- $drivesAll := and (eq $key "slots") (eq $processes 1) }}
+{{- $drivesAll := and (eq $key "mpi.slots") (eq $processes 1) }}
 {{- if and (gt $count 0) (not $neuron) (ne $processes $count) (not $drivesAll) }}
-{{ $key }}: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave {{ $key }} out or set accelerators={{ $processes }}{{ if eq $key "slots" }}, or slots=1 for one that drives all{{ end }}
+{{ $key }}: {{ $processes }} processes for {{ $count }} accelerators; each process drives one accelerator, so leave {{ $key }} out or set accelerators={{ $processes }}{{ if eq $key "mpi.slots" }}, or mpi.slots=1 for one that drives all{{ end }}
 {{- end }}
 {{- if and (gt $count 0) $neuron (ne (mod $processes $count) 0) (not $drivesAll) }}
 {{ $key }}: {{ $processes }} processes don't spread over {{ $count }} Neuron devices; use a multiple of {{ $count }}, or leave {{ $key }} out for one on each core
@@ -55,18 +55,18 @@ resources.{{ $side }}.{{ $device }}: {{ $own }} contradicts {{ ternary "efa" "ac
 {{- if and $own (lt (int64 $worker.memoryMiB) 1) }}
 resources.limits.memory: {{ $own }} is not an amount of memory; write e.g. 64Gi, or leave it out for what the node has
 {{- else if and $worker.type (lt (int64 $worker.memoryMiB) 1) }}
-hugePages: {{ $v.hugePages | default "none" }} and reserve.memoryMiB: {{ int64 $v.reserve.memoryMiB }} leave no memory of the {{ int64 $instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
+pod.hugePages: {{ $v.pod.hugePages | default "none" }} and pod.reserve.memoryMiB: {{ int64 $v.pod.reserve.memoryMiB }} leave no memory of the {{ int64 $instance.allocatableMemoryMiB }} MiB that a {{ $worker.type }} offers
 {{- end }}
 {{- if and $worker.type (hasPrefix "-" $worker.cpu) }}
-reserve.cpu: {{ $v.reserve.cpu }} is more than the {{ int64 $instance.vcpu }} vCPU of a {{ $worker.type }}
+pod.reserve.cpu: {{ $v.pod.reserve.cpu }} is more than the {{ int64 $instance.vcpu }} vCPU of a {{ $worker.type }}
 {{- end }}
 {{- $cpu := dig "requests" "cpu" "" $v.resources }}
-{{- if and $v.hugePages (not (or $worker.memory $worker.cpu $cpu)) }}
-hugePages: {{ $v.hugePages }} needs a memory or CPU request beside it; set instance (a file of values/instances) or resources.limits.memory
+{{- if and $v.pod.hugePages (not (or $worker.memory $worker.cpu $cpu)) }}
+pod.hugePages: {{ $v.pod.hugePages }} needs a memory or CPU request beside it; set instance (a file of values/instances) or resources.limits.memory
 {{- end }}
 {{- $shmMiB := include "common.MiB" (dict "quantity" $worker.shm) | int64 }}
 {{- if and (gt (int64 $worker.memoryMiB) 0) (gt $shmMiB (int64 $worker.memoryMiB)) }}
-shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory }}, which /dev/shm is part of
+pod.shm.size: {{ $worker.shm }} is more than the worker's memory, {{ $worker.memory }}, which /dev/shm is part of
 {{- end }}
 {{- /* A process of torch with CUDA takes more than 2 GiB of the host's memory before any data. */}}
 {{- $leastMiB := mul $count 2048 }}
@@ -173,12 +173,12 @@ Arguments: root (values env, pod), reserved (list of {pattern, instead: what to 
 
 {{/*
 No path is mounted twice, and EFA devices are not mounted from the host. InfiniBand's, on nodes without EFA, may be.
-Arguments: root (values claims, staging, pod), taken (paths that the chart mounts), worker.
+Arguments: root (values claims, data, pod), taken (paths that the chart mounts), worker.
 */}}
 {{- define "training.rules.mounts" -}}
 {{- $v := (required "training.rules.mounts needs root" .root).Values }}
 {{- $seen := required "training.rules.mounts needs taken" .taken }}
-{{- if $v.staging.claimName }}{{ $seen = append $seen $v.staging.mountPath }}{{ end }}
+{{- if $v.data.staging.claimName }}{{ $seen = append $seen $v.data.staging.mountPath }}{{ end }}
 {{- range concat $v.claims $v.pod.extraVolumeMounts }}
 {{- if has .mountPath $seen }}
 {{ ternary "claims" "pod.extraVolumeMounts" (hasKey . "claimName") }}: {{ .mountPath }} is mounted already; give it another mountPath
@@ -225,45 +225,45 @@ the keys; optional).
 {{/*
 The values set either script or command, what they ask for can run, and a torchrun among the words of a command starts a
 process for each accelerator, where the number can be read. Arguments begin with no program that the chart starts itself.
-Arguments: root (values script, files, command, args, argGroups, runtime, verify, staging), worker, starts (optional: {programs: a
+Arguments: root (values script, launch, args, data), worker, starts (optional: {programs: a
 regular expression for them, by: what runs the script, instead: the value for a command}).
 */}}
 {{- define "training.rules.program" -}}
 {{- $v := (required "training.rules.program needs root" .root).Values }}
 {{- if and (not (include "training.hasRuntime" .)) (include "training.usesDatasets" .) }}
-runtime: false leaves the image's Python alone, but verify and staging run in it and need 3.9; leave them out, or runtime
+launch.runtime: false leaves the image's Python alone, but data.verify and data.staging run in it and need 3.9; leave them out, or launch.runtime
 {{- end }}
 {{- $arguments := include "training.arguments" (dict "root" .root) | fromJsonArray }}
-{{- if and .starts $arguments (not $v.script) (not $v.command) }}
+{{- if and .starts $arguments (not $v.script) (not $v.launch.command) }}
 {{- $first := index $arguments (ternary 1 0 (and (eq (first $arguments | toString) "-m") (gt (len $arguments) 1))) | toString | base }}
 {{- if regexMatch (printf "^(%s)$" .starts.programs) $first }}
 args: {{ $first }} is not the script that {{ .starts.by }} runs; begin with the script, or set {{ .starts.instead }}
 {{- end }}
 {{- end }}
-{{- $words := concat $v.command $arguments | join " " }}
+{{- $words := concat $v.launch.command $arguments | join " " }}
 {{- $option := regexFind "--nproc[-_]per[-_]node[= ]+[0-9]+\\b" $words }}
 {{- $wanted := regexFind "[0-9]+$" $option | int64 }}
 {{- /* On Neuron a model may be parallel over fewer cores. */}}
 {{- $isNeuron := eq .worker.resource "aws.amazon.com/neuron" }}
 {{- if and $option (gt (int64 .worker.accelerators) 0) (or (gt $wanted (int64 .worker.processes)) (and (ne $wanted (int64 .worker.processes)) (not $isNeuron))) }}
-{{ ternary "command" "args" (contains "nproc" (join " " $v.command)) }}: {{ $option }} is not the {{ int64 .worker.processes }} processes of a worker with {{ int64 .worker.accelerators }} accelerators; write {{ int64 .worker.processes }}, or set accelerators to those that it uses
+{{ ternary "launch.command" "args" (contains "nproc" (join " " $v.launch.command)) }}: {{ $option }} is not the {{ int64 .worker.processes }} processes of a worker with {{ int64 .worker.accelerators }} accelerators; write {{ int64 .worker.processes }}, or set accelerators to those that it uses
 {{- end }}
 {{- if and (hasSuffix ".py" (trim $v.script)) (not (contains "\n" (trim $v.script))) }}
 script: it is the source, not the path of a file; give the file as --script {{ trim $v.script }} to bireme, or as --set-file script={{ trim $v.script }} to helm
 {{- end }}
-{{- if and $v.files (not (or $v.script $arguments $v.command)) }}
-files: nothing reads them; set script, or args that begin with one of them, e.g. [/bireme/script/{{ keys $v.files | sortAlpha | first }}]
+{{- if and $v.launch.files (not (or $v.script $arguments $v.launch.command)) }}
+launch.files: nothing reads them; set script, or args that begin with one of them, e.g. [/bireme/script/{{ keys $v.launch.files | sortAlpha | first }}]
 {{- end }}
-{{- range $path := keys $v.files | sortAlpha }}
+{{- range $path := keys $v.launch.files | sortAlpha }}
 {{- if or (eq $path "train.py") (not (regexMatch "^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$" $path)) }}
-files: {{ $path }} is {{ ternary "the script itself" "not a path within the folder of the script" (eq $path "train.py") }}; {{ ternary "set script" "write it with letters, digits, dots, dashes and slashes, e.g. conf/net.yaml" (eq $path "train.py") }}
+launch.files: {{ $path }} is {{ ternary "the script itself" "not a path within the folder of the script" (eq $path "train.py") }}; {{ ternary "set script" "write it with letters, digits, dots, dashes and slashes, e.g. conf/net.yaml" (eq $path "train.py") }}
 {{- end }}
 {{- end }}
-{{- if gt (len (printf "%s%s" $v.script (toJson $v.files))) 1000000 }}
-files: they have {{ div (len (printf "%s%s" $v.script (toJson $v.files))) 1024 }} KiB, and a ConfigMap holds 1024 KiB; put the large ones on a claim or in an image
+{{- if gt (len (printf "%s%s" $v.script (toJson $v.launch.files))) 1000000 }}
+launch.files: they have {{ div (len (printf "%s%s" $v.script (toJson $v.launch.files))) 1024 }} KiB, and a ConfigMap holds 1024 KiB; put the large ones on a claim or in an image
 {{- end }}
-{{- if and $v.script $v.command }}
-command: it replaces the entry point, so script would not be run; set one of them
+{{- if and $v.script $v.launch.command }}
+launch.command: it replaces the entry point, so script would not be run; set one of them
 {{- end }}
 {{- end }}
 
@@ -278,12 +278,12 @@ Arguments: name.
 {{/*
 Labels, annotations, containers and ports of the values do not take the names of the chart's own, and
 workers can look up each other's names.
-Arguments: root (values podLabels, podAnnotations, jobLabels, jobAnnotations, pod, securityContext), ports (the chart's own, a list; optional).
+Arguments: root (values podLabels, podAnnotations, job, pod, securityContext), ports (the chart's own, a list; optional).
 */}}
 {{- define "training.rules.pod" -}}
 {{- $v := (required "training.rules.pod needs root" .root).Values }}
-{{- range $key := list "podLabels" "jobLabels" "podAnnotations" "jobAnnotations" }}
-{{- range $name := keys (index $v $key) | sortAlpha }}
+{{- range $key, $own := dict "podLabels" $v.podLabels "job.labels" $v.job.labels "podAnnotations" $v.podAnnotations "job.annotations" $v.job.annotations }}
+{{- range $name := keys $own | sortAlpha }}
 {{- if include "training.isReservedName" (dict "name" $name) }}
 {{ $key }}: {{ $name }} is the chart's own; leave it out{{ if hasSuffix "queue-name" $name }} and set queue.name{{ else if hasSuffix "priority-class" $name }} and set queue.priorityClass{{ end }}
 {{- end }}

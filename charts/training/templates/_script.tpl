@@ -4,41 +4,41 @@ The script of a training job: the source in the values, or the chart's own check
 
 {{/*
 The source of the script: that of the values; the chart's own check if the values name no program; else empty.
-Arguments: root (values script, args, command), check (the file of the check in the chart).
+Arguments: root (values script, args, launch), check (the file of the check in the chart).
 */}}
 {{- define "training.script" -}}
 {{- $root := required "training.script needs root" .root }}
 {{- $v := $root.Values }}
-{{- if or $v.script (not (or $v.args $v.argGroups $v.command)) }}
+{{- if or $v.script (not (or $v.args $v.launch.argGroups $v.launch.command)) }}
 {{- $v.script | default ($root.Files.Get (required "training.script needs check" .check)) }}
 {{- end }}
 {{- end }}
 
 {{/*
 The name of the ConfigMap with script and files.
-Arguments: root (values files), script (source, empty for none).
+Arguments: root (values launch), script (source, empty for none).
 */}}
 {{- define "training.scriptName" -}}
 {{- $root := required "training.scriptName needs root" .root }}
-{{- printf "%s-script-%s" (include "common.fullname" (dict "root" $root)) (printf "%s%s" .script (empty $root.Values.files | ternary "" (toJson $root.Values.files)) | sha256sum | trunc 8) }}
+{{- printf "%s-script-%s" (include "common.fullname" (dict "root" $root)) (printf "%s%s" .script (empty $root.Values.launch.files | ternary "" (toJson $root.Values.launch.files)) | sha256sum | trunc 8) }}
 {{- end }}
 
 {{/*
 Its volume, if there is a script or a file. Keys of a ConfigMap have no "/", so its items say the paths.
-Arguments: root (values files), script (source, empty for none).
+Arguments: root (values launch), script (source, empty for none).
 */}}
 {{- define "training.scriptVolume" -}}
 {{- $root := required "training.scriptVolume needs root" .root }}
-{{- if or .script $root.Values.files }}
+{{- if or .script $root.Values.launch.files }}
 - name: script
   configMap:
     name: {{ include "training.scriptName" . | quote }}
-    {{- if $root.Values.files }}
+    {{- if $root.Values.launch.files }}
     items:
       {{- if .script }}
       - {key: train.py, path: train.py}
       {{- end }}
-      {{- range $index, $path := keys $root.Values.files | sortAlpha }}
+      {{- range $index, $path := keys $root.Values.launch.files | sortAlpha }}
       - {key: {{ printf "%d.%s" $index (base $path) | quote }}, path: {{ $path | quote }}}
       {{- end }}
     {{- end }}
@@ -47,16 +47,16 @@ Arguments: root (values files), script (source, empty for none).
 
 {{/*
 The ConfigMap with the script and the files, if there are any.
-Arguments: root (values files), component, script (source, empty for none).
+Arguments: root (values launch), component, script (source, empty for none).
 */}}
 {{- define "training.scriptConfigMap" -}}
 {{- $root := required "training.scriptConfigMap needs root" .root }}
-{{- if or .script $root.Values.files -}}
+{{- if or .script $root.Values.launch.files -}}
 {{- $texts := dict }}
 {{- $bytes := dict }}
 {{- with .script }}{{ $_ := set $texts "train.py" . }}{{ end }}
-{{- range $index, $path := keys $root.Values.files | sortAlpha }}
-{{- $file := index $root.Values.files $path }}
+{{- range $index, $path := keys $root.Values.launch.files | sortAlpha }}
+{{- $file := index $root.Values.launch.files $path }}
 {{- $key := printf "%d.%s" $index (base $path) }}
 {{- if kindIs "string" $file }}{{ $_ := set $texts $key $file }}{{ else }}{{ $_ := set $bytes $key $file.base64 }}{{ end }}
 {{- end -}}
@@ -82,20 +82,20 @@ binaryData:
 {{- end }}
 
 {{/*
-The arguments of the values: args, then the groups of argGroups in the order of their names. Values files that each
+The arguments of the values: args, then the groups of launch.argGroups in the order of their names. Values files that each
 name a group add to each other, whereas of two lists Helm keeps the last. As a JSON list.
-Arguments: root (values args, argGroups).
+Arguments: root (values args, launch).
 */}}
 {{- define "training.arguments" -}}
 {{- $v := (required "training.arguments needs root" .root).Values }}
 {{- $words := $v.args }}
-{{- range $group := $v.argGroups }}{{ $words = concat $words $group }}{{ end }}
+{{- range $group := $v.launch.argGroups }}{{ $words = concat $words $group }}{{ end }}
 {{- toJson $words }}
 {{- end }}
 
 {{/*
 The arguments of a container that runs the script, or a program in the image, as a JSON list.
-Arguments: root (values args, argGroups), script (source, empty for none).
+Arguments: root (values args, launch), script (source, empty for none).
 */}}
 {{- define "training.scriptArguments" -}}
 {{- $args := include "training.arguments" (dict "root" (required "training.scriptArguments needs root" .root)) | fromJsonArray }}

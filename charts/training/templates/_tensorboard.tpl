@@ -1,10 +1,10 @@
 {{/*
 TensorBoard beside a job. It reads the event files from the job's claims.
-Arguments: root (values tensorboard, claims).
+Arguments: root (values monitoring, claims).
 */}}
 {{- define "training.tensorboardDeployment" -}}
 {{- $root := required "training.tensorboardDeployment needs root" .root }}
-{{- $board := $root.Values.tensorboard }}
+{{- $board := $root.Values.monitoring.tensorboard }}
 {{- if $board.enabled -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -60,8 +60,8 @@ Arguments: root.
 */}}
 {{- define "training.tensorboardService" -}}
 {{- $root := required "training.tensorboardService needs root" .root }}
-{{- $service := $root.Values.tensorboard.service }}
-{{- if $root.Values.tensorboard.enabled -}}
+{{- $service := $root.Values.monitoring.tensorboard.service }}
+{{- if $root.Values.monitoring.tensorboard.enabled -}}
 apiVersion: v1
 kind: Service
 metadata:
@@ -91,7 +91,7 @@ What a NetworkPolicy admits to a TensorBoard that is reached from outside the cl
 Arguments: root.
 */}}
 {{- define "training.tensorboardIngress" -}}
-{{- $board := (required "training.tensorboardIngress needs root" .root).Values.tensorboard }}
+{{- $board := (required "training.tensorboardIngress needs root" .root).Values.monitoring.tensorboard }}
 {{- if and $board.enabled (ne $board.service.type "ClusterIP") }}{{ include "common.networkPolicy.open" (dict "port" 6006) }}{{ else }}[]{{ end }}
 {{- end }}
 
@@ -103,16 +103,16 @@ Arguments: root.
 {{- $v := (required "training.rules.tensorboard needs root" .root).Values }}
 {{- $under := false }}
 {{- range $v.claims }}
-{{- if or (eq .mountPath $v.tensorboard.logDir) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $v.tensorboard.logDir) }}{{ $under = true }}{{ end }}
+{{- if or (eq .mountPath $v.monitoring.tensorboard.logDir) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $v.monitoring.tensorboard.logDir) }}{{ $under = true }}{{ end }}
 {{- end }}
-{{- if and $v.tensorboard.enabled (not $under) }}
-tensorboard.logDir: {{ $v.tensorboard.logDir | default "(not set)" }} is not on one of the claims; mount a claim there, or set logDir to a folder on one
+{{- if and $v.monitoring.tensorboard.enabled (not $under) }}
+monitoring.tensorboard.logDir: {{ $v.monitoring.tensorboard.logDir | default "(not set)" }} is not on one of the claims; mount a claim there, or set logDir to a folder on one
 {{- end }}
-{{- $service := $v.tensorboard.service }}
+{{- $service := $v.monitoring.tensorboard.service }}
 {{- if and (eq $service.type "LoadBalancer") (not $service.loadBalancerSourceRanges) }}
-tensorboard.service.loadBalancerSourceRanges: TensorBoard asks for no password, and the load balancer would be open to all; name the networks that may reach it, e.g. [192.0.2.0/24]
+monitoring.tensorboard.service.loadBalancerSourceRanges: TensorBoard asks for no password, and the load balancer would be open to all; name the networks that may reach it, e.g. [192.0.2.0/24]
 {{- end }}
 {{- if and $service.loadBalancerSourceRanges (ne $service.type "LoadBalancer") }}
-tensorboard.service.loadBalancerSourceRanges: a Service of type {{ $service.type }} does not look at them; set tensorboard.service.type=LoadBalancer, or leave them out
+monitoring.tensorboard.service.loadBalancerSourceRanges: a Service of type {{ $service.type }} does not look at them; set monitoring.tensorboard.service.type=LoadBalancer, or leave them out
 {{- end }}
 {{- end }}

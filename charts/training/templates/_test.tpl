@@ -1,6 +1,6 @@
 {{/*
 The pod of a `helm test` that runs a command of the runtime.
-Arguments: root (values image, imagePullSecrets, podSecurityContext, securityContext, helperResources), runtime (component of the runtime),
+Arguments: root (values image, imagePullSecrets, podSecurityContext, securityContext, pod), runtime (component of the runtime),
 container (its name), command (list of words), env, mounts and volumes (YAML, optional).
 */}}
 {{- define "training.test" -}}
@@ -26,7 +26,7 @@ spec:
         - {name: PYTHONPATH, value: /bireme/runtime}
         {{- .env | default "" | nindent 8 }}
       resources:
-        {{- toYaml $v.helperResources | nindent 8 }}
+        {{- toYaml $v.pod.helperResources | nindent 8 }}
       securityContext:
         {{- toYaml $v.securityContext | nindent 8 }}
       volumeMounts:

@@ -1,13 +1,13 @@
 {{/*
 An init container that compares datasets on the claims with their manifests (charts/dataset), if the values name any.
-Arguments: root (values verify, claims, image, python, securityContext).
+Arguments: root (values data, claims, image, launch, securityContext).
 */}}
 {{- define "training.verify.container" -}}
 {{- $root := required "training.verify.container needs root" .root }}
 {{- $v := $root.Values }}
-{{- if and $v.verify.paths $v.claims -}}
+{{- if and $v.data.verify.paths $v.claims -}}
 {{- include "training.datasetContainer" (dict "root" $root "name" "verify"
-    "arguments" (concat (list "verify") $v.verify.paths (ternary (list) (list "--quick") $v.verify.sha256))
+    "arguments" (concat (list "verify") $v.data.verify.paths (ternary (list) (list "--quick") $v.data.verify.sha256))
     "mounts" (include "training.claimMounts" (dict "root" $root "readOnly" true) | fromYamlArray)) }}
 {{- end }}
 {{- end }}
@@ -18,13 +18,13 @@ Arguments: root.
 */}}
 {{- define "training.rules.verify" -}}
 {{- $v := (required "training.rules.verify needs root" .root).Values }}
-{{- range $path := $v.verify.paths }}
+{{- range $path := $v.data.verify.paths }}
 {{- $isThere := false }}
 {{- range $v.claims }}
 {{- if or (eq .mountPath $path) (hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $path) }}{{ $isThere = true }}{{ end }}
 {{- end }}
 {{- if not $isThere }}
-verify.paths: {{ $path }} is not on one of the claims; mount the claim with the dataset, or leave the path out
+data.verify.paths: {{ $path }} is not on one of the claims; mount the claim with the dataset, or leave the path out
 {{- end }}
 {{- end }}
 {{- end }}

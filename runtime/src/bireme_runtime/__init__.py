@@ -9,6 +9,6 @@ if sys.version_info < (3, 9):  # noqa: UP036
     found = ".".join(map(str, sys.version_info[:2]))
     sys.stderr.write(
         f"bireme: this image has Python {found}, and bireme-runtime needs 3.9: "
-        "set python to a newer one of the image, or runtime=false\n"
+        "set launch.python to a newer one of the image, or launch.runtime=false\n"
     )
     sys.exit(78)

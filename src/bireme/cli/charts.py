@@ -35,7 +35,7 @@ from bireme.helm import values as value_files
 from bireme.lint import Linter, find_charts
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
-from bireme.schemas import migrated, refusals, shortened
+from bireme.schemas import MOVES, migrated, refusals, shortened
 
 
 @cli.command()
@@ -54,17 +54,18 @@ def values(app: App, /, name: str) -> None:
 
 
 @cli.command()
+@click.argument("chart", type=click.Choice(sorted(MOVES)))
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--check", is_flag=True, help="Change nothing, and exit with 1 where something moved")
-def migrate(files: tuple[Path, ...], check: bool) -> None:
-    """Move in values files what moved between releases.
+def migrate(chart: str, files: tuple[Path, ...], check: bool) -> None:
+    """Move in values files of CHART what moved between releases.
 
     Comments stay, and so does the order of all else. No file is changed when one of them cannot follow.
 
     \b
-    Example: bireme migrate mine.yaml overlays/*.yaml
+    Example: bireme migrate torch-elastic mine.yaml overlays/*.yaml
     """
-    done = [(file, *migrated(value_files.read_text(file, "values file"), str(file))) for file in files]
+    done = [(file, *migrated(chart, value_files.read_text(file, "values file"), str(file))) for file in files]
     for file, text, said in done:
         for sentence in said:
             click.echo(sentence)

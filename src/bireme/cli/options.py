@@ -310,7 +310,10 @@ def request_of(
         swapped = release in app.charts.names() if release else False
         hint = f"; the chart stands first: did you mean {release} {chart}?" if swapped else ""
         raise BiremeError(f"{error}{hint}") from error
-    values = {**value_files.load([_values_file(app.paths, name) for name in files]), **script}
+    values = value_files.load([_values_file(app.paths, name) for name in files])
+    if script:
+        # The files of a folder are all that there are: they do not merge with those of a values file.
+        values |= {**script, "launch": {**values.get("launch", {}), **script.get("launch", {})}}
     defaults = folder / "values.yaml"
     if script and "script" not in (value_files.read_file(defaults) if defaults.is_file() else {}):
         raise BiremeError(f"--script: {folder} has no value `script`: give it to a chart of a training job")

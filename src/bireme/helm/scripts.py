@@ -18,7 +18,7 @@ _MOST_COMPRESSED = 250_000
 
 
 def packed(path: Path) -> Values:
-    """The values with which a job runs ``path``: ``script``, and for a folder ``files``.
+    """The values with which a job runs ``path``: ``script``, and for a folder ``launch.files``.
 
     A folder starts with its train.py, main.py or only script. What is hidden and __pycache__ stay out. Raises
     BiremeError for what cannot run, and for more than a release holds.
@@ -53,7 +53,7 @@ def _folder(path: Path, files: Mapping[str, Path]) -> Values:
     left = {start} if start == "train.py" or len(modules) == 1 else set()
     return {
         "script": read_text(files[start], "script"),
-        "files": {name: _content(file) for name, file in files.items() if name not in left},
+        "launch": {"files": {name: _content(file) for name, file in files.items() if name not in left}},
     }
 
 

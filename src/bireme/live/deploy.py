@@ -167,10 +167,10 @@ class Deployer:
                 f"use helm upgrade {release} CHART --reuse-values --set workers={workers}"
             )
         values = installed.values
-        if (values.get("autoscale") or {}).get("enabled"):
+        if ((values.get("elastic") or {}).get("autoscale") or {}).get("enabled"):
             raise BiremeError(
-                f"the number of workers of {release} follows the capacity: change autoscale.min and "
-                "autoscale.max instead, or set autoscale.enabled=false"
+                f"the number of workers of {release} follows the capacity: change elastic.autoscale.min and "
+                "elastic.autoscale.max instead, or set elastic.autoscale.enabled=false"
             )
         values = values | {"workers": workers}
         return RenderRequest(charts / revision.chart_name, values, release, namespace)
@@ -248,7 +248,9 @@ class Deployer:
         foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
             run = max((run_number(job) or 0 for job, _ in jobs), default=0) + 1
-            kept = {key: value for key, value in wanted.values.items() if key != "suspend"}
+            kept = dict(wanted.values)
+            if "job" in kept:
+                kept["job"] = {key: value for key, value in kept["job"].items() if key != "suspend"}
             wanted = replace(wanted, values=kept | {"run": run})
             foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:

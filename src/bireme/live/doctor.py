@@ -291,7 +291,7 @@ class Doctor:
                 yield Finding(
                     "jobs",
                     f"The Job {name} is suspended: by its values, or by a queue that has not admitted it",
-                    f"{show}; without a queue, helm upgrade with --set suspend=false",
+                    f"{show}; without a queue, helm upgrade with --set job.suspend=false",
                 )
             for condition in status.get("conditions") or ():
                 if condition["type"] == "Failed" and condition["status"] == "True":

@@ -106,7 +106,7 @@ def _come_and_go(gone: list[Manifest], come: list[Manifest]) -> Iterator[Change]
             continue
         gone.remove(old[0])
         before, after = f"r{old[1]}", f"r{run_number(new)}"
-        what = f"replace: run {before} → {after}; {before} must be stopped first (suspend=true)"
+        what = f"replace: run {before} → {after}; {before} must be stopped first (job.suspend=true)"
         yield Change(new.identity, "replace", what, (), _pods(old[0]), _pods(new), is_workload)
     for each in gone:
         yield Change(each.identity, "remove", "removed", is_workload=kind_of(each) is not None)

@@ -11,40 +11,65 @@ from bireme.helm.yaml import refuse_bombs
 
 SINCE = "0.3.0"
 _GROUPS = {
+    "launch": """files argGroups command setup workingDir python waitSeconds
+        runtime extraArgs accelerate processesPerWorker""",
+    "data": "verify staging dispatcher jobPath jobName jobClaim",
+    "elastic": "minWorkers maxWorkers workersPerUnit spares autoscale",
+    "recovery": """maxRestarts failuresWithoutProgress excludeNodeSeconds progress hang monitorInterval
+        agentRestarts preflight warmStart backoffLimit backoffLimitPerIndex
+        saveEverySteps lostSeconds hangSeconds scriptRestarts""",
+    "placement": "topologySpreadConstraints priorityClassName schedulerName",
+    "job": "suspend ttlSecondsAfterFinished activeDeadlineSeconds",
+    "monitoring": "metrics tensorboard",
+    "mpi": "orchestrator slots np mpirunArgs ssh probeSeconds",
+    "paddle": "topology mode dispatch pservers useGpu trainerCount controlPort nic",
     "pod": """hostNetwork hostIPC hostPID dnsPolicy dnsConfig hostAliases lifecycle initContainers
         sidecars ports extraEnv envFrom extraVolumes extraVolumeMounts
-        resourceClaims resourceClaimTemplates""",
-    "recovery": """maxRestarts failuresWithoutProgress excludeNodeSeconds progress hang monitorInterval
-        agentRestarts preflight warmStart backoffLimitPerIndex
-        saveEverySteps lostSeconds hangSeconds scriptRestarts""",
+        resourceClaims resourceClaimTemplates shm hugePages reserve checkDevices helperResources
+        runtimeClassName terminationGracePeriodSeconds""",
 }
-"""Values that kept their names and went into a group."""
-MOVES = {
+"""Values of job charts that kept their names and went into a group."""
+_MOVES = {
     **{key: f"{group}.{key}" for group, keys in _GROUPS.items() for key in keys.split()},
     "queueName": "queue.name",
     "kueue.admission": "queue.admission",
     "kueue.priorityClass": "queue.priorityClass",
     "kueue.topology": "queue.topology",
+    "jobLabels": "job.labels",
+    "jobAnnotations": "job.annotations",
+    "mpiImplementation": "mpi.implementation",
+    "dataPrep": "data.prep",
 }
-"""Values that have another name since 0.3.0, by the old one."""
+
+
+def _without(*groups: str) -> dict[str, str]:
+    return {before: after for before, after in _MOVES.items() if after.partition(".")[0] not in groups}
+
+
+MOVES = {
+    "torch-elastic": {**_without("mpi", "paddle"), "launcher": "launch.launcher"},
+    "mpi-training": {**_without("paddle"), "launcher": "mpi.launcher"},
+    "paddle": _without("mpi", "monitoring"),
+}
+"""Values that have another name since 0.3.0: of a chart, by the old name."""
 GONE = {
     "autoscale.every": "since 0.3.0: remove it; charts/autoscaler looks every `everySeconds`",
     "autoscale.weight": "since 0.3.0: remove it; jobs of one priority share free places evenly",
-    "autoscale.timeZone": "since 0.3.0: give each of `autoscale.schedules` its `timeZone`",
+    "autoscale.timeZone": "since 0.3.0: give each of `elastic.autoscale.schedules` its `timeZone`",
 }
 """Values that no chart takes any more: since when, and what to do."""
 
 
-def moved(name: str) -> str | None:
-    """The new name of a value or of a group of values that moved; None if it never did."""
-    for before, after in MOVES.items():
+def moved(chart: str, name: str) -> str | None:
+    """The new name of a value of ``chart``, or of a group of values, that moved. None if it never did."""
+    for before, after in MOVES.get(chart, {}).items():
         if f"{before}.".startswith(f"{name}."):
             return after.removesuffix(before.removeprefix(name))
     return None
 
 
-def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """A values file as today's charts take it, and a sentence for each value that moved.
+def migrated(chart: str, text: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """A values file of ``chart`` as it takes it today, and a sentence for each value that moved.
 
     The lines of a value that moved go to its group, with the comments above them. All else stays. ``name``
     is the file's, for messages. Raises BiremeError for text that is not a mapping in YAML, and for a value
@@ -63,7 +88,7 @@ def migrated(text: str, name: str) -> tuple[str, tuple[str, ...]]:
         for key, _ in _found(root, before)[-1:]:
             raise BiremeError(f"{name}, line {key.start_mark.line + 1}: {before} is gone {instead}")
     said = []
-    for before, after in MOVES.items():
+    for before, after in MOVES.get(chart, {}).items():
         if found := _found(root, before):
             place = f"{name}, line {found[-1][0].start_mark.line + 1}: {before}"
             if _found(root, after):

@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import yaml
 
 from bireme.core.errors import BiremeError
 from bireme.helm import ChartValues, Renderer, RenderError, RenderRequest
@@ -48,11 +50,15 @@ def refusals(renderer: Renderer, request: RenderRequest) -> list[str]:
     try:
         renderer.render(replace(request, skips_schema=bool(found)))
     except RenderError as error:
-        refused = {problem.path.partition(".")[0].partition("[")[0] for problem in by_schema}
+        refused = [problem.path.partition("[")[0] for problem in by_schema]
         if not found or error.by_rules:
             lines = str(error).splitlines()
-            found += [line for line in lines if line.partition(":")[0].partition(".")[0] not in refused]
+            found += [line for line in lines if not _is_about(line.partition(":")[0], refused)]
     return found
+
+
+def _is_about(key: str, paths: Iterable[str]) -> bool:
+    return any(f"{key}.".startswith(f"{path}.") or f"{path}.".startswith(f"{key}.") for path in paths)
 
 
 def shortened(sentences: Sequence[str]) -> str:
@@ -150,15 +156,15 @@ def _is_about_type(error: Error) -> bool:
 def _unknown(key: str, known: Iterable[str], error: Error, chart: ChartValues, prefix: KeyPath) -> Problem:
     parents = [*prefix, *error.absolute_path]
     path = written([*parents, key])
-    new = moved(path)
-    if new and new.partition(".")[0] in (chart.schema or {}).get("properties", {}):
-        return Problem(path, f"`{path}` is `{new}` since {SINCE}: `bireme migrate` changes values files")
-    if path in GONE:
-        return Problem(path, f"`{path}` is gone {GONE[path]}")
+    if new := moved(chart.name, written([*error.absolute_path, key])):
+        new = f"{written(prefix)}.{new}" if prefix else new
+        sentence = f"`{path}` is `{new}` since {SINCE}: `bireme migrate {chart.name}` changes values files"
+        return Problem(path, sentence)
+    if instead := GONE.get(path.removeprefix("elastic.")):
+        return Problem(path, f"`{path}` is gone {instead}")
     known = list(known)
-    if key in _OF_MANIFESTS and not parents:
-        ours = [f"`{name}`" for name in _OF_MANIFESTS[key] if name in known]
-        hint = f": here it is {ours[0]}" if ours else f": {_PAGE}"
+    if meant := "" if parents else _meant(key, chart):
+        hint = meant
     elif (
         near := _near(key, known, 0.8)
         or (not error.absolute_path and _deeper(key, chart))
@@ -190,16 +196,26 @@ def _deeper(key: str, chart: ChartValues) -> KeyPath:
 
 
 _PAGE = "docs/coming-from.md says what its fields become"
-# Fields of other kinds of jobs, and what they are in ours.
-_OF_MANIFESTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(["replicas", "numNodes", "nnodes", "completions", "parallelism"], ("workers",)),
-    **dict.fromkeys(
-        ["nprocPerNode", "nProcPerNode", "numProcPerNode", "slots", "slotsPerWorker", "processesPerWorker"],
-        ("processesPerWorker", "slots"),
-    ),
-    **dict.fromkeys(["spec", "template", "trainer", "runPolicy", "elasticPolicy", "containers"], ()),
-    **dict.fromkeys(["pytorchReplicaSpecs", "mpiReplicaSpecs", "paddleReplicaSpecs", "replicatedJobs"], ()),
-}
+_WORDS = Path(__file__).with_name("words.yaml")
+
+
+def _meant(key: str, chart: ChartValues) -> str:
+    """What words.yaml says of ``key`` for ``chart``: the first place that it has, or a sentence."""
+    for ours, words in yaml.safe_load(_WORDS.read_text(encoding="utf-8")).items():
+        if key in words:
+            places = re.findall("`([^`]+)`", ours)
+            there = [f": here it is `{place}`" for place in places if _has(chart, place.split("."))]
+            return there[0] if there else "" if places else f": {ours}"
+    return ""
+
+
+def _has(chart: ChartValues, path: Sequence[str]) -> bool:
+    schema: Any = chart.schema or {}
+    for key in path:
+        schema = resolved(chart.schema or {}, schema).get("properties", {}).get(key)
+        if schema is None:
+            return False
+    return True
 
 
 def _listed(names: list[str]) -> str:

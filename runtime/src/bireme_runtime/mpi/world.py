@@ -129,8 +129,8 @@ class MpiWorld:
         raise Stop(
             CONFIG,
             f"mpirun would start these ranks: {there}, in a world of {worlds}; the job has {self.size} in "
-            f"{len(self.hosts)} workers × {self.slots} slots. Look for a setting of MPI (mpirunArgs, env, or "
-            "a file of the image) that names other hosts or numbers",
+            f"{len(self.hosts)} workers × {self.slots} slots. Look for a setting of MPI (mpi.mpirunArgs, "
+            "env, or a file of the image) that names other hosts or numbers",
         )
 
 

@@ -107,7 +107,9 @@ def check_release(version: str) -> None:
     """Raise ArgumentError when the agent does not know a torch as old as ``version``, e.g. 2.6.0+cu124."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < (2, 1):
-        raise ArgumentError(f"this image has torch {version}, and the agent needs 2.1: set runtime=false")
+        raise ArgumentError(
+            f"this image has torch {version}, and the agent needs 2.1: set launch.runtime=false"
+        )
 
 
 def check_arguments(run: Any, argv: Sequence[str]) -> None:
