@@ -52,7 +52,7 @@ def write_instance_types(paths: Paths) -> None:
 def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
     """The README of ``chart`` as helm-docs makes it from values.yaml, Chart.yaml and README.md.gotmpl."""
     command = [str(toolbox.path("helm-docs")), "--chart-search-root", str(paths.charts / chart)]
-    command += ["--dry-run", "--log-level", "warning"]
+    command += ["--dry-run", "--log-level", "warning", "--sort-values-order", "file"]
     made = subprocess.run(command, cwd=paths.root, capture_output=True, text=True, check=True)
     return made.stdout.strip() + "\n"
 

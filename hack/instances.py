@@ -27,6 +27,7 @@ FAMILIES = (
     *("g4dn", "g5", "g5g", "g6", "g6e", "g6f", "gr6", "gr6f", "g7", "g7e", "p3", "p3dn", "p4d", "p4de"),
     *("p5", "p5e", "p5en", "p6-b200", "p6-b300", "trn1", "trn1n", "trn2"),
 )
+SCHEMA = "# yaml-language-server: $schema=../../charts/torch-elastic/values.schema.json\n"
 _NAMES = {"T4g": "T4G", "RTX PRO Server 4500": "RTX PRO 4500", "RTX PRO Server 6000": "RTX PRO 6000"}
 # Cores that a process sees as one, unless it sets NEURON_LOGICAL_NC_CONFIG.
 _JOINED = {"trainium2": 2}
@@ -91,7 +92,7 @@ def main(source: Path, check: bool) -> int:
     for name, facts in sorted(read(answer).items()):
         file = folder / f"{name}.yaml"
         if not file.exists() and not check:
-            file.write_text(yaml.safe_dump({"instance": facts}, sort_keys=False))
+            file.write_text(SCHEMA + yaml.safe_dump({"instance": facts}, sort_keys=False))
             print(f"{name} is written")
         elif check:
             kept = yaml.safe_load(file.read_text())["instance"] if file.exists() else {}

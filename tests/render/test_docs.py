@@ -12,12 +12,16 @@ from pathlib import Path
 
 import generate
 import pytest
+import yaml
 
 from bireme.core.paths import Paths
+from bireme.helm import Renderer
 from bireme.schemas.bundle import comments
+from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
 
+LIBRARIES = ("common", "training", "bireme-runtime")
 CHARTS = [file.parent.name for file in sorted(ROOT.glob("charts/*/README.md.gotmpl"))]
 
 
@@ -127,3 +131,35 @@ def test_a_key_that_job_charts_share_has_one_description(bireme_paths: Paths) ->
     different = {key: each for key, each in described.items() if len(set(each.values())) > 1}
     assert {key: each for key, each in different.items() if key not in OWN_MEANING} == {}
     assert set(different) >= OWN_MEANING
+
+
+MOST_AT_THE_TOP = 36
+
+
+@pytest.mark.parametrize("chart", JOB_CHARTS)
+def test_a_job_chart_has_few_keys_at_the_top_under_headings(chart: str) -> None:
+    text = (ROOT / f"charts/{chart}/values.yaml").read_text()
+    assert len(yaml.safe_load(text)) <= MOST_AT_THE_TOP
+    headings = re.findall(r"^# ===== (.+) =====$", text, re.MULTILINE)
+    assert (headings[0], len(headings) >= 8) == ("What everybody sets", True)
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_comment_of_a_value_is_one_line(chart: str) -> None:
+    lines = (ROOT / f"charts/{chart}/values.yaml").read_text().splitlines()
+    assert [line for line in lines if len(line.strip()) > 110] == []
+
+
+def test_editors_find_the_schema_of_each_values_file() -> None:
+    files = [*ROOT.glob("charts/*/values.yaml"), *ROOT.glob("values/**/*.yaml")]
+    for file in files:
+        if file.name not in ("prices.yaml", "bandwidth.yaml") and file.parent.name not in LIBRARIES:
+            (name,) = re.findall(r"\A# yaml-language-server: \$schema=(\S+)$", file.read_text(), re.MULTILINE)
+            assert (file.parent / name).is_file(), file
+
+
+def test_the_starter_is_short_and_valid(request_for: Request, renderer: Renderer) -> None:
+    file = ROOT / "values/starter.yaml"
+    assert len(file.read_text().splitlines()) <= 15
+    request = request_for("torch-elastic", instance="g5.xlarge", files=["values/starter.yaml"])
+    assert any(each.kind == "Job" for each in renderer.render(request).manifests)
