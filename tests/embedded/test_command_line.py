@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -178,7 +179,7 @@ def test_the_values_of_a_release_count_alike_for_plan_diff_and_install(shell: Sh
     here = 'on the cluster of bireme up "bireme", namespace default'
     kept = f"upgrade of job: {here}; its values stay"
     dropped = (
-        f"upgrade of job: {here}; only the values given here count, instance, maxWorkers of the release not"
+        f"upgrade of job: {here}; only the values given here count, elastic, instance of the release not"
     )
 
     def run(line: str, code: int = 0) -> str:
@@ -194,7 +195,7 @@ def test_the_values_of_a_release_count_alike_for_plan_diff_and_install(shell: Sh
             forgotten = run(f"bireme {line} --set workers=3", code=1)
             assert forgotten.startswith(dropped), line
             # Of what `diff` shows nothing is refused.
-            refusal = "values that differ: instance (not given now), maxWorkers (not given now), workers"
+            refusal = "values that differ: elastic (not given now), instance (not given now), workers"
             assert (refusal in forgotten) == (line != "diff job"), forgotten
         assert "2 → 3" in run("bireme plan torch-elastic job --against --reuse-values --set workers=3")
         assert "+  parallelism: 3" in run("bireme diff job --reuse-values --set workers=3", code=1)
@@ -216,5 +217,47 @@ def test_a_kubeconfig_that_is_set_goes_before_the_cluster_of_bireme_up(shell: Sh
         assert shell(f"cp $KUBECONFIG {other}").returncode == 0
         uninstall = shell(f"KUBECONFIG={other} bireme uninstall nothing")
         assert re.match(r"uninstall of nothing: context \S+, namespace default\n", uninstall.stderr)
+    finally:
+        assert shell("bireme down").returncode == 0
+
+
+def test_a_job_is_listed_stopped_resumed_and_its_history_is_kept(shell: Shell) -> None:
+    def run(line: str, code: int = 0) -> str:
+        finished = shell(line)
+        assert finished.returncode == code, f"{line}\n{finished.stdout}{finished.stderr}"
+        return finished.stdout
+
+    def listed() -> dict[str, tuple[object, ...]]:
+        found = json.loads(run("bireme list -o json"))
+        return {
+            each["release"]: (each["phase"], *each["workers"].values(), each["accelerators"])
+            for each in found
+        }
+
+    try:
+        run("bireme up --nodes p4d.24xlarge=2,cpu=1")
+        run("bireme install torch-elastic job -f p4d.24xlarge --set workers=2")
+        run("bireme install torch-elastic large -f p4d.24xlarge --set workers=8", code=1)
+        assert listed() == {"job": ("running", 2, 2, 16), "large": ("pending", 0, 8, 64)}
+        assert re.search(r"job +default +torch-elastic-\S+ +running +2/2 +16 +\d+[smh]", run("bireme list"))
+        status = run("bireme status large", code=1)
+        assert status.startswith("✗ 6 of 8 worker pods do not fit on 2 p4d.24xlarge nodes")
+        assert status.count("Insufficient nvidia.com/gpu") == 1
+        run("bireme stop job")
+        assert listed()["job"] == ("stopped", 0, 2, 16)
+        run("bireme resume job", code=1)  # The other job took its nodes.
+        run("bireme uninstall large")
+        assert "running" in run("bireme resume job && bireme list")
+        assert "has no value `job.suspend`" in shell("bireme install etcd && bireme stop etcd").stderr
+        typed = "_BIREME_COMPLETE=zsh_complete COMP_CWORD=2"
+        assert "job" in run(f'{typed} COMP_WORDS="bireme status jo" bireme').split()
+        assert (
+            run(f'{typed} COMP_WORDS="bireme status -n nowhere jo" bireme'.replace("=2", "=4")).strip() == ""
+        )
+        revisions = json.loads(run("bireme history job -o json"))
+        assert [each["revision"] for each in revisions] == [1, 2, 3, 4]
+        assert "no release nothing" in shell("bireme history nothing").stderr
+        watched = shell("timeout --signal=INT 8 bireme status job --watch")
+        assert watched.stdout.count("as planned") > 1
     finally:
         assert shell("bireme down").returncode == 0

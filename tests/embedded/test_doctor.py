@@ -313,7 +313,8 @@ def test_a_suspended_job(
 ) -> None:
     make_job(cluster, namespace, suspend=True)
     (finding,) = after()
-    assert "is suspended" in finding.sentence
+    assert finding.sentence == "The Job job is suspended by its values"
+    assert finding.remedy.startswith("bireme resume job")
 
 
 def test_a_job_that_has_used_up_its_restarts(
@@ -347,6 +348,33 @@ def test_a_pod_that_no_node_takes(
     waiting.until(lambda: bool(after()))
     (finding,) = after()
     assert "has no node: 0/" in finding.sentence
+
+
+def test_what_is_true_of_many_pods_is_one_finding(
+    cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
+) -> None:
+    make_job(cluster, namespace, parallelism=8, pod={"nodeSelector": {"nowhere": "yes"}})
+    waiting.until(lambda: bool(after()) and "(also 7 more pods, up to job-" in after()[0].sentence)
+    (finding,) = after()
+    assert "claims to deallocate" not in finding.sentence
+
+
+def test_a_queue_on_a_cluster_without_kueue(before: Before) -> None:
+    found = before("torch-elastic", instance="p4d.24xlarge", sets=["queue.name=training"])
+    assert "The cluster has no Kueue, so the queue training does not hold the job" in found
+
+
+def test_an_image_that_is_published_nowhere_is_named_before_it_is_pulled(
+    cluster: EmbeddedCluster, namespace: str, render: Callable[..., Any], instances: Mapping[str, Instance]
+) -> None:
+    def images(*sets: str) -> list[str]:
+        options = {"instance": "p3.16xlarge", "sets": ["args={python,train.py}", *sets]}
+        manifests = render("mpi-training", release="job", namespace=namespace, **options).manifests
+        doctor = Doctor(cluster.api, expand("job", namespace, manifests, instances), manifests, instances)
+        return [each.sentence for each in doctor.unseen() if each.rule == "images"]
+
+    assert len(images("image.repository=bireme/torch")) == 1
+    assert images("image.registry=registry.example.com", "image.repository=team/train") == []
 
 
 @pytest.mark.parametrize(
@@ -464,4 +492,7 @@ def test_the_command_prints_findings_as_json_and_ends_with_1(
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["findings"] == notes
-    assert [(each["rule"], each["severity"]) for each in notes] == [("network", "note")]
+    assert {(each["rule"], each["severity"]) for each in notes} == {("images", "note"), ("network", "note")}
+    said = CliRunner().invoke(cli, [*command, "-o", "text"]).stderr.splitlines()[0]
+    assert said.startswith(f"doctor of chart {chart}: context ")
+    assert "; looks at version, nodes, storage, drivers, kinds, secrets, queues, rights, quotas" in said

@@ -12,6 +12,8 @@ import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.live.deploy import Deployer, ReleaseStatus
+from bireme.live.doctor import Doctor
+from bireme.live.release import Revision
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
@@ -150,6 +152,14 @@ def test_a_job_waits_for_quota_in_its_place_and_status_says_why(queues: Queues) 
     assert [(each.state, each.pods) for each in first.queue_positions] == [("admitted", 2)]
     second = queues.waits("second", "training", "workers=2")
     assert second.startswith("Job/second-r1 waits in queue training, place 1 of 1: ")
+    plan = queues.deployer.planned("second", "default")
+    found = Doctor(queues.cluster.api, plan, plan.objects, {}).after()
+    assert [each.sentence for each in found if each.rule == "queues"] == [second]
+    assert "suspended" not in str(found)
+    listed = queues.deployer.summaries(
+        [Revision("second", "default", 1, "deployed", "torch-elastic-1.0.0", "")]
+    )
+    assert [(each.phase, each.queue) for each in listed] == [("queued", "1 of 1")]
     assert f"insufficient unused quota for {DEVICES} in flavor p4d, 16 more needed" in second
     queues.uninstall("first")
     queues.runs("second", 2)

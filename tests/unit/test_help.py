@@ -48,7 +48,18 @@ def test_the_line_of_the_documents_completes_in_bash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "completed"), [("bireme unin", "uninstall"), ("bireme logs --prev", "--previous")]
+    ("typed", "completed"),
+    [
+        ("bireme unin", "uninstall"),
+        ("bireme logs --prev", "--previous"),
+        ("bireme plan tor", "torch-elastic"),
+        ("bireme diff a pad", "paddle"),
+        ("bireme plan torch-elastic -f p5.48", "p5.48xlarge"),
+        ("bireme install torch-elastic -f imagenet-e", "imagenet-efa"),
+        ("bireme explain torch-elastic pod.shm.", "pod.shm.size"),
+        ("bireme values imagenet-f", "imagenet-fsx"),
+        ("bireme doctor mpi-t", "mpi-training"),
+    ],
 )
 def test_zsh_is_told_how_a_word_goes_on(typed: str, completed: str, tmp_path: Path) -> None:
     asked = {

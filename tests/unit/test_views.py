@@ -18,7 +18,7 @@ from rich.console import Console
 from bireme.cli import views
 from bireme.core.manifests import Manifest
 from bireme.live.deploy import ReleaseStatus
-from bireme.live.observe import Difference
+from bireme.live.observe import Difference, compare
 from bireme.live.pods import observed_pod
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, expand
@@ -115,7 +115,7 @@ def test_live_pods_show_name_node_and_reason_on_any_width(width: int) -> None:
         "spec": {"nodeName": "ip-10-11-12-13.us-west-2.compute.internal", "containers": [{"name": "worker"}]},
         "status": {"phase": "Pending", "containerStatuses": [waiting]},
     }
-    flat = re.sub(r"\s+", " ", shown(views.pods_view([observed_pod(live)]), width))
+    flat = re.sub(r"\s+", " ", shown(views.pods_view([observed_pod(live)], every_pod=True), width))
     for part in (
         f"{NAME}-0-x7k2p",
         "ip-10-11-12-13.us-west-2.compute.internal",
@@ -171,6 +171,52 @@ def test_what_is_true_of_many_pods_is_said_once() -> None:
         "✗ etcd-0 is missing",
     ]
     assert shown(views.differences_view(pods[:2]), 200).strip().endswith("available (also run-r1-1)")
+
+
+@pytest.mark.parametrize("workers", [8, 128])
+def test_a_status_of_many_pending_workers_is_one_screen_that_begins_with_the_reason(
+    instances: Mapping[str, Instance], workers: int
+) -> None:
+    message = (
+        f"0/{workers + 1} nodes are available: {workers + 1} Insufficient nvidia.com/gpu. preemption: none"
+    )
+    pending = {"type": "PodScheduled", "status": "False", "message": message}
+    owner = {"kind": "Job", "name": NAME, "controller": True}
+    pods = [
+        observed_pod(
+            {
+                "metadata": {
+                    "name": f"{NAME}-{index}-abcde",
+                    "labels": {"batch.kubernetes.io/job-completion-index": str(index)},
+                    "ownerReferences": [owner],
+                },
+                "spec": {"hostname": f"{NAME}-{index}", **job().thaw()["spec"]["template"]["spec"]},
+                "status": {"phase": "Pending", "conditions": [pending]},
+            }
+        )
+        for index in range(workers)
+    ]
+    plan = expand("a", "training", [job(workers)], instances)
+    nodes = (
+        f"{workers} worker pods cannot be placed: there are no p4d.24xlarge nodes, {workers} are needed",
+    )
+    status = ReleaseStatus(plan, tuple(pods), compare(plan, pods), causes=nodes)
+    lines = shown(views.outcome_view(status), 80).splitlines()
+    assert len(lines) <= 24
+    assert lines[0].startswith(f"✗ {workers} worker pods cannot be placed: there are no p4d.24xlarge")
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    assert text.count("Insufficient nvidia.com/gpu") == 1
+    assert f"(also {workers - 1} more pods, up to {NAME}-{workers - 1})" in text
+    wide = shown(views.outcome_view(status, every_pod=True), views.UNLIMITED)
+    assert all(f" {NAME}-{index}-abcde " in wide for index in range(workers))
+
+
+def test_a_key_of_the_values_is_explained_with_its_type_and_its_default() -> None:
+    text = in_terminal(80, "explain", "torch-elastic", "pod.shm.size")
+    assert "Size of the memory-backed /dev/shm" in text
+    assert "type: string" in text
+    assert 'default: ""' in text
+    assert "keys: size" in in_terminal(80, "explain", "torch-elastic", "pod.shm")
 
 
 def test_a_plan_names_claims_volumes_and_classes(instances: Mapping[str, Instance]) -> None:

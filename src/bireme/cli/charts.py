@@ -12,10 +12,13 @@ import click
 from rich.text import Text
 
 from bireme.cli import views
+from bireme.cli.completion import names
+from bireme.cli.keys import explanation
 from bireme.cli.options import (
     App,
     Target,
     chart_and_values,
+    chart_argument,
     cli,
     explained,
     kept_values,
@@ -25,6 +28,7 @@ from bireme.cli.options import (
     request_of,
     reuse_option,
     target_options,
+    value_names,
 )
 from bireme.cli.upgrades import begun
 from bireme.clusters.nodes import parse_nodes
@@ -35,11 +39,20 @@ from bireme.helm import values as value_files
 from bireme.lint import Linter, find_charts
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
-from bireme.schemas import MOVES, migrated, refusals, shortened
+from bireme.schemas import MOVES, comments, migrated, refusals, shortened
+
+
+def _keys(context: click.Context) -> list[str]:
+    """All keys of the chart that was typed before."""
+    values = App().charts.find(context.params["chart"]) / "values.yaml"
+    return [".".join(path) for path in comments(values.read_text("utf-8"))]
+
+
+_CHARTS = ("Chart.yaml", "*/Chart.yaml")
 
 
 @cli.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names(value_names))
 @pass_app
 def values(app: App, /, name: str) -> None:
     """Print the values of an instance type or of a workload.
@@ -51,6 +64,23 @@ def values(app: App, /, name: str) -> None:
     if name not in kept:
         raise BiremeError(f"there are no values called {name}: {suggestion(name, kept)}")
     click.echo(kept[name].read_text("utf-8"), nl=False)
+
+
+@cli.command()
+@chart_argument()
+@click.argument("key", default="", shell_complete=names(_keys))
+@output_option("text", "json", "yaml")
+@pass_app
+def explain(app: App, /, chart: str, key: str, output: str) -> None:
+    """Tell what a KEY of the values of CHART means: text, type, default.
+
+    Without KEY, all keys are listed.
+
+    \b
+    Example: bireme explain torch-elastic pod.shm.size
+    """
+    found = explanation(app.charts.find(chart), key)
+    app.show(output, found, lambda: views.key_view(found))
 
 
 @cli.command()
@@ -129,13 +159,16 @@ def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
     """Check charts: values, schema, and the objects they render to.
 
     The objects are those of the defaults and of every ci/*-values.yaml.
-    CHART is a chart or a folder of charts; without any, all charts of the project are checked. Exits with 1
-    when there is something to change.
+    CHART is a chart or a folder of charts. Without any, it is the chart here, ./charts, or the charts in
+    folders here. Exits with 1 when there is something to change.
 
     \b
     Example: bireme lint charts/torch-elastic
     """
-    chosen = find_charts(charts or [app.paths.charts])
+    here = [each for each in (Path(), Path("charts")) if any(map(list, map(each.glob, _CHARTS)))]
+    if not charts and not here:
+        raise BiremeError("there is no chart in this folder: name one, as in bireme lint charts/web")
+    chosen = find_charts(charts or here[:1])
     with step(app.err, f"Checking {len(chosen)} charts"):
         findings = Linter(app.renderer, app.toolbox).lint(chosen)
     report(output, findings)
@@ -150,14 +183,7 @@ def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
 @output_option("table", "wide", "json", "yaml", "svg")
 @pass_app
 def plan(
-    app: App,
-    /,
-    nodes: str | None,
-    against: bool,
-    reuses: bool,
-    target: Target,
-    output: str,
-    **options: Any,
+    app: App, /, nodes: str | None, against: bool, reuses: bool, target: Target, output: str, **options: Any
 ) -> None:
     """Show the pods, ranks, resources and nodes of CHART.
 

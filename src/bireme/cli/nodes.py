@@ -11,15 +11,9 @@ from typing import Any
 
 import click
 
+from bireme import __version__
 from bireme.cli import views
-from bireme.cli.options import (
-    App,
-    cli,
-    output_option,
-    pass_app,
-    refuse_name,
-    stacked,
-)
+from bireme.cli.options import App, cli, output_option, pass_app, refuse_name, stacked
 from bireme.clusters import ADDONS, DEFAULT_NAME, Cluster, find, list_clusters, provider, start_addon
 from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.waiting import no_interrupts
@@ -158,6 +152,19 @@ def tools(app: App, /, get: str | None, output: str) -> None:
         return
     found = app.toolbox.list()
     app.show(output, [tool.to_json() for tool in found], lambda: views.tools_view(found))
+
+
+@cli.command()
+@pass_app
+def version(app: App, /) -> None:
+    """Print the versions of Bireme, Helm and Kubernetes.
+
+    \b
+    Example: bireme version
+    """
+    click.echo(f"bireme {__version__}")
+    for name in ("helm", "helm3", "kube-apiserver"):
+        click.echo(f"{name} {app.toolbox.pin(name).version}")
 
 
 _fleet = stacked(

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce, wraps
 from pathlib import Path
@@ -20,6 +20,7 @@ from rich.console import Console, RenderableType
 
 from bireme import __version__
 from bireme.cli import views
+from bireme.cli.completion import names
 from bireme.clusters import Cluster, list_clusters, provider
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
@@ -170,9 +171,36 @@ def _a_release(context: click.Context, parameter: click.Parameter, value: str | 
     return value
 
 
+def _releases(context: click.Context) -> list[str]:
+    given, app = context.params, App()
+    target = Target(given.get("cluster"), given.get("kubeconfig"), given.get("context"))
+    found = Releases(app.cluster(target), app.toolbox).list(given.get("namespace") or "default")
+    return [each.release for each in found]
+
+
 def release_argument(required: bool = True) -> Callable[[F], F]:
     """The name of a release that is there."""
-    return click.argument("release", required=required, callback=_a_release)
+    complete = names(_releases)
+    return click.argument("release", required=required, callback=_a_release, shell_complete=complete)
+
+
+def chart_argument(required: bool = True) -> Callable[[F], F]:
+    """A chart by what `Charts.find` takes."""
+    complete = names(lambda _: App().charts.names(), "dir")
+    return click.argument("chart", required=required, shell_complete=complete)
+
+
+def chart_and_release_names(context: click.Context) -> list[str]:
+    """What `bireme doctor` takes. Charts complete without a cluster, too."""
+    releases: list[str] = []
+    with suppress(BiremeError):
+        releases = _releases(context)
+    return [*App().charts.names(), *releases]
+
+
+def value_names(context: click.Context) -> list[str]:
+    """Names that -f takes."""
+    return [name for kind in ("instances", "workloads") for name in kept_values(App().paths, kind)]
 
 
 namespace_option = click.option(
@@ -220,6 +248,13 @@ def target_options(command: F) -> F:
     return cast(F, with_target)
 
 
+on_release = stacked(release_argument(), namespace_option, target_options)
+replace_option = click.option(
+    "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
+)
+tables_option = output_option("table", "wide", "json", "yaml")
+
+
 _IMAGE = re.compile(
     r"(?:(?P<registry>[^/@]*[.:][^/@]*|localhost)/)?(?P<repository>[a-z0-9][a-z0-9._/-]*)"
     r"(?::(?P<tag>[\w][\w.-]*))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -258,6 +293,7 @@ values_options = stacked(
         "files",
         multiple=True,
         metavar="FILE",
+        shell_complete=names(value_names, "file"),
         help="Values file, or the name of an instance type or a workload (`bireme list`); later ones win",
     ),
     click.option(
@@ -284,7 +320,7 @@ values_options = stacked(
 reuse_option = click.option(
     "--reuse-values", "reuses", is_flag=True, help="Keep the values of the release that are not given here"
 )
-chart_and_values = stacked(click.argument("chart"), release_argument(required=False), values_options)
+chart_and_values = stacked(chart_argument(), release_argument(required=False), values_options)
 
 
 def request_of(

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bireme.cli import views
+from bireme.cli.completion import names
 from bireme.cli.options import (
     App,
     Target,
     a_namespace,
+    chart_and_release_names,
     chart_and_values,
+    chart_argument,
     cli,
     explained,
     kept_values,
     namespace_option,
+    on_release,
     output_option,
     pass_app,
     release_argument,
+    replace_option,
     report,
     request_of,
     reuse_option,
+    tables_option,
     target_options,
     timeout_option,
     values_options,
@@ -34,6 +41,7 @@ from bireme.cli.upgrades import Upgrade, begun
 from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
+from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
 from bireme.live import timeline_picture
 from bireme.live.deploy import ReleaseStatus
@@ -51,21 +59,12 @@ from bireme.plan.topology import expand
 @chart_and_values
 @reuse_option
 @target_options
-@click.option(
-    "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
-)
+@replace_option
 @timeout_option
-@output_option("table", "wide", "json", "yaml")
+@tables_option
 @pass_app
 def install(
-    app: App,
-    /,
-    reuses: bool,
-    target: Target,
-    replace: bool,
-    timeout: float,
-    output: str,
-    **options: Any,
+    app: App, /, reuses: bool, target: Target, replace: bool, timeout: float, output: str, **options: Any
 ) -> None:
     """Install CHART as RELEASE, or upgrade that, and watch its pods.
 
@@ -100,20 +99,13 @@ def _installed(app: App, /, upgrade: Upgrade, timeout: float, replace: bool, out
 
 
 @cli.command()
-@click.argument("chart", metavar="CHART|RELEASE")
+@click.argument("chart", metavar="CHART|RELEASE", shell_complete=names(chart_and_release_names, "dir"))
 @release_argument(required=False)
 @values_options
 @target_options
 @output_option(*WRITERS)
 @pass_app
-def doctor(
-    app: App,
-    /,
-    chart: str,
-    target: Target,
-    output: str,
-    **options: Any,
-) -> None:
+def doctor(app: App, /, chart: str, target: Target, output: str, **options: Any) -> None:
     """Tell what keeps CHART, or an installed RELEASE, from running.
 
     A word that names both is the release, unless values or a second word follow. Each finding is a sentence
@@ -136,10 +128,11 @@ def doctor(
         release, manifests = request.release, app.renderer.render(request).manifests
     planned = expand(release, namespace, manifests, app.instances)
     found = Doctor(cluster.api, planned, manifests, app.instances)
-    report(
-        output,
-        [*left, *found.before(bool(installed)), *(found.after if installed else found.unseen)()],
-    )
+    if output == "text":
+        topics = ", ".join([*(["release"] if installed else []), *found.topics(bool(installed))])
+        what = f"release {release}" if installed else f"chart {chart}"
+        app.err.print(f"doctor of {what}: {where(cluster, namespace)}; looks at {topics}", soft_wrap=True)
+    report(output, [*left, *found.before(bool(installed)), *(found.after if installed else found.unseen)()])
 
 
 def _named_release(app: App, /, cluster: Cluster, name: str, namespace: str) -> Release | None:
@@ -156,21 +149,14 @@ def _named_release(app: App, /, cluster: Cluster, name: str, namespace: str) -> 
 
 @cli.command()
 @release_argument()
-@click.argument("chart", required=False)
+@chart_argument(required=False)
 @values_options
 @reuse_option
 @target_options
 @output_option("text", "json", "yaml")
 @pass_app
 def diff(
-    app: App,
-    /,
-    release: str,
-    chart: str | None,
-    reuses: bool,
-    target: Target,
-    output: str,
-    **options: Any,
+    app: App, /, release: str, chart: str | None, reuses: bool, target: Target, output: str, **options: Any
 ) -> None:
     """Show what an upgrade of RELEASE changes in each object.
 
@@ -194,25 +180,44 @@ def diff(
 
 
 @cli.command()
-@release_argument()
-@namespace_option
-@target_options
-@output_option("table", "wide", "json", "yaml")
+@on_release
+@click.option("-w", "--watch", "watches", is_flag=True, help="Show it again every two seconds, until Ctrl-C")
+@tables_option
 @pass_app
-def status(
-    app: App,
-    /,
-    release: str,
-    namespace: str,
-    target: Target,
-    output: str,
-) -> None:
+def status(app: App, /, release: str, watches: bool, namespace: str, target: Target, output: str) -> None:
     """Compare the pods of RELEASE with its plan, now.
+
+    What differs comes first, with its reason. Exits with 1 when something does, with 3 when a queue holds the
+    job.
 
     \b
     Example: bireme status imagenet -n training
+             bireme status imagenet --watch
     """
-    _conclude(app, app.deployer(app.cluster(target)).status(release, namespace), output)
+    deployer = app.deployer(app.cluster(target))
+    while watches:
+        found = deployer.status(release, namespace)
+        app.out.clear()
+        _show(app, found, output)
+        time.sleep(_WATCH_SECONDS)
+    _conclude(app, deployer.status(release, namespace), output)
+
+
+@cli.command()
+@on_release
+@output_option("table", "json", "yaml")
+@pass_app
+def history(app: App, /, release: str, namespace: str, target: Target, output: str) -> None:
+    """List the revisions of RELEASE. `helm rollback` goes back to one.
+
+    \b
+    Example: bireme history imagenet
+    """
+    releases = Releases(app.cluster(target), app.toolbox)
+    found = releases.revisions(release, namespace)
+    if not found:
+        raise releases.missing(release, namespace)
+    app.show(output, [each.to_json() for each in found], lambda: views.history_view(found))
 
 
 @cli.command()
@@ -225,13 +230,7 @@ def status(
 @output_option("text", "wide", "svg", "json", "yaml")
 @pass_app
 def timeline(
-    app: App,
-    /,
-    release: str | None,
-    file: Path | None,
-    namespace: str,
-    target: Target,
-    output: str,
+    app: App, /, release: str | None, file: Path | None, namespace: str, target: Target, output: str
 ) -> None:
     """Show what happened in the run of RELEASE, and why.
 
@@ -313,15 +312,11 @@ def logs(
 
 
 @cli.command()
-@release_argument()
+@on_release
 @click.argument("workers", type=click.IntRange(min=0))
-@click.option(
-    "--replace", is_flag=True, help="Stop a run that cannot change in place, and train on in the next run"
-)
-@namespace_option
-@target_options
+@replace_option
 @timeout_option
-@output_option("table", "wide", "json", "yaml")
+@tables_option
 @pass_app
 def scale(
     app: App,
@@ -340,20 +335,62 @@ def scale(
     Example: bireme scale imagenet 5
     """
     cluster = app.cluster(target)
-    deployer = app.deployer(cluster)
-    request = deployer.resized(release, namespace, workers, app.paths.charts)
+    request = app.deployer(cluster).resized(release, namespace, workers, app.paths.charts)
+    _change(app, cluster, request, timeout, output, replace)
+
+
+def _change(
+    app: App, /, cluster: Cluster, request: RenderRequest, timeout: float, output: str, replace: bool = False
+) -> None:
+    """Upgrade a release whose other values stay, unless that is refused, and end."""
     upgrade = begun(app, cluster, request, True, output)
-    foreseen = deployer.changes(upgrade.request)
+    foreseen = app.deployer(cluster).changes(upgrade.request)
     if foreseen.is_refused and not replace:
         raise BiremeError("\n".join([*foreseen.sentences(), upgrade.differing]))
     _conclude(app, _installed(app, upgrade, timeout, replace, output), output)
 
 
+@cli.command()
+@on_release
+@timeout_option
+@tables_option
+@pass_app
+def stop(app: App, /, **options: Any) -> None:
+    """Stop the job of RELEASE: its pods save and end, the rest stays.
+
+    `bireme resume` starts them again. A job in a queue is stopped by the queue.
+
+    \b
+    Example: bireme stop imagenet
+    """
+    _suspend(app, True, **options)
+
+
+@cli.command()
+@on_release
+@timeout_option
+@tables_option
+@pass_app
+def resume(app: App, /, **options: Any) -> None:
+    """Start the job of RELEASE again that `bireme stop` has stopped.
+
+    \b
+    Example: bireme resume imagenet
+    """
+    _suspend(app, False, **options)
+
+
+def _suspend(
+    app: App, /, suspend: bool, release: str, namespace: str, target: Target, timeout: float, output: str
+) -> None:
+    cluster = app.cluster(target)
+    request = app.deployer(cluster).suspended(release, namespace, suspend, app.paths.charts)
+    _change(app, cluster, request, timeout, output)
+
+
 @cli.command("list")
 @click.argument(
-    "what",
-    type=click.Choice(["releases", "charts", "instances", "workloads"]),
-    default="releases",
+    "what", type=click.Choice(["releases", "charts", "instances", "workloads"]), default="releases"
 )
 @click.option(
     "-n", "--namespace", callback=a_namespace, help="Only releases of this namespace (default: all)"
@@ -361,17 +398,11 @@ def scale(
 @target_options
 @output_option("table", "json", "yaml")
 @pass_app
-def list_(
-    app: App,
-    /,
-    what: str,
-    namespace: str | None,
-    target: Target,
-    output: str,
-) -> None:
+def list_(app: App, /, what: str, namespace: str | None, target: Target, output: str) -> None:
     """List releases, charts, instance types or workloads.
 
-    Releases are those on a cluster; the others come with Bireme.
+    Releases are those on a cluster, with ready and planned workers, place in a queue, and the accelerators
+    that they ask for. The others come with Bireme.
 
     \b
     Example: bireme list workloads
@@ -380,7 +411,8 @@ def list_(
         names = app.charts.names() if what == "charts" else sorted(kept_values(app.paths, what))
         app.show(output, names, lambda: "\n".join(names))
         return
-    found = Releases(app.cluster(target), app.toolbox).list(namespace)
+    cluster = app.cluster(target)
+    found = app.deployer(cluster).summaries(Releases(cluster, app.toolbox).list(namespace))
     app.show(output, [each.to_json() for each in found], lambda: views.releases_view(found))
 
 
@@ -441,27 +473,23 @@ def nccl(
 
 
 _HELD = 3
+_WATCH_SECONDS = 2
 
 
 def _conclude(app: App, /, outcome: ReleaseStatus, output: str) -> None:
-    app.show(output, outcome.to_json(), lambda: views.outcome_view(outcome))
+    _show(app, outcome, output)
     sys.exit(_HELD if outcome.is_held else 1 if outcome.differences else 0)
 
 
+def _show(app: App, /, outcome: ReleaseStatus, output: str) -> None:
+    app.show(output, outcome.to_json(), lambda: views.outcome_view(outcome, output == "wide"))
+
+
 @cli.command()
-@release_argument()
-@namespace_option
-@target_options
+@on_release
 @timeout_option
 @pass_app
-def uninstall(
-    app: App,
-    /,
-    release: str,
-    namespace: str,
-    target: Target,
-    timeout: float,
-) -> None:
+def uninstall(app: App, /, release: str, namespace: str, target: Target, timeout: float) -> None:
     """Remove RELEASE and wait until its pods are gone.
 
     \b

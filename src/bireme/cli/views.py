@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,6 +22,7 @@ from bireme.live.pods import ObservedPod
 from bireme.live.queue_position import sentence
 from bireme.live.release import Revision
 from bireme.live.shards import Shards
+from bireme.live.summary import Summary
 from bireme.live.timeline import Timeline, clock, lasted
 from bireme.live.worker_status import WorkerStatus
 from bireme.plan.object_diff import ObjectDiff
@@ -31,6 +34,7 @@ from bireme.tools import ToolStatus
 
 _SHOWN_FAILURES = 5
 _SHOWN_PODS = 12
+_SHOWN_CAUSES = 8
 UNLIMITED = 100_000
 """A console of this width, in characters, breaks no line of a table."""
 
@@ -95,13 +99,11 @@ def _add_pods(table: Table, workload: WorkloadPlan, every_pod: bool, with_resour
 
 
 def _storage_view(storage: Iterable[Storage]) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("storage", "size", "access", "class", "driver"):
-        table.add_column(column, overflow="fold")
-    for each in storage:
-        modes = ", ".join(each.access_modes)
-        table.add_row(f"{each.kind}/{each.name}", each.size, modes, each.storage_class, each.driver)
-    return table
+    rows = [
+        (f"{each.kind}/{each.name}", each.size, ", ".join(each.access_modes), each.storage_class, each.driver)
+        for each in storage
+    ]
+    return _table(["storage", "size", "access", "class", "driver"], rows)
 
 
 def totals_line(plan: Plan) -> str:
@@ -131,8 +133,10 @@ def differences_view(differences: Sequence[Difference]) -> RenderableType:
     for each in differences:
         said = each.sentence.replace(each.pod, "", 1) if each.pod else each.sentence
         alike.setdefault((each.workload, said), []).append(each)
-    lines = (f"✗ {first.sentence}{_and_others(others)}" for first, *others in alike.values())
-    return Group(*(Text(line, style="red") for line in lines))
+    lines = [f"✗ {first.sentence}{_and_others(others)}" for first, *others in alike.values()]
+    left = len(lines) - _SHOWN_CAUSES
+    more = [f"✗ and {left} more, which -o json has"] if left > 0 else []
+    return Group(*(Text(line, style="red") for line in [*lines[:_SHOWN_CAUSES], *more]))
 
 
 def _and_others(others: Sequence[Difference]) -> str:
@@ -155,19 +159,30 @@ def diff_view(diffs: Sequence[ObjectDiff]) -> RenderableType:
     return Group(*(lines or [Text("nothing changes")]))
 
 
-def pods_view(pods: Sequence[ObservedPod]) -> RenderableType:
-    """The live pods: a table, or on a narrow console a line each."""
+def pods_view(pods: Sequence[ObservedPod], every_pod: bool = False) -> RenderableType:
+    """The live pods: a table, or on a narrow console a line each.
+
+    Of many pods, those alike share a line. With ``every_pod`` none does, and each has its reason.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     lines: list[Text] = []
-    for column in ("pod", "role", "phase", "ready", "node", "why"):
+    for column in ("pod", "role", "phase", "ready", "node", *(["why"] if every_pod else [])):
         table.add_column(column, no_wrap=True)
+    alike: dict[object, list[ObservedPod]] = {}
     for pod in pods:
-        phase = "Terminating" if pod.terminating else pod.phase
-        table.add_row(pod.name, pod.role, phase, "yes" if pod.ready else "no", pod.node or "", pod.reason)
-        state = f"{pod.role}, {phase}, {'ready' if pod.ready else 'not ready'}"
-        lines.append(Text(f"{pod.name}: {state}{f', on {pod.node}' if pod.node else ''}", overflow="fold"))
-        if pod.reason:
-            lines.append(Text(f"  {pod.reason}", overflow="fold"))
+        is_folded = len(pods) > _SHOWN_PODS and not every_pod
+        state = (pod.workload, pod.role, pod.phase, pod.terminating, pod.ready)
+        alike.setdefault(state if is_folded else pod.name, []).append(pod)
+    for first, *others in alike.values():
+        phase = "Terminating" if first.terminating else first.phase
+        nodes = {pod.node for pod in (first, *others) if pod.node}
+        node = f"{len(nodes)} nodes" if len(nodes) > 1 else next(iter(nodes), "")
+        name = f"{first.name} … {others[-1].name} ({len(others) + 1})" if others else first.name
+        why = [first.reason] if every_pod else []
+        table.add_row(name, first.role, phase, "yes" if first.ready else "no", node, *why)
+        state_words = f"{first.role}, {phase}, {'ready' if first.ready else 'not ready'}"
+        lines.append(Text(f"{name}: {state_words}{f', on {node}' if node else ''}", overflow="fold"))
+        lines += [Text(f"  {each}", overflow="fold") for each in why if each]
     return _Fitting(table, Group(*lines))
 
 
@@ -214,29 +229,48 @@ def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
 
 def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
     """The clusters that Bireme made."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("cluster", "provider", "kubernetes", "nodes", "kubeconfig"):
-        table.add_column(column, overflow="fold")
-    found = list(clusters)
-    if not found:
-        return Text("there is no cluster: start one with: bireme up")
-    for info in found:
+    rows = []
+    for info in clusters:
         nodes = ", ".join(f"{name}={count}" for name, count in info.nodes.items())
-        table.add_row(info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig))
-    return table
+        rows.append((info.name, info.provider, info.kubernetes, nodes, str(info.kubeconfig)))
+    if not rows:
+        return Text("there is no cluster: start one with: bireme up")
+    return _table(["cluster", "provider", "kubernetes", "nodes", "kubeconfig"], rows)
 
 
-def releases_view(releases: Iterable[Revision]) -> RenderableType:
+def releases_view(releases: Sequence[Summary]) -> RenderableType:
     """The releases on a cluster."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("release", "namespace", "chart", "revision", "status", "updated"):
-        table.add_column(column, overflow="fold")
-    found = list(releases)
-    if not found:
+    if not releases:
         return Text("there are no releases: bireme install makes one")
-    for each in found:
-        when = each.updated.partition(".")[0]
-        table.add_row(each.release, each.namespace, each.chart, str(each.number), each.status, when)
+    rows = []
+    for each in releases:
+        workers = "" if each.planned is None else f"{each.ready}/{each.planned}"
+        gpus = str(each.accelerators or "")
+        named = each.revision.release, each.revision.namespace, each.revision.chart
+        rows.append((*named, each.phase, workers, each.queue, gpus, each.age))
+    return _table(["release", "namespace", "chart", "phase", "workers", "queue", "GPUs", "age"], rows)
+
+
+def history_view(revisions: Iterable[Revision]) -> RenderableType:
+    """The revisions of a release, the oldest first."""
+    rows = [(str(each.number), each.status, each.chart, each.updated[:19]) for each in revisions]
+    return _table(["revision", "status", "chart", "updated"], rows)
+
+
+def key_view(found: Mapping[str, Any]) -> RenderableType:
+    """What is known of a key of a chart's values."""
+    words = {"keys": ", ".join(found.get("keys", ()))} if "keys" in found else {}
+    facts = [(key, words.get(key) or value) for key, value in found.items() if key not in ("key", "text")]
+    lines = [f"{key}: {each if isinstance(each, str) and each else json.dumps(each)}" for key, each in facts]
+    return Group(*map(Text, [*filter(None, (found["key"], found["text"])), *lines]))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -292,12 +326,11 @@ def _resources(resources: Mapping[str, str]) -> str:
     return " ".join(f"{name.rsplit('/', 1)[-1]}={amount}" for name, amount in resources.items())
 
 
-def outcome_view(outcome: ReleaseStatus) -> RenderableType:
-    """The live pods, then that all is as planned, or every difference."""
-    if outcome.differences:
-        verdict: RenderableType = differences_view(outcome.differences)
-    else:
-        verdict = Text(f"✓ as planned: {totals_line(outcome.plan)}", style="green")
+def outcome_view(outcome: ReleaseStatus, every_pod: bool = False) -> RenderableType:
+    """What differs from the plan and why, then the live pods; or these, then that all is as planned."""
+    causes = [Text(f"✗ {each}", style="red") for each in outcome.causes]
+    before: list[RenderableType] = [*causes, differences_view(outcome.differences)]
+    after = [] if outcome.differences else [Text(f"✓ as planned: {totals_line(outcome.plan)}", style="green")]
     notes = [Text(outcome.notes)] if outcome.notes else []
     unknown = [each for each in outcome.plan.workloads if not each.is_known]
     remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
@@ -305,15 +338,9 @@ def outcome_view(outcome: ReleaseStatus) -> RenderableType:
     statuses = (worker_status_view(each, units.get(each.job, 1)) for each in outcome.worker_statuses)
     positions = (Text(sentence(each)) for each in outcome.queue_positions if each.state != "waiting")
     runs = (*positions, *statuses, *map(shards_view, outcome.shards))
-    return Group(
-        pods_view(outcome.pods),
-        *runs,
-        *notes,
-        *remarks,
-        *_lacks(outcome.pods),
-        *_last_words(outcome.pods),
-        verdict,
-    )
+    said = (*runs, *notes, *remarks, *_lacks(outcome.pods), *_last_words(outcome.pods))
+    pods = [pods_view(outcome.pods, every_pod)] if outcome.pods else []
+    return Group(*(before if outcome.differences else []), *pods, *said, *after)
 
 
 def _last_words(pods: Sequence[ObservedPod]) -> Iterable[Text]:
@@ -358,17 +385,15 @@ def worker_status_view(status: WorkerStatus, unit: int = 1) -> RenderableType:
 
 def timeline_view(run: Timeline) -> RenderableType:
     """The worlds of a run in a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("round", "began (UTC)", "lasted", "workers", "step", "per second", "lost", "why"):
-        table.add_column(column, overflow="fold")
+    columns = ["round", "began (UTC)", "lasted", "workers", "step", "per second", "lost", "why"]
+    rows = []
     for world in run.worlds:
         step = str(world.steps[-1][1]) if world.steps else ""
         lost = f"{world.lost_steps} steps, {world.lost_seconds:.0f} s" if world.lost_seconds else ""
-        table.add_row(
-            str(world.round), clock(world.begin), lasted(world.end - world.begin), str(len(world.seats)),
-            step, f"{world.steps_per_second:.2f}", lost, world.why,
-        )  # fmt: skip
-    return Group(Text(run.summary, style="bold"), table)
+        times = clock(world.begin), lasted(world.end - world.begin)
+        pace = step, f"{world.steps_per_second:.2f}", lost
+        rows.append((str(world.round), *times, str(len(world.seats)), *pace, world.why))
+    return Group(Text(run.summary, style="bold"), _table(columns, rows))
 
 
 def shards_view(shards: Shards) -> RenderableType:
@@ -376,12 +401,10 @@ def shards_view(shards: Shards) -> RenderableType:
     counts = f"{shards.todo} todo, {shards.pending} pending, {shards.done} done, {len(shards.failed)} failed"
     state = "over" if shards.is_over else f"pass {shards.number} of {shards.passes}"
     line = f"shards of {shards.dataset}: {state}: {counts}, {shards.redispatched} dispatched again"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("trainer", "done", "per second", "has in hand"):
-        table.add_column(column, overflow="fold")
-    for trainer in shards.trainers:
-        table.add_row(
-            trainer.name, str(trainer.done), f"{trainer.per_second:.2f}", ", ".join(trainer.in_hand)
-        )
+    rows = [
+        (each.name, str(each.done), f"{each.per_second:.2f}", ", ".join(each.in_hand))
+        for each in shards.trainers
+    ]
+    table = _table(["trainer", "done", "per second", "has in hand"], rows)
     given_up = [Text(f"given up: {name}", style="red") for name in shards.failed]
     return Group(Text(line, style="bold"), *([table] if shards.trainers else []), *given_up)

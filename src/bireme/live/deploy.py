@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -15,13 +17,16 @@ from bireme.core.labels import AUTOSCALE_ANNOTATION
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
+from bireme.helm import values as value_files
 from bireme.live import observe
-from bireme.live.observe import Difference
+from bireme.live.doctor import Doctor
+from bireme.live.observe import Difference, Observation
 from bireme.live.pod_http import Ask, through_the_api
 from bireme.live.pods import ObservedPod
 from bireme.live.queue_position import QueuePosition, are_held, leave, queue_positions, without_waiting
-from bireme.live.release import NoRelease, Release, Releases
+from bireme.live.release import NoRelease, Release, Releases, Revision
 from bireme.live.shards import Shards, shards
+from bireme.live.summary import Summary, summary
 from bireme.live.timeline import Timeline
 from bireme.live.worker_status import WorkerStatus, timelines, worker_statuses
 from bireme.plan.changes import Changes, changes, run_number
@@ -40,7 +45,7 @@ class ReleaseStatus(Plain):
     """The plan, the live pods, and how they differ.
 
     ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
-    ``worker_statuses`` the runs of its elastic jobs.
+    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about nodes that lack.
     """
 
     hidden = ("notes",)
@@ -52,6 +57,7 @@ class ReleaseStatus(Plain):
     shards: tuple[Shards, ...] = ()
     worker_statuses: tuple[WorkerStatus, ...] = ()
     queue_positions: tuple[QueuePosition, ...] = ()
+    causes: tuple[str, ...] = ()
 
     @property
     def is_held(self) -> bool:
@@ -119,20 +125,33 @@ class Deployer:
             self._cluster, plan, timeout, self._console, lambda found: self._is_held(plan, found)
         )
         waits, differences = self._queues(plan, found.differences)
-        return ReleaseStatus(plan, found.pods, differences, made.notes, queue_positions=waits)
+        causes = self._causes(plan, differences)
+        return ReleaseStatus(plan, found.pods, differences, made.notes, queue_positions=waits, causes=causes)
 
     def status(self, release: str, namespace: str) -> ReleaseStatus:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
         installed = self._releases.read(release, namespace)
-        plan = self._planned(installed)
-        found = observe.check(self._cluster, plan)
+        plan, found, waits, differences = self._compared(installed)
         services = through_the_api(self._cluster.api, _ANSWER_SECONDS, "services")
         datasets = shards(services, namespace, installed.manifests)
         # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
         pods = () if self._cluster.provider == "embedded" else found.pods
         runs = worker_statuses(self._workers, namespace, installed.manifests, pods)
-        waits, differences = self._queues(plan, found.differences)
-        return ReleaseStatus(plan, found.pods, differences, "", datasets, runs, waits)
+        causes = self._causes(plan, differences)
+        return ReleaseStatus(plan, found.pods, differences, "", datasets, runs, waits, causes)
+
+    def summaries(self, revisions: Iterable[Revision]) -> list[Summary]:
+        """Each release in a line. Of one that cannot be read there is Helm's status alone."""
+
+        def of(revision: Revision) -> Summary:
+            installed = self._releases.read(revision.release, revision.namespace)
+            try:
+                plan, found, waits, differences = self._compared(installed)
+            except BiremeError:
+                return Summary(revision, revision.status)
+            return summary(revision, plan, found, differences, waits)
+
+        return self._cluster.api.each(of, revisions)
 
     def timeline(self, release: str, namespace: str) -> Timeline:
         """What happened in the run of a release. Raises BiremeError when no worker tells."""
@@ -159,21 +178,51 @@ class Deployer:
 
         Raises BiremeError when there is no such release, or when it was made from another chart or version.
         """
-        installed = self._releases.read(release, namespace)
-        revision = installed.revision
-        if revision.version_here(charts) != revision.chart_version:
-            raise BiremeError(
-                f"{release} was made from {revision.chart}, which is not among the charts here: "
-                f"use helm upgrade {release} CHART --reuse-values --set workers={workers}"
-            )
-        values = installed.values
-        if ((values.get("elastic") or {}).get("autoscale") or {}).get("enabled"):
+        request = self._revalued(release, namespace, charts, {"workers": workers}, f"workers={workers}")
+        if ((request.values.get("elastic") or {}).get("autoscale") or {}).get("enabled"):
             raise BiremeError(
                 f"the number of workers of {release} follows the capacity: change elastic.autoscale.min and "
                 "elastic.autoscale.max instead, or set elastic.autoscale.enabled=false"
             )
-        values = values | {"workers": workers}
-        return RenderRequest(charts / revision.chart_name, values, release, namespace)
+        return request
+
+    def suspended(self, release: str, namespace: str, suspend: bool, charts: Path) -> RenderRequest:
+        """The request that stops the pods of a job, or starts them again; as `resized`."""
+        flag = f"job.suspend={json.dumps(suspend)}"
+        request = self._revalued(release, namespace, charts, {"job": {"suspend": suspend}}, flag)
+        if (request.values.get("queue") or {}).get("name"):
+            raise BiremeError(
+                f"{release} is started and stopped by its queue: take it out with bireme uninstall {release}"
+            )
+        return request
+
+    def _revalued(
+        self, release: str, namespace: str, charts: Path, values: Mapping[str, Any], flag: str
+    ) -> RenderRequest:
+        installed = self._releases.read(release, namespace)
+        revision, chart = installed.revision, charts / installed.revision.chart_name
+        if revision.version_here(charts) != revision.chart_version:
+            raise BiremeError(
+                f"{release} was made from {revision.chart}, which is not among the charts here: "
+                f"use helm upgrade {release} CHART --reuse-values --set {flag}"
+            )
+        if not values.keys() <= value_files.read_file(chart / "values.yaml").keys():
+            key = flag.partition("=")[0]
+            raise BiremeError(f"{release} is no training job: {revision.chart_name} has no value `{key}`")
+        return RenderRequest(chart, value_files.merge(installed.values, values), release, namespace)
+
+    def _compared(
+        self, installed: Release
+    ) -> tuple[Plan, Observation, tuple[QueuePosition, ...], tuple[Difference, ...]]:
+        plan = self._planned(installed)
+        found = observe.check(self._cluster, plan)
+        return plan, found, *self._queues(plan, found.differences)
+
+    def _causes(self, plan: Plan, differences: Sequence[Difference]) -> tuple[str, ...]:
+        """Why pods have no node, as far as the nodes themselves tell."""
+        if not any(each.category == "pending" and each.pod for each in differences):
+            return ()
+        return Doctor(self._cluster.api, plan, plan.objects, self._instances).shortage()
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
         """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""

@@ -15,6 +15,8 @@ from bireme.core.manifests import Manifest
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
 from bireme.live import admission
 from bireme.live.owners import Owners
+from bireme.live.pods import shorten
+from bireme.live.queue_position import queue_positions, sentence
 from bireme.live.release import Revision
 from bireme.plan.instances import Instance, admits, other_labels
 from bireme.plan.scheduling import tolerated
@@ -63,6 +65,17 @@ class Doctor:
 
         ``installed``: the job is there, so rights to make it, and quotas that it uses itself, say nothing.
         """
+        looks = self._looks(installed)
+        return tuple(finding for topic, look in looks.items() for finding in self._allowed(topic, look))
+
+    def topics(self, installed: bool) -> tuple[str, ...]:
+        """What `before`, and then `after` or `unseen`, look at."""
+        return (
+            *self._looks(installed),
+            *(self._later if installed else ("images", "network", "credentials")),
+        )
+
+    def _looks(self, installed: bool) -> dict[str, Callable[[], Iterable[Finding]]]:
         looks: dict[str, Callable[[], Iterable[Finding]]] = {
             "version": lambda: admission.version(self.api),
             "nodes": self._nodes_fit,
@@ -70,14 +83,30 @@ class Doctor:
             "drivers": self._drivers,
             "kinds": self._kinds,
             "secrets": self._secrets,
+            "queues": self._queues,
         }
         if not installed:
             looks |= {"rights": self._rights, "quotas": self._quotas, "admission": self._admission}
-        return tuple(finding for topic, look in looks.items() for finding in self._allowed(topic, look))
+        return looks
+
+    def shortage(self) -> tuple[str, ...]:
+        """Why the job's pods do not all fit on the nodes, however full these are; nothing where unknown."""
+        return tuple(
+            each.sentence for each in self._allowed("nodes", self._nodes_fit) if each.rule == "nodes"
+        )
 
     def unseen(self) -> tuple[Finding, ...]:
         """What matters to the job and no API server knows, each with the command that shows it."""
-        found = []
+        images = {each["image"] for spec in self._specs for each in _containers(spec) if _is_ours(each)}
+        found = [
+            Finding(
+                "images",
+                f"The image {image} is in no registry: the nodes have to have it, or you build and push it",
+                "make images REGISTRY=REGISTRY, then --image REGISTRY/NAME:TAG",
+                "note",
+            )
+            for image in sorted(images)
+        ]
         if any(pod.efa for pod in self.plan.pods):
             type_ = next((pod.instance_type for pod in self.plan.pods if pod.efa), None) or "TYPE"
             found.append(
@@ -103,9 +132,13 @@ class Doctor:
 
     def after(self) -> tuple[Finding, ...]:
         """Why the pods of the installed job are not running, restart, or use TCP."""
-        looks = {"jobs": self._jobs, "pods": self._pods, "network": self._network}
+        looks = self._later
         found = [finding for topic, look in looks.items() for finding in self._allowed(topic, look)]
         return tuple(dict.fromkeys(found))
+
+    @property
+    def _later(self) -> dict[str, Callable[[], Iterable[Finding]]]:
+        return {"jobs": self._jobs, "pods": self._pods, "network": self._network}
 
     def _allowed(self, topic: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
         """What ``look`` finds, or a finding that it was not allowed to look."""
@@ -277,6 +310,17 @@ class Doctor:
                     f"kubectl create secret docker-registry {name} --namespace {namespace} …",
                 )
 
+    def _queues(self) -> Iterator[Finding]:
+        namespace = self.plan.namespace
+        for queue in sorted({each.queue for each in self.plan.queued}):
+            root = "/apis/kueue.x-k8s.io"
+            if self.api.find(root) is None:
+                said = f"The cluster has no Kueue, so the queue {queue} does not hold the job"
+                yield Finding("queues", said, "helm upgrade with --set queue.name=, or install Kueue")
+            elif self.api.find(f"{root}/v1beta2/namespaces/{namespace}/localqueues/{queue}") is None:
+                said = f"There is no queue {queue} in namespace {namespace}"
+                yield Finding("queues", said, f"kubectl get localqueues --namespace {namespace}")
+
     def _own(self, kind: str, path: str) -> list[Mapping[str, Any]]:
         """The live objects of a kind that are the release's, or that it has made."""
         owners = Owners(self.api, self.plan)
@@ -284,15 +328,16 @@ class Doctor:
 
     def _jobs(self) -> Iterator[Finding]:
         namespace = self.plan.namespace
+        positions = queue_positions(self.api, namespace, self.plan.queued)
+        for position in (each for each in positions if each.state == "waiting"):
+            yield Finding("queues", sentence(position), f"kubectl get workloads --namespace {namespace}")
+        waiting = {each.name for each in positions}
         for job in self._own("Job", f"/apis/batch/v1/namespaces/{namespace}/jobs"):
             name, status = job["metadata"]["name"], job.get("status") or {}
             show = f"kubectl describe job {name} --namespace {namespace}"
-            if job["spec"].get("suspend"):
-                yield Finding(
-                    "jobs",
-                    f"The Job {name} is suspended: by its values, or by a queue that has not admitted it",
-                    f"{show}; without a queue, helm upgrade with --set job.suspend=false",
-                )
+            if job["spec"].get("suspend") and name not in waiting:
+                said = f"The Job {name} is suspended by its values"
+                yield Finding("jobs", said, f"bireme resume {self.plan.release} --namespace {namespace}")
             for condition in status.get("conditions") or ():
                 if condition["type"] == "Failed" and condition["status"] == "True":
                     why = _ENDS.get(condition.get("reason", ""), "has failed")
@@ -312,16 +357,25 @@ class Doctor:
             yield Finding("jobs", f"The Job {job} cannot make pods: {events[-1].get('message', '')}", show)
 
     def _pods(self) -> Iterator[Finding]:
+        """What is true of several pods is said of the first, with their number."""
+        alike: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
+        for name, finding in self._each_pod():
+            alike.setdefault((finding.rule, finding.sentence.replace(name, "")), []).append((name, finding))
+        for (_, first), *others in alike.values():
+            more = f" (also {len(others)} more pods, up to {others[-1][0]})" if others else ""
+            yield replace(first, sentence=f"{first.sentence}{more}")
+
+    def _each_pod(self) -> Iterator[tuple[str, Finding]]:
         namespace = self.plan.namespace
         for pod in self._own("Pod", f"/api/v1/namespaces/{namespace}/pods"):
             name, status = pod["metadata"]["name"], pod.get("status") or {}
             show = f"kubectl describe pod {name} --namespace {namespace}"
             for condition in status.get("conditions") or ():
                 if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                    why = condition.get("message") or condition.get("reason", "")
-                    yield Finding("pending", f"The pod {name} has no node: {why}", show)
+                    why = shorten(condition.get("message") or condition.get("reason", ""))
+                    yield name, Finding("pending", f"The pod {name} has no node: {why}", show)
             for each in _statuses(status):
-                yield from _container(name, each, namespace, show)
+                yield from ((name, found) for found in _container(name, each, namespace, show))
 
     def _network(self) -> Iterator[Finding]:
         seen = set()
@@ -403,6 +457,15 @@ def _claims_of(spec: Mapping[str, Any]) -> Iterator[str]:
         claim = volume.get("persistentVolumeClaim")
         if claim:
             yield str(claim["claimName"])
+
+
+def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(spec.get("initContainers") or ()), *spec["containers"]]
+
+
+def _is_ours(container: Mapping[str, Any]) -> bool:
+    """Whether its image is one of images/, which Bireme publishes nowhere."""
+    return str(container.get("image", "")).removeprefix("docker.io/").startswith("bireme/")
 
 
 def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:

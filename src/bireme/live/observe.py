@@ -63,10 +63,11 @@ class Difference(Plain):
 
 @dataclass(frozen=True)
 class Observation:
-    """The pods of a release at one moment, and how they differ from its plan."""
+    """The pods and workloads of a release at one moment, and how they differ from its plan."""
 
     pods: tuple[ObservedPod, ...]
     differences: tuple[Difference, ...]
+    workloads: tuple[ObservedWorkload, ...] = ()
 
 
 def observe(cluster: Cluster, plan: Plan) -> tuple[ObservedPod, ...]:
@@ -332,7 +333,7 @@ class LiveRelease:
     def compared(self) -> Observation:
         """The pods, and how they differ from the plan."""
         pods = self.pods()
-        return Observation(pods, compare(self._plan, pods, self._workloads))
+        return Observation(pods, compare(self._plan, pods, self._workloads), self._workloads)
 
     def _is_ours(self, pod: Mapping[str, Any]) -> bool:
         return self._owners.maker("Pod", pod) is not None

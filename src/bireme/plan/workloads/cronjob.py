@@ -8,14 +8,7 @@ from typing import Any
 
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
-from bireme.plan.workloads.model import (
-    WorkloadKind,
-    WorkloadPlan,
-    controller_of,
-    role_of,
-    spec_of,
-    too_long,
-)
+from bireme.plan.workloads.model import WorkloadKind, WorkloadPlan, controller_of, role_of, spec_of, too_long
 
 # A CronJob's Jobs carry their time in minutes since 1970: from 2023 on it begins with 28, a date with 20.
 _OF_SCHEDULE = re.compile(r"(?P<name>.+)-(2[89]|[3-9]\d)\d{6}")

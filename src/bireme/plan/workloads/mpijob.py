@@ -9,13 +9,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
 from bireme.plan.workloads.kubeflow import KubeflowJob
-from bireme.plan.workloads.model import (
-    WorkloadPlan,
-    count_in,
-    pod_plans,
-    role_of,
-    spec_of,
-)
+from bireme.plan.workloads.model import WorkloadPlan, count_in, pod_plans, role_of, spec_of
 
 LAUNCHER, WORKER = "Launcher", "Worker"
 # What mpi-operator adds to an MPIJob's name for the Job and the host of its launcher.
