@@ -1,8 +1,9 @@
 """Regenerate the files that follow from others.
 
 `instances` writes the lists of instance types that select the nodes of agents; `schemas` bundles
-charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs and draws the picture of the README;
-`crds` makes the CustomResourceDefinition of charts/mpijob from the Go types of the pinned mpi-operator.
+charts/*/values.schema.json; `docs` makes charts/*/README.md by helm-docs, draws the picture of the README and
+lists the rules of `bireme audit`; `crds` makes the CustomResourceDefinition of charts/mpijob from the Go
+types of the pinned mpi-operator.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import agents
 import yaml
 
 from bireme import schemas
+from bireme.audit import list_of_rules
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
@@ -78,6 +80,14 @@ def write_docs(paths: Paths) -> None:
     for name in documented_charts(paths):
         (paths.charts / name / "README.md").write_text(chart_readme(paths, toolbox, name))
     (paths.root / "docs/plan.svg").write_text(readme_picture(paths, toolbox))
+    audit = paths.root / "docs/audit.md"
+    audit.write_text(with_rules(audit.read_text()))
+
+
+def with_rules(page: str) -> str:
+    """``page`` with today's list of the rules of `bireme audit` under its last heading."""
+    before, heading, _ = page.rpartition("## The rules\n")
+    return f"{before}{heading}\n{list_of_rules()}"
 
 
 MPI_JOB_CRD = "charts/mpijob/files/mpijobs.kubeflow.org.yaml"

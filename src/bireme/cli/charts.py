@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from bireme.audit import Auditor, read, read_variables
 from bireme.cli import views
 from bireme.cli.completion import names
 from bireme.cli.keys import explanation
@@ -33,7 +34,7 @@ from bireme.cli.options import (
 from bireme.cli.upgrades import begun
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
-from bireme.core.findings import WRITERS
+from bireme.core.findings import SEVERITIES, WRITERS
 from bireme.core.progress import step
 from bireme.helm import values as value_files
 from bireme.lint import Linter, find_charts
@@ -172,6 +173,36 @@ def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
     with step(app.err, f"Checking {len(chosen)} charts"):
         findings = Linter(app.renderer, app.toolbox).lint(chosen)
     report(output, findings)
+
+
+@cli.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option(
+    "--env-file", type=click.Path(path_type=Path), help="NAME=value lines that fill in $NAME and ${NAME}"
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice([*SEVERITIES, "never"]),
+    default="warning",
+    show_default=True,
+    help="Exit with 1 for findings of this severity or a higher one",
+)
+@output_option(*WRITERS)
+@pass_app
+def audit(app: App, /, files: tuple[str, ...], env_file: Path | None, fail_on: str, output: str) -> None:
+    """Check manifests of training jobs, whoever wrote them.
+
+    FILE is a manifest (MPIJob, PyTorchJob, TrainJob, JobSet and more), a folder of manifests, or - for stdin.
+    docs/audit.md has all rules. No cluster is touched.
+
+    \b
+    Example: bireme audit job.yaml
+    """
+    documents, passed_over = read(files, read_variables(env_file) if env_file else {})
+    findings = [*Auditor(app.instances).audit(documents), *passed_over]
+    click.echo(WRITERS[output](findings))
+    worst = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
+    sys.exit(1 if any(each.severity in worst for each in findings) else 0)
 
 
 @cli.command()

@@ -11,13 +11,17 @@ from xml.etree import ElementTree
 
 from bireme import __version__
 
+SEVERITIES = ("error", "warning", "note")
+"""From the worst on."""
+
 
 @dataclass(frozen=True)
 class Finding:
     """One thing to change: ``sentence`` says what is wrong, ``remedy`` what helps or shows more.
 
     ``rule`` names the check. The place is a ``file`` with a ``line`` (0 where no line is known), and ``path``
-    is the key or the object in it. A note says what nobody can check from here.
+    is the key or the object in it. A note says what nobody can check from here. ``source`` is the URL of the
+    fact behind the rule.
     """
 
     rule: str
@@ -27,6 +31,7 @@ class Finding:
     file: str = ""
     line: int = 0
     path: str = ""
+    source: str = ""
 
     @property
     def is_wrong(self) -> bool:
@@ -39,7 +44,8 @@ class Finding:
 
     def __str__(self) -> str:
         said = ": ".join(part for part in (self._place, self.path, self.sentence) if part)
-        return said + (f"\n    {self.remedy}" if self.remedy else "")
+        named = f"{self.rule}, {self.source}" if self.source else ""
+        return "\n    ".join(part for part in (said, self.remedy, named) if part)
 
 
 def _text(findings: Sequence[Finding]) -> str:
@@ -53,7 +59,8 @@ def _json(findings: Sequence[Finding]) -> str:
 
 
 def _sarif(findings: Sequence[Finding]) -> str:
-    rules = [{"id": rule} for rule in dict.fromkeys(each.rule for each in findings)]
+    sources = {each.rule: each.source for each in findings}
+    rules = [{"id": rule} | ({"helpUri": url} if url else {}) for rule, url in sources.items()]
     driver = {"name": "bireme", "version": __version__, "rules": rules}
     results = [
         {

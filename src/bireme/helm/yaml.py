@@ -64,13 +64,26 @@ def parse_yaml(text: str, where: str, as_written: bool = False) -> Values:
                     f"{where} holds {type_name(document)}, not a mapping: it must have `key: value` lines"
                 )
             merged = merge(merged, document or {})
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" line {mark.line + 1}" if mark else ""
-        raise BiremeError(f"{where}{line} is not valid YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise BiremeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise _broken(error, where) from error
     return merged
+
+
+def documents(text: str, where: str) -> Iterator[tuple[yaml.Node, Any]]:
+    """Each document of ``text``: its nodes, which know their lines, and its value. Raises BiremeError."""
+    try:
+        for node in yaml.compose_all(text, Loader=_Loader):
+            yield node, _plain(node, where, frozenset())
+    except yaml.YAMLError as error:
+        raise _broken(error, where) from error
+
+
+def _broken(error: yaml.YAMLError, where: str) -> BiremeError:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return BiremeError(f"{where} is not valid YAML: {' '.join(str(error).split())}")
+    mark = error.problem_mark or error.context_mark
+    line = f" line {mark.line + 1}" if mark else ""
+    return BiremeError(f"{where}{line} is not valid YAML: {error.problem or error.context}")
 
 
 _MOST_CHARACTERS = 2**20
@@ -78,14 +91,14 @@ _DEEPEST = 100
 _MOST_NODES = 1_000_000
 
 
-def refuse_bombs(text: str, where: str) -> None:
+def refuse_bombs(text: str, where: str, most: int = _MOST_CHARACTERS) -> None:
     """Raises BiremeError for what would take forever or crash who parses it.
 
-    That is text of more than 1 MiB (Helm keeps values in a Secret, which has no more), deep nesting, and
-    anchors that multiply.
+    That is text of more than ``most`` characters (Helm keeps values in a Secret, which has 1 MiB), deep
+    nesting, and anchors that multiply.
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise BiremeError(f"{where} has {len(text):,} characters: it may have at most 1 MiB")
+    if len(text) > most:
+        raise BiremeError(f"{where} has {len(text):,} characters: it may have at most {most // 2**20} MiB")
     if "*" not in text and max(text.count("["), text.count("{")) < _DEEPEST and not _DEEP_BLOCK.search(text):
         return
     depth, sizes, open_anchors, size = 0, dict[str | None, int](), list[tuple[str | None, int]](), 0
@@ -115,32 +128,48 @@ def _events(text: str) -> Iterator[yaml.Event]:
 _OF_PROGRAMS = ("env", "args", "command")
 
 
-def _refuse_changed(root: yaml.Node | None, where: str) -> None:
+def doubled_keys(root: yaml.Node | None) -> Iterator[tuple[str, int, int]]:
+    """Keys that a mapping below ``root`` has again, each with its line and that of the first one."""
+    for node, _ in _collections(root):
+        lines = dict[str, int]()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+                yield key.value, line, lines[key.value]
+
+
+def _collections(root: yaml.Node | None) -> Iterator[tuple[yaml.CollectionNode, str]]:
+    """The mappings and lists below ``root``, each with its key."""
     todo: list[tuple[yaml.Node | None, str]] = [(root, "")]
     seen: set[int] = set()
-    changed: list[str] = []
     while todo:
         node, name = todo.pop()
         if id(node) in seen or not isinstance(node, yaml.CollectionNode):
             continue
         seen.add(id(node))
-        is_mapping, lines = isinstance(node, yaml.MappingNode), dict[str, int]()
+        yield node, name
         for item in node.value:
-            key, value = item if is_mapping else (None, item)
-            line = (key or value).start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
-                raise BiremeError(
-                    f"{where} line {line}: the key {key.value} is there twice, first in line "
-                    f"{lines[key.value]}: Helm would take the last and forget the first, put them together"
-                )
-            if name in _OF_PROGRAMS and isinstance(value, yaml.ScalarNode) and value.tag == _PLAIN:
-                read = _scalar(value.value)
-                arrives = str(read).lower() if isinstance(read, bool) else str(read)
-                if read is not None and arrives != value.value:
-                    changed.append(
-                        f"{where} line {line}: {value.value} arrives as {arrives}: put it in quotes"
-                    )
+            key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
             todo.append((value, key.value if isinstance(key, yaml.ScalarNode) else ""))
+
+
+def _refuse_changed(root: yaml.Node | None, where: str) -> None:
+    for key, line, first in doubled_keys(root):
+        raise BiremeError(
+            f"{where} line {line}: the key {key} is there twice, first in line {first}: "
+            "Helm would take the last and forget the first, put them together"
+        )
+    changed: list[str] = []
+    for node, name in _collections(root):
+        values = [item[1] if isinstance(node, yaml.MappingNode) else item for item in node.value]
+        for value in values if name in _OF_PROGRAMS else ():
+            read = (
+                _scalar(value.value) if isinstance(value, yaml.ScalarNode) and value.tag == _PLAIN else None
+            )
+            arrives = str(read).lower() if isinstance(read, bool) else str(read)
+            if read is not None and arrives != value.value:
+                line = value.start_mark.line + 1
+                changed.append(f"{where} line {line}: {value.value} arrives as {arrives}: put it in quotes")
     if changed:
         raise BiremeError("\n".join(changed[:10]))
 

@@ -1,0 +1,264 @@
+"""`bireme audit`: what it reads, what it passes over, and how it tells what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bireme.audit import Auditor, read
+from bireme.cli import cli
+from bireme.core.paths import Paths
+from bireme.helm import Render, Renderer, RenderRequest, load
+from bireme.plan.instances import Instance
+
+BASES: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "bases.yaml").read_text())
+TEXTS = [yaml.safe_dump_all(base["objects"]) for name, base in BASES.items() if name != "anchors"]
+JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: resnet}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      imagePullPolicy: Always
+      containers: [{name: train, image: "train:1.4", command: [sleep, "1"]}]
+"""
+PLACE = "spec.template.spec.imagePullPolicy"
+
+
+@pytest.fixture(scope="session")
+def auditor(instances: Mapping[str, Instance]) -> Auditor:
+    return Auditor(instances)
+
+
+def audit(*arguments: str | Path, given: str = "") -> Result:
+    return CliRunner().invoke(cli, ["audit", *map(str, arguments)], input=given, catch_exceptions=False)
+
+
+def found(result: Result) -> list[tuple[str, str, int]]:
+    return [(each["rule"], each["path"], each["line"]) for each in json.loads(result.stdout)["findings"]]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+# --- how it tells ---
+
+
+def test_the_text_names_place_harm_fix_rule_and_source(job: Path) -> None:
+    result = audit(job)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        f"✗ {job}:8: {PLACE}: the spec of a pod has no field imagePullPolicy: the API server drops it, or "
+        "refuses the object",
+        "    check the name and the level, as imagePullPolicy and resources belong to a container",
+        "    unknown-pod-field, https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/",
+    ]
+
+
+def test_sarif_has_the_source_of_each_rule(job: Path) -> None:
+    [run] = json.loads(audit(job, "-o", "sarif").stdout)["runs"]
+    [rule] = run["tool"]["driver"]["rules"]
+    assert rule["id"] == "unknown-pod-field"
+    assert rule["helpUri"].startswith("https://kubernetes.io/")
+    assert run["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 8}
+
+
+def test_junit_has_a_failure_for_each_finding(job: Path) -> None:
+    assert ElementTree.fromstring(audit(job, "-o", "junit").stdout).get("failures") == "1"
+
+
+@pytest.mark.parametrize(
+    ("rule", "fail_on", "code"),
+    [("error", "error", 1), ("error", "never", 0), ("note", "warning", 0), ("note", "note", 1)],
+)
+def test_the_exit_code_follows_the_severity(rule: str, fail_on: str, code: int, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB if rule == "error" else JOB.replace("      imagePullPolicy: Always\n", ""))
+    (tmp_path / "notes.yaml").write_text("a: 1\n")
+    assert audit(tmp_path, "--fail-on", fail_on).exit_code == code
+
+
+# --- what it reads ---
+
+
+def test_it_reads_stdin() -> None:
+    assert found(audit("-", "-o", "json", given=JOB)) == [("unknown-pod-field", PLACE, 8)]
+
+
+def test_it_reads_folders_and_the_documents_of_a_file_in_turn(tmp_path: Path) -> None:
+    (tmp_path / "deep/.git").mkdir(parents=True)
+    (tmp_path / "deep/jobs.yml").write_text(f"{JOB}---\n{JOB}")
+    (tmp_path / "deep/.git/job.yaml").write_text(JOB)
+    (tmp_path / "deep/script.py").write_text("kind = 1")
+    assert [line for _, _, line in found(audit(tmp_path, "-o", "json"))] == [8, 18]
+
+
+@pytest.mark.parametrize(
+    ("outer", "prefix"),
+    [
+        ({"apiVersion": "v1", "kind": "List", "items": [yaml.safe_load(JOB)]}, ""),
+        (
+            {
+                "apiVersion": "workload.codeflare.dev/v1beta2",
+                "kind": "AppWrapper",
+                "spec": {"components": [{"template": yaml.safe_load(JOB)}]},
+            },
+            "",
+        ),
+    ],
+    ids=["List", "AppWrapper"],
+)
+def test_it_looks_into_objects_that_hold_others(outer: Mapping[str, Any], prefix: str) -> None:
+    given = yaml.safe_dump(outer)
+    [(rule, path, line)] = found(audit("-", "-o", "json", given=given))
+    assert (rule, path) == ("unknown-pod-field", PLACE)
+    assert "imagePullPolicy" in given.splitlines()[line - 1]
+
+
+def test_a_file_of_variables_fills_in_placeholders(tmp_path: Path) -> None:
+    variables = tmp_path / "env"
+    variables.write_text("# mine\nexport POLICY='Always'\nOTHER=1\n")
+    text = JOB.replace("restartPolicy: Never", "restartPolicy: ${POLICY}")
+    rules = [rule for rule, _, _ in found(audit("-", "--env-file", variables, "-o", "json", given=text))]
+    assert "job-restart-policy" in rules
+
+
+def test_counts_that_are_placeholders_are_not_judged(auditor: Auditor, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    text = yaml.safe_dump_all(BASES["job"]["objects"])
+    for value in ("parallelism: 2", "completions: 2", "nvidia.com/gpu: 8", "memory: 900Gi"):
+        assert value in text
+        text = text.replace(value, f"{value.split(':')[0]}: $N")
+    file.write_text(text)
+    found = auditor.audit(read([str(file)], {})[0])
+    assert [each.rule for each in found if each.severity != "note"] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"kind: Job\nmetadata:\n  name: {{ .Release.Name }}\n", "it is a template"),
+        (b"{{- if .Values.a }}\nkind: Job\n{{- end }}\n", "it is a template"),
+        (b"apiVersion: batch/v1\nkind: Job\nspec: {template: {spec", "line 4 is not valid YAML"),
+        (b"a: &a [*b]\n", "is not valid YAML"),
+        (b"a: &a\n  b: *a\n", "an anchor contains itself"),
+        (b"\x7fELF\xff\x00", "it is not text"),
+        (b"a: 1\n" * 2**21, "it has more than 8 MiB"),
+        (b"- a\n- b\n", "it holds no Kubernetes object"),
+        (b"", "it holds no Kubernetes object"),
+        (b"[" * 5000, "nested more than 100 deep"),
+        (b"apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {name: a}\n", "it holds a RayJob"),
+    ],
+)
+def test_what_is_no_manifest_is_passed_over_with_one_line(content: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_bytes(content)
+    (tmp_path / "job.yaml").write_text(JOB)
+    result = audit(tmp_path, "-o", "json")
+    notes = [each for each in json.loads(result.stdout)["findings"] if each["rule"] == "passed-over"]
+    assert [note["file"] for note in notes] == [str(tmp_path / "other.yaml")]
+    assert why in notes[0]["sentence"]
+    assert "\n" not in notes[0]["sentence"]
+    assert "unknown-pod-field" in result.stdout
+
+
+def test_a_file_of_50_megabytes_is_passed_over_at_once(tmp_path: Path) -> None:
+    with (tmp_path / "big.yaml").open("wb") as file:
+        file.truncate(50 * 2**20)
+    began = time.monotonic()
+    assert "more than 8 MiB" in audit(tmp_path).stdout
+    assert time.monotonic() - began < 5
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bireme", "audit", str(tmp_path / "no.yaml")], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == f"error: {tmp_path / 'no.yaml'} does not exist: check the path"
+
+
+def test_other_commands_do_not_wait_for_the_conditions() -> None:
+    code = "import sys, bireme.cli; sys.exit('cel' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
+
+
+# --- what it must bear ---
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle"])
+def test_it_finds_nothing_wrong_in_what_the_charts_render(
+    chart: str, auditor: Auditor, renderer: Renderer, paths: Paths, tmp_path: Path
+) -> None:
+    folder = paths.charts / chart
+    files = sorted(folder.glob("ci/*-values.yaml"))
+    assert files
+    for values, render in zip(
+        files, renderer.render_many([RenderRequest(folder, load([each])) for each in files]), strict=True
+    ):
+        assert isinstance(render, Render), values
+        rendered = tmp_path / values.name
+        rendered.write_text(yaml.safe_dump_all([each.thaw() for each in render.manifests]))
+        documents, passed_over = read([str(rendered)], {})
+        assert passed_over == []
+        assert [str(each) for each in auditor.audit(documents) if each.is_wrong] == []
+
+
+_ODD: list[Any] = [None, True, -1, 0, 2**62, 1.5, "", "$N", "é\n", [], {}, [None], {"a": 1}, "9" * 40, [[]]]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.sampled_from(TEXTS), seed=st.integers(0, 2**32))
+def test_changed_manifests_are_audited_or_passed_over(
+    text: str, seed: int, auditor: Auditor, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    objects = list(yaml.safe_load_all(text))
+    for _ in range(chance.randint(1, 6)):
+        holder: Any = chance.choice(objects)
+        while isinstance(holder, dict | list) and holder:
+            key = chance.choice(list(holder)) if isinstance(holder, dict) else chance.randrange(len(holder))
+            if chance.random() < 0.25 or not isinstance(holder[key], dict | list):
+                holder[key] = chance.choice(_ODD)
+                break
+            holder = holder[key]
+    changed = yaml.safe_dump_all(objects)
+    if chance.random() < 0.3:
+        cut = chance.randrange(len(changed))
+        changed = (
+            changed[:cut] + chance.choice(["", "{", "\x00", "- ", "*a", "!!python/x "]) + changed[cut + 1 :]
+        )
+    file = tmp_path / "job.yaml"
+    file.write_text(changed)
+    documents, passed_over = read([str(file)], {})
+    assert all(str(each) for each in auditor.audit(documents))
+    assert documents or len(passed_over) == 1
+
+
+def test_300_files_take_few_seconds(auditor: Auditor, tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}.yaml").write_text(TEXTS[number % len(TEXTS)])
+    began = time.monotonic()
+    documents, _ = read([str(tmp_path)], {})
+    auditor.audit(documents)
+    assert len(documents) > 300
+    assert time.monotonic() - began < 30

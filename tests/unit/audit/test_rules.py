@@ -1,0 +1,125 @@
+"""The rules of `bireme audit`: each finds what breaks it, and nothing in a manifest that keeps it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+import yaml
+
+from bireme.audit import Auditor, list_of_rules, load_rules, read
+from bireme.core.findings import Finding
+from bireme.plan.instances import Instance
+
+HERE = Path(__file__).parent
+BASES: Mapping[str, Any] = yaml.safe_load((HERE / "bases.yaml").read_text())
+CASES: Mapping[str, Any] = yaml.safe_load((HERE / "cases.yaml").read_text())
+RULES = {rule.name: rule for rule in load_rules()}
+_LAUNCHER = ["spec", "mpiReplicaSpecs", "Launcher", "template", "spec", "containers", 0]
+
+
+@pytest.fixture(scope="session")
+def auditor(instances: Mapping[str, Instance]) -> Auditor:
+    return Auditor(instances)
+
+
+def at(value: Any, path: list[Any]) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
+def merge_patch(target: dict[str, Any], patch: Mapping[str, Any]) -> None:
+    for key, value in patch.items():
+        if value is None:
+            target.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            merge_patch(target[key], value)
+        else:
+            target[key] = copy.deepcopy(value)
+
+
+def manifest(base: str, patches: Mapping[str, Any]) -> str:
+    """The objects of ``base`` with ``patches``, as one file."""
+    objects = copy.deepcopy(BASES[base]["objects"])
+    first, way = objects[0], BASES[base]["pod"]
+    for name, patch in patches.items():
+        if name == "object":
+            merge_patch(first, patch)
+        elif name == "launcher":
+            merge_patch(at(first, _LAUNCHER), patch)
+        elif name == "template":
+            merge_patch(at(first, way[:-1]), patch)
+        elif name == "pod":
+            merge_patch(at(first, way), patch)
+        elif name == "main":
+            merge_patch(at(first, [*way, "containers", 0]), patch)
+        elif name == "env":
+            container = at(first, [*way, "containers", 0])
+            own = [{"name": key, "value": value} for key, value in patch.items()]
+            container["env"] = [*container.get("env", ()), *own]
+        else:
+            (other,) = [each for each in objects if each["kind"] == name]
+            merge_patch(other, patch)
+    return str(yaml.safe_dump_all(objects, sort_keys=False))
+
+
+def findings(auditor: Auditor, folder: Path, text: str) -> list[Finding]:
+    file = folder / "job.yaml"
+    file.write_text(text)
+    documents, passed_over = read([str(file)], {})
+    assert passed_over == []
+    return auditor.audit(documents)
+
+
+@pytest.mark.parametrize("base", [name for name in BASES if name != "anchors"])
+def test_a_manifest_without_a_mistake_has_no_findings(base: str, auditor: Auditor, tmp_path: Path) -> None:
+    assert [str(each) for each in findings(auditor, tmp_path, manifest(base, {}))] == []
+
+
+def test_each_rule_has_a_case() -> None:
+    assert sorted(CASES) == sorted(RULES)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_finds_what_breaks_it(rule: str, auditor: Auditor, tmp_path: Path) -> None:
+    case = CASES[rule]
+    text = manifest(case["base"], case.get("breaks", {}))
+    if "text" in case:
+        text = text.replace(*case["text"])
+    found = [each for each in findings(auditor, tmp_path, text) if each.rule == rule]
+    assert found
+    for each in found:
+        assert each.severity == RULES[rule].severity
+        assert each.sentence
+        assert each.remedy
+        assert 1 <= each.line <= text.count("\n")
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_silent_where_it_is_kept(rule: str, auditor: Auditor, tmp_path: Path) -> None:
+    case = CASES[rule]
+    found = findings(auditor, tmp_path, manifest(case["base"], case.get("keeps", {})))
+    assert [str(each) for each in found if each.rule == rule] == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_names_a_public_source(rule: str) -> None:
+    source = urlparse(RULES[rule].source)
+    assert source.scheme == "https"
+    assert source.netloc
+
+
+def test_there_are_enough_rules_and_many_compare_two_things() -> None:
+    assert len(RULES) >= 60
+    assert sum(len(rule.compares) == 2 for rule in RULES.values()) >= 25
+
+
+def test_the_document_lists_the_rules() -> None:
+    page = (HERE.parents[2] / "docs/audit.md").read_text()
+    assert page.endswith(f"## The rules\n\n{list_of_rules()}"), "make docs"
+    assert all(f"| {name}, {rule.severity} |" in page for name, rule in RULES.items())
