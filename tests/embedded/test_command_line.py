@@ -129,6 +129,9 @@ def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> Non
         run(f"bireme install {job}", code=1)
         assert "torch-elastic-r1-0" in run("bireme status torch-elastic")
         assert "torch-elastic-r2-0" in run(f"bireme install {job} --replace")
+        alone = run(f"bireme diff torch-elastic --reuse-values --script {work}/train.py", code=1)
+        assert re.search(r"^ *- .*layers = 3", alone, re.MULTILINE), "a file alone is the whole program"
+        assert "layers = 3" not in re.sub(r"^ *- .*$", "", alone, flags=re.MULTILINE)
     finally:
         assert shell("bireme down").returncode == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -38,8 +39,8 @@ class Repository:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Repository]:
-    """An empty repository in ``folder``, served while the block runs."""
+def serving(folder: Path, password: str = "") -> Iterator[Repository]:
+    """An empty repository in ``folder``, served while the block runs, with a password to team."""
     git(folder.parent, "init", "--quiet", "--initial-branch", "main", str(folder))
     for key, value in {"user.name": "A team", "user.email": "team@example.com"}.items():
         git(folder, "config", key, value)
@@ -47,6 +48,8 @@ def serving(folder: Path) -> Iterator[Repository]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked = urlsplit(self.path)
+            if not self._is_known():
+                return
             if asked.path != "/jobs.git/info/refs" or parse_qs(asked.query).get("service") != [_SERVICE]:
                 self.send_error(404)
                 return
@@ -55,8 +58,20 @@ def serving(folder: Path) -> Iterator[Repository]:
             self._answer("advertisement", f"{len(head) + 4:04x}{head}0000".encode() + refs)
 
         def do_POST(self) -> None:
+            if not self._is_known():
+                return
             request = self.rfile.read(int(self.headers["Content-Length"]))
             self._answer("result", _upload_pack(folder, [], request))
+
+        def _is_known(self) -> bool:
+            known = f"Basic {base64.b64encode(f'team:{password}'.encode()).decode()}"
+            if password and self.headers.get("Authorization") != known:
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="git"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return False
+            return True
 
         def _answer(self, kind: str, content: bytes) -> None:
             self.send_response(200)

@@ -133,7 +133,7 @@ def test_a_folder_without_one_start_is_asked_about(write: Write, files: list[str
 
 def test_what_is_no_program_for_python_is_refused(write: Write, tmp_path: Path) -> None:
     script = write({"run.sh": "echo"}) / "run.sh"
-    assert "takes a Python file (.py) or a folder" in refusal("plan", "torch-elastic", "--script", script)
+    assert "takes a .py file, a folder or git+URL" in refusal("plan", "torch-elastic", "--script", script)
     assert "there is no such file" in refusal("plan", "torch-elastic", "--script", tmp_path / "none.py")
     latin = write({"train.py": "é".encode("latin-1")}) / "train.py"
     assert "is not UTF-8 text" in refusal("plan", "torch-elastic", "--script", latin)
@@ -147,7 +147,7 @@ def test_what_is_no_program_for_python_is_refused(write: Write, tmp_path: Path) 
 def test_more_than_a_release_holds_is_refused_with_what_to_do(write: Write, large: bytes) -> None:
     folder = write({"train.py": "1", "data/large.bin": large})
     said = refusal("validate", "torch-elastic", "--script", folder)
-    assert f"such as data/large.bin with {len(large) // 1000} kB, on a claim (claims)" in said
+    assert f"e.g. {folder}/data/large.bin with {len(large) // 1000} kB, on a claim (claims)" in said
     assert "into an image (--image)" in said
 
 

@@ -10,7 +10,8 @@
 The program of the ranks and its arguments, as a JSON list.
 */}}
 {{- define "mpi-training.program" -}}
-{{- $script := ternary (list .Values.launch.python "/bireme/script/train.py") list (not (empty (include "mpi-training.script" .))) }}
+{{- $program := include "training.program" (dict "root" . "script" (include "mpi-training.script" .)) }}
+{{- $script := ternary (list .Values.launch.python $program) list (not (empty $program)) }}
 {{- $words := list }}
 {{- range concat .Values.launch.command $script (include "training.arguments" (dict "root" .) | fromJsonArray) .Values.launch.extraArgs }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
 {{- toJson $words }}

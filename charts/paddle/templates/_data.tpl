@@ -19,12 +19,16 @@ template:
     {{- include "common.imagePullSecrets" (dict "root" .) | nindent 4 }}
     securityContext:
       {{- toYaml $v.podSecurityContext | nindent 6 }}
+    {{- with include "training.git.container" (dict "root" .) }}
+    initContainers:
+      {{- . | nindent 6 }}
+    {{- end }}
     containers:
       - name: data
         image: {{ include "common.image" (dict "root" . "image" $v.image) | quote }}
         imagePullPolicy: {{ $v.image.pullPolicy | quote }}
         command: [{{ $v.launch.python | quote }}]
-        {{- if $v.launch.files }}
+        {{- if or $v.launch.files $v.launch.git.url }}
         workingDir: /bireme/script
         {{- end }}
         args:
@@ -41,12 +45,12 @@ template:
         securityContext:
           {{- toYaml $v.securityContext | nindent 10 }}
         volumeMounts:
-          {{- if $v.launch.files }}
+          {{- if or $v.launch.files $v.launch.git.url }}
           - {name: script, mountPath: /bireme/script, readOnly: true}
           {{- end }}
           {{- include "training.claimMounts" (dict "root" $view "readOnly" false) | nindent 10 }}
     volumes:
-      {{- if $v.launch.files }}
+      {{- if or $v.launch.files $v.launch.git.url }}
       {{- include "training.scriptVolume" (dict "root" . "script" (include "paddle.script" .)) | nindent 6 }}
       {{- end }}
       {{- include "training.claimVolumes" (dict "root" $view) | nindent 6 }}

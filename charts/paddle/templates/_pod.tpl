@@ -66,7 +66,7 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
 {{- include "training.container" (dict "root" (set (omit .view "Values") "Values" $values)
     "name" (ternary "pserver" "trainer" $isServer) "script" $script "shm" .worker.shm
     "command" ($values.launch.command | default (list $values.launch.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
-    "arguments" (include "training.scriptArguments" (dict "root" .root "script" $script) | fromJsonArray)
+    "arguments" (include "training.scriptArguments" (dict "root" .root "program" (include "training.program" (dict "root" .root "script" $script))) | fromJsonArray)
     "fixed" (include "paddle.env" . | fromYamlArray)
     "derived" (set (include "training.podEnv" (dict "root" .view "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
     "resources" (ternary (include "paddle.serverResources" .root) (include "training.workerResources" (dict "root" .view "worker" .worker)) $isServer)

@@ -7,7 +7,7 @@ The template of a pod: {metadata, spec}.
 {{- $script := include "torch-elastic.script" . }}
 {{- $container := include "training.container" (dict "root" . "name" "trainer" "script" $script "shm" $worker.shm
     "command" (.Values.launch.command | default (include "torch-elastic.entryPoint" . | fromJsonArray))
-    "arguments" (include "training.scriptArguments" (dict "root" . "script" (ternary "" $script (eq .Values.launch.launcher "node"))) | fromJsonArray)
+    "arguments" (include "training.scriptArguments" (dict "root" . "program" (ternary "" (include "training.program" (dict "root" . "script" $script)) (eq .Values.launch.launcher "node"))) | fromJsonArray)
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "training.podEnv" (dict "root" . "worker" $worker) | fromJson)
     "ports" (include "torch-elastic.ports" . | fromYamlArray)

@@ -90,6 +90,7 @@ scales (see training.rules.queue), starts (see training.rules.program; optional)
 {{ include "training.rules.devices" (dict "root" $root) }}
 {{ include "training.rules.pod" (dict "root" $root "ports" .ports) }}
 {{ include "training.rules.staging" (dict "root" $root "worker" .worker) }}
+{{ include "training.rules.git" (dict "root" $root) }}
 {{ include "training.rules.verify" (dict "root" $root) }}
 {{- if $v.monitoring }}
 {{ include "training.rules.tensorboard" (dict "root" $root) }}

@@ -13,13 +13,14 @@ group (optional: see training.queue.group).
 {{- $root := required "training.pod needs root" .root }}
 {{- $v := $root.Values }}
 {{- $first := compact (list (include "training.devices.container" .)
+    (include "training.git.container" (dict "root" $root))
     (.initContainers | default "")
     (include "training.ownContainers" (dict "root" $root "containers" $v.pod.initContainers "fields" dict))
     (include "training.verify.container" (dict "root" $root))
     (include "training.staging.container" (dict "root" $root))
     (include "training.ownContainers" (dict "root" $root "containers" $v.pod.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
 {{- $group := include "training.queue.group" (dict "root" $root "count" .group) | fromJson }}
-{{- $annotations := merge $group.annotations (include "training.placement.annotations" (dict "root" $root) | fromJson) }}
+{{- $annotations := merge $group.annotations (include "training.placement.annotations" (dict "root" $root) | fromJson) (include "training.git.annotations" (dict "root" $root) | fromJson) }}
 metadata:
   {{- include "common.podMetadata" (dict "root" $root "component" .component "labels" $group.labels "annotations" $annotations) | nindent 2 }}
 spec:
@@ -118,7 +119,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
   imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
     {{- include "training.words" (dict "words" (include "training.withSetup" (dict "root" $root "command" .command) | fromJsonArray)) | nindent 4 }}
-  {{- with $v.launch.workingDir | default (empty $v.launch.files | ternary "" "/bireme/script") }}
+  {{- with $v.launch.workingDir | default (or $v.launch.files $v.launch.git.url | empty | ternary "" "/bireme/script") }}
   workingDir: {{ . | quote }}
   {{- end }}
   {{- with .arguments }}
@@ -151,7 +152,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
     - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
     {{- end }}
     {{- .mounts | default "" | nindent 4 }}
-    {{- if or .script $v.launch.files }}
+    {{- if include "training.hasFolder" (dict "root" $root "script" .script) }}
     - {name: script, mountPath: /bireme/script, readOnly: true}
     {{- end }}
     {{- include "training.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}

@@ -234,7 +234,7 @@ regular expression for them, by: what runs the script, instead: the value for a 
 launch.runtime: false leaves the image's Python alone, but data.verify and data.staging run in it and need 3.9; leave them out, or launch.runtime
 {{- end }}
 {{- $arguments := include "training.arguments" (dict "root" .root) | fromJsonArray }}
-{{- if and .starts $arguments (not $v.script) (not $v.launch.command) }}
+{{- if and .starts $arguments (not (or $v.script $v.launch.git.url $v.launch.command)) }}
 {{- $first := index $arguments (ternary 1 0 (and (eq (first $arguments | toString) "-m") (gt (len $arguments) 1))) | toString | base }}
 {{- if regexMatch (printf "^(%s)$" .starts.programs) $first }}
 args: {{ $first }} is not the script that {{ .starts.by }} runs; begin with the script, or set {{ .starts.instead }}

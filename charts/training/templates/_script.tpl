@@ -3,14 +3,37 @@ The script of a training job: the source in the values, or the chart's own check
 */}}
 
 {{/*
-The source of the script: that of the values; the chart's own check if the values name no program; else empty.
+The source of the script: that of the values; the chart's own check if the values name no program; else empty, as for
+the script of a repository.
 Arguments: root (values script, args, launch), check (the file of the check in the chart).
 */}}
 {{- define "training.script" -}}
 {{- $root := required "training.script needs root" .root }}
 {{- $v := $root.Values }}
-{{- if or $v.script (not (or $v.args $v.launch.argGroups $v.launch.command)) }}
+{{- if or $v.script (not (or $v.args $v.launch.argGroups $v.launch.command $v.launch.git.url)) }}
 {{- $v.script | default ($root.Files.Get (required "training.script needs check" .check)) }}
+{{- end }}
+{{- end }}
+
+{{/*
+Not empty when pods have the folder /bireme/script.
+Arguments: root (values launch), script (source, empty for none).
+*/}}
+{{- define "training.hasFolder" -}}
+{{- with (required "training.hasFolder needs root" .root).Values.launch }}
+{{- if or $.script .files .git.url }}true{{ end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The path of the script, empty where the values start another program.
+Arguments: root (values launch), script (source, empty for none).
+*/}}
+{{- define "training.program" -}}
+{{- with (required "training.program needs root" .root).Values.launch }}
+{{- if or $.script (and .git.url (not .command)) -}}
+/bireme/script/{{ ternary "train.py" .git.path (not (empty $.script)) }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -24,12 +47,14 @@ Arguments: root (values launch), script (source, empty for none).
 {{- end }}
 
 {{/*
-Its volume, if there is a script or a file. Keys of a ConfigMap have no "/", so its items say the paths.
+The volume of the folder, if pods have it. Keys of a ConfigMap have no "/", so its items say the paths.
 Arguments: root (values launch), script (source, empty for none).
 */}}
 {{- define "training.scriptVolume" -}}
 {{- $root := required "training.scriptVolume needs root" .root }}
-{{- if or .script $root.Values.launch.files }}
+{{- if $root.Values.launch.git.url }}
+- {name: script, emptyDir: {}}
+{{- else if or .script $root.Values.launch.files }}
 - name: script
   configMap:
     name: {{ include "training.scriptName" . | quote }}
@@ -95,9 +120,9 @@ Arguments: root (values args, launch).
 
 {{/*
 The arguments of a container that runs the script, or a program in the image, as a JSON list.
-Arguments: root (values args, launch), script (source, empty for none).
+Arguments: root (values args, launch), program (the path of the script, empty for none).
 */}}
 {{- define "training.scriptArguments" -}}
 {{- $args := include "training.arguments" (dict "root" (required "training.scriptArguments needs root" .root)) | fromJsonArray }}
-{{- ternary (prepend $args "/bireme/script/train.py") $args (not (empty .script)) | toJson }}
+{{- ternary (prepend $args .program) $args (not (empty .program)) | toJson }}
 {{- end }}

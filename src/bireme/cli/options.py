@@ -280,10 +280,8 @@ def _image_values(context: click.Context, parameter: click.Parameter, image: str
     return ",".join(f"image.{key}={json.dumps(part)}" for key, part in parts.items())
 
 
-def _script_values(
-    context: click.Context, parameter: click.Parameter, path: Path | None
-) -> Mapping[str, Any]:
-    return scripts.packed(path) if path else {}
+def _script_values(context: click.Context, parameter: click.Parameter, given: str | None) -> dict[str, Any]:
+    return scripts.packed(given) if given else {}
 
 
 values_options = stacked(
@@ -301,10 +299,9 @@ values_options = stacked(
     ),
     click.option(
         "--script",
-        type=click.Path(path_type=Path),
-        metavar="FILE|FOLDER",
+        metavar="FILE|FOLDER|git+URL@REF",
         callback=_script_values,
-        help="What a job trains: a Python file, or a folder with train.py or main.py",
+        help="What a job trains: a Python file, a folder with train.py or main.py, or a repository",
     ),
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
     click.option(
@@ -329,7 +326,7 @@ def request_of(
     chart: str,
     files: tuple[str, ...],
     image: str | None,
-    script: Mapping[str, Any],
+    script: dict[str, Any],
     sets: tuple[str, ...],
     set_strings: tuple[str, ...],
     set_jsons: tuple[str, ...],
@@ -346,10 +343,7 @@ def request_of(
         swapped = release in app.charts.names() if release else False
         hint = f"; the chart stands first: did you mean {release} {chart}?" if swapped else ""
         raise BiremeError(f"{error}{hint}") from error
-    values = value_files.load([_values_file(app.paths, name) for name in files])
-    if script:
-        # The files of a folder are all that there are: they do not merge with those of a values file.
-        values |= {**script, "launch": {**values.get("launch", {}), **script.get("launch", {})}}
+    values = scripts.applied(value_files.load([_values_file(app.paths, name) for name in files]), script)
     defaults = folder / "values.yaml"
     if script and "script" not in (value_files.read_file(defaults) if defaults.is_file() else {}):
         raise BiremeError(f"--script: {folder} has no value `script`: give it to a chart of a training job")

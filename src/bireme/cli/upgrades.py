@@ -8,8 +8,7 @@ from typing import Any
 
 from bireme.cli.options import App, where
 from bireme.clusters import Cluster
-from bireme.helm import RenderRequest
-from bireme.helm import values as value_files
+from bireme.helm import RenderRequest, scripts
 from bireme.live.release import NoRelease, Releases
 
 
@@ -42,7 +41,7 @@ def begun(
         _say(app, output, f"install of {request.release}: {place}")
         return Upgrade(cluster, request, "")
     if reuses:
-        request = replace(request, values=value_files.merge(old, request.values))
+        request = replace(request, values=scripts.applied(old, dict(request.values), whole=True))
     request = app.renderer.merged(request)
     gone, changed = _differing(old, request.values)
     rule = "its values stay" if reuses else "only the values given here count"

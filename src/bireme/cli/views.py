@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
@@ -63,7 +64,9 @@ def plan_view(plan: Plan, every_pod: bool = False) -> RenderableType:
         _add_pods(table, workload, every_pod, with_resources=True)
     narrow = Group(*(_narrow_workload(workload, every_pod) for workload in counted))
     uncounted = [Text(_uncounted(each)) for each in plan.workloads if each.note]
-    title = Text(f"{plan.release} in namespace {plan.namespace}", style="bold")
+    moves = "" if re.search("@[0-9a-f]{40}$", plan.source) else " as it is when a pod starts"
+    source = f", trains {plan.source}{moves}" if plan.source else ""
+    title = Text(f"{plan.release} in namespace {plan.namespace}{source}", style="bold")
     pods = [_Fitting(table, narrow)] if counted else []
     storage = [_storage_view(plan.storage)] if plan.storage else []
     queued = [Text(_queued(each), overflow="fold") for each in plan.queued]

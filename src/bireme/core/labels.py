@@ -11,6 +11,9 @@ IMMUTABLE_ANNOTATION = "bireme/immutable"
 # Names a field that the chart generates on the cluster and keeps: two renders never agree on it.
 GENERATED_ANNOTATION = "bireme/generated"
 
+# The repository and the commit that a pod clones, as URL@COMMIT.
+SOURCE_ANNOTATION = "bireme/source"
+
 # --- on Jobs that follow the capacity ---
 # The chart's: bounds and pace, as JSON. A label of the same name finds such Jobs.
 AUTOSCALE_ANNOTATION = "bireme/autoscale"

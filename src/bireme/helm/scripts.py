@@ -1,43 +1,64 @@
-"""Programs of users as values of a job chart: a script, or a folder with all that it needs."""
+"""Programs of users as values of a job chart: a script, a folder with all that it needs, or a repository."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bireme.core.errors import BiremeError
+from bireme.helm.repositories import cloned
 from bireme.helm.values import read_text
-from bireme.helm.yaml import Values
+from bireme.helm.yaml import Values, merge
 
 _MOST_BYTES = 1_000_000
 # Helm keeps a release in a Secret of 1 MiB, in Base64: its values, its objects and, with 270 kB, the chart.
 _MOST_COMPRESSED = 250_000
 
 
-def packed(path: Path) -> Values:
-    """The values with which a job runs ``path``: ``script``, and for a folder ``launch.files``.
+def packed(given: str) -> Values:
+    """The values with which a job runs ``given``: a script, a folder, or git+URL@REF.
 
     A folder starts with its train.py, main.py or only script. What is hidden and __pycache__ stay out. Raises
     BiremeError for what cannot run, and for more than a release holds.
     """
-    if path.is_dir():
-        files = _bounded(path, ((each.relative_to(path).as_posix(), each) for each in _files(path)))
-        values = _folder(path, files)
-    elif not path.exists():
+    if given.startswith("git+"):
+        return cloned(given)
+    path = Path(given)
+    if not path.exists():
         raise BiremeError(f"--script {path}: there is no such file or folder")
-    elif path.suffix != ".py":
-        raise BiremeError(
-            f"--script {path}: it takes a Python file (.py) or a folder; for others set args or command"
-        )
+    if not path.is_dir() and path.suffix != ".py":
+        raise BiremeError(f"--script {path}: it takes a .py file, a folder or git+URL; for others set args")
+    sizes: dict[Path, int] = {}
+    for file in _files(path):
+        sizes[file] = file.stat().st_size
+        if sum(sizes.values()) > _MOST_BYTES:
+            break
     else:
-        files = _bounded(path, [(path.name, path)])
-        values = {"script": read_text(path, "script")}
-    if len(gzip.compress(json.dumps(values).encode())) > _MOST_COMPRESSED:
-        raise _too_large(path, files)
-    return values
+        named = {file.relative_to(path).as_posix(): file for file in sizes}
+        values = _folder(path, named) if path.is_dir() else {"script": read_text(path, "script")}
+        if len(gzip.compress(json.dumps(values).encode())) <= _MOST_COMPRESSED:
+            return values
+    largest = max(sizes, key=sizes.__getitem__)
+    raise BiremeError(
+        f"--script {path}: a release holds {_MOST_BYTES // 1000} kB, and compressed "
+        f"{_MOST_COMPRESSED // 1000} kB; put large files, e.g. {largest} with {sizes[largest] // 1000} kB, "
+        "on a claim (claims), or all of it into an image (--image)"
+    )
+
+
+def applied(values: Values, program: Values, whole: bool = False) -> Values:
+    """``values`` merged with ``program``. Where that has a script, files and repositories do not merge.
+
+    Files of ``values`` stay beside a script without files, unless it is the ``whole`` program.
+    """
+    old, new = values.get("launch"), program.get("launch") or {}
+    if "script" in program and isinstance(old, dict):
+        gone = ({"git"} - new.keys()) | ({"files"} if whole else {"files"} & new.keys())
+        values = {**values, "launch": {key: each for key, each in old.items() if key not in gone}}
+    return merge(values, program)
 
 
 def _folder(path: Path, files: Mapping[str, Path]) -> Values:
@@ -69,35 +90,13 @@ def _content(file: Path) -> str | dict[str, str]:
     return {"base64": base64.b64encode(content).decode("ascii")}
 
 
-def _bounded(path: Path, found: Iterable[tuple[str, Path]]) -> Mapping[str, Path]:
-    """``found`` as a mapping, which is not read on when it is too much."""
-    files: dict[str, Path] = {}
-    size = 0
-    for name, file in found:
-        files[name] = file
-        size += file.stat().st_size
-        if size > _MOST_BYTES:
-            raise _too_large(path, files)
-    return files
-
-
-def _too_large(path: Path, files: Mapping[str, Path]) -> BiremeError:
-    size, name = max((file.stat().st_size, name) for name, file in files.items())
-    return BiremeError(
-        f"--script {path}: a release holds {_MOST_BYTES // 1000} kB, and compressed "
-        f"{_MOST_COMPRESSED // 1000} kB; put large files, such as {name} with {size // 1000} kB, on a claim "
-        "(claims), or all of it into an image (--image)"
-    )
-
-
-def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    real = folder.resolve()
+def _files(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    real = path.resolve()
     if real in above:
-        raise BiremeError(f"--script: {folder} links back to a folder it lies in; remove the link")
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name == "__pycache__":
-            continue
-        if path.is_dir():
-            yield from _files(path, above | {real})
-        elif path.is_file() or path.is_symlink():
-            yield path
+        raise BiremeError(f"--script: {path} links back to a folder it lies in; remove the link")
+    if not path.is_dir():
+        yield path
+    else:
+        for each in sorted(path.iterdir()):
+            if not each.name.startswith(".") and each.name != "__pycache__":
+                yield from _files(each, above | {real})

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import partial
 
 from bireme.core.errors import BiremeError, suggestion
+from bireme.core.labels import SOURCE_ANNOTATION
 from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.core.plain import Plain
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity
@@ -20,7 +21,7 @@ from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Acceler
 from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.queues import Queued, queued
 from bireme.plan.storage import Storage, storage_of
-from bireme.plan.workloads import PodPlan, WorkloadPlan, count_in, plan_of, spec_of
+from bireme.plan.workloads import PodPlan, WorkloadPlan, count_in, plan_of, pod_templates, spec_of
 
 # A node of `cpu=NUMBER`, with the memory that `bireme up` gives such nodes.
 _CPU_NODE = Instance(
@@ -58,11 +59,12 @@ class NodePlan:
 class Plan(Plain):
     """What one release becomes on a cluster. ``placement`` is one way to pack it, not a promise.
 
-    ``objects`` are those that it was made from, without hooks.
+    ``source`` is the repository and the commit that pods clone, as URL@COMMIT; "" without one. ``objects``
+    are those that it was made from, without hooks.
     """
 
     hidden = ("placement", "objects")
-    optional = ("storage", "queued")
+    optional = ("storage", "queued", "source")
 
     release: str
     namespace: str
@@ -71,6 +73,7 @@ class Plan(Plain):
     placement: tuple[NodePlan, ...] = field(default=(), compare=False)
     storage: tuple[Storage, ...] = ()
     queued: tuple[Queued, ...] = ()
+    source: str = ""
     objects: tuple[Manifest, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -100,7 +103,8 @@ def expand(
         nodes=dict(Counter(node.type for node in placement)),
     )
     storage = tuple(each for manifest in lasting for each in _storage(manifest))
-    return Plan(release, namespace, workloads, totals, placement, storage, queued(planned), lasting)
+    source = next(filter(None, map(_source, lasting)), "")
+    return Plan(release, namespace, workloads, totals, placement, storage, queued(planned), source, lasting)
 
 
 def autoscaled(manifests: Iterable[Manifest]) -> Mapping[tuple[str, str], tuple[int, int]]:
@@ -127,6 +131,11 @@ def _workload(
         return planned
     low, high = bounds[item.kind, item.name]
     return replace(planned.sized(low, high), min_replicas=low, max_replicas=high, is_autoscaled=True)
+
+
+def _source(manifest: Manifest) -> str:
+    found = ((each.get("metadata") or {}).get("annotations") or {} for each in pod_templates(manifest))
+    return next((str(each[SOURCE_ANNOTATION]) for each in found if SOURCE_ANNOTATION in each), "")
 
 
 def _storage(manifest: Manifest) -> Sequence[Storage]:

@@ -1,0 +1,61 @@
+{{/*
+The init container that clones the repository of the values into /bireme/script, if they name one.
+Arguments: root (values launch, pod, securityContext).
+*/}}
+{{- define "training.git.container" -}}
+{{- $root := required "training.git.container needs root" .root }}
+{{- $v := $root.Values }}
+{{- with $v.launch.git }}
+{{- if .url -}}
+- name: git
+  image: {{ include "common.image" (dict "root" $root "image" .image) | quote }}
+  imagePullPolicy: {{ .image.pullPolicy | quote }}
+  command:
+    {{- toYaml (list "sh" "-c" ($root.Subcharts.training.Files.Get "files/clone.sh" | replace "$" "$$") "clone" .url .ref .path) | nindent 4 }}
+  workingDir: /bireme/script
+  env:
+    - {name: HOME, value: /tmp}
+    {{- if .existingSecret }}
+    {{- range $name, $key := dict "GIT_USERNAME" "username" "GIT_PASSWORD" "password" }}
+    - name: {{ $name }}
+      valueFrom: {secretKeyRef: {name: {{ $v.launch.git.existingSecret | quote }}, key: {{ $key }}}}
+    {{- end }}
+    {{- end }}
+  resources:
+    {{- toYaml $v.pod.helperResources | nindent 4 }}
+  securityContext:
+    {{- toYaml $v.securityContext | nindent 4 }}
+  volumeMounts:
+    - {name: script, mountPath: /bireme/script}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+What the pods train, as an annotation: the repository and what is cloned of it. As JSON {name: value}.
+Arguments: root (values launch).
+*/}}
+{{- define "training.git.annotations" -}}
+{{- with (required "training.git.annotations needs root" .root).Values.launch.git }}
+{{- toJson (ternary (dict "bireme/source" (printf "%s@%s" .url (.ref | default "HEAD"))) dict (not (empty .url))) }}
+{{- end }}
+{{- end }}
+
+{{/*
+The repository is the only program, and its address keeps no secret.
+Arguments: root (values script, launch).
+*/}}
+{{- define "training.rules.git" -}}
+{{- $v := (required "training.rules.git needs root" .root).Values }}
+{{- with $v.launch.git }}
+{{- if and .url (not (regexMatch `^https?://[^/@\s]+/\S+$` .url)) }}
+launch.git.url: it is https://HOST/PATH, without a name or a password; put these into a Secret (launch.git.existingSecret)
+{{- end }}
+{{- if and .url (or $v.script $v.launch.files) }}
+launch.git.url: its clone is in the place of {{ ternary "script" "launch.files" (not (empty $v.script)) }}; set one of them
+{{- end }}
+{{- if and (not .url) (or .ref .existingSecret) }}
+launch.git: it lacks the repository; set launch.git.url
+{{- end }}
+{{- end }}
+{{- end }}
