@@ -1,0 +1,52 @@
+"""A user's own script: the example of the README trains, and a change of the script is soon there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.core.paths import Paths
+from bireme.helm import scripts
+from bireme.testing.pytest_plugin import ReleaseFactory
+from tests.kind.shell import NODE_TYPE, Shell, until
+from tests.kind.training import KIND, outcome
+
+pytestmark = pytest.mark.usefixtures("torch_images")
+
+
+def test_the_example_of_the_readme_trains(release: ReleaseFactory, shell: Shell, bireme_paths: Paths) -> None:
+    program = scripts.packed(str(bireme_paths.root / "examples/train.py"))
+    own: dict[str, Any] = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180}
+    job = release("torch-elastic", values={**program, "workers": 2, "elastic": {"minWorkers": 2}}, **own)
+    until(lambda: outcome(job) is not None, 240, "the job to finish")
+    workers = f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=worker"
+    assert outcome(job) == "Complete", shell.logs(workers, job.namespace)
+    assert "step 100 loss 0.0" in shell.logs(workers, job.namespace)
+
+
+def test_a_changed_folder_runs_seconds_after_it_is_asked_for(
+    release: ReleaseFactory, shell: Shell, tmp_path: Path
+) -> None:
+    """The pods of the first run end at once: what they take to save is theirs."""
+    (tmp_path / "train.py").write_text("import time, said\nprint(said.word, flush=True)\ntime.sleep(3600)\n")
+    own: dict[str, Any] = {"instance": NODE_TYPE, "files": [KIND], "timeout": 180}
+
+    def program(word: str) -> dict[str, Any]:
+        (tmp_path / "said.py").write_text(f"word = {word!r}\n")
+        return scripts.packed(str(tmp_path))
+
+    def says(word: str) -> bool:
+        workers = f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=worker"
+        return word in shell.logs(workers, job.namespace)
+
+    job = release("torch-elastic", values=program("before"), **own)
+    until(lambda: says("before"), 120, "the first script to run")
+    began = time.monotonic()
+    job.upgrade(values=program("after"), replace=True, **own)
+    seconds = time.monotonic() - began
+    print(f"\nRunning {seconds:.1f} s after --replace")
+    assert seconds < 20
+    until(lambda: says("after"), 120, "the second script to run")
