@@ -289,14 +289,14 @@ def type_name(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-class BlockDumper(yaml.CSafeDumper):
-    """Writes text of several lines as such, and nothing by reference."""
+class BlockDumper(yaml.SafeDumper):
+    """Writes text of several lines as such, and nothing by reference. The C one refuses lone surrogates."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _block(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
+def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
