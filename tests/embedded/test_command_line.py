@@ -106,7 +106,7 @@ def test_the_demo_compares_plan_and_cluster_and_leaves_nothing(shell: Shell) -> 
 
 
 def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> None:
-    """A module beside it counts too, and `diff` shows its lines."""
+    """A module beside it counts too, and `diff` shows its lines. What NOTES tell to set can be set."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "train.py").write_text("import net")
@@ -120,7 +120,8 @@ def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> Non
 
     try:
         run("bireme up --nodes g5.xlarge=1")
-        run(f"bireme install {job}")
+        for setting in re.findall(r"--set (\S+=\S+)", run(f"bireme install {job}")):
+            run(f"bireme validate {job} --set {setting.replace('=N', '=2')}")
         run(f"bireme diff torch-elastic --reuse-values --script {work}")
         (work / "net.py").write_text("layers = 3")
         changed = run(f"bireme diff torch-elastic --reuse-values --script {work}", code=1)

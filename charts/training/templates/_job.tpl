@@ -124,7 +124,7 @@ Check    helm -n {{ $ns }} test {{ $name }}
 {{- with .scaling }}
 Scale    {{ $upgrade }} --set workers=N   ({{ . }})
 {{- end }}
-Stop     {{ $upgrade }} --set suspend=true   ({{ required "training.notes needs resuming" .resuming }})
+Stop     {{ $upgrade }} --set job.suspend=true   ({{ required "training.notes needs resuming" .resuming }})
 Change   {{ required "training.notes needs unchangeable" .unchangeable }} needs a new run: stop it, then upgrade with --set run={{ add1 (int64 $root.Values.run) }}
 Delete   helm -n {{ $ns }} uninstall {{ $name }}{{ with .deletion }}   ({{ . }}){{ end }}
 {{- if dig "tensorboard" "enabled" false ($root.Values.monitoring | default dict) }}

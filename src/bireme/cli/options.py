@@ -280,10 +280,6 @@ def _image_values(context: click.Context, parameter: click.Parameter, image: str
     return ",".join(f"image.{key}={json.dumps(part)}" for key, part in parts.items())
 
 
-def _script_values(context: click.Context, parameter: click.Parameter, given: str | None) -> dict[str, Any]:
-    return scripts.packed(given) if given else {}
-
-
 values_options = stacked(
     click.option(
         "-f",
@@ -300,7 +296,7 @@ values_options = stacked(
     click.option(
         "--script",
         metavar="FILE|FOLDER|git+URL@REF",
-        callback=_script_values,
+        callback=lambda _context, _parameter, given: scripts.packed(given) if given else {},
         help="What a job trains: a Python file, a folder with train.py or main.py, or a repository",
     ),
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
