@@ -218,16 +218,13 @@ def _figure(gigabytes: float | None) -> str:
 
 def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
     """Every pinned tool: its pin, where it was found, its version, and its path where there is room."""
-    wide, narrow = Table(box=box.SIMPLE_HEAD, pad_edge=False), Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("tool", "pin", "found", "version"):
-        wide.add_column(column, no_wrap=True)
-        narrow.add_column(column, overflow="fold")
-    wide.add_column("path", no_wrap=True)
-    for tool in tools:
-        row = (tool.name, tool.pin, tool.source, tool.version or "")
-        wide.add_row(*row, str(tool.path or tool.note or ""))
-        narrow.add_row(*row)
-    return _Fitting(wide, Group(narrow, Text("-o wide shows the paths too")))
+    rows = [
+        (each.name, each.pin, each.source, each.version or "", str(each.path or each.note or ""))
+        for each in tools
+    ]
+    columns = ["tool", "pin", "found", "version", "path"]
+    narrow = _table(columns[:4], [row[:4] for row in rows])
+    return _Fitting(_table(columns, rows), Group(narrow, Text("-o wide shows the paths too")))
 
 
 def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:

@@ -65,8 +65,9 @@ class Doctor:
 
         ``installed``: the job is there, so rights to make it, and quotas that it uses itself, say nothing.
         """
-        looks = self._looks(installed)
-        return tuple(finding for topic, look in looks.items() for finding in self._allowed(topic, look))
+        return tuple(
+            each for topic, look in self._looks(installed).items() for each in self._allowed(topic, look)
+        )
 
     def topics(self, installed: bool) -> tuple[str, ...]:
         """What `before`, and then `after` or `unseen`, look at."""
@@ -132,8 +133,7 @@ class Doctor:
 
     def after(self) -> tuple[Finding, ...]:
         """Why the pods of the installed job are not running, restart, or use TCP."""
-        looks = self._later
-        found = [finding for topic, look in looks.items() for finding in self._allowed(topic, look)]
+        found = (each for topic, look in self._later.items() for each in self._allowed(topic, look))
         return tuple(dict.fromkeys(found))
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bireme.clusters.api import Api, ApiError
@@ -26,8 +26,10 @@ class Owners:
     def __init__(self, api: Api, plan: Plan) -> None:
         self._api = api
         self._plan = plan
-        made = (("PersistentVolumeClaim", name) for item in plan.objects for name in _claims(item))
-        self._roots = {*((each.kind, each.name) for each in plan.objects), *made}
+        # A StatefulSet does not own its claims.
+        known = ((each, KINDS[each.kind]) for each in plan.objects if each.kind in KINDS)
+        claims = {("PersistentVolumeClaim", name) for item, kind in known for name in kind.claims(item)}
+        self._roots = {(each.kind, each.name) for each in plan.objects} | claims
         self._known: dict[str, Mapping[str, Any] | None] = {}
 
     @property
@@ -58,30 +60,26 @@ class Owners:
         first = trace(thing)[:2] if kind == "Pod" else _NOBODY
         if first in self._roots:
             return first
-        for owner, is_known in self._owners(meta):
-            if owner in self._roots:
-                return owner
-            first = owner if first == _NOBODY else first
-            if is_known:
+        owner = _owner(meta)
+        while owner:
+            key = owner["kind"], owner["name"]
+            if key in self._roots:
+                return key
+            first = key if first == _NOBODY else first
+            found = self._metadata(owner, str(meta.get("namespace") or self._plan.namespace))
+            owner = _owner(found or {})
+            if found and not owner:
                 return None
         label = (meta.get("labels") or {}).get(RELEASE_LABEL)
         return first if label == self._plan.release else None
-
-    def _owners(self, meta: Mapping[str, Any]) -> Iterator[tuple[Maker, bool]]:
-        """The owners of an object, upwards, and whether each is there and has no owner itself."""
-        owner, namespace = _owner(meta), str(meta.get("namespace") or self._plan.namespace)
-        while owner:
-            found = self._metadata(owner, namespace)
-            above = _owner(found or {})
-            yield (owner["kind"], owner["name"]), found is not None and above is None
-            owner = above
 
     def _metadata(self, owner: Mapping[str, str], namespace: str) -> Mapping[str, Any] | None:
         """Metadata of an owner; None for one that is gone or that may not be read."""
         uid = owner.get("uid", "")
         if uid not in self._known:
             self._known[uid] = None
-            path = path_of(self._api, owner.get("apiVersion", ""), owner["kind"], namespace)
+            served = _resources(self._api, owner.get("apiVersion", ""), namespace)
+            path = next((path for path, each in served if each["kind"] == owner["kind"]), None)
             try:
                 items = self._api.get(path)["items"] if path else []
             except ApiError as error:
@@ -92,24 +90,16 @@ class Owners:
         return self._known[uid]
 
 
-def path_of(api: Api, api_version: str, kind: str, namespace: str) -> str | None:
-    """The path of the objects of a kind; None where the cluster does not know it. Raises ApiError."""
-    for name, each in _resources(api, api_version):
-        if each["kind"] == kind:
-            return name.format(namespace=namespace)
-    return None
-
-
 def paths_of(api: Api, plural: str, namespace: str) -> dict[str, str]:
     """The paths of all kinds of this plural (or ``plural.group``), by kind. Raises BiremeError for none."""
     name, _, group = plural.partition(".")
     groups = api.get("/apis")["groups"]
     versions = ["v1", *(each["preferredVersion"]["groupVersion"] for each in groups)]
     found = {
-        each["kind"]: path.format(namespace=namespace)
+        each["kind"]: path
         for version in versions
         if not group or version.startswith(f"{group}/")
-        for path, each in _resources(api, version)
+        for path, each in _resources(api, version, namespace)
         if each["name"] == name
     }
     if not found:
@@ -117,23 +107,18 @@ def paths_of(api: Api, plural: str, namespace: str) -> dict[str, str]:
     return found
 
 
-def _resources(api: Api, api_version: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The kinds of a version with the pattern of their path, without subresources."""
+def _resources(api: Api, api_version: str, namespace: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The kinds of a version with the path of their objects, without subresources."""
     root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
     for each in (api.find(root) or {}).get("resources", ()) if api_version else ():
         if "/" not in each["name"]:
-            inside = "/namespaces/{namespace}" if each["namespaced"] else ""
+            inside = f"/namespaces/{namespace}" if each["namespaced"] else ""
             yield f"{root}{inside}/{each['name']}", each
 
 
 def _owner(meta: Mapping[str, Any]) -> Mapping[str, str] | None:
     owners = meta.get("ownerReferences") or ()
     return next((each for each in owners if each.get("controller")), owners[0] if owners else None)
-
-
-def _claims(item: Manifest) -> Iterable[str]:
-    """The claims of a StatefulSet, which it does not own."""
-    return KINDS[item.kind].claims(item) if item.kind in KINDS else ()
 
 
 def _has_label(item: Manifest, release: str) -> bool:

@@ -46,6 +46,12 @@ class Revision(Plain):
     chart: str
     updated: str
 
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Revision:
+        """From what Helm prints of it."""
+        number = int(said["revision"])
+        return cls(said["name"], said["namespace"], number, said["status"], said["chart"], said["updated"])
+
     @property
     def chart_name(self) -> str:
         """The chart without its version."""
@@ -162,12 +168,7 @@ class Releases:
             history = _run(self._command.history(release, namespace=namespace), release, namespace)
         except NoRelease:
             return ()
-        return tuple(
-            Revision(
-                release, namespace, int(each["revision"]), each["status"], each["chart"], each["updated"]
-            )
-            for each in history
-        )
+        return tuple(Revision.of({"name": release, "namespace": namespace, **each}) for each in history)
 
     def current(self, release: str, namespace: str) -> Revision | None:
         """The latest revision, or None when there is no such release."""
@@ -205,18 +206,7 @@ class Releases:
             include_pending=True,
             include_uninstalling=True,
         )
-        found = _run(listed, "", namespace or "")
-        return tuple(
-            Revision(
-                each["name"],
-                each["namespace"],
-                int(each["revision"]),
-                each["status"],
-                each["chart"],
-                each["updated"],
-            )
-            for each in found
-        )
+        return tuple(map(Revision.of, _run(listed, "", namespace or "")))
 
     def values(self, release: str, namespace: str) -> dict[str, Any]:
         """The values that the user gave for the latest revision. Raises NoRelease."""

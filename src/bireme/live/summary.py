@@ -41,14 +41,8 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``."""
-        workers = {"ready": self.ready, "planned": self.planned}
-        seen = {
-            "phase": self.phase,
-            "workers": workers,
-            "accelerators": self.accelerators,
-            "queue": self.queue,
-        }
-        return self.revision.to_json() | seen
+        seen = {"phase": self.phase, "workers": {"ready": self.ready, "planned": self.planned}}
+        return self.revision.to_json() | seen | {"accelerators": self.accelerators, "queue": self.queue}
 
 
 def summary(
@@ -59,12 +53,8 @@ def summary(
     positions: Sequence[QueuePosition],
 ) -> Summary:
     """How far a release is, from what `bireme status` compares."""
-    workers = {
-        (each.kind, each.name)
-        for each in plan.workloads
-        if any(pod.accelerators or pod.rank is not None for pod in each.pods)
-    }
-    counted = [each for each in plan.workloads if (each.kind, each.name) in workers or not workers]
+    train = [each for each in plan.workloads if any(p.accelerators or p.rank is not None for p in each.pods)]
+    counted = train or plan.workloads
     names = {(each.kind, each.name) for each in counted}
     ready = sum(pod.ready for pod in found.pods if (pod.kind, pod.workload) in names)
     places = [f"{each.place} of {each.waiting}" for each in positions if each.place]
