@@ -72,7 +72,7 @@ def test_one_upgrade_can_scale_and_update() -> None:
 def test_another_run_replaces_the_job() -> None:
     found = changes([job(3)], [job(4, run=2, digests={"image": "x"})])
     assert found.sentences() == [
-        "Job/imagenet-r2: replace: run r1 → r2; r1 must be stopped first (suspend=true)"
+        "Job/imagenet-r2: replace: run r1 → r2; r1 must be stopped first (job.suspend=true)"
     ]
     assert [change.action for change in found.changes] == ["replace"]
     assert not found.is_refused
@@ -108,7 +108,7 @@ def test_an_mpi_job_scales_in_place_and_its_templates_wait_for_new_pods() -> Non
         "MPIJob/maskrcnn-r1: update in place (a launcher not made yet, suspend, workers made from now on)"
     ]
     assert sentences([mpi_job()], [mpi_job(run=2)]) == [
-        "MPIJob/maskrcnn-r2: replace: run r1 → r2; r1 must be stopped first (suspend=true)"
+        "MPIJob/maskrcnn-r2: replace: run r1 → r2; r1 must be stopped first (job.suspend=true)"
     ]
 
 
