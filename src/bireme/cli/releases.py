@@ -118,7 +118,7 @@ def doctor(app: App, /, chart: str, target: Target, output: str, **options: Any)
     release, namespace = options["release"], options["namespace"]
     cluster = app.cluster(target)
     left: tuple[Finding, ...] = ()
-    given = release or any(options[name] for name in ("files", "image", "script", "sets", "set_jsons"))
+    given = release or any(value for name, value in options.items() if name != "namespace")
     installed = None if given else _named_release(app, cluster, chart, namespace)
     if installed:
         release, manifests = installed.name, installed.manifests
