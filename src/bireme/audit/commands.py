@@ -15,6 +15,7 @@ _LAUNCHERS = {name: name for name in ("torchrun", "mpirun", "mpiexec", "horovodr
     "accelerate launch": "accelerate",
     "accelerate.commands.launch": "accelerate",
 }
+_LONGEST = 100_000  # characters of a command that are read
 _SHELLS = ("bash", "sh", "dash", "zsh")
 _OTHERS = {"python": "python", "python3": "python", "sleep": "sleep", "sshd": "sshd"}
 # What stands before a program; a launcher's name elsewhere, as in `pip install deepspeed`, is none.
@@ -28,7 +29,9 @@ _WITHOUT_VALUE = (
     "oversubscribe",
     "tag-output",
 )
-_ASSIGNMENT = re.compile(r"^\s*(export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)", re.MULTILINE)
+_ASSIGNMENT = re.compile(
+    r"^[ \t]*(export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)", re.MULTILINE
+)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
 
 
@@ -58,12 +61,12 @@ def take_apart(words: Sequence[str], variables: Mapping[str, str]) -> Command:
         known[name] = value.strip("\"'")
         exports |= {name: known[name]} if exported else {}
     text = _VARIABLE.sub(lambda each: known.get(each[1] or each[2] or each[3], each[0]), text)
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|\n")
+    lexer = shlex.shlex(text[:_LONGEST], posix=True, punctuation_chars=";&|\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, "#"
     try:
         parts = list(lexer)
     except ValueError:  # a quote that never ends
-        parts = text.replace("\n", " \n ").split(" ")
+        parts = text[:_LONGEST].replace("\n", " \n ").split(" ")
     found = list(_launchers(parts))
     if not found:
         programs = [_OTHERS[name] for part in parts if (name := part.rpartition("/")[2]) in _OTHERS]

@@ -19,8 +19,8 @@ Place = tuple[str | int, ...]
 _MOST_BYTES = 2**23
 _SET = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 _PLACEHOLDER = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_TEMPLATE = re.compile(r"^\s*\{\{|^[^#'\"\n]*:\s+\{\{|\{%", re.MULTILINE)
-# Kinds that are no training jobs of their own kind of mistakes.
+_TEMPLATE = re.compile(r"^[ \t]*\{\{|^[^#'\"\n]*:[ \t]+\{\{|\{%", re.MULTILINE)
+# Kinds with rules of their own, which are not here.
 _NOT_OURS = ("RayJob", "RayCluster", "RayService")
 
 
@@ -78,16 +78,13 @@ def within(value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """The mappings in a list; an empty one stands for what is none, and for all else the list is empty."""
-    return [within(each) for each in value] if isinstance(value, list) else []
+    """The first 500 items of a list, an empty mapping for what is none; no items of what is no list."""
+    return [within(each) for each in value[:500]] if isinstance(value, list) else []
 
 
 def read_variables(file: Path) -> dict[str, str]:
-    """The NAME=value lines of ``file``. Raises BiremeError for a file that is not text."""
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise BiremeError(f"{file} is not text: give a file of NAME=value lines") from error
+    """The NAME=value lines of ``file``; others are no variables."""
+    lines = file.read_text("utf-8", errors="replace").splitlines()
     return {found[1]: found[2].strip().strip("\"'") for line in lines if (found := _SET.fullmatch(line))}
 
 

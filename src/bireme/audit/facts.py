@@ -118,7 +118,7 @@ def _templates(
     value: Any, place: Place, role: str, count: int | None, holder: Mapping[str, Any]
 ) -> Iterator[_Pods]:
     if isinstance(value, list):
-        for at, item in enumerate(value):
+        for at, item in enumerate(value[:500]):
             own = _text(item.get("name")) if isinstance(item, Mapping) else ""
             yield from _templates(item, (*place, at), own or role, count, value[at])
     elif isinstance(within(value, "spec").get("containers"), list):
@@ -183,9 +183,11 @@ def _pod(pods: _Pods, is_partial: bool, processes: int | None, known: Known) -> 
     running = [each.facts for each in containers if "initContainers" not in each.place]
     mounts = [mount for each in containers for mount in mappings(each.facts["volumeMounts"])]
     volumes = mappings(pods.spec.get("volumes"))
+    rest = {key: each for key, each in pods.spec.items() if key not in ("containers", "volumes")}
     facts: Facts = {
-        **pods.spec,
+        **rest,
         "role": pods.role,
+        "probes": any("readinessProbe" in each for each in mappings(pods.spec.get("containers"))),
         "program": next((each["program"] for each in running), ""),
         "labels": within(pods.template, "metadata", "labels"),
         "annotations": within(pods.template, "metadata", "annotations"),
@@ -236,7 +238,7 @@ def _container(item: Mapping[str, Any], place: Place, processes: int | None, kno
     paths = [_text(each.get("mountPath")) for each in mounts]
     facts: Facts = {
         "imagePullPolicy": "",
-        **item,
+        **{key: each for key, each in item.items() if key not in ("env", "command", "args")},
         "volumeMounts": mounts,
         "device": next((each for each in ACCELERATORS if each in asked), ACCELERATORS[0]),
         "limits": limits,
@@ -320,7 +322,8 @@ def _variable(
     known: Sequence[str],
 ) -> Facts:
     value, at = env[name], names.index(name) if name in names else -1
-    close = difflib.get_close_matches(name, known, 1, 0.92) if name not in known else []
+    is_like = name not in known and name.partition("_")[0] in {each.partition("_")[0] for each in known}
+    close = difflib.get_close_matches(name, known, 1, 0.92) if is_like else []
     referred = re.findall(r"(?<!\$)\$\(([A-Za-z_]\w*)\)", value) if at >= 0 and not has_more else []
     return {
         "name": name,

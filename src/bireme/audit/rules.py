@@ -84,12 +84,13 @@ class Auditor:
         return [finding for own in found.values() for finding in own]
 
     def _in(self, scope: Scope, document: Document, around: Facts, context: cel.Context) -> Iterator[Finding]:
-        facts = {**around, scope.kind: scope.facts}
-        context.add_variable(scope.kind, scope.facts)
+        own = scope.facts if scope.kind == "object" else {scope.kind: scope.facts}
+        facts = {**around, **own}
+        context.update(own)
         for rule, condition in self._rules.get(scope.kind, ()):
             try:
                 holds = condition.execute(context) is True
-            except (KeyError, TypeError, RuntimeError, ValueError):  # a fact that the files do not tell
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # not told
                 continue
             if holds:
                 says, fix, at = (_Sentence().vformat(t, (), facts) for t in (rule.says, rule.fix, rule.at))
