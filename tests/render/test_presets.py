@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bireme.core.manifests import Manifest
 from bireme.helm import Renderer
+from bireme.plan.instances import load_instances
 from bireme.testing.pytest_plugin import Request
 from tests.support.instance_types import TYPES
 
@@ -54,3 +56,15 @@ def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, req
         "accelerator": {"count": 8, "name": "X100", "resource": "nvidia.com/gpu"},
     }
     assert renderer.render(request_for("torch-elastic", values={"instance": instance})).manifests
+
+
+def test_the_values_for_nvidias_device_plugin_select_each_node_with_its_gpus(bireme_paths: Any) -> None:
+    given = yaml.safe_load((bireme_paths.values / "nvidia-device-plugin.yaml").read_text())
+    required = given["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    (expression,) = term["matchExpressions"]
+    assert (expression["key"], expression["operator"]) == ("node.kubernetes.io/instance-type", "In")
+    facts = load_instances(bireme_paths)
+    wanted = {name for name in TYPES if facts[name].accelerator.resource == "nvidia.com/gpu"}
+    assert {name for name in expression["values"] if not name.startswith("ml.")} == wanted
+    assert given["tolerations"] == [{"operator": "Exists"}]

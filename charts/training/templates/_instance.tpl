@@ -38,7 +38,8 @@ Arguments: root (values instance, accelerators, efa, launch, mpi, pod, resources
 {{- $partial := and (gt $count 0) (lt $count $whole) }}
 {{- $share := ternary (divf $count (max $whole 1)) 1.0 $partial }}
 {{- $maxEfa := $instance.efa | default 0 | int64 }}
-{{- $byShare := or (kindIs "invalid" $v.efa) (eq (toString $v.efa) "all") }}
+{{- /* Nodes of G types mostly have no interface for EFA, and it gains them little: there a job asks for it. */}}
+{{- $byShare := or (eq (toString $v.efa) "all") (and (kindIs "invalid" $v.efa) (not (regexMatch "^(ml[.])?gr?[0-9]" $type))) }}
 {{- $efa := ternary (mulf $maxEfa $share | floor) $v.efa $byShare | int64 }}
 {{- if and $byShare (eq $count 0) }}{{ $efa = 0 }}{{ end }}
 {{- $hugeMiB := include "common.MiB" (dict "quantity" ($v.pod.hugePages | default "0Mi")) | int64 }}

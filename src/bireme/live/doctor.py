@@ -27,7 +27,7 @@ _FORBIDDEN = (401, 403)
 _RESTARTS = 3
 PROVIDERS = {
     ACCELERATORS[0]: "helm repo add nvdp https://nvidia.github.io/k8s-device-plugin && "
-    "helm install nvdp nvdp/nvidia-device-plugin --namespace kube-system",
+    "helm install nvdp nvdp/nvidia-device-plugin --namespace kube-system -f values/nvidia-device-plugin.yaml",
     ACCELERATORS[
         1
     ]: "helm install neuron oci://public.ecr.aws/neuron/neuron-helm-chart --namespace kube-system",
