@@ -13,6 +13,7 @@ from release import NoHistory, read_release
 from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
+from bireme.schemas import migrated
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.support.fsx import STATIC
@@ -21,13 +22,17 @@ IN_POD = "persistence.enabled=false"
 NFS = {"type": "nfs", "server": "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com", "size": "5Gi"}
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 JOBS: dict[str, dict[str, Any]] = {
-    "torch-elastic": {**P4D, "workload": "imagenet-efa", "sets": ["workers=2"]},
+    "torch-elastic": {**P4D, "sets": ["workers=2"]},
     "mpi-training": {**P4D, "workload": "nccl-tests", "sets": ["workers=2"]},
     "dataset": {
         "values": {"claim": {"name": "fsx-pvc", "path": "a"}, "sources": [{"url": "s3://imagenet/a"}]}
     },
     "paddle": {"files": ["charts/paddle/ci/check-values.yaml"]},
 }
+OLD_VALUES = {
+    "torch-elastic": "minWorkers: 1\nmaxWorkers: 8\nhugePages: 5120Mi\nargs: [imagenet.py]\nsetup: date\n",
+}
+"""Values files of the last release, with names that moved since."""
 OTHERS: dict[str, dict[str, Any]] = {
     "etcd": {"sets": [IN_POD]},
     "efs": {"values": {"volumes": {"efsvol": NFS}}},
@@ -69,18 +74,27 @@ def roll_back(release: InstalledRelease, toolbox: Toolbox, cluster: Cluster) -> 
 
 @pytest.mark.parametrize("chart", sorted(JOBS))
 def test_an_upgraded_job_keeps_its_pods_or_is_refused_and_can_be_rolled_back(
-    release: ReleaseFactory, released: Path, toolbox: Toolbox, cluster: Cluster, chart: str
+    release: ReleaseFactory,
+    released: Path,
+    toolbox: Toolbox,
+    cluster: Cluster,
+    tmp_path: Path,
+    chart: str,
 ) -> None:
-    job = release(str(released / chart), **JOBS[chart])
+    file, options = tmp_path / "mine.yaml", JOBS[chart]
+    options = {**options, "files": [*options.get("files", []), file]}
+    file.write_text(OLD_VALUES.get(chart, ""))
+    job = release(str(released / chart), **options)
     first, before = job.plan, uids(job)
     job.chart = chart
-    if job.changes(**JOBS[chart]).is_refused:
+    file.write_text(migrated(chart, file.read_text(), file.name)[0])
+    if job.changes(**options).is_refused:
         with pytest.raises(BiremeError, match=r"upgrade changes .* (set run=2|raise run)"):
-            job.upgrade(**JOBS[chart])
+            job.upgrade(**options)
         assert uids(job) == before
-        job.upgrade(replace=True, **JOBS[chart])
+        job.upgrade(replace=True, **options)
     else:
-        job.upgrade(**JOBS[chart])
+        job.upgrade(**options)
         assert uids(job) == before
     assert job.differences() == ()
     job.plan = first
