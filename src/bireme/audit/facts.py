@@ -69,10 +69,12 @@ class _Pods:
 
 def files_of(documents: Sequence[Document]) -> Facts:
     """What is in files that belong together: specs by kind and name, and the labels and ports of pods."""
-    specs: dict[str, dict[str, Any]] = {kind: {} for kind in ("Service", "ConfigMap", "Secret")}
-    specs["PersistentVolumeClaim"] = {}
+    # Only what pods refer to: each condition costs the time to hand all of it over.
+    kinds = ("Service", "ConfigMap", "Secret", "PersistentVolumeClaim")
+    specs: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for each in documents:
-        specs.setdefault(each.kind, {})[each.name] = within(each.content, "spec")
+        if each.kind in specs:
+            specs[each.kind][each.name] = within(each.content, "spec")
     pods = [_ports(pods) for document in documents for pods in _pods_of(document)]
     return {**specs, "pods": pods}
 
