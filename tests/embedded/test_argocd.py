@@ -195,9 +195,9 @@ def test_a_job_from_a_registry_is_installed_kept_scaled_replaced_and_removed(tea
         job.change(workers=2)
         job.synced()
         assert team.pods(NAME) == first
-    job.change(suspend=True)
+    job.change(job={"suspend": True})
     job.synced()
-    job.change(run=2, workers=3, env={"SEED": "1"}, suspend=None)
+    job.change(run=2, workers=3, env={"SEED": "1"}, job={"suspend": None})
     job.synced()
     assert len(team.pods(NAME)) == len(first) + 1
     until(lambda: all("-r2" in name for name in team.jobs(NAME)), what="the first run to be pruned")
@@ -278,11 +278,11 @@ def test_commits_install_scale_replace_and_end_a_job(team: Team, committed: Comm
         assert first.items() <= team.pods(NAME).items()
         committed.revert()
         assert team.pods(NAME) == first, "those that trained from the start"
-    committed.commit(suspend=True)
+    committed.commit(job={"suspend": True})
     committed.commit(run=2, workers=3, env={"SEED": "1"})
     assert len(team.pods(NAME)) == len(first) + 1
     # What needed a new run is taken back by another one.
-    committed.commit(run=2, workers=3, env={"SEED": "1"}, suspend=True)
+    committed.commit(run=2, workers=3, env={"SEED": "1"}, job={"suspend": True})
     committed.commit(run=3)
     assert len(team.pods(NAME)) == len(first)
     assert all("-r3-" in name for name in team.pods(NAME))

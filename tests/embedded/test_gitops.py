@@ -244,11 +244,11 @@ def test_commits_install_scale_replace_and_remove_a_job(committed: Committed) ->
         assert len(committed.pods()) == len(first) + 1
         committed.revert()
         assert committed.pods() == first, "those that trained from the start"
-    committed.commit(suspend=True)
+    committed.commit(job={"suspend": True})
     committed.commit(run=2, workers=3, env={"SEED": "1"})
     assert len(committed.pods()) == len(first) + 1
     # What needed a new run is taken back by another one.
-    committed.commit(run=2, workers=3, env={"SEED": "1"}, suspend=True)
+    committed.commit(run=2, workers=3, env={"SEED": "1"}, job={"suspend": True})
     committed.commit(run=3)
     assert len(committed.pods()) == len(first)
     assert all("-r3-" in name for name in committed.pods())

@@ -18,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from bireme.clusters.kind import KindCluster
 from bireme.core.paths import Paths
 from bireme.core.progress import step
+from bireme.helm.values import merge
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory, ShowProgress
 from bireme.tools import Toolbox
 from tests.kind.paddle import FOLDER, ON_KIND, Jobs, PaddleJob
@@ -191,7 +192,7 @@ def train(
                 "instance": NODE_TYPE,
                 "files": [KIND],
                 "timeout": 180,
-                "values": {**own, **(values or {})},
+                "values": merge(own, values or {}),
             }
             job = release("torch-elastic", name=name, **installed)
             return followed.enter_context(Training(job, shell, installed, "digits.py").followed())
@@ -213,7 +214,7 @@ def install_paddle(release: ReleaseFactory, load: Callable[..., None], shell: Sh
 
 @pytest.fixture
 def paddle(install_paddle: Jobs, cluster: KindCluster, test_namespace: str) -> Jobs:
-    """``paddle("--passes=3", mode="sync")``: the digits on 2 pservers and 3 trainers, with further values."""
+    """``paddle("--passes=3", workers=2)``: the digits on 2 pservers and 3 trainers, with further values."""
     cluster.add_claim("jobs", test_namespace)
 
     def _paddle(*arguments: str, shards: int = 3, **values: Any) -> PaddleJob:
@@ -228,9 +229,8 @@ def paddle(install_paddle: Jobs, cluster: KindCluster, test_namespace: str) -> J
                 "prep": {"enabled": True, "splitCount": shards, "args": prepare},
             },
             "args": ["/opt/bireme/digits.py", f"--data={data}", *arguments],
-            **values,
         }
         output = cluster.claim_folder("jobs", test_namespace) / name / "output"
-        return install_paddle(name, output, values=own)
+        return install_paddle(name, output, values=merge(own, values))
 
     return _paddle

@@ -173,7 +173,7 @@ def test_a_paddle_job_grows_and_gives_way_to_a_service_and_each_shard_counts_onc
         shards=shards,
         workers=2,
         resources=RESOURCES,
-        autoscale=AUTOSCALE,
+        elastic={"autoscale": AUTOSCALE},
         **DYNAMIC,
     )
     job.until(lambda: bool(job.events("shard", 0) and job.events("shard", 1)), 240, "two trainers to train")

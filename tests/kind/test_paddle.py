@@ -25,6 +25,7 @@ TOLERANCE = 0.2
 # The loss before any training: of digits.py a guess among ten classes, of quick_start.py one among two.
 CHANCE, CHANCE_OF_TWO = 2.3, 0.69
 LEASE = 12
+COLLECTIVE = {"paddle": {"mode": "collective"}, "data": {"prep": {"enabled": False}}}
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +59,7 @@ def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end
     paddle: Jobs, loss_of_one_process: Callable[..., float], mode: str
 ) -> None:
     # Long, because the machine may be busy; a pod that is deleted signs off by itself.
-    job = paddle("--passes=20", mode=mode, recovery={"lostSeconds": 30})
+    job = paddle("--passes=20", paddle={"mode": mode}, recovery={"lostSeconds": 30})
     job.until_ended()
     (done,) = job.events("done", 0)
     assert done["loss"] <= loss_of_one_process("/opt/bireme/digits.py") + TOLERANCE
@@ -232,7 +233,7 @@ def test_three_workers_without_pservers_train_one_model_together(
     paddle: Jobs, loss_of_one_process: Callable[..., float]
 ) -> None:
     script, checkpoints = "/opt/bireme/collective.py", "--checkpoints=$(JOB_PATH)/$(JOB_NAME)/kept"
-    job = paddle(mode="collective", dataPrep={"enabled": False}, args=[script, checkpoints])
+    job = paddle(**COLLECTIVE, args=[script, checkpoints])
     job.until_ended()
     assert {(event["rank"], event["size"]) for event in job.events("start")} == {(n, 3) for n in range(3)}
     done = job.events("done")
@@ -246,7 +247,7 @@ def test_three_workers_without_pservers_train_one_model_together(
 @pytest.mark.parametrize("lost", [1, 0])
 def test_workers_without_pservers_start_again_together_when_one_is_killed(paddle: Jobs, lost: int) -> None:
     arguments = ["/opt/bireme/collective.py", "--checkpoints=$(JOB_PATH)/$(JOB_NAME)/kept", "--passes=200"]
-    job = paddle(mode="collective", dataPrep={"enabled": False}, workers=2, args=arguments)
+    job = paddle(**COLLECTIVE, workers=2, args=arguments)
     killed = job.kill(job.pod("trainer", lost), "trainer", when=lambda: len(job.events("pass", 0)) > 5)
     job.until(lambda: len(job.events("start")) >= 4, 180, "both workers to start again")
     again = [event for event in job.events("start") if event["time"] > killed]
@@ -263,16 +264,20 @@ def test_a_workspace_of_several_files_trains_on_data_that_its_release_writes_and
     known = ("the", "of", "and", "to", "a", "in", "is", "from", "as", "not", "for", "with", "data", "sklearn")
     words = pickle.dumps({word: number for number, word in enumerate(known, 1)})
     job = paddle(
-        jobName="workspace",
         instance={"type": NODE_TYPE},
         args=["--data=/staged", "--passes=3"],
         script=workspace["script"],
-        files={
-            **workspace["files"],
-            "word_dict.pickle": {"base64": base64.b64encode(words).decode()},
+        launch={
+            "files": {
+                **workspace["launch"]["files"],
+                "word_dict.pickle": {"base64": base64.b64encode(words).decode()},
+            }
         },
-        dataPrep={"enabled": True, "args": ["/bireme/script/train.py", "--prepare", "$(OUT_DIR)"]},
-        staging={"claimName": "jobs", "subPath": "workspace/data", "size": "1Gi"},
+        data={
+            "jobName": "workspace",
+            "prep": {"enabled": True, "args": ["/bireme/script/train.py", "--prepare", "$(OUT_DIR)"]},
+            "staging": {"claimName": "jobs", "subPath": "workspace/data", "size": "1Gi"},
+        },
     )
     job.output = job.output.parents[1] / "workspace/output"
     job.until_ended()

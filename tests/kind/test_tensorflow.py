@@ -152,7 +152,7 @@ def test_a_small_mask_r_cnn_takes_the_arguments_of_the_workloads_and_its_loss_fa
     make = ["docker", "run", "--rm", "--user=0", *mounts, TAG, "python3", "-c", MAKE, ""]
     subprocess.run(make, check=True)
     shutil.copy(ROOT / "images/tensorflow/maskrcnn.py", efs / "train.py")
-    job = mask_rcnn(release, workload, extraArgs=FEW[workload])
+    job = mask_rcnn(release, workload, launch={"extraArgs": FEW[workload]})
     logdir = efs / f"runs/{job.name}"
     log = logdir / "log.log"
     until(

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from bireme.clusters.kind import KindCluster
+from bireme.helm.values import merge
 from bireme.tools import Toolbox
 from tests.kind.buckets import upload
 from tests.kind.shell import NODE_TYPE, Shell, Values, until
@@ -192,7 +193,7 @@ def bucket(
 
 def on_kind(values: str, **more: Any) -> Values:
     """A values file for kind, with further values."""
-    return {**yaml.safe_load((ROOT / "values" / values).read_text()), **more}
+    return merge(yaml.safe_load((ROOT / "values" / values).read_text()), more)
 
 
 def test_the_jobs_of_paddle_on_aws_train(
@@ -227,7 +228,7 @@ def test_torch_elastic_on_eks_grows_and_outlives_a_node(
     walk = Walk(
         reader,
         cluster,
-        on_kind("kind.yaml", argGroups={"small": SMALL}),
+        on_kind("kind.yaml", launch={"argGroups": {"small": SMALL}}),
         here={
             "p4d.24xlarge": NODE_TYPE,
             "24 accelerators, 12 EFA": "3 accelerators, 3 EFA",
@@ -280,7 +281,11 @@ def test_mask_rcnn_on_eks_grows_and_outlives_a_node(
     image = {"registry": "", "repository": "bireme/mpi", "tag": "0.1.0"}
     # Four workers on three nodes, so without their accelerators.
     mine = on_kind(
-        "kind-mpi.yaml", image=image, accelerators=0, tolerations=ANYWHERE, argGroups={"tiny": TINY}
+        "kind-mpi.yaml",
+        image=image,
+        accelerators=0,
+        tolerations=ANYWHERE,
+        launch={"argGroups": {"tiny": TINY}},
     )
     walk = Walk(
         reader,
