@@ -149,7 +149,7 @@ def test_only_suspend_and_ttl_change_in_place() -> None:
     assert refused.startswith("JobSet/train-r1: refused: replicatedJobs changes")
     assert "needs run=2" in refused
     assert sentences(jobset(name="train-r1"), jobset(name="train-r2")) == [
-        "JobSet/train-r2: replace: run r1 → r2; r1 must be stopped first (suspend=true)"
+        "JobSet/train-r2: replace: run r1 → r2; r1 must be stopped first (job.suspend=true)"
     ]
 
 

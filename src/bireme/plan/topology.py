@@ -134,8 +134,11 @@ def _workload(
 
 
 def _source(manifest: Manifest) -> str:
-    found = ((each.get("metadata") or {}).get("annotations") or {} for each in pod_templates(manifest))
-    return next((str(each[SOURCE_ANNOTATION]) for each in found if SOURCE_ANNOTATION in each), "")
+    for metadata in (each.get("metadata") for each in pod_templates(manifest)):
+        annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+        if isinstance(annotations, Mapping) and SOURCE_ANNOTATION in annotations:
+            return str(annotations[SOURCE_ANNOTATION])
+    return ""
 
 
 def _storage(manifest: Manifest) -> Sequence[Storage]:
