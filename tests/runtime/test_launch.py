@@ -57,7 +57,8 @@ def test_what_ended_torchrun_says_whether_the_script_or_the_agent_is_to_blame(
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.0.1+cu117"])
 def test_an_old_torch_is_named_in_a_sentence(version: str) -> None:
-    with pytest.raises(launch.ArgumentError, match=f"has torch {re.escape(version)}.*set launch.runtime=false"):
+    advice = f"has torch {re.escape(version)}.*set launch.runtime=false"
+    with pytest.raises(launch.ArgumentError, match=advice):
         launch.check_release(version)
 
 
