@@ -42,31 +42,8 @@ locals {
 
 # AWS has no policy for the driver of FSx but one with all rights on FSx.
 resource "aws_iam_policy" "fsx" {
-  name = "${var.name}-fsx-csi-driver"
-  policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [
-      {
-        Effect = "Allow"
-        Action = [
-          "fsx:CreateFileSystem",
-          "fsx:DeleteFileSystem",
-          "fsx:DescribeFileSystems",
-          "fsx:TagResource",
-          "fsx:UpdateFileSystem",
-        ]
-        Resource = "*"
-      },
-      {
-        Effect   = "Allow"
-        Action   = "iam:CreateServiceLinkedRole"
-        Resource = "*"
-        Condition = {
-          StringEquals = { "iam:AWSServiceName" = ["fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"] }
-        }
-      },
-    ]
-  })
+  name   = "${var.name}-fsx-csi-driver"
+  policy = file("${path.module}/fsx-policy.json")
 }
 
 resource "aws_iam_role" "addon" {

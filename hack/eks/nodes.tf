@@ -1,21 +1,5 @@
 locals {
-  # What EKS calls an image, and where AWS publishes its newest version.
-  images = {
-    al2023 = {
-      cpu    = { type = "AL2023_x86_64_STANDARD", parameter = "/aws/service/eks/optimized-ami/${var.kubernetes}/amazon-linux-2023/x86_64/standard/recommended/release_version" }
-      nvidia = { type = "AL2023_x86_64_NVIDIA", parameter = "/aws/service/eks/optimized-ami/${var.kubernetes}/amazon-linux-2023/x86_64/nvidia/recommended/release_version" }
-      arm    = { type = "AL2023_ARM_64_NVIDIA", parameter = "/aws/service/eks/optimized-ami/${var.kubernetes}/amazon-linux-2023/arm64/nvidia/recommended/release_version" }
-      neuron = { type = "AL2023_x86_64_NEURON", parameter = "/aws/service/eks/optimized-ami/${var.kubernetes}/amazon-linux-2023/x86_64/neuron/recommended/release_version" }
-    }
-    bottlerocket = {
-      cpu    = { type = "BOTTLEROCKET_x86_64", parameter = "/aws/service/bottlerocket/aws-k8s-${var.kubernetes}/x86_64/latest/image_version" }
-      nvidia = { type = "BOTTLEROCKET_x86_64_NVIDIA", parameter = "/aws/service/bottlerocket/aws-k8s-${var.kubernetes}-nvidia/x86_64/latest/image_version" }
-      arm    = { type = "BOTTLEROCKET_ARM_64_NVIDIA", parameter = "/aws/service/bottlerocket/aws-k8s-${var.kubernetes}-nvidia/arm64/latest/image_version" }
-      # The plain image has the driver of Neuron.
-      neuron = { type = "BOTTLEROCKET_x86_64", parameter = "/aws/service/bottlerocket/aws-k8s-${var.kubernetes}/x86_64/latest/image_version" }
-    }
-  }
-  image = local.images[var.os]
+  image = yamldecode(templatefile("${path.module}/images.yaml", { kubernetes = var.kubernetes }))[var.os]
 
   user_data = {
     for name, group in local.groups : name => templatefile("${path.module}/user-data.${var.os == "bottlerocket" ? "toml" : "mime"}", {
