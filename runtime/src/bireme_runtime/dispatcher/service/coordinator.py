@@ -152,10 +152,6 @@ class DatasetState:
         self.ready: deque[tuple[int, str]] = deque()
         self.again: deque[tuple[int, str]] = deque()
 
-    def close(self) -> None:
-        """Note that etcd has it as finished."""
-        self.is_closed = True
-
     @property
     def todo(self) -> int:
         """The number of shards of the pass that are neither held nor done nor given up."""
@@ -328,7 +324,9 @@ class Coordinator:
         state.definition, state.started = wanted, self._clock()
         keys = [state.keys.meta, state.keys.current_pass]
         puts = [etcd.put_op(keys[0], wanted.to_json()), etcd.put_op(keys[1], _pass_record(0, False))]
-        self._change([etcd.key_is_unchanged(key, 0) for key in keys], puts, keys, _set_pass(state))
+        self._change(
+            [etcd.key_is_unchanged(key, 0) for key in keys], puts, keys, _sets(state, "pass_revision")
+        )
         return _ready(Answer(200, {"added": True}))
 
     def _do_join(self, state: DatasetState, request: TrainerRequest) -> Reply:
@@ -337,9 +335,8 @@ class Coordinator:
             trainer = Trainer(request.trainer, request.lease, Work(self._clock()))
             state.trainers[trainer.id] = trainer
             key = state.keys.trainer(trainer.id)
-            created = _set_created(trainer)
             put = etcd.put_op(key, "", trainer.lease)
-            self._change([etcd.key_is_same(key, 0)], [put], [key], created)
+            self._change([etcd.key_is_same(key, 0)], [put], [key], _sets(trainer, "created"))
         return _ready(Answer(200, {"trainer": trainer.id}))
 
     def _do_settle(self, state: DatasetState, request: TrainerRequest) -> Reply:
@@ -418,7 +415,7 @@ class Coordinator:
             # Marks go first: a dataset of the same name must not find them.
             state.over = state.finished = state.goes = True
             put = etcd.put_op(state.keys.finished, _GOES)
-            self._change([], [put], [state.keys.finished], lambda revision: state.close())
+            self._change([], [put], [state.keys.finished], lambda revision: setattr(state, "is_closed", True))
         return None
 
     def _do_finished(self, state: DatasetState, request: TrainerRequest) -> Reply:
@@ -521,7 +518,7 @@ class Coordinator:
         record = {"trainer": trainer.id, "name": name, "since": round(self._wall(), 3)}
         if ahead:
             record["ahead"] = True
-        self._change(compare, [etcd.put_op(key, json.dumps(record))], [key], _set_token(held))
+        self._change(compare, [etcd.put_op(key, json.dumps(record))], [key], _sets(held, "token"))
         return held
 
     def _take(self, state: DatasetState) -> tuple[int, str] | None:
@@ -716,7 +713,9 @@ class Coordinator:
         if state.over and not state.finished and not state.trainers:
             state.finished = True
             finished = [etcd.put_op(state.keys.finished, "")]
-            self._change([], finished, [state.keys.finished], lambda revision: state.close())
+            self._change(
+                [], finished, [state.keys.finished], lambda revision: setattr(state, "is_closed", True)
+            )
 
     def _check_counts(self, state: DatasetState, definition: Definition) -> None:
         """Compare the counts in memory with the marks in etcd. This is done once, at the end of a pass."""
@@ -743,7 +742,7 @@ class Coordinator:
             etcd.delete_op(keys.tries(ended), after(keys.tries(ended))),
         ]
         compare = [etcd.key_is_unchanged(keys.current_pass, state.pass_revision)]
-        self._change(compare, puts, [keys.current_pass, keys.ended(ended)], _set_pass(state))
+        self._change(compare, puts, [keys.current_pass, keys.ended(ended)], _sets(state, "pass_revision"))
         # The next comparison needs the revision of this commit.
         self._commit()
 
@@ -753,11 +752,7 @@ class Coordinator:
         key = state.keys.once(what)
         self._commit()
         put = etcd.put_op(key, json.dumps({"trainer": task.trainer}))
-
-        def written(revision: int) -> None:
-            task.revision = revision
-
-        self._change([etcd.key_is_unchanged(key, task.revision)], [put], [key], written)
+        self._change([etcd.key_is_unchanged(key, task.revision)], [put], [key], _sets(task, "revision"))
         self._commit()
 
     def _drop_task(self, state: DatasetState, what: str) -> None:
@@ -929,22 +924,6 @@ def _pass_record(number: int, over: bool) -> str:
     return json.dumps({"number": number, "over": over})
 
 
-def _set_pass(state: DatasetState) -> Callable[[int], None]:
-    def written(revision: int) -> None:
-        state.pass_revision = revision
-
-    return written
-
-
-def _set_created(trainer: Trainer) -> Callable[[int], None]:
-    def written(revision: int) -> None:
-        trainer.created = revision
-
-    return written
-
-
-def _set_token(held: Held) -> Callable[[int], None]:
-    def written(revision: int) -> None:
-        held.token = revision
-
-    return written
+def _sets(target: object, name: str) -> Callable[[int], None]:
+    """Keeps the revision of a commit as an attribute."""
+    return lambda revision: setattr(target, name, revision)
