@@ -257,7 +257,7 @@ def measure(server: EtcdServer, members: int, processes: int, lease: int, idle: 
 
 
 def sentence(each: Result) -> str:
-    """The result as the table in docs/rendezvous.md has it."""
+    """The result as the table in docs/measured.md has it."""
 
     def spent(order: Order) -> str:
         return f"{order.seconds:.1f} s (etcd {order.etcd_cpu:.1f}, members {order.members_cpu:.1f} s of CPU)"

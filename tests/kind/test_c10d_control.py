@@ -1,6 +1,6 @@
 """What a job survives with the chart's c10d and with etcd, on an old and a new torch.
 
-docs/rendezvous.md has the rows that this test prints (`pytest -s`). The events fall on one job, in turn.
+docs/failures.md has the rows that this test prints (`pytest -s`). The events fall on one job, in turn.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 {{/*
-The release's token: whoever changes the state of a job over HTTP shows it (docs/runtime.md).
+The release's token: whoever changes the state of a job over HTTP shows it (SECURITY.md).
 */}}
 
 {{- define "training.token.name" -}}

@@ -392,7 +392,7 @@ class Job:
         return f"etcd's answers to {worker.name} take a second or two for {seconds:.1f} s"
 
     def another_etcd(self, worker: Worker, seconds: float) -> str:
-        # A pod that knows no etcd yet is kept from another one by the password only (docs/runtime.md).
+        # A pod that knows no etcd yet is kept from another one by the password only (docs/failures.md).
         knowing = [self.network.link(each.machine) for each in self.workers if each.history.revision]
         seconds = self.sim.random.choice((seconds, 60.0))
         for link in self._some_links(worker):

@@ -4,7 +4,7 @@ A member's lease cannot have ended before `ttl` seconds have passed since its la
 writes on a board, a page of memory that it shares with its supervisor and with the training processes, until
 when its processes may run: five sixths of that time. After two thirds the agent stops them itself, and what
 still runs at the written time the supervisor kills. A script calls `check` right before it commits
-(docs/runtime.md):
+(docs/failures.md):
 
     from bireme_runtime.elastic import fence
     fence.check()  # raises fence.Fenced, whose message is one sentence

@@ -2,7 +2,7 @@
 
 It starts torchrun, configured by PET_* variables, and supervises it: it restarts torchrun inside the
 container when torchrun's agent dies, returns the script's own failure, gives the training processes time to
-save on SIGTERM, and removes the member from the rendezvous at once when it ends (docs/runtime.md).
+save on SIGTERM, and removes the member from the rendezvous at once when it ends (docs/failures.md).
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _shared_memory() -> dict[str, str]:
 
 
 class C10dBackend(Backend):
-    """torch's own backend `c10d`, a store on worker 0. docs/runtime.md lists its limits."""
+    """torch's own backend `c10d`, a store on worker 0. docs/failures.md lists its limits."""
 
     def __init__(self, options: AgentSettings) -> None:
         self._options = options
