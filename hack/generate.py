@@ -16,8 +16,7 @@ from typing import Any
 import agents
 import yaml
 
-from bireme import schemas
-from bireme.audit import list_of_rules
+from bireme.audit.rules import list_of_rules
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
@@ -25,6 +24,7 @@ from bireme.live.nccl import load_measured
 from bireme.plan.instances import load_instances
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand
+from bireme.schemas import bundle
 from bireme.tools import Toolbox
 
 INSTANCE_TYPES = "common/files/instance-types.yaml"
@@ -138,6 +138,6 @@ def write_crds(paths: Paths) -> None:
 
 
 if __name__ == "__main__":
-    {"instances": write_instance_types, "schemas": schemas.write, "docs": write_docs, "crds": write_crds}[
+    {"instances": write_instance_types, "schemas": bundle.write, "docs": write_docs, "crds": write_crds}[
         sys.argv[1]
     ](Paths.discover())

@@ -14,7 +14,8 @@ import yaml
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
 from bireme.plan.instances import load_instances
-from bireme.provision import Fleet, estimate, load_prices
+from bireme.provision.costs import estimate, load_prices
+from bireme.provision.groups import Fleet
 from bireme.tools import Toolbox
 from tests.eks.conftest import ROOT, Terraform
 from tests.support import stand_ins

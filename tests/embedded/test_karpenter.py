@@ -16,7 +16,8 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
 from bireme.plan.instances import load_instances
-from bireme.provision import Capacity, Fleet, karpenter_objects
+from bireme.provision.groups import Capacity, Fleet
+from bireme.provision.karpenter import karpenter_objects
 from bireme.tools import Toolbox
 
 MODULE = "github.com/aws/karpenter-provider-aws@v1.14.1"

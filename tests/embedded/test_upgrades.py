@@ -13,7 +13,7 @@ from release import NoHistory, read_release
 from bireme.clusters import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.schemas import migrated
+from bireme.schemas.moves import migrated
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.support.fsx import STATIC

@@ -21,8 +21,7 @@ from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm import ChartValues, Render, Renderer, RenderError, RenderRequest
 from bireme.helm import values as value_files
-from bireme.schemas import resolved
-from bireme.schemas.problems import explain
+from bireme.schemas.problems import explain, resolved
 from bireme.tools import Toolbox
 
 MARK = "zq9"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bireme.autoscale import Policy
+from bireme.autoscale.policy import Policy
 from bireme.core.manifests import Manifest
 from bireme.helm import Render
 

@@ -11,7 +11,7 @@ from bireme.core.errors import BiremeError
 from bireme.helm import Render
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, fit
-from bireme.provision import Fleet
+from bireme.provision.groups import Fleet
 from tests.support.rendered import container_of, environment_of, the
 
 VALUES = {

@@ -9,7 +9,8 @@ import pytest
 
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
-from bireme.lint import kubeconform, object_findings
+from bireme.lint.kubeconform import kubeconform
+from bireme.lint.linter import object_findings
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.render.cases import CASES, HELMS, KUBERNETES, OTHER_CASES, ROOT, WORKLOADS, Case, Matrix

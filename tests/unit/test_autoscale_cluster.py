@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bireme.autoscale import Policy, World, plan, running
+from bireme.autoscale.cluster import World, plan, running
+from bireme.autoscale.policy import Policy
 from bireme.core.errors import BiremeError
 
 NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC).timestamp()

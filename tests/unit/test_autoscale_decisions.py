@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bireme.autoscale import ElasticJob, Pool, Resize, decide
+from bireme.autoscale.decisions import ElasticJob, Pool, Resize, decide
 
 NOW = 10_000.0
 SEEDS = [range(20), pytest.param(range(20, 300), marks=pytest.mark.whole)]

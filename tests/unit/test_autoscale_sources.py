@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bireme.autoscale import RunningJob, query, quotas, running, saving, unused
+from bireme.autoscale.cluster import RunningJob, running
+from bireme.autoscale.sources import query, quotas, saving, unused
 from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
 from tests.support import api_server

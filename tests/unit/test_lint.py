@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme import schemas
 from bireme.cli import cli
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.lint import Linter, file_findings, find_charts, kubeconform, object_findings
+from bireme.lint.files import file_findings
+from bireme.lint.kubeconform import kubeconform
+from bireme.lint.linter import Linter, find_charts, object_findings
+from bireme.schemas import bundle
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]
@@ -302,7 +304,7 @@ def test_properties_of_any_kind_count(schema: dict[str, Any], make_chart: MakeCh
 
 def test_a_schema_that_is_not_json_is_found(make_chart: MakeChart, paths: Paths) -> None:
     chart = make_chart("web", VALUES)
-    (chart / schemas.BUNDLE).write_text("{")
+    (chart / bundle.BUNDLE).write_text("{")
     [finding] = file_findings(chart, paths)
     assert (finding.rule, finding.file) == ("schema", f"{chart}/values.schema.json")
     assert finding.sentence.startswith("it is not valid JSON: Expecting property name")
@@ -367,13 +369,13 @@ def test_a_schema_that_does_not_follow_from_its_source_is_found(
     project = Paths(tmp_path, own_paths.cache, own_paths.state)
     drifted = "values.schema.json: it does not follow from schemas/ and values.yaml\n    make schemas"
     assert drifted in parity_findings(chart, project)
-    schemas.write(project)
+    bundle.write(project)
     assert file_findings(chart, project) == []
 
 
 def test_every_chart_of_the_project_has_a_schema(paths: Paths) -> None:
     charts = [file.parent for file in paths.charts.glob("*/Chart.yaml") if "library" not in file.read_text()]
-    assert [chart for chart in charts if not (chart / schemas.BUNDLE).is_file()] == []
+    assert [chart for chart in charts if not (chart / bundle.BUNDLE).is_file()] == []
 
 
 # --- objects ---

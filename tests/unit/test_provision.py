@@ -14,7 +14,10 @@ from bireme.clusters.nodes import node_manifest, shape_of
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.plan.instances import CPU_TYPE, Instance
-from bireme.provision import Capacity, Fleet, cluster_config, estimate, karpenter_objects, load_prices
+from bireme.provision.costs import estimate, load_prices
+from bireme.provision.eksctl import cluster_config
+from bireme.provision.groups import Capacity, Fleet
+from bireme.provision.karpenter import karpenter_objects
 from tests.support.instance_types import EACH_TYPE, TYPES
 
 ZONES = ("us-west-2b", "us-west-2c")

@@ -10,7 +10,7 @@ import pytest
 
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
-from bireme.lint import object_findings
+from bireme.lint.linter import object_findings
 from bireme.live.observe import compare
 from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes

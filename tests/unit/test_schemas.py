@@ -11,11 +11,12 @@ import jsonschema
 import pytest
 import yaml
 
-from bireme import schemas
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
-from bireme.lint import file_findings
+from bireme.lint.files import file_findings
+from bireme.schemas.bundle import BUNDLE, bundled, drift, write
+from bireme.schemas.problems import problems
 
 MakeChart = Callable[..., Path]
 CHARTS = sorted(Path(__file__).resolve().parents[2].glob("charts/*/values.schema.json"))
@@ -85,7 +86,7 @@ def change(project: Paths, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def bundle(project: Paths) -> dict[str, Any]:
-    [(file, text)] = schemas.bundled(project).items()
+    [(file, text)] = bundled(project).items()
     assert file == project.charts / "web" / "values.schema.json"
     found: dict[str, Any] = json.loads(text)
     return found
@@ -137,11 +138,11 @@ def test_a_key_that_may_be_null_can_be_taken_away(project: Paths) -> None:
 
 def test_a_second_bundling_writes_nothing_and_drift_names_the_file(project: Paths) -> None:
     file = project.charts / "web" / "values.schema.json"
-    assert schemas.drift(project) == [project.charts / "web" / schemas.BUNDLE]
-    assert schemas.write(project) == [file]
-    assert (schemas.write(project), schemas.drift(project)) == ([], [])
+    assert drift(project) == [project.charts / "web" / BUNDLE]
+    assert write(project) == [file]
+    assert (write(project), drift(project)) == ([], [])
     (project.charts / "web" / "values.yaml").write_text(VALUES.replace("Number of", "How many"))
-    assert len(schemas.drift(project)) == 1
+    assert len(drift(project)) == 1
 
 
 @pytest.mark.parametrize(
@@ -156,19 +157,19 @@ def test_a_reference_to_a_missing_definition_is_refused(
 ) -> None:
     change(project, lambda source: source["properties"].update(workers={"$ref": reference}))
     with pytest.raises(BiremeError, match=sentence):
-        schemas.bundled(project)
+        bundled(project)
 
 
 def test_one_name_for_two_definitions_is_refused(project: Paths) -> None:
     change(project, lambda source: source["$defs"].update(text={}))
     with pytest.raises(BiremeError, match=r"\$defs/text is in common.schema.json too"):
-        schemas.bundled(project)
+        bundled(project)
 
 
 def test_the_error_for_a_source_that_is_not_json_names_it(project: Paths) -> None:
     (project.schemas / "web.schema.json").write_text("{")
     with pytest.raises(BiremeError, match=r"web\.schema\.json is not valid JSON"):
-        schemas.bundled(project)
+        bundled(project)
 
 
 def extend(project: Paths, definitions: dict[str, Any], base: str) -> None:
@@ -303,38 +304,38 @@ def chart(make_chart: MakeChart) -> Path:
 def test_a_problem_names_the_value_as_users_write_it(
     given: dict[str, Any], sentence: str, chart: Path, renderer: Renderer
 ) -> None:
-    [problem] = schemas.problems(renderer, RenderRequest(chart, given))
+    [problem] = problems(renderer, RenderRequest(chart, given))
     assert sentence in str(problem)
     assert problem.path in problem.sentence
 
 
 def test_valid_values_have_no_problems_and_each_mistake_has_one(chart: Path, renderer: Renderer) -> None:
-    assert schemas.problems(renderer, RenderRequest(chart, {"workers": 128, "efa": None, "store": "s"})) == []
+    assert problems(renderer, RenderRequest(chart, {"workers": 128, "efa": None, "store": "s"})) == []
     bad = RenderRequest(chart, {"workers": "x", "shm": {"sise": 1}, "efa": "no"})
-    assert len(schemas.problems(renderer, bad)) == 3
+    assert len(problems(renderer, bad)) == 3
 
 
 def test_a_disabled_dependency_is_not_checked(chart: Path, renderer: Renderer) -> None:
-    assert schemas.problems(renderer, RenderRequest(chart, {"sub": {"size": "big", "on": False}})) == []
+    assert problems(renderer, RenderRequest(chart, {"sub": {"size": "big", "on": False}})) == []
 
 
 def test_the_error_for_an_invalid_schema_names_it(make_chart: MakeChart, renderer: Renderer) -> None:
     chart = make_chart("web", schema={"type": "something"})
     with pytest.raises(BiremeError, match=r"web/values\.schema\.json is not a JSON Schema"):
-        schemas.problems(renderer, RenderRequest(chart))
+        problems(renderer, RenderRequest(chart))
 
 
 def test_a_pattern_that_only_helm_knows_is_a_sentence(make_chart: MakeChart, renderer: Renderer) -> None:
     chart = make_chart("web", {"a": "x"}, schema={"properties": {"a": {"pattern": r"^\p{L}$"}}})
     with pytest.raises(BiremeError, match=r"is not a JSON Schema: .* is not a 'regex'"):
-        schemas.problems(renderer, RenderRequest(chart))
+        problems(renderer, RenderRequest(chart))
 
 
 # --- the project's own charts ---
 
 
 def test_every_chart_schema_follows_from_its_source(paths: Paths) -> None:
-    assert schemas.drift(paths) == []
+    assert drift(paths) == []
 
 
 @pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
@@ -345,5 +346,5 @@ def test_the_files_of_a_real_chart_have_no_findings(file: Path, paths: Paths) ->
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
 @pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
 def test_the_defaults_of_a_real_chart_fit_its_schema(file: Path, helm: str, renderer: Renderer) -> None:
-    found = schemas.problems(renderer, RenderRequest(file.parent, helm=helm))
+    found = problems(renderer, RenderRequest(file.parent, helm=helm))
     assert [str(problem) for problem in found] == []

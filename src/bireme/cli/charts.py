@@ -11,7 +11,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from bireme.audit import Auditor, read, read_variables
+from bireme.audit.documents import read, read_variables
+from bireme.audit.rules import Auditor
 from bireme.cli import views
 from bireme.cli.completion import names
 from bireme.cli.keys import explanation
@@ -37,10 +38,12 @@ from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import SEVERITIES, WRITERS
 from bireme.core.progress import step
 from bireme.helm import values as value_files
-from bireme.lint import Linter, find_charts
+from bireme.lint.linter import Linter, find_charts
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
-from bireme.schemas import MOVES, comments, migrated, refusals, shortened
+from bireme.schemas.bundle import comments
+from bireme.schemas.moves import MOVES, migrated
+from bireme.schemas.problems import refusals, shortened
 
 
 def _keys(context: click.Context) -> list[str]:

@@ -11,7 +11,10 @@ import uuid
 
 import click
 
-from bireme import autoscale
+from bireme.autoscale.controller import Controller, Options
+from bireme.autoscale.health import serve_health
+from bireme.autoscale.lease import Lease
+from bireme.autoscale.sources import WORKER_SECONDS
 from bireme.cli.options import App, Target, a_namespace, cli, pass_app, target_options
 from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
@@ -77,12 +80,11 @@ def autoscale_command(
     Example: bireme autoscale --dry-run
     """
     api = Api(None) if _is_in_a_pod(target) else app.cluster(target).api
-    options = autoscale.Options(namespace, dry_run, prometheus)
-    limit = autoscale.WORKER_SECONDS
-    ask = pod_http.directly(limit) if direct else pod_http.through_the_api(api, limit)
+    options = Options(namespace, dry_run, prometheus)
+    ask = pod_http.directly(WORKER_SECONDS) if direct else pod_http.through_the_api(api, WORKER_SECONDS)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    lease = None if dry_run else autoscale.Lease(api, lease_namespace, _LEASE, holder)
-    controller = autoscale.Controller(api, options, ask, _tell, lease)
+    lease = None if dry_run else Lease(api, lease_namespace, _LEASE, holder)
+    controller = Controller(api, options, ask, _tell, lease)
     if once or dry_run:
         if not controller.leads():
             raise BiremeError(
@@ -97,7 +99,7 @@ def autoscale_command(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     if port:
-        autoscale.serve_health(controller, port)
+        serve_health(controller, port)
     controller.run(every, stop)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bireme.core.errors import BiremeError, suggestion
 from bireme.helm import values as value_files
-from bireme.schemas import BUNDLE, comments
+from bireme.schemas.bundle import BUNDLE, comments
 
 _LIMITS = ("enum", "minimum", "maximum", "pattern")
 

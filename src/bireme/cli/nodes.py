@@ -23,16 +23,11 @@ from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
 from bireme.plan.instances import CPU_TYPE
 from bireme.plan.topology import expand
-from bireme.provision import (
-    Capacity,
-    Fleet,
-    as_yaml,
-    cluster_config,
-    estimate,
-    karpenter_objects,
-    load_prices,
-)
-from bireme.provision.groups import KINDS
+from bireme.provision.costs import estimate, load_prices
+from bireme.provision.eksctl import cluster_config
+from bireme.provision.groups import KINDS, Capacity, Fleet
+from bireme.provision.karpenter import karpenter_objects
+from bireme.provision.text import as_yaml
 
 _cluster_option = click.option(
     "--cluster", "name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster"

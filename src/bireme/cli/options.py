@@ -30,7 +30,7 @@ from bireme.helm import values as value_files
 from bireme.live.deploy import Deployer
 from bireme.live.release import Releases
 from bireme.plan.instances import Instance, load_instances
-from bireme.schemas import refusals, shortened
+from bireme.schemas.problems import refusals, shortened
 from bireme.tools import Toolbox
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from bireme.core.paths import Paths
 from bireme.helm.values import read_file, read_text
 from bireme.helm.yaml import parse_yaml
 from bireme.lint.parity import parity
-from bireme.schemas import BUNDLE, comments, drift
+from bireme.schemas.bundle import BUNDLE, comments, drift
 
 
 def file_findings(chart: Path, project: Paths) -> list[Finding]:

@@ -20,7 +20,7 @@ from bireme.lint.duplicates import duplicates
 from bireme.lint.files import file_findings
 from bireme.lint.kubeconform import kubeconform
 from bireme.plan.workloads import kind_of
-from bireme.schemas import BUNDLE
+from bireme.schemas.bundle import BUNDLE
 from bireme.tools import Toolbox
 
 # What Helm's error holds when a template called `fail` or `required`, or when a schema refused the values.

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.core.findings import Finding
-from bireme.schemas import BUNDLE, KeyPath, resolved, written
+from bireme.schemas.bundle import BUNDLE, KeyPath
+from bireme.schemas.problems import resolved, written
 
 _VALUES = "values.yaml"
 # Keys that Helm itself reads or adds: a schema may list them, values.yaml does not have to.

@@ -19,7 +19,8 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bireme.audit import Auditor, read
+from bireme.audit.documents import read
+from bireme.audit.rules import Auditor
 from bireme.cli import cli
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest, load

@@ -11,7 +11,8 @@ from urllib.parse import urlparse
 import pytest
 import yaml
 
-from bireme.audit import Auditor, list_of_rules, load_rules, read
+from bireme.audit.documents import read
+from bireme.audit.rules import Auditor, list_of_rules, load_rules
 from bireme.core.findings import Finding
 from bireme.plan.instances import Instance
 

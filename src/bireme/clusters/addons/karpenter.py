@@ -20,7 +20,9 @@ from bireme.clusters.programs import Program
 from bireme.core.labels import CAPACITY_TYPE_LABEL, ZONE_LABEL
 from bireme.core.quantities import format_quantity, quantity
 from bireme.plan.instances import Instance, load_instances
-from bireme.provision import Fleet, Prices, karpenter_objects, load_prices
+from bireme.provision.costs import Prices, load_prices
+from bireme.provision.groups import Fleet
+from bireme.provision.karpenter import karpenter_objects
 from bireme.tools import Toolbox
 
 _SECONDS = 120
