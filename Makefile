@@ -67,7 +67,7 @@ test-eks: setup ## hack/eks with a mocked provider and on moto as AWS, and eksct
 
 .PHONY: test-torch
 test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, some minutes)
-	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) -m "not whole" tests/runtime/with_torch
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) --durations 10 -m "not whole" tests/runtime/with_torch
 
 KIND_NODES := p5.4xlarge=3
 KIND_IMAGES := etcd python torch mpi-5 mpi-operator paddle nfs moto
@@ -83,7 +83,7 @@ kind-images: setup ## Build the node image and the images that the core of the k
 .PHONY: test-kind
 test-kind: kind-images ## The core of the kind tier: real containers, real training (needs a container engine: hack/engine/start)
 	$(PYTEST) -v -n $(KIND_WORKERS) --dist loadfile $(REMEMBER) --bireme-share-cluster \
-		--cluster-type kind --bireme-nodes $(KIND_NODES) -m "not whole" tests/kind
+		--cluster-type kind --bireme-nodes $(KIND_NODES) --durations 10 -m "not whole" tests/kind
 
 .PHONY: test-kind-full
 test-kind-full: setup ## The whole kind tier (two hours), the training scripts in chroots, and the topology tests on fake nodes inside a kind cluster
