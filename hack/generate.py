@@ -19,9 +19,10 @@ import yaml
 from bireme.audit.rules import list_of_rules
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
+from bireme.core.quantities import ACCELERATORS
 from bireme.helm import Renderer, RenderRequest, values
 from bireme.live.nccl import load_measured
-from bireme.plan.instances import load_instances
+from bireme.plan.instances import HYPERPOD, load_instances
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand
 from bireme.schemas import bundle
@@ -36,9 +37,12 @@ def instance_types(paths: Paths) -> str:
     upstream = agents.known_types(paths)
     own = {
         "efa": {each.type for each in instances if each.efa},
-        "nvidia": {each.type for each in instances if each.accelerator.resource == "nvidia.com/gpu"},
+        "nvidia": {each.type for each in instances if each.accelerator.resource == ACCELERATORS[0]},
     }
-    lists = {kind: sorted(own[kind] | upstream[kind]) for kind in own}
+    lists = {
+        kind: sorted(types | upstream[kind] | {HYPERPOD + each for each in types})
+        for kind, types in own.items()
+    }
     bandwidth: dict[str, dict[str, float]] = {}
     for each in load_measured(paths):
         bandwidth.setdefault(str(each.asked.type), {})[str(each.asked.efa)] = each.maximum

@@ -165,11 +165,58 @@ def test_nodes_that_are_missing_too_few_or_without_a_resource(
     cluster.add_claim("fsx-pvc", namespace)
     wait_until_bound(cluster, namespace)
     p5 = before("torch-elastic", instance="p5.48xlarge", workload="imagenet-efa")
-    assert p5 == ["No node is a p5.48xlarge, which 3 pods need"]
+    assert p5 == [
+        "3 worker pods cannot be placed: there are no p5.48xlarge nodes, 3 p5.48xlarge nodes are needed"
+    ]
     trn = before("torch-elastic", instance="trn1.32xlarge", sets=["workers=2"])
     assert trn[:1] == ["No node offers aws.amazon.com/neuron, which the job asks for"]
     (few,) = before("torch-elastic", sets=["workers=9"], **JOB)
     assert "p4d.24xlarge" in few
+
+
+@pytest.fixture
+def without_threads(cluster: EmbeddedCluster) -> Iterator[None]:
+    """The cluster's p4d.24xlarge run without simultaneous multithreading: half of their vCPU are there."""
+    nodes = [each for each in cluster.api.get("/api/v1/nodes")["items"] if "nvidia" in str(each["status"])]
+    whole = {each["metadata"]["name"]: each["status"]["allocatable"]["cpu"] for each in nodes}
+    for name in whole:
+        cluster.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": {"cpu": "47810m"}}})
+    yield
+    for name, cpu in whole.items():
+        cluster.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": {"cpu": cpu}}})
+
+
+def test_nodes_that_offer_less_than_their_type(
+    cluster: EmbeddedCluster, namespace: str, before: Before, without_threads: None
+) -> None:
+    cluster.add_claim("fsx-pvc", namespace)
+    wait_until_bound(cluster, namespace)
+    (sentence,) = before("torch-elastic", **JOB)
+    assert sentence.startswith("3 worker pods can never fit 5 p4d.24xlarge nodes: a pod asks for 94 cpu")
+    assert before("torch-elastic", sets=["instance.threadsPerCore=1"], **JOB) == []
+    assert before("torch-elastic", sets=["instance.vcpu=48"], **JOB) == []
+
+
+def test_what_daemonsets_take_of_the_nodes_is_not_there_for_workers(
+    cluster: EmbeddedCluster, namespace: str, before: Before, without_threads: None
+) -> None:
+    cluster.add_claim("fsx-pvc", namespace)
+    wait_until_bound(cluster, namespace)
+    labels = {"app": "agent"}
+    container = {"name": "agent", "image": "agent", "resources": {"requests": {"cpu": "2"}}}
+    pod = {"containers": [container], "tolerations": EVERYWHERE}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    body = {
+        "metadata": {"name": "agent"},
+        "spec": {"selector": {"matchLabels": labels}, "template": template},
+    }
+    path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+    cluster.api.create(path, body)
+    try:
+        (sentence,) = before("torch-elastic", sets=["instance.threadsPerCore=1"], **JOB)
+    finally:
+        cluster.api.delete(f"{path}/agent")
+    assert sentence.endswith("a pod asks for 46 cpu, a whole node has 45810m")
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError
 from bireme.helm import Render
-from bireme.plan.instances import Instance
+from bireme.plan.instances import Instance, admits
 from bireme.plan.topology import Plan, fit
 from bireme.provision.groups import Fleet
 from tests.support.rendered import container_of, environment_of, the
@@ -46,8 +47,8 @@ def test_a_plan_counts_the_nodes_of_hyperpod(
 ) -> None:
     planned = plan("torch-elastic", values=VALUES)
     assert planned.totals.nodes == {"ml.p5.48xlarge": 2}
-    assert not fit(planned, parse_nodes("ml.p5.48xlarge=2", instances), instances)
-    assert fit(planned, parse_nodes("p5.48xlarge=2", instances), instances)
+    assert not fit(planned.pods, parse_nodes("ml.p5.48xlarge=2", instances), instances)
+    assert fit(planned.pods, parse_nodes("p5.48xlarge=2", instances), instances)
 
 
 def test_nobody_else_makes_the_nodes_of_hyperpod(instances: Mapping[str, Instance]) -> None:
@@ -59,3 +60,31 @@ def test_nobody_else_makes_the_nodes_of_hyperpod(instances: Mapping[str, Instanc
 def test_the_types_of_hyperpod_are_not_listed_beside_ec2s(instances: Mapping[str, Instance]) -> None:
     assert "ml.p5.48xlarge" in instances
     assert not [name for name in instances if name.startswith("ml.")]
+
+
+@pytest.mark.parametrize(
+    ("instance", "cpu"),
+    [
+        ({"type": "ml.p5en.48xlarge", "threadsPerCore": 1}, "94000m"),
+        ({"type": "ml.p5en.48xlarge", "threadsPerCore": 2}, "190000m"),
+        ({"type": "ml.p5en.48xlarge", "vcpu": 96}, "94000m"),
+        ({"type": "ml.g5g.16xlarge", "threadsPerCore": 1}, "62000m"),
+    ],
+    ids=["one-thread", "two-threads", "vcpu", "arm"],
+)
+def test_workers_ask_for_the_vcpu_that_nodes_without_threads_have(
+    render: Callable[..., Render], instance: Mapping[str, Any], cpu: str
+) -> None:
+    rendered = render("torch-elastic", values=VALUES | {"instance": instance})
+    trainer = container_of(the(rendered, "Job").thaw()["spec"]["template"]["spec"], "trainer")
+    assert trainer["resources"]["requests"]["cpu"] == cpu
+
+
+@pytest.mark.parametrize(
+    ("chart", "setting"), [("gpu-metrics", "agent=dcgm"), ("efa-device-plugin", "region=us-west-2")]
+)
+def test_agents_run_on_nodes_of_hyperpod(render: Callable[..., Render], chart: str, setting: str) -> None:
+    rendered = render(chart, sets=[setting])
+    pod = the(rendered, "DaemonSet").thaw()["spec"]["template"]["spec"]
+    assert admits(pod, "node", {"node.kubernetes.io/instance-type": "ml.p5en.48xlarge"})
+    assert not admits(pod, "node", {"node.kubernetes.io/instance-type": "ml.m7i.2xlarge"})

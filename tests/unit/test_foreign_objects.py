@@ -122,7 +122,7 @@ def refusal(manifest: Manifest, instances: Mapping[str, Instance]) -> str | None
         plan = expand("run", "default", [manifest], instances)
         plan_view(plan)
         svg(plan)
-        fit(plan, {"p4d.24xlarge": 2}, instances)
+        fit(plan.pods, {"p4d.24xlarge": 2}, instances)
     except BiremeError as error:
         return str(error)
     return None

@@ -211,7 +211,7 @@ def test_a_job_bound_to_a_type_by_affinity_is_placed_as_by_a_node_selector(insta
     plan = planned(instances, indexed(3, by_affinity([ONLY_P4D], **gpus(8))))
     assert plan.totals.nodes == {P4D: 3}
     assert {pod.instance_type for pod in plan.pods} == {P4D}
-    assert fit(plan, {P3: 9}, instances) == [
+    assert fit(plan.pods, {P3: 9}, instances) == [
         f"3 worker pods cannot be placed: there are no {P4D} nodes, 3 {P4D} nodes are needed"
     ]
 
@@ -233,7 +233,7 @@ def test_pods_that_may_run_on_several_types_fill_nodes_that_others_need(instance
 def test_several_types_are_named_where_none_has_room(instances: Facts) -> None:
     either = {"key": TYPE, "operator": "In", "values": [P4D, P3]}
     plan = planned(instances, indexed(3, by_affinity([either], **gpus(8))))
-    assert fit(plan, {P4D: 2}, instances) == [
+    assert fit(plan.pods, {P4D: 2}, instances) == [
         f"1 of 3 worker pods does not fit on 2 {P3} or {P4D} nodes: a pod asks for 8 nvidia.com/gpu and no "
         f"node has that left, 3 {P3} or {P4D} nodes are needed"
     ]
@@ -241,7 +241,7 @@ def test_several_types_are_named_where_none_has_room(instances: Facts) -> None:
 
 def test_many_types_are_shortened(instances: Facts) -> None:
     many = {"key": TYPE, "operator": "In", "values": [P3, P4D, "p5.48xlarge", "p5e.48xlarge"]}
-    [sentence] = fit(planned(instances, indexed(1, by_affinity([many], **gpus(8)))), {}, instances)
+    [sentence] = fit(planned(instances, indexed(1, by_affinity([many], **gpus(8)))).pods, {}, instances)
     nodes = f"{P3} (or 3 others) nodes"
     assert sentence == f"1 worker pod cannot be placed: there are no {nodes}, 1 {nodes} are needed"
 
@@ -249,15 +249,15 @@ def test_many_types_are_shortened(instances: Facts) -> None:
 def test_pods_kept_off_a_type_take_what_is_left_on_the_others(instances: Facts) -> None:
     plan = planned(instances, indexed(1, by_affinity([NOT_P4D], cpu="1")))
     assert plan.totals.nodes == {}
-    assert fit(plan, {P4D: 1, P3: 1}, instances) == []
-    assert fit(plan, {P4D: 1}, instances) == [
+    assert fit(plan.pods, {P4D: 1, P3: 1}, instances) == []
+    assert fit(plan.pods, {P4D: 1}, instances) == [
         "1 worker pod cannot be placed: there are no nodes that their node affinity admits"
     ]
 
 
 def test_a_node_selector_and_an_affinity_count_together(instances: Facts) -> None:
     spec = {**by_affinity([NOT_P4D]), "nodeSelector": {TYPE: P4D}}
-    [sentence] = fit(planned(instances, indexed(1, spec)), {P4D: 1}, instances)
+    [sentence] = fit(planned(instances, indexed(1, spec)).pods, {P4D: 1}, instances)
     assert sentence == (
         "1 worker pod cannot be placed: no type of values/instances has the labels that they want"
     )
@@ -288,9 +288,9 @@ def test_small_pods_share_nodes_and_large_ones_do_not(instances: Facts) -> None:
 def test_huge_pages_and_memory_share_the_memory_of_a_node(instances: Facts) -> None:
     allocatable = instances[P4D].allocatable_memory_mib
     fits = indexed(1, whole_node(memory=f"{allocatable - 5120}Mi", **HUGE_PAGES))
-    assert fit(planned(instances, fits), {P4D: 1}, instances) == []
+    assert fit(planned(instances, fits).pods, {P4D: 1}, instances) == []
     too_much = indexed(1, whole_node(memory=f"{allocatable - 5118}Mi", **HUGE_PAGES))
-    [sentence] = fit(planned(instances, too_much), {P4D: 1}, instances)
+    [sentence] = fit(planned(instances, too_much).pods, {P4D: 1}, instances)
     assert sentence == (
         f"1 worker pod can never fit 1 {P4D} node: a pod asks for {allocatable + 2}Mi memory, "
         f"a whole node has {allocatable}Mi"
@@ -301,7 +301,7 @@ def test_a_plan_that_fits_has_no_problems(instances: Facts) -> None:
     plan = planned(
         instances, indexed(3, whole_node()), workload("StatefulSet", "etcd", pod_spec(None, cpu="100m"))
     )
-    assert fit(plan, {P4D: 3}, instances) == []
+    assert fit(plan.pods, {P4D: 3}, instances) == []
 
 
 @pytest.mark.parametrize(
@@ -321,12 +321,12 @@ def test_a_plan_that_fits_has_no_problems(instances: Facts) -> None:
 def test_pods_without_room_are_counted_with_the_reason(
     nodes: dict[str, int], sentence: str, instances: Facts
 ) -> None:
-    assert fit(planned(instances, indexed(3, whole_node())), nodes, instances) == [sentence]
+    assert fit(planned(instances, indexed(3, whole_node())).pods, nodes, instances) == [sentence]
 
 
 def test_more_devices_than_a_whole_node_has_can_never_fit(instances: Facts) -> None:
     plan = planned(instances, indexed(2, pod_spec(**gpus(9))))
-    assert fit(plan, {P4D: 2}, instances) == [
+    assert fit(plan.pods, {P4D: 2}, instances) == [
         f"2 worker pods can never fit 2 {P4D} nodes: a pod asks for 9 nvidia.com/gpu, a whole node has 8"
     ]
     assert plan.totals.nodes == {P4D: 2}
@@ -335,10 +335,10 @@ def test_more_devices_than_a_whole_node_has_can_never_fit(instances: Facts) -> N
 def test_pods_without_a_type_use_free_space_on_any_node(instances: Facts) -> None:
     etcd = workload("StatefulSet", "etcd", pod_spec(None, cpu="2"), role="member")
     full = indexed(1, whole_node(cpu="95"))
-    [sentence] = fit(planned(instances, full, etcd), {P4D: 1}, instances)
+    [sentence] = fit(planned(instances, full, etcd).pods, {P4D: 1}, instances)
     assert sentence == "1 member pod does not fit on 1 node: a pod asks for 2 cpu and no node has that left"
-    assert fit(planned(instances, full, etcd), {P4D: 1, P3: 1}, instances) == []
-    assert fit(planned(instances, etcd), {}, instances) == [
+    assert fit(planned(instances, full, etcd).pods, {P4D: 1, P3: 1}, instances) == []
+    assert fit(planned(instances, etcd).pods, {}, instances) == [
         "1 member pod cannot be placed: there are no nodes"
     ]
 
@@ -346,28 +346,29 @@ def test_pods_without_a_type_use_free_space_on_any_node(instances: Facts) -> Non
 def test_cpu_nodes_hold_pods_without_a_type_and_no_accelerators(instances: Facts) -> None:
     etcd = workload("StatefulSet", "etcd", pod_spec(None, cpu="2"), role="member")
     assert (
-        fit(planned(instances, indexed(1, whole_node(cpu="95")), etcd), {P4D: 1, "cpu": 1}, instances) == []
+        fit(planned(instances, indexed(1, whole_node(cpu="95")), etcd).pods, {P4D: 1, "cpu": 1}, instances)
+        == []
     )
-    [sentence] = fit(planned(instances, indexed(1, pod_spec(None, **gpus(1)))), {"cpu": 1}, instances)
+    [sentence] = fit(planned(instances, indexed(1, pod_spec(None, **gpus(1)))).pods, {"cpu": 1}, instances)
     assert "nvidia.com/gpu" in sentence
 
 
 def test_an_unknown_instance_type_is_named_and_refused_as_cluster_node(instances: Facts) -> None:
     plan = planned(instances, indexed(1, pod_spec("m5.large")))
     assert plan.totals.nodes == {}
-    [sentence] = fit(plan, {P4D: 1}, instances)
+    [sentence] = fit(plan.pods, {P4D: 1}, instances)
     assert (
         sentence == "1 worker pod cannot be placed: they want m5.large nodes, "
         "and values/instances has no such type"
     )
     with pytest.raises(BiremeError, match=r"unknown node type 'm5\.large': did you mean"):
-        fit(plan, {"m5.large": 1}, instances)
+        fit(plan.pods, {"m5.large": 1}, instances)
 
 
 def test_a_plan_of_1000_workers_packs_1000_nodes(instances: Facts) -> None:
     plan = planned(instances, indexed(1000, whole_node()))
     assert plan.totals.nodes == {P4D: 1000}
-    assert fit(plan, {P4D: 999}, instances)[0].startswith("1 of 1000 worker pods does not fit")
+    assert fit(plan.pods, {P4D: 999}, instances)[0].startswith("1 of 1000 worker pods does not fit")
 
 
 def test_pet_nnodes_that_are_not_bounds_are_refused(instances: Facts) -> None:

@@ -6,12 +6,19 @@ Arguments: root (values instance).
 {{- define "training.instance" -}}
 {{- $root := required "training.instance needs root" .root }}
 {{- $facts := dict "accelerator" dict }}
+{{- $whole := 0 }}
 {{- with $root.Values.instance.type }}
 {{- $known := $root.Subcharts.training.Files.Get (printf "files/instances/%s.yaml" (trimPrefix "ml." .)) | fromYaml }}
 {{- $facts = mergeOverwrite $facts ($known.instance | default dict) (dict "type" .) }}
+{{- $whole = $facts.vcpu }}
 {{- end }}
 {{- range $key, $value := omit $root.Values.instance "accelerator" }}
 {{- if $value }}{{ $_ := set $facts $key $value }}{{ end }}
+{{- end }}
+{{- /* Without threads, a node has half the vCPU of its type. Arm processors have one thread a core. */}}
+{{- $isArm := regexMatch "^(ml[.])?(g5g|p6e-)" ($facts.type | default "") }}
+{{- if and (eq (int64 $root.Values.instance.threadsPerCore) 1) (not $isArm) }}
+{{- $_ := set $facts "vcpu" (min $facts.vcpu (div ($whole | default $facts.vcpu | int64) 2)) }}
 {{- end }}
 {{- $_ := set $facts "accelerator" (mergeOverwrite $facts.accelerator ($root.Values.instance.accelerator | default dict)) }}
 {{- toJson $facts }}

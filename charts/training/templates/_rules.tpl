@@ -17,10 +17,12 @@ Arguments: root, worker (the result of training.worker).
 {{- end }}
 instance.type: {{ $worker.type }} is not a type that the chart knows{{ with $family }} (it knows {{ join ", " . }}){{ end }}; correct it, or set the facts under instance, at least vcpu, allocatableMemoryMiB and accelerator
 {{- else }}
+{{- /* A node may offer fewer vCPU than its type. Memory tells whether the facts are of another type. */}}
 {{- range $key := list "memoryMiB" "vcpu" }}
 {{- $known := index (include "training.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $worker.type)))) | fromJson) $key | default 0 | int64 }}
-{{- if and $known (ne $known (index $instance $key | int64)) }}
-instance.{{ $key }}: a {{ $worker.type }} has {{ $known }}, not {{ index $instance $key | int64 }}; leave the facts of a known type out, or name the type that they are of
+{{- $given := index $instance $key | int64 }}
+{{- if and $known (ternary (gt $given $known) (ne $given $known) (eq $key "vcpu")) }}
+instance.{{ $key }}: a {{ $worker.type }} has {{ $known }}, not {{ $given }}; leave the facts of a known type out, or name the type that they are of
 {{- end }}
 {{- end }}
 {{- if and $worker.type (gt $count (int64 $worker.whole)) }}

@@ -246,7 +246,7 @@ def plan(
         click.echo(svg(planned), nl=False)
     else:
         app.show(output, planned.to_json(), lambda: views.plan_view(planned, every_pod=output == "wide"))
-    reasons = fit(planned, available, app.instances) if available else []
+    reasons = fit(planned.pods, available, app.instances) if available else []
     for sentence in reasons:
         app.err.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
     sys.exit(1 if reasons else 0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import click
+import yaml
 
 from bireme import __version__
 from bireme.cli import views
@@ -21,13 +22,13 @@ from bireme.core.errors import BiremeError
 from bireme.core.progress import step
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
+from bireme.helm.yaml import BlockDumper
 from bireme.plan.instances import CPU_TYPE
 from bireme.plan.topology import expand
 from bireme.provision.costs import estimate, load_prices
 from bireme.provision.eksctl import cluster_config
 from bireme.provision.groups import KINDS, Capacity, Fleet
 from bireme.provision.karpenter import karpenter_objects
-from bireme.provision.text import as_yaml
 
 _cluster_option = click.option(
     "--cluster", "name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster"
@@ -222,7 +223,7 @@ def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: A
     fleet = _as_fleet(app, options, system_nodes=2)
     costs = estimate(fleet.groups, load_prices(app.paths))
     note = "eksctl installs the device plugins of NVIDIA and EFA itself: leave charts/efa-device-plugin out."
-    click.echo(as_yaml([*costs.sentences, note], [cluster_config(fleet, kubernetes, admitted)]), nl=False)
+    _print([*costs.sentences, note], [cluster_config(fleet, kubernetes, admitted)])
 
 
 @cli.command()
@@ -244,7 +245,13 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
     has_overlays = any(group.huge_pages_mib for group in fleet.groups)
     note = ["Karpenter needs its feature gate: --set settings.featureGates.nodeOverlay=true"]
     objects = karpenter_objects(fleet, role or f"KarpenterNodeRole-{fleet.name}")
-    click.echo(as_yaml([*costs.sentences, *(note if has_overlays else [])], objects), nl=False)
+    _print([*costs.sentences, *(note if has_overlays else [])], objects)
+
+
+def _print(sentences: Iterable[str], documents: Iterable[Mapping[str, Any]]) -> None:
+    """Print ``documents`` as YAML that people read, below ``sentences`` as comments."""
+    click.echo("".join(f"# {sentence}\n" for sentence in sentences), nl=False)
+    click.echo(yaml.dump_all(documents, Dumper=BlockDumper, sort_keys=False, width=110), nl=False)
 
 
 @cli.command()

@@ -12,16 +12,17 @@ from bireme.clusters.api import Api, ApiError
 from bireme.core.findings import Finding
 from bireme.core.labels import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from bireme.core.manifests import Manifest
-from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
+from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, pod_requests, quantity
 from bireme.live import admission
 from bireme.live.owners import Owners
 from bireme.live.pods import shorten
 from bireme.live.queue_position import queue_positions, sentence
 from bireme.live.release import Revision
 from bireme.plan.instances import Instance, admits, other_labels
-from bireme.plan.scheduling import tolerated
-from bireme.plan.topology import Plan, fit
-from bireme.plan.workloads import WorkloadKind, kind_of
+from bireme.plan.packing import Room, demand_of
+from bireme.plan.scheduling import takes, tolerated
+from bireme.plan.topology import NEVER, Plan, fit
+from bireme.plan.workloads import PodPlan, WorkloadKind, kind_of
 
 _FORBIDDEN = (401, 403)
 _RESTARTS = 3
@@ -35,6 +36,7 @@ PROVIDERS = {
     HUGE_PAGES: "bireme eksctl --nodes TYPE=NUMBER (the node group sets them aside at boot)",
 }
 """What makes nodes offer a resource."""
+_SMALL = "instance.threadsPerCore=1 where cores have one thread, or more pod.reserve.cpu or .memoryMiB"
 _ADDONS = {"efs.csi.aws.com": "aws-efs-csi-driver", "fsx.csi.aws.com": "aws-fsx-csi-driver"}
 _FAULTS = {
     "ImagePullBackOff": "its image cannot be pulled",
@@ -184,37 +186,34 @@ class Doctor:
         return admission.pods(self.api, self._specs, own, self.plan.namespace)
 
     def _nodes_fit(self) -> Iterator[Finding]:
-        nodes = self._nodes
-        if self.api.find("/apis/karpenter.sh/v1/nodepools"):
-            return  # Karpenter makes the nodes that pods wait for.
-        usable = [node for node in nodes if not node["spec"].get("unschedulable")]
+        usable = [node for node in self._nodes if not node["spec"].get("unschedulable")]
+        # Karpenter makes the nodes that pods wait for, but none that is larger than those of the type.
+        is_made = self.api.find("/apis/karpenter.sh/v1/nodepools") is not None
         offered = [node["status"].get("allocatable") or {} for node in usable]
         wanted = {name for pod in self.plan.pods for name in pod.resources if name in PROVIDERS}
-        for name in sorted(wanted):
-            if not any(quantity(each.get(name, "0")) for each in offered):
-                yield Finding("nodes", f"No node offers {name}, which the job asks for", PROVIDERS[name])
-        counts: dict[str, int] = {}
+        missing = {name for name in wanted if not any(quantity(each.get(name, "0")) for each in offered)}
+        for name in () if is_made else sorted(missing):
+            yield Finding("nodes", f"No node offers {name}, which the job asks for", PROVIDERS[name])
+        rooms: dict[str, list[Mapping[str, str]]] = {}
+        daemons = self.api.get("/apis/apps/v1/daemonsets")["items"]
         for node in usable:
             kind = _labels(node).get(INSTANCE_TYPE_LABEL, "")
-            if kind in self.instances:
-                counts[kind] = counts.get(kind, 0) + 1
-        for kind in sorted(self._types - set(counts)):
-            count = sum(pod.instance_type == kind for pod in self.plan.pods)
-            yield Finding("nodes", f"No node is a {kind}, which {count} pods need", _make(kind, count))
-        if self._types and self._types <= set(counts):
-            for sentence in fit(_bound(self.plan), counts, self.instances):
-                yield Finding("nodes", sentence, _make(*_most(self.plan)))
-        yield from self._taints(usable)
-        yield from self._without_nodes(usable)
+            if kind in self._types and kind in self.instances:
+                rooms.setdefault(kind, []).append(_room(node, daemons))
+        bound = [pod for pod in self.plan.pods if pod.instance_type]
+        for said in fit(bound, rooms, self.instances):
+            if NEVER in said and not any(name in said for name in missing):
+                yield Finding("nodes", said, _SMALL)
+            elif NEVER not in said and not is_made:
+                yield Finding("nodes", said, _make(bound))
+        if not is_made:
+            yield from self._taints(usable)
+            yield from self._without_nodes(usable)
 
     def _taints(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         for spec in self._specs:
             kind = str((spec.get("nodeSelector") or {}).get(INSTANCE_TYPE_LABEL, ""))
-            if kind not in self._types:
-                continue
-            for node in nodes:
-                if _labels(node).get(INSTANCE_TYPE_LABEL) != kind:
-                    continue
+            for node in (each for each in nodes if _labels(each).get(INSTANCE_TYPE_LABEL) == kind):
                 for taint in node["spec"].get("taints") or ():
                     if taint["effect"] != "PreferNoSchedule" and not tolerated(taint, spec):
                         name = node["metadata"]["name"]
@@ -484,19 +483,17 @@ def _zones(volume: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _bound(plan: Plan) -> Plan:
-    """``plan`` without the pods that any node takes."""
-    workloads = (
-        replace(each, pods=tuple(pod for pod in each.pods if pod.instance_type)) for each in plan.workloads
-    )
-    return replace(plan, workloads=tuple(workloads))
+def _room(node: Mapping[str, Any], daemons: Iterable[Mapping[str, Any]]) -> Mapping[str, str]:
+    """What the node offers, less what DaemonSets take of it."""
+    room = Room(node["status"].get("allocatable") or {})
+    for spec in (each["spec"]["template"]["spec"] for each in daemons):
+        if takes(node, spec):
+            room.take(demand_of(pod_requests(spec)))
+    return {name: format_quantity(name, amount) for name, amount in room.free.items()}
 
 
-def _most(plan: Plan) -> tuple[str, int]:
-    kinds = [pod.instance_type for pod in plan.pods if pod.instance_type]
+def _make(bound: Sequence[PodPlan]) -> str:
+    kinds = [str(pod.instance_type) for pod in bound]
     kind = max(kinds, key=kinds.count)
-    return kind, kinds.count(kind)
-
-
-def _make(kind: str, count: int) -> str:
-    return f"bireme eksctl --nodes {kind}={count}, or bireme karpenter --nodes {kind}={count}"
+    nodes = f"--nodes {kind}={kinds.count(kind)}"
+    return f"bireme eksctl {nodes}, or bireme karpenter {nodes}"

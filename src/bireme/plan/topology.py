@@ -23,6 +23,8 @@ from bireme.plan.queues import Queued, queued
 from bireme.plan.storage import Storage, storage_of
 from bireme.plan.workloads import PodPlan, WorkloadPlan, count_in, plan_of, pod_templates, spec_of
 
+NEVER = "can never fit"
+"""In the sentences of `fit`: the nodes are too small, however many there are."""
 # A node of `cpu=NUMBER`, with the memory that `bireme up` gives such nodes.
 _CPU_NODE = Instance(
     CPU_INSTANCE_TYPE,
@@ -152,9 +154,10 @@ def _storage(manifest: Manifest) -> Sequence[Storage]:
 class _Node(Room):
     """A node that is being filled. The huge pages that its pods ask for are taken from its memory."""
 
-    def __init__(self, instance: Instance) -> None:
-        super().__init__(instance.allocatable())
-        self.instance = instance
+    def __init__(self, instance: Instance, offered: Mapping[str, str] | None = None) -> None:
+        self.instance, self.offered = instance, offered or instance.allocatable()
+        super().__init__(self.offered)
+        self.free["memory"] += self.free.pop(HUGE_PAGES, Fraction())
         self.pods: list[PodPlan] = []
 
 
@@ -225,10 +228,14 @@ def _new_node(candidates: Sequence[Instance], demand: Demand) -> _Node:
     return next((node for node in fresh if not node.lacks(demand)), fresh[0])
 
 
-def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance]) -> list[str]:
-    """Why the plan cannot run whole on ``nodes``, as sentences; empty when it can.
+def fit(
+    pods: Iterable[PodPlan],
+    nodes: Mapping[str, int | Sequence[Mapping[str, str]]],
+    instances: Mapping[str, Instance],
+) -> list[str]:
+    """Why not all ``pods`` can run on ``nodes``, as sentences; empty when they can.
 
-    ``nodes``: instance type or ``cpu`` → number.
+    ``nodes``: instance type or ``cpu`` → number, or what each of them offers, as quantities.
 
     Pods that are bound to instance types go there; the others take what is left on the nodes that they may
     run on. Taints and pod affinities are ignored. Nodes are assumed to set
@@ -238,17 +245,20 @@ def fit(plan: Plan, nodes: Mapping[str, int], instances: Mapping[str, Instance])
     if unknown:
         raise BiremeError(f"unknown node type {unknown[0]!r}: {suggestion(unknown[0], instances)}")
     types = {name: _CPU_NODE if name == CPU_TYPE else instances[name] for name in nodes}
-    cluster = [_Node(types[name]) for name, count in nodes.items() for _ in range(count)]
+    cluster = [
+        _Node(types[name], offered)
+        for name, there in nodes.items()
+        for offered in ([None] * there if isinstance(there, int) else there)
+    ]
     problems: list[str] = []
-    for (role, choice), pods in _groups(plan.pods).items():
+    for (role, choice), alike in _groups(pods).items():
         candidates = [node for node in cluster if choice.admits(node.instance.type)]
-        left = _pack(pods, candidates)
-        if left:
-            problems.append(_why(role, choice, pods, left, candidates, instances))
+        if left := _pack(alike, candidates):
+            problems.append(_why(role, choice, alike, left, candidates, instances))
     return problems
 
 
-def _groups(pods: Sequence[PodPlan]) -> dict[tuple[str, NodeChoice], list[PodPlan]]:
+def _groups(pods: Iterable[PodPlan]) -> dict[tuple[str, NodeChoice], list[PodPlan]]:
     """Pods by role and by the nodes they may run on, those with the least choice first."""
     groups: dict[tuple[str, NodeChoice], list[PodPlan]] = defaultdict(list)
 
@@ -283,12 +293,12 @@ def _why(
         return f"{who} cannot be placed: there are no nodes{rest}"
     demand = _demand(left[0])
     where = f"{len(candidates)} {types} {'node' if len(candidates) == 1 else 'nodes'}".replace("  ", " ")
-    fresh = [_Node(node.instance) for node in candidates]
+    fresh = [_Node(node.instance, node.offered) for node in candidates]
     name = _commonest(node.lacks(demand) for node in fresh)
     if name and all(node.lacks(demand) for node in fresh):
         offered = format_quantity(name, max(node.free.get(name, Fraction()) for node in fresh))
         wanted = format_quantity(name, demand[name])
-        return f"{who} can never fit {where}: a pod asks for {wanted} {name}, a whole node has {offered}"
+        return f"{who} {NEVER} {where}: a pod asks for {wanted} {name}, a whole node has {offered}"
     name = _commonest(node.lacks(demand) for node in candidates) or "pods"
     wanted = format_quantity(name, demand[name])
     more = f", {needed} are needed" if types else ""
