@@ -85,7 +85,7 @@ def shape_of(node_type: str, instances: Mapping[str, Instance]) -> NodeShape:
     if node_type not in instances:
         raise BiremeError(f"unknown node type {node_type!r}: {suggestion(node_type, [*instances, CPU_TYPE])}")
     instance = instances[node_type]
-    allocatable = instance.allocatable(instance.huge_pages_mib)
+    allocatable = instance.allocatable(huge_pages=True)
     capacity = allocatable | {"cpu": str(instance.vcpu), "memory": f"{instance.memory_mib}Mi"}
     taint = instance.accelerator.resource
     return NodeShape(node_type, node_type, capacity, allocatable, taint, instance.architecture)

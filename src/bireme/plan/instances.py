@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ from bireme.core.labels import (
 )
 from bireme.core.paths import Paths
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES
-from bireme.helm import values
+from bireme.helm import ChartValues, values
+from bireme.schemas.problems import violations
 
 _GIVEN = frozenset(
     {
@@ -117,17 +121,12 @@ class Instance:
             labels[INSTANCE_GPU_MAKER_LABEL] = "nvidia"
         return labels
 
-    def allocatable(self, huge_pages_mib: int = 0) -> dict[str, str]:
+    def allocatable(self, huge_pages: bool = False) -> dict[str, str]:
         """What a node of this type offers to pods, as Kubernetes quantities.
 
-        ``huge_pages_mib``: 2 MiB huge pages set aside on the node, in MiB; they come out of the memory.
-        Raises BiremeError when they do not fit the memory or are not whole pages.
+        ``huge_pages``: whether it sets its 2 MiB huge pages aside, which come out of the memory.
         """
-        if huge_pages_mib % 2 or not 0 <= huge_pages_mib < self.allocatable_memory_mib:
-            raise BiremeError(
-                f"{huge_pages_mib}Mi huge pages on {self.type}: give an even number of MiB "
-                f"below its {self.allocatable_memory_mib}Mi of allocatable memory"
-            )
+        huge_pages_mib = self.huge_pages_mib if huge_pages else 0
         offer = {
             "cpu": f"{self.allocatable_cpu_millis}m",
             "memory": f"{self.allocatable_memory_mib - huge_pages_mib}Mi",
@@ -292,61 +291,33 @@ def load_instances(paths: Paths) -> Mapping[str, Instance]:
 
 def read_instance(file: Path) -> Instance:
     """The instance of one file ``{instance: {...}}``. Raises BiremeError naming the file and the key."""
-    facts = _Facts(file, "instance", values.read_file(file).get("instance"))
-    accelerator = _Facts(file, "instance.accelerator", facts.given.get("accelerator"))
-    instance = Instance(
-        type=facts.text("type"),
-        accelerator=Accelerator(
-            name=accelerator.text("name"),
-            count=accelerator.whole("count"),
-            memory_mib=accelerator.whole("memoryMiB")
-            if accelerator.given.get("memoryMiB") is not None
-            else None,
-            resource=accelerator.text("resource"),
-            cores=accelerator.whole("cores") if "cores" in accelerator.given else 1,
-        ),
-        efa=facts.whole("efa"),
-        vcpu=facts.whole("vcpu"),
-        memory_mib=facts.whole("memoryMiB"),
-        allocatable_memory_mib=facts.whole("allocatableMemoryMiB"),
-        network_gbps=facts.number("networkGbps"),
-        nvme_gb=facts.whole("nvmeGB"),
-    )
-    if instance.type != file.stem:
+    given = values.read_file(file)
+    for problem in violations(ChartValues(file.name, given, _schema(), ())):
+        raise BiremeError(f"{file}: {problem}")
+    facts, accelerator = given["instance"], given["instance"]["accelerator"]
+    if facts["type"] != file.stem:
         raise BiremeError(
-            f"{file}: instance.type is {instance.type}, so the file should be {instance.type}.yaml"
+            f"{file}: instance.type is {facts['type']}, so the file should be {facts['type']}.yaml"
         )
-    return instance
+    return Instance(
+        type=facts["type"],
+        accelerator=Accelerator(
+            name=accelerator["name"],
+            count=accelerator["count"],
+            memory_mib=accelerator.get("memoryMiB"),
+            resource=accelerator["resource"],
+            cores=accelerator.get("cores", 1),
+        ),
+        efa=facts["efa"],
+        vcpu=facts["vcpu"],
+        memory_mib=facts["memoryMiB"],
+        allocatable_memory_mib=facts["allocatableMemoryMiB"],
+        network_gbps=float(facts["networkGbps"]),
+        nvme_gb=facts["nvmeGB"],
+    )
 
 
-class _Facts:
-    """Typed access to one mapping of a values file, with errors that name the file and the key."""
-
-    def __init__(self, file: Path, prefix: str, given: Any) -> None:
-        if not isinstance(given, dict):
-            raise BiremeError(f"{file}: {prefix} must be a mapping of facts")
-        self.given: Mapping[str, Any] = given
-        self._file = file
-        self._prefix = prefix
-
-    def _wrong(self, key: str, wanted: str) -> BiremeError:
-        given = repr(self.given[key]) if key in self.given else "missing"
-        return BiremeError(f"{self._file}: {self._prefix}.{key} is {given}, it must be {wanted}")
-
-    def text(self, key: str) -> str:
-        value = self.given.get(key)
-        if not isinstance(value, str) or not value:
-            raise self._wrong(key, "a name")
-        return value
-
-    def whole(self, key: str) -> int:
-        value = self.given.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self._wrong(key, "a whole number, 0 or more")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.given.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise self._wrong(key, "a number, 0 or more")
-        return float(value)
+@cache
+def _schema() -> dict[str, Any]:
+    text = resources.files("bireme.plan").joinpath("instance.schema.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))

@@ -64,7 +64,7 @@ def start(cluster: Cluster, toolbox: Toolbox) -> Program:
 def _type(instance: Instance, prices: Prices) -> dict[str, Any]:
     """An instance type as the provider reads it."""
     # Karpenter itself takes huge pages out of the memory.
-    offer = instance.allocatable(instance.huge_pages_mib) | {"memory": instance.allocatable()["memory"]}
+    offer = instance.allocatable(huge_pages=True) | {"memory": instance.allocatable()["memory"]}
     for name, amount in _RESERVED.items():
         offer[name] = format_quantity(name, quantity(offer[name]) + quantity(amount))
     price = prices.on_demand.get(instance.type, _NO_PRICE)

@@ -11,7 +11,6 @@ from bireme.plan.workloads.model import (
     ObservedWorkload,
     WorkloadKind,
     WorkloadPlan,
-    differing,
     role_of,
     spec_of,
 )
@@ -22,6 +21,8 @@ class DaemonSet(WorkloadKind):
 
     name = "DaemonSet"
     api_version = "apps/v1"
+    template_part = "pods, one by one"
+    fixed = frozenset({"selector"})
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         template = spec_of(manifest).get("template") or {}
@@ -46,13 +47,6 @@ class DaemonSet(WorkloadKind):
         if not why:
             return ObservedWorkload(self.name, meta["name"], "")
         return ObservedWorkload(self.name, meta["name"], "Updating", f"is not on all its nodes yet: {why}")
-
-    def parts(self, manifest: Manifest) -> Mapping[str, Any]:
-        parts = spec_of(manifest).items()
-        return {("pods, one by one" if key == "template" else key): value for key, value in parts}
-
-    def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
-        return tuple(part for part in differing(spec_of(live), spec_of(wanted)) if part == "selector")
 
 
 KINDS = (DaemonSet(),)

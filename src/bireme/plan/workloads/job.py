@@ -9,23 +9,21 @@ from bireme.core.labels import JOB_INDEX_LABEL
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
 from bireme.plan.workloads.model import (
-    LONGEST_NAME,
     ObservedWorkload,
     WorkloadKind,
     WorkloadPlan,
     count_in,
     count_of,
-    differing,
     elastic_bounds,
+    ended,
     pod_plans,
     role_of,
     spec_of,
-    true_conditions,
+    too_long_names,
 )
 
 # Completions move with parallelism, and only in an Indexed Job (KEP-3715).
 _COUNTS = frozenset({"parallelism", "completions"})
-_MUTABLE = _COUNTS | {"activeDeadlineSeconds", "backoffLimit", "suspend", "ttlSecondsAfterFinished"}
 
 
 class Job(WorkloadKind):
@@ -34,6 +32,7 @@ class Job(WorkloadKind):
     name = "Job"
     api_version = "batch/v1"
     suspension: ClassVar[Mapping[str, Any]] = {"suspend": True}
+    mutable = _COUNTS | {"activeDeadlineSeconds", "backoffLimit", "suspend", "ttlSecondsAfterFinished"}
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         spec = spec_of(manifest)
@@ -58,13 +57,7 @@ class Job(WorkloadKind):
         return None if index is None else f"{workload}-{index}"
 
     def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
-        name, true = live["metadata"]["name"], true_conditions(live)
-        # Since Kubernetes 1.31 SuccessCriteriaMet or FailureTarget comes before the end itself.
-        if "Complete" in true:
-            return ObservedWorkload(self.name, name, "Complete")
-        if "Failed" in true:
-            return ObservedWorkload(self.name, name, "Failed", true["Failed"])
-        return ObservedWorkload(self.name, name, "")
+        return ended(self, live, "Complete")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         status = live.get("status", {})
@@ -75,7 +68,7 @@ class Job(WorkloadKind):
 
     def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
         before, after = spec_of(live), spec_of(wanted)
-        fixed = tuple(part for part in differing(before, after) if part not in _MUTABLE)
+        fixed = super().refused(live, wanted)
         is_elastic = after.get("completionMode") == "Indexed" and after.get("completions") == after.get(
             "parallelism"
         )
@@ -87,9 +80,7 @@ class Job(WorkloadKind):
         spec, length = spec_of(manifest), len(manifest.name)
         if spec.get("completionMode") == "Indexed":
             length += len(f"-{max(0, count_in(spec, 'completions') - 1)}")
-        if length <= LONGEST_NAME:
-            return None
-        return f"pod names would have {length} characters with their index, {LONGEST_NAME} is the most"
+        return too_long_names(length, "pod", "their index")
 
 
 def pods_at_a_time(spec: Mapping[str, Any]) -> int:

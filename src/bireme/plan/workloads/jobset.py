@@ -9,23 +9,21 @@ from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
 from bireme.plan.workloads.job import pods_at_a_time
 from bireme.plan.workloads.model import (
-    LONGEST_NAME,
     ObservedWorkload,
     PodPlan,
     WorkloadKind,
     WorkloadPlan,
     controller_of,
     count_in,
-    differing,
     elastic_bounds,
+    ended,
     pod_plans,
     role_of,
     spec_of,
-    true_conditions,
+    too_long_names,
 )
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-_MUTABLE = frozenset({"suspend", "ttlSecondsAfterFinished"})
 # What a Job adds to the name of each pod: a dash and five characters.
 _POD_SUFFIX = "-abcde"
 
@@ -36,6 +34,7 @@ class JobSet(WorkloadKind):
     name = "JobSet"
     api_version = "jobset.x-k8s.io/v1alpha2"
     suspension: ClassVar[Mapping[str, Any]] = {"suspend": True}
+    mutable = frozenset({"suspend", "ttlSecondsAfterFinished"})
 
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
         return tuple(_template(group) for group in _groups(manifest))
@@ -60,24 +59,15 @@ class JobSet(WorkloadKind):
         return None if found is None else str(found)
 
     def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
-        name, true = live["metadata"]["name"], true_conditions(live)
-        if "Failed" in true:
-            return ObservedWorkload(self.name, name, "Failed", true["Failed"])
-        return ObservedWorkload(self.name, name, "Complete" if "Completed" in true else "")
+        return ended(self, live, "Completed")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         counts = live.get("status", {}).get("replicatedJobsStatus") or ()
         return not any(group.get("active") for group in counts)
 
-    def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
-        changed = differing(spec_of(live), spec_of(wanted))
-        return tuple(part for part in changed if part not in _MUTABLE)
-
     def name_problem(self, manifest: Manifest) -> str | None:
         length = max((_longest_pod_name(manifest, group) for group in _groups(manifest)), default=0)
-        if length <= LONGEST_NAME:
-            return None
-        return f"pod names would have {length} characters with job and index, {LONGEST_NAME} is the most"
+        return too_long_names(length, "pod", "job and index")
 
 
 def _groups(manifest: Manifest) -> Iterable[Mapping[str, Any]]:

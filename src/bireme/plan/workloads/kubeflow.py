@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from bireme.core.labels import KUBEFLOW_JOB_LABEL
 from bireme.core.manifests import Manifest
 from bireme.plan.workloads.model import (
-    LONGEST_NAME,
     ObservedWorkload,
     WorkloadKind,
     controller_of,
     count_in,
+    ended,
     part_name,
     spec_of,
-    true_conditions,
+    too_long_names,
 )
 
 
@@ -60,10 +60,7 @@ class KubeflowJob(WorkloadKind):
         return str(pod["spec"].get("hostname") or pod["metadata"]["name"])
 
     def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
-        name, true = live["metadata"]["name"], true_conditions(live)
-        if "Failed" in true:
-            return ObservedWorkload(self.name, name, "Failed", true["Failed"])
-        return ObservedWorkload(self.name, name, "Complete" if "Succeeded" in true else "")
+        return ended(self, live, "Succeeded")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         counts = live.get("status", {}).get("replicaStatuses") or {}
@@ -85,7 +82,4 @@ class KubeflowJob(WorkloadKind):
         return len(manifest.name) + max(map(len, last))
 
     def name_problem(self, manifest: Manifest) -> str | None:
-        length = self.longest_host_name(manifest)
-        if length <= LONGEST_NAME:
-            return None
-        return f"host names would have {length} characters with role and index, {LONGEST_NAME} is the most"
+        return too_long_names(self.longest_host_name(manifest), "host", "role and index")

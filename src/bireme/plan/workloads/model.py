@@ -132,6 +132,11 @@ class WorkloadKind(Protocol):
     """The command that gives a cluster the kind, or lists those that it has."""
     suspension: ClassVar[Mapping[str, Any] | None] = None
     """The patch of ``spec`` that stops the pods and keeps the object; None for kinds that are not jobs."""
+    mutable: ClassVar[frozenset[str] | None] = None
+    """The fields of ``spec`` that an update may change, or None for all but the ``fixed`` ones."""
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    template_part: ClassVar[str] = "template"
+    """What people read about a changed template."""
 
     @property
     def plural(self) -> str:
@@ -185,11 +190,14 @@ class WorkloadKind(Protocol):
 
     def parts(self, manifest: Manifest) -> Mapping[str, Any]:
         """What can differ between two versions of the object, except the number of pods, by its name."""
-        return {part_name(key): value for key, value in spec_of(manifest).items() if key != "replicas"}
+        names = {"template": self.template_part}
+        spec = spec_of(manifest).items()
+        return {names.get(key, part_name(key)): value for key, value in spec if key != "replicas"}
 
     def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
         """What differs and cannot change in place."""
-        return ()
+        changed = set(differing(spec_of(live), spec_of(wanted)))
+        return tuple(sorted(changed & self.fixed if self.mutable is None else changed - self.mutable))
 
     def name_problem(self, manifest: Manifest) -> str | None:
         """Why the object's name is too long for what is made from it; None when it is not."""
@@ -315,6 +323,22 @@ def true_conditions(live: Mapping[str, Any]) -> Mapping[str, str]:
     """The conditions of a live object that are true: type → message."""
     conditions = live.get("status", {}).get("conditions") or ()
     return {each["type"]: each.get("message", "") for each in conditions if each["status"] == "True"}
+
+
+def ended(kind: WorkloadKind, live: Mapping[str, Any], complete: str) -> ObservedWorkload:
+    """What the conditions of a live job say: that it has failed, or is done by the one named ``complete``."""
+    name, true = live["metadata"]["name"], true_conditions(live)
+    # Since Kubernetes 1.31 SuccessCriteriaMet or FailureTarget comes before the end itself.
+    if "Failed" in true and complete not in true:
+        return ObservedWorkload(kind.name, name, "Failed", true["Failed"])
+    return ObservedWorkload(kind.name, name, "Complete" if complete in true else "")
+
+
+def too_long_names(length: int, names: str, what: str) -> str | None:
+    """The sentence about ``names`` that have ``length`` characters with ``what``, or None when they fit."""
+    if length <= LONGEST_NAME:
+        return None
+    return f"{names} names would have {length} characters with {what}, {LONGEST_NAME} is the most"
 
 
 def too_long(manifest: Manifest, limit: int, why: str = "") -> str | None:

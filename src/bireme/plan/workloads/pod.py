@@ -11,14 +11,10 @@ from bireme.plan.workloads.model import (
     WorkloadKind,
     WorkloadPlan,
     controller_of,
-    differing,
     pod_plans,
     role_of,
     spec_of,
 )
-
-# Of the containers only the images can change, which is not looked at here.
-_MUTABLE = frozenset({"activeDeadlineSeconds", "containers", "initContainers", "tolerations"})
 
 
 class Pod(WorkloadKind):
@@ -27,6 +23,8 @@ class Pod(WorkloadKind):
     name = "Pod"
     api_version = "v1"
     has_state = False
+    # Of the containers only the images can change, which is not looked at here.
+    mutable = frozenset({"activeDeadlineSeconds", "containers", "initContainers", "tolerations"})
 
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
         return (manifest,)
@@ -42,10 +40,6 @@ class Pod(WorkloadKind):
 
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         return workload
-
-    def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
-        changed = differing(spec_of(live), spec_of(wanted))
-        return tuple(part for part in changed if part not in _MUTABLE)
 
 
 KINDS = (Pod(),)

@@ -14,7 +14,6 @@ from bireme.plan.workloads.model import (
     WorkloadPlan,
     controller_of,
     count_in,
-    differing,
     pod_plans,
     role_of,
     spec_of,
@@ -27,6 +26,8 @@ class Replicated(WorkloadKind):
 
     api_version = "apps/v1"
     has_hostnames = False
+    template_part = "pods, one by one"
+    fixed = frozenset({"selector"})
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         spec = spec_of(manifest)
@@ -47,13 +48,6 @@ class Replicated(WorkloadKind):
             return ObservedWorkload(self.name, meta["name"], "", replicas=wanted)
         message = "is still replacing pods of its last version"
         return ObservedWorkload(self.name, meta["name"], "Updating", message, wanted)
-
-    def parts(self, manifest: Manifest) -> Mapping[str, Any]:
-        parts = super().parts(manifest)
-        return {("pods, one by one" if key == "template" else key): value for key, value in parts.items()}
-
-    def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
-        return tuple(part for part in differing(spec_of(live), spec_of(wanted)) if part == "selector")
 
 
 class StatefulSet(Replicated):
@@ -84,10 +78,6 @@ class StatefulSet(Replicated):
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         return str(pod["metadata"]["name"])
 
-    def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
-        changed = differing(spec_of(live), spec_of(wanted))
-        return tuple(part for part in changed if part not in self.mutable)
-
     def name_problem(self, manifest: Manifest) -> str | None:
         return too_long(manifest, 52, "its controller adds an 11-character revision hash")
 
@@ -111,10 +101,7 @@ class ReplicaSet(Replicated):
 
     name = "ReplicaSet"
     has_state = False
-
-    def parts(self, manifest: Manifest) -> Mapping[str, Any]:
-        parts = WorkloadKind.parts(self, manifest)
-        return {("pods made from now on" if key == "template" else key): each for key, each in parts.items()}
+    template_part = "pods made from now on"
 
 
 KINDS = (StatefulSet(), Deployment(), ReplicaSet())
