@@ -311,7 +311,7 @@ def test_a_sync_leaves_the_number_of_workers_to_the_autoscaler(team: Team, tmp_p
     grown = team.pods(NAME)
     job.refresh()
     until(lambda: job.is_synced, what=lambda: "the number to be no difference")
-    job.change(jobLabels={"team": "vision"})
+    job.change(job={"labels": {"team": "vision"}})
     until(
         lambda: team.cluster.api.get(path)["metadata"]["labels"].get("team") == "vision" and job.is_synced,
         what=lambda: "the change to be synced",

@@ -120,7 +120,8 @@ def install(
 
     def _install(workload: str, **values: Any) -> str:
         # Only what this machine lacks is reduced. Images and devices stay as the command has them.
-        here = {key: kind_values[key] for key in ("resources", "hugePages", "shm")}
+        here = {"resources": kind_values["resources"]}
+        here["pod"] = {key: kind_values["pod"][key] for key in ("hugePages", "shm")}
         here["etcd"] = {"resources": kind_values["etcd"]["resources"]}
         small = tmp_path / "small.yaml"
         small.write_text(yaml.safe_dump({**here, "global": {"imageRegistry": registry}, **values}))
