@@ -17,7 +17,7 @@ from bireme.live.release import Revision
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
-from tests.support import controllers
+from tests.support import controllers, faults
 from tests.support.processes import autoscaler
 from tests.support.waiting import until
 
@@ -337,3 +337,32 @@ def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues
         with queues.cluster.api.watch(job.rpartition("/")[0], 10, resourceVersion=version) as events:
             counts = {each["object"]["spec"]["parallelism"] for each in events}
         assert max(counts) == 3, log.read_text()
+
+
+def test_the_workload_llm_efa_starts_as_a_whole_on_the_nodes_of_its_capacity_block(queues: Queues) -> None:
+    cluster, block = queues.cluster, "cr-0123456789abcdef0"
+    cluster.add_claim("fsx-pvc")
+    names = cluster.add_nodes("p5.48xlarge", 17)
+    labels = {"karpenter.sh/capacity-type": "reserved", "karpenter.k8s.aws/capacity-reservation-id": block}
+    for name in names[1:]:
+        cluster.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
+    try:
+        labels = {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+        queues.make("resourceflavors", "p5", {"spec": {"nodeLabels": labels}})
+        queues.queue("training", nodes=16, flavor="p5")
+        queues.releases.append("llm")
+        request = queues.request_for(
+            "torch-elastic",
+            instance="p5.48xlarge",
+            workload="llm-efa",
+            release="llm",
+            namespace="default",
+            sets=[f"placement.reservationId={block}"],
+        )
+        status = queues.deployer.install(request, 120)
+        assert [each.sentence for each in status.differences] == []
+        assert {pod["spec"]["nodeName"] for pod in queues.pods("llm")} == set(names[1:])
+        queues.uninstall("llm")
+    finally:
+        for name in names:
+            faults.remove_node(cluster, name)

@@ -32,6 +32,11 @@ INSTANCES = [name for name in TYPES if name not in set().union(*SIZES_ALIKE.valu
 WORKLOADS = {
     "imagenet-efa": "torch-elastic",
     "imagenet-fsx": "torch-elastic",
+    "llm-efa": "torch-elastic",
+    "llm-spot": "torch-elastic",
+    "megatron": "torch-elastic",
+    "neuron": "torch-elastic",
+    "jax": "torch-elastic",
     "efs-volume": "efs",
     "imagenet": "dataset",
     "coco-2017": "dataset",
@@ -46,6 +51,11 @@ WORKLOADS = {
 }
 # Workloads that are rendered for a few types only: with EFA, without it, and as published.
 SOME = {
+    "llm-efa": ("p5.48xlarge", "p6-b200.48xlarge"),
+    "llm-spot": ("g6e.12xlarge", "g6e.48xlarge"),
+    "megatron": ("p5.48xlarge",),
+    "neuron": ("trn1.32xlarge", "trn2.48xlarge"),
+    "jax": ("g6e.48xlarge", "p5.48xlarge"),
     "keras-digits": (None, "p3.8xlarge"),
     "maskrcnn-tensorpack": ("p3.16xlarge", "p3dn.24xlarge"),
     "maskrcnn-optimized": ("p3.16xlarge", "p3dn.24xlarge"),
