@@ -97,6 +97,9 @@ cd {{ $staging | squote }}
 The fields of the Job's spec that do not change in place.
 */}}
 {{- define "dataset.jobSpec" -}}
+{{- include "common.once" (dict "root" . "template" "dataset.jobSpec.text" "arguments" .) }}
+{{- end }}
+{{- define "dataset.jobSpec.text" -}}
 completionMode: Indexed
 completions: {{ int64 .Values.workers }}
 parallelism: {{ int64 .Values.workers }}
@@ -197,5 +200,8 @@ template:
 {{- end }}
 
 {{- define "dataset.immutableParts" -}}
+{{- include "common.once" (dict "root" . "template" "dataset.immutableParts.text" "arguments" .) }}
+{{- end }}
+{{- define "dataset.immutableParts.text" -}}
 {{- include "common.immutable.jobParts" (dict "spec" (include "dataset.jobSpec" . | fromYaml)) }}
 {{- end }}

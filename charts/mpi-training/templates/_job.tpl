@@ -2,6 +2,9 @@
 The fields of the Job's spec that do not change in place. job.yaml has the others.
 */}}
 {{- define "mpi-training.jobSpec" -}}
+{{- include "common.once" (dict "root" . "template" "mpi-training.jobSpec.text" "arguments" .) }}
+{{- end }}
+{{- define "mpi-training.jobSpec.text" -}}
 completionMode: Indexed
 {{- if .Values.elastic.maxWorkers }}
 # Workers come and go, so each pod has starts of its own.
@@ -22,6 +25,9 @@ template:
 The fields of the MPIJob's spec that the operator reads only when it starts pods. mpijob.yaml has the others.
 */}}
 {{- define "mpi-training.mpiJobSpec" -}}
+{{- include "common.once" (dict "root" . "template" "mpi-training.mpiJobSpec.text" "arguments" .) }}
+{{- end }}
+{{- define "mpi-training.mpiJobSpec.text" -}}
 {{- $worker := include "training.worker" (dict "root" .) | fromJson -}}
 mpiImplementation: {{ .Values.mpi.implementation | quote }}
 slotsPerWorker: {{ int64 $worker.processes }}
@@ -46,6 +52,9 @@ The parts that must not change while the job runs, as JSON {part: content}. The 
 the job is elastic.
 */}}
 {{- define "mpi-training.immutableParts" -}}
+{{- include "common.once" (dict "root" . "template" "mpi-training.immutableParts.text" "arguments" .) }}
+{{- end }}
+{{- define "mpi-training.immutableParts.text" -}}
 {{- $parts := ternary dict (dict "workers" (int64 .Values.workers)) (not (empty .Values.elastic.maxWorkers)) }}
 {{- if include "mpi-training.isMpiJob" . }}
 {{- $spec := include "mpi-training.mpiJobSpec" . | fromYaml }}

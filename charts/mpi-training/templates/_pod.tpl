@@ -3,6 +3,9 @@ The template of a pod: {metadata, spec}.
 Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, whose index 0 is the launcher).
 */}}
 {{- define "mpi-training.pod" -}}
+{{- include "common.once" (dict "root" .root "template" "mpi-training.pod.text" "key" .role "arguments" .) }}
+{{- end }}
+{{- define "mpi-training.pod.text" -}}
 {{- $view := set (omit .root "Values") "Values" (include "mpi-training.values" . | fromJson) }}
 {{- $worker := include "training.worker" (dict "root" $view) | fromJson }}
 {{- $script := include "mpi-training.script" .root }}

@@ -3,6 +3,9 @@ The fields of the spec of a role's Job that do not change in place. paddle.job h
 Arguments: root, role (server or trainer).
 */}}
 {{- define "paddle.jobSpec" -}}
+{{- include "common.once" (dict "root" .root "template" "paddle.jobSpec.text" "key" .role "arguments" .) }}
+{{- end }}
+{{- define "paddle.jobSpec.text" -}}
 {{- $v := .root.Values }}
 {{- $view := set (omit .root "Values") "Values" (include "paddle.values" . | fromJson) }}
 {{- $worker := ternary dict (include "training.worker" (dict "root" $view) | fromJson) (eq .role "server") }}
@@ -21,6 +24,9 @@ template:
 Arguments: root, role.
 */}}
 {{- define "paddle.immutableParts" -}}
+{{- include "common.once" (dict "root" .root "template" "paddle.immutableParts.text" "key" .role "arguments" .) }}
+{{- end }}
+{{- define "paddle.immutableParts.text" -}}
 {{- $parts := include "common.immutable.jobParts" (dict "spec" (include "paddle.jobSpec" . | fromYaml)) | fromJson }}
 {{- toJson (set $parts "number of pservers" (include "paddle.servers" .root)) }}
 {{- end }}

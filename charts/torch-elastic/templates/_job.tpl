@@ -2,6 +2,9 @@
 The fields of the Job's spec that do not change in place. job.yaml has the others.
 */}}
 {{- define "torch-elastic.jobSpec" -}}
+{{- include "common.once" (dict "root" . "template" "torch-elastic.jobSpec.text" "arguments" .) }}
+{{- end }}
+{{- define "torch-elastic.jobSpec.text" -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.recovery.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
@@ -27,5 +30,8 @@ template:
 {{- end }}
 
 {{- define "torch-elastic.immutableParts" -}}
+{{- include "common.once" (dict "root" . "template" "torch-elastic.immutableParts.text" "arguments" .) }}
+{{- end }}
+{{- define "torch-elastic.immutableParts.text" -}}
 {{- include "common.immutable.jobParts" (dict "spec" (include "torch-elastic.jobSpec" . | fromYaml)) }}
 {{- end }}
