@@ -25,6 +25,13 @@ def test_a_disruption_budget_lets_drains_evict_one_of_three_members(
     assert budget["spec"]["maxUnavailable"] == 1
 
 
+@pytest.mark.parametrize("chart", ["etcd", "torch-elastic"])
+def test_autoscalers_move_no_member(render: Callable[..., Render], chart: str) -> None:
+    annotations = stateful_set(render(chart))["template"]["metadata"]["annotations"]
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
 def test_more_replicas_do_not_change_the_pods_of_existing_members(
     render: Callable[..., Render],
 ) -> None:

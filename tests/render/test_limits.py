@@ -214,7 +214,7 @@ def test_tensorboard_is_placed_by_values_of_its_own(render: Callable[..., Render
         "monitoring.tensorboard.tolerations[0].key=team",
     ]
     spec = the(render(chart, sets=sets), "Deployment")["spec"]["template"]["spec"]
-    assert dict(spec["nodeSelector"]) == {"pool": "cpu"}
+    assert dict(spec["nodeSelector"]) == {"pool": "cpu", "kubernetes.io/os": "linux"}
     assert [dict(each) for each in spec["tolerations"]] == [{"key": "team"}]
 
 

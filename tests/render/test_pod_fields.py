@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -516,3 +517,38 @@ def test_argument_groups_of_several_files_add_to_each_other(
 def test_running_as_root_leaves_the_number_of_workers_alone(renderer: Renderer, request_for: Request) -> None:
     request = request_for("mpi-training", files=["values/mpi-as-root.yaml"], values=IMAGE["mpi-training"])
     assert job_of("mpi-training", renderer.render(request))["spec"]["completions"] == 1
+
+
+@pytest.mark.parametrize(
+    ("chart", "sets"),
+    [
+        ("etcd", []),
+        ("mpijob", []),
+        ("autoscaler", ["image.registry=registry.example"]),
+        ("dataset", ["sources[0].url=s3://bucket/data", "claim.name=data", "claim.path=photos"]),
+        ("torch-elastic", ["data.dispatcher.enabled=true", "etcd.persistence.enabled=true"]),
+    ],
+)
+def test_pods_that_are_for_no_instance_type_run_on_linux(
+    render: Callable[..., Render], chart: str, sets: list[str]
+) -> None:
+    pods = [
+        each["spec"]["template"]["spec"]
+        for each in render(
+            chart, instance="p4d.24xlarge" if chart == "torch-elastic" else None, sets=sets
+        ).manifests
+        if each.kind in ("Deployment", "StatefulSet", "Job") and not each.is_hook
+    ]
+    known = {"kubernetes.io/os", "node.kubernetes.io/instance-type"}
+    assert pods
+    assert [pod for pod in pods if not known & set(pod.get("nodeSelector", {}))] == []
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+def test_workers_without_an_instance_type_ask_for_something(
+    render: Callable[..., Render], chart: str
+) -> None:
+    sets = ["image.repository=team/train", "image.tag=v1"]
+    job = the(render(chart, sets=sets), "Job").thaw()
+    (worker,) = job["spec"]["template"]["spec"]["containers"]
+    assert set(worker["resources"]["requests"]) == {"cpu", "memory"}

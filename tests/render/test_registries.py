@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import publish
@@ -47,10 +48,14 @@ def test_each_upstream_can_have_a_registry_of_its_own(render: Callable[..., Rend
     assert "rest.example.com/bireme/torch:0.1.0" in images(render("torch-elastic", sets=[*sets, *ours]))
 
 
+def pushed_by(scripts: list[str]) -> set[str]:
+    """What is in the registry afterwards."""
+    return set(re.findall(r"(?:--tag|^crane copy \S+) (\S+)", "\n".join(scripts), re.MULTILINE))
+
+
 def test_with_a_mirror_what_is_pulled_is_what_was_pushed(render: Callable[..., Render]) -> None:
     """The README's command, with the one value that `make images MIRROR=1` is for."""
-    said = publish.steps("ghcr.io/team", ROOT, mirror=True)
-    pushed = {line.split()[-1] for line in said if line.startswith(("docker push ", "crane copy "))}
+    pushed = pushed_by(publish.steps("ghcr.io/team", ROOT, mirror=True))
     rendered = render(
         "torch-elastic",
         instance="p4d.24xlarge",
@@ -65,7 +70,9 @@ def test_a_mirror_has_every_image_of_others_that_ci_values_name(matrix: Matrix) 
     plugin = "/eks/aws-efa-k8s-device-plugin:"  # It has a registry for each region.
     wanted = {image for image in rendered if "bireme/" not in image and plugin not in image}
     assert len(wanted) >= 7
-    said = publish.steps("ghcr.io/team", ROOT, mirror=True)
+    said = [
+        line for script in publish.steps("ghcr.io/team", ROOT, mirror=True) for line in script.splitlines()
+    ]
     copies = [line.split()[2:] for line in said if line.startswith("crane copy ")]
     sources = {source for source, _ in copies}
     (of_eks,) = (source for source in sources if "/eks/" in source)
@@ -76,9 +83,7 @@ def test_a_mirror_has_every_image_of_others_that_ci_values_name(matrix: Matrix) 
 
 
 def test_without_a_mirror_only_our_images_are_pulled_from_there(render: Callable[..., Render]) -> None:
-    pushed = {
-        line.split()[-1] for line in publish.steps("ghcr.io/team", ROOT) if line.startswith("docker push ")
-    }
+    pushed = pushed_by(publish.steps("ghcr.io/team", ROOT))
     rendered = render(
         "torch-elastic",
         instance="p4d.24xlarge",

@@ -304,7 +304,7 @@ def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
     job = trainers(render(chart, instance=instance, sets=sets))
     pod = job["template"]["spec"]
     main = pod["containers"][0]
-    assert environment_of(main).get("NCCL_NET_PLUGIN") == ("ofi" if wish else None)
+    assert "NCCL_NET_PLUGIN" not in environment_of(main)
     assert environment_of(main)["BIREME_ACCELERATORS"] == "nvidia.com/gpu"
     assert "BIREME_EFA" not in environment_of(main)
     found = [each for each in pod.get("initContainers", ()) if each["name"] == "devices"]
@@ -317,7 +317,7 @@ def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
         return
     (devices,) = found
     assert environment_of(devices)["BIREME_EFA"] == wish
-    assert environment_of(devices)["NCCL_NET_PLUGIN"] == "ofi"
+    assert environment_of(devices)["BIREME_ACCELERATORS"] == "nvidia.com/gpu"
     for field in ("image", "resources", "securityContext", "volumeMounts"):
         assert devices[field] == main[field]
 

@@ -28,11 +28,12 @@ class Container:
         self.file("sys/class/infiniband/rdmap16s27")
         self.file("lib/libfabric.so.1")
         self.file(f"lib/{PLUGIN}")
+        self.limits("unlimited")
         self.program("fi_info", "echo provider: efa")
         self.env = {
             "PATH": str(root / "bin"),
             "LD_LIBRARY_PATH": str(root / "lib"),
-            "NCCL_NET_PLUGIN": "ofi",
+            "BIREME_ACCELERATORS": "nvidia.com/gpu",
             "BIREME_EFA": "required",
         }
 
@@ -44,6 +45,12 @@ class Container:
 
     def program(self, name: str, does: str) -> None:
         self.file(f"bin/{name}", f"#!/bin/sh\n{does}\n").chmod(0o755)
+
+    def limits(self, locked: str, rights: int = 0) -> None:
+        """What the kernel says of a process: how much memory it may lock, and its capabilities."""
+        line = f"Max locked memory         {locked:<20} {locked:<20} bytes"
+        self.file("proc/self/limits", f"Max processes             10      10      processes\n{line}\n")
+        self.file("proc/self/status", f"Name:\tpython3\nCapEff:\t{rights:016x}\n")
 
     def without(self, *names: str) -> None:
         for name in names:
@@ -91,7 +98,49 @@ def test_what_fi_info_says_is_passed_on(container: Container) -> None:
 
 def test_workers_without_nccl_need_no_plugin(container: Container) -> None:
     container.without(f"lib/{PLUGIN}")
-    assert container.lack(NCCL_NET_PLUGIN="") is None
+    assert container.lack(BIREME_ACCELERATORS="aws.amazon.com/neuron") is None
+
+
+@pytest.mark.parametrize(
+    ("library", "given", "taken"),
+    [
+        ("libnccl-net-ofi.so", {}, "ofi"),
+        ("libnccl-net-aws-ofi.so", {}, "aws-ofi"),
+        ("libnccl-net.so", {}, None),
+        ("libnccl-net-aws-ofi.so", {"NCCL_NET_PLUGIN": "aws-ofi"}, "aws-ofi"),
+        ("libnccl-net-own.so", {"NCCL_NET_PLUGIN": "own"}, "own"),
+        ("libnccl-net-ofi.so", {"NCCL_NET_PLUGIN": "none"}, "none"),
+        ("libnccl-net-ofi.so", {"BIREME_ACCELERATORS": ""}, None),
+        ("libnccl-net-other.so", {"BIREME_EFA": ""}, None),
+    ],
+)
+def test_nccl_takes_the_plugin_that_the_image_has_unless_somebody_names_one(
+    container: Container, library: str, given: dict[str, str], taken: str | None
+) -> None:
+    said: list[str] = []
+    container.without(f"lib/{PLUGIN}")
+    container.file(f"lib/{library}")
+    env = devices.for_processes({**container.env, **given}, said.append, container.root)
+    assert env.get("NCCL_NET_PLUGIN") == taken
+    assert len(said) == (taken is not None and not given)
+
+
+def test_a_worker_without_efa_is_told_of_no_plugin(container: Container) -> None:
+    container.without("dev/infiniband/uverbs0")
+    env = {**container.env, "BIREME_EFA": ""}
+    assert devices.for_processes(env, print, container.root) == env
+
+
+def test_efa_needs_memory_that_a_process_may_lock(container: Container) -> None:
+    container.limits("8388608")
+    lack = container.lack()
+    assert lack is not None
+    assert lack.sentence.startswith("a process may lock 8192 KiB of memory")
+    assert lack.code == TEMPORARY
+    container.limits("8388608", rights=1 << 14)
+    assert container.lack() is None, "CAP_IPC_LOCK knows no limit"
+    container.limits("68719476736")
+    assert container.lack() is None
 
 
 def test_efa_that_was_not_asked_for_is_not_looked_for(container: Container) -> None:

@@ -55,6 +55,7 @@ spec:
     spec:
       automountServiceAccountToken: false
       enableServiceLinks: false
+      nodeSelector: {kubernetes.io/os: linux}
       {{- include "common.imagePullSecrets" (dict "root" $root) | nindent 6 }}
       securityContext:
         {{- toYaml $v.podSecurityContext | nindent 8 }}

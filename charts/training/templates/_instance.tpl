@@ -92,10 +92,12 @@ Arguments: root, worker (the result of training.worker).
 {{- range $name, $devices := $root.Values.pod.resourceClaimTemplates }}
 {{- $_ := set $resources "claims" (append ($resources.claims | default list) (dict "name" $name)) }}
 {{- end }}
-{{- if or $resources.limits $resources.requests $resources.claims -}}
+{{- /* A quota on requests, or a policy that wants them, refuses containers without any. */}}
+{{- if not (or $resources.limits $resources.requests $resources.claims) }}
+{{- $_ := set $resources "requests" (dict "cpu" "100m" "memory" "256Mi") }}
+{{- end -}}
 resources:
   {{- toYaml $resources | nindent 2 }}
-{{- end }}
 {{- end }}
 
 {{/*
@@ -180,7 +182,7 @@ Arguments: root, worker, containers (YAML; the first is the worker's).
 {{- $env := include "training.devices" . | fromYamlArray }}
 {{- if $env }}
 {{- $main := first (.containers | fromYamlArray) }}
-{{- range $main.env }}{{ if not (regexMatch "^(BIREME|PET)_" .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
+{{- range $main.env }}{{ if or (eq .name "BIREME_ACCELERATORS") (not (regexMatch "^(BIREME|PET)_" .name)) }}{{ $env = append $env . }}{{ end }}{{ end }}
 {{- $own := pick $main "image" "imagePullPolicy" "resources" "securityContext" "volumeMounts" }}
 {{- $command := list .root.Values.launch.python "-m" "bireme_runtime.process.devices" }}
 {{- toYaml (list (merge (dict "name" "devices" "command" $command "env" $env) $own)) }}
@@ -189,7 +191,7 @@ Arguments: root, worker, containers (YAML; the first is the worker's).
 
 {{/*
 Network settings for the instance family, as JSON {name: value}. Sources: the EFA notes of
-awslabs/awsome-distributed-ai and aws-do-eks issue 54; NCCL_NET_PLUGIN: release notes of aws-ofi-nccl 1.15. Settings that current versions of libfabric and NCCL choose
+awslabs/awsome-distributed-ai and aws-do-eks issue 54. NCCL's plugin for EFA has its name from the image: the runtime looks for it. Settings that current versions of libfabric and NCCL choose
 correctly (provider, protocol, device RDMA, fork safety) are left to them.
 Arguments: worker.
 */}}
@@ -204,9 +206,6 @@ Arguments: worker.
 {{- end }}
 {{- if and (gt (int64 $worker.efa) 0) (not $worker.hugePages) }}
 {{- $_ := set $env "FI_EFA_USE_HUGE_PAGE" "0" }}
-{{- end }}
-{{- if and (gt (int64 $worker.efa) 0) (eq $worker.resource "nvidia.com/gpu") }}
-{{- $_ := set $env "NCCL_NET_PLUGIN" "ofi" }}
 {{- end }}
 {{- toJson $env }}
 {{- end }}

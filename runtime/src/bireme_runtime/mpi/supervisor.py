@@ -67,8 +67,7 @@ def _role(env: Mapping[str, str]) -> str:
 def _run(role: str, argv: list[str], env: Mapping[str, str]) -> int:
     if role == "check":
         return _check(env)
-    env = {**env, **for_trainers(env)}
-    devices.check_efa(env, say)
+    env = devices.for_processes({**env, **for_trainers(env)}, say)
     if role == "worker":
         return _work(env)
     return _launch(argv, env)

@@ -83,7 +83,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         return USAGE
     children.take_charge()
     try:
-        devices.check_efa(env, say)
+        env = devices.for_processes(env, say)
         return roles[role](PaddleSettings.from_env(role, env), command, env).run()
     except Stop as stop:
         say(str(stop))

@@ -22,6 +22,16 @@ from bireme_runtime.process.log import Say, last_words, log_of
 
 _FI_INFO = "/opt/amazon/efa/bin/fi_info"
 _ASK_SECONDS = 60
+# aws-ofi-nccl as its own packages and NVIDIA's images call it, and the one that NCCL takes by itself.
+_PLUGINS = ("libnccl-net-ofi.so", "libnccl-net-aws-ofi.so", "libnccl-net.so")
+_PARTS = {
+    "dev/infiniband/uverbs*": "/dev/infiniband has no uverbs device, which the EFA device plugin gives to "
+    "a pod that requests vpc.amazonaws.com/efa (charts/efa-device-plugin)",
+    "sys/class/infiniband/*": "/sys/class/infiniband is empty: "
+    "this node's kernel has not loaded the EFA driver",
+}
+_LEAST_LOCKED = 2**30
+_CAP_IPC_LOCK = 14
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,20 @@ def check_efa(env: Mapping[str, str], say: Say, root: Path = Path("/")) -> str:
     return sentence
 
 
+def for_processes(env: Mapping[str, str], say: Say, root: Path = Path("/")) -> Mapping[str, str]:
+    """``env`` for the worker's processes, with NCCL_NET_PLUGIN where only the image's name for it is known.
+
+    Looks for EFA first; raises Stop like `check_efa`. What the values or the image say stays.
+    """
+    check_efa(env, say, root)
+    is_open = not env.get("NCCL_NET_PLUGIN") and any(root.glob("dev/infiniband/uverbs*"))
+    found = (_plugin(env) or "") if is_open else ""
+    name = found.removeprefix("libnccl-net").removesuffix(".so").lstrip("-")
+    if name:
+        say(f"NCCL takes the image's plugin for EFA: NCCL_NET_PLUGIN={name}")
+    return {**env, "NCCL_NET_PLUGIN": name} if name else env
+
+
 def main(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
     """Look for EFA and leave in the pod's status what is missing; returns the exit code."""
     say = log_of("devices")
@@ -62,17 +86,10 @@ def main(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
 
 def efa_lack(env: Mapping[str, str], root: Path = Path("/")) -> Lack | None:
     """The first thing that is missing for EFA; None if all is there."""
-    if not any(root.glob("dev/infiniband/uverbs*")):
-        return Lack(
-            "/dev/infiniband has no uverbs device, which the EFA device plugin gives to a pod that requests "
-            "vpc.amazonaws.com/efa (charts/efa-device-plugin)",
-            TEMPORARY,
-        )
-    if not any(root.glob("sys/class/infiniband/*")):
-        return Lack(
-            "/sys/class/infiniband is empty: this node's kernel has not loaded the EFA driver", TEMPORARY
-        )
-    return _provider_lack(env, root) or _plugin_lack(env)
+    for pattern, sentence in _PARTS.items():
+        if not any(root.glob(pattern)):
+            return Lack(sentence, TEMPORARY)
+    return _memory_lack(root) or _provider_lack(env, root) or _plugin_lack(env)
 
 
 def _provider_lack(env: Mapping[str, str], root: Path) -> Lack | None:
@@ -83,32 +100,41 @@ def _provider_lack(env: Mapping[str, str], root: Path) -> Lack | None:
         missing = "the image has no libfabric with an EFA provider (images/efa.sh installs it)"
         return None if has_library("libfabric.so.1", env) else Lack(missing, CONFIG)
     try:
-        asked = subprocess.run(
-            [program, "-p", "efa"],
-            env=dict(env),
-            capture_output=True,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=False,
-        )
+        asked = _ask(program, "-p", "efa", env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Lack(f"fi_info -p efa does not answer: {error}", TEMPORARY)
     if asked.returncode:
-        words = (asked.stderr or asked.stdout).strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
-        return Lack(f"libfabric finds no EFA provider (fi_info -p efa: {words[0]})", TEMPORARY)
+        return Lack(f"libfabric finds no EFA provider (fi_info -p efa: {_last_line(asked)})", TEMPORARY)
     return None
 
 
-def _plugin_lack(env: Mapping[str, str]) -> Lack | None:
-    """Only workers with GPUs have NCCL; the chart sets NCCL_NET_PLUGIN for them."""
+def _plugin(env: Mapping[str, str]) -> str | None:
+    """The library that NCCL is told to take or that the image has; "" if it has none, None without NCCL."""
     name = env.get("NCCL_NET_PLUGIN", "")
-    if not name or "/" in name or name == "none":
+    if env.get("BIREME_ACCELERATORS") != "nvidia.com/gpu" or "/" in name or name == "none":
         return None
-    library = name if name.endswith(".so") else f"libnccl-net-{name}.so"
-    if has_library(library, env):
+    named = (name if name.endswith(".so") else f"libnccl-net-{name}.so",)
+    return next((each for each in (named if name else _PLUGINS) if has_library(each, env)), "")
+
+
+def _plugin_lack(env: Mapping[str, str]) -> Lack | None:
+    if _plugin(env) != "":
         return None
-    needed = "aws-ofi-nccl 1.15 or newer, which images/efa.sh installs"
+    library = env.get("NCCL_NET_PLUGIN") or _PLUGINS[0]
+    needed = "aws-ofi-nccl, which images/efa.sh installs"
     return Lack(f"the image has no {library}, NCCL's plugin for EFA ({needed})", CONFIG)
+
+
+def _memory_lack(root: Path) -> Lack | None:
+    """EFA registers memory, which the kernel locks. Kubernetes has no field for that limit."""
+    limits, status = ((root / "proc/self" / name).read_text() for name in ("limits", "status"))
+    limit = re.search(r"^Max locked memory +(\d+)", limits, re.MULTILINE)
+    rights = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    has_right = rights is not None and int(rights[1], 16) >> _CAP_IPC_LOCK & 1
+    if limit is None or has_right or int(limit[1]) >= _LEAST_LOCKED:
+        return None
+    locks = f"a process may lock {int(limit[1]) // 1024} KiB of memory, and EFA needs more than a GiB"
+    return Lack(f"{locks}: the node's containerd needs LimitMEMLOCK=infinity (docs/gpu.md)", TEMPORARY)
 
 
 def has_library(name: str, env: Mapping[str, str]) -> bool:
@@ -119,8 +145,16 @@ def has_library(name: str, env: Mapping[str, str]) -> bool:
     ldconfig = shutil.which("ldconfig", path=f"{env.get('PATH', '')}:/usr/sbin:/sbin")
     if not ldconfig:
         return False
-    known = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=False).stdout
+    known = _ask(ldconfig, "-p").stdout
     return any(line.split(" ", 1)[0] == name for line in map(str.strip, known.splitlines()))
+
+
+def _ask(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+
+
+def _last_line(asked: subprocess.CompletedProcess[str]) -> str:
+    return [f"exit code {asked.returncode}", *(asked.stdout + asked.stderr).strip().splitlines()][-1]
 
 
 class GpuError(Exception):
@@ -137,14 +171,11 @@ def query_gpus(env: Mapping[str, str], *fields: str) -> list[list[str]] | None:
         return None
     query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        asked = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
-        )
+        asked = _ask(program, *query)
     except subprocess.TimeoutExpired:
         raise GpuError(f"nvidia-smi does not answer within {_ASK_SECONDS} s") from None
     if asked.returncode:
-        last = (asked.stdout + asked.stderr).strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
-        raise GpuError(f"nvidia-smi fails: {last[0]}")
+        raise GpuError(f"nvidia-smi fails: {_last_line(asked)}")
     rows = (row.rsplit(",", len(fields) - 1) for row in asked.stdout.splitlines() if row.strip())
     return [[cell.strip() for cell in row] for row in rows]
 

@@ -616,7 +616,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Seq
     arguments = list(argv[1:] if argv[:1] == ["--"] else argv)
     try:
         options = AgentSettings.from_env(env)
-        devices.check_efa(env, say)
+        env = devices.for_processes(env, say)
         preflight.check(env, say)
         if launchers.starts_nodes(env):
             arguments = launchers.torchrun_arguments(env, arguments)
