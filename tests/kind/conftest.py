@@ -174,18 +174,21 @@ def train(
 ) -> Iterator[Callable[..., Training]]:
     """``train(workers=3, steps=200)``: digits.py on elastic workers; their logs are read from the start.
 
-    ``values`` are further values of the chart; its claim ``checkpoints`` is mounted at /runs.
+    ``values`` are further values of the chart, ``script`` is another one of the image. The claim
+    ``checkpoints`` is mounted at /runs.
     """
     cluster.add_claim("checkpoints", test_namespace)
     with ExitStack() as followed:
 
-        def _train(workers: int, steps: int, values: Mapping[str, Any] | None = None) -> Training:
-            name = f"digits-{uuid.uuid4().hex[:4]}"
+        def _train(
+            workers: int, steps: int, values: Mapping[str, Any] | None = None, script: str = "digits.py"
+        ) -> Training:
+            name = f"{script.removesuffix('.py')}-{uuid.uuid4().hex[:4]}"
             arguments = {"checkpoints": f"/runs/{name}", "steps": steps, "step-seconds": 0.1}
             arguments["checkpoint-every"] = CHECKPOINT_EVERY
             own = {
                 "workers": workers,
-                "args": ["/opt/bireme/digits.py", *(f"--{key}={value}" for key, value in arguments.items())],
+                "args": [f"/opt/bireme/{script}", *(f"--{key}={value}" for key, value in arguments.items())],
                 "claims": [{"claimName": "checkpoints", "mountPath": "/runs"}],
             }
             installed = {
@@ -195,7 +198,7 @@ def train(
                 "values": merge(own, values or {}),
             }
             job = release("torch-elastic", name=name, **installed)
-            return followed.enter_context(Training(job, shell, installed, "digits.py").followed())
+            return followed.enter_context(Training(job, shell, installed, script).followed())
 
         yield _train
 
