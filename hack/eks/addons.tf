@@ -1,33 +1,8 @@
 locals {
-  # Each driver has a role of its own, which only its ServiceAccount can take.
-  identities = {
-    vpc-cni = {
-      account = "aws-node"
-      policy  = "${local.policies}/AmazonEKS_CNI_Policy"
-    }
-    aws-ebs-csi-driver = {
-      account = "ebs-csi-controller-sa"
-      policy  = "${local.policies}/service-role/AmazonEBSCSIDriverPolicy"
-    }
-    aws-efs-csi-driver = {
-      account = "efs-csi-controller-sa"
-      policy  = "${local.policies}/service-role/AmazonEFSCSIDriverPolicy"
-    }
-    aws-fsx-csi-driver = {
-      account = "fsx-csi-controller-sa"
-      policy  = aws_iam_policy.fsx.arn
-    }
-  }
-  cloudwatch = {
-    amazon-cloudwatch-observability = {
-      account = "cloudwatch-agent"
-      policy  = "${local.policies}/CloudWatchAgentServerPolicy"
-    }
-  }
-  all_identities = merge(local.identities, var.cloudwatch ? local.cloudwatch : {})
-  # The agent of charts/gpu-metrics is no add-on.
-  agent = { account = "gpu-metrics", policy = "${local.policies}/CloudWatchAgentServerPolicy" }
-  roles = merge(local.all_identities, var.gpu_metrics ? { gpu-metrics = local.agent } : {})
+  # Each driver has a role of its own, which only its ServiceAccount can take, and so has charts/gpu-metrics' agent.
+  accounts = yamldecode(file("${path.module}/accounts.yaml"))
+  left_out = concat(var.cloudwatch ? [] : ["amazon-cloudwatch-observability"], var.gpu_metrics ? [] : ["gpu-metrics"])
+  roles    = { for name, each in local.accounts : name => each if !contains(local.left_out, name) }
 
   # Pods take a role by EKS Pod Identity.
   pod_identity = jsonencode({
@@ -55,33 +30,33 @@ resource "aws_iam_role" "addon" {
 resource "aws_iam_role_policy_attachment" "addon" {
   for_each   = local.roles
   role       = aws_iam_role.addon[each.key].name
-  policy_arn = each.value.policy
+  policy_arn = each.key == "aws-fsx-csi-driver" ? aws_iam_policy.fsx.arn : "${local.policies}/${each.value.policy}"
 }
 
 # Nodes become Ready only with these.
 resource "aws_eks_addon" "early" {
-  for_each     = toset(["vpc-cni", "kube-proxy", "eks-pod-identity-agent"])
+  for_each     = toset(["vpc-cni", "kube-proxy", "eks-pod-identity-agent", "eks-node-monitoring-agent"])
   cluster_name = aws_eks_cluster.this.name
   addon_name   = each.key
   dynamic "pod_identity_association" {
     for_each = each.key == "vpc-cni" ? [1] : []
     content {
       role_arn        = aws_iam_role.addon[each.key].arn
-      service_account = local.all_identities[each.key].account
+      service_account = local.roles[each.key].account
     }
   }
   depends_on = [aws_iam_role_policy_attachment.addon]
 }
 
 resource "aws_eks_addon" "late" {
-  for_each     = toset(concat(["coredns"], [for name in keys(local.all_identities) : name if name != "vpc-cni"]))
+  for_each     = toset(concat(["coredns"], [for name in keys(local.roles) : name if !contains(["vpc-cni", "gpu-metrics"], name)]))
   cluster_name = aws_eks_cluster.this.name
   addon_name   = each.key
   dynamic "pod_identity_association" {
-    for_each = contains(keys(local.all_identities), each.key) ? [1] : []
+    for_each = contains(keys(local.roles), each.key) ? [1] : []
     content {
       role_arn        = aws_iam_role.addon[each.key].arn
-      service_account = local.all_identities[each.key].account
+      service_account = local.roles[each.key].account
     }
   }
   depends_on = [aws_iam_role_policy_attachment.addon, aws_eks_node_group.cpu]

@@ -24,6 +24,11 @@ resource "aws_eks_cluster" "this" {
 
   bootstrap_self_managed_addons = false
 
+  # Without it a version that nobody raises costs six times as much an hour after its standard support.
+  upgrade_policy {
+    support_type = "STANDARD"
+  }
+
   access_config {
     authentication_mode                         = "API"
     bootstrap_cluster_creator_admin_permissions = true

@@ -3,7 +3,7 @@ resource "aws_eks_pod_identity_association" "metrics" {
   count           = var.gpu_metrics ? 1 : 0
   cluster_name    = aws_eks_cluster.this.name
   namespace       = "default"
-  service_account = local.agent.account
+  service_account = local.accounts.gpu-metrics.account
   role_arn        = aws_iam_role.addon["gpu-metrics"].arn
 }
 

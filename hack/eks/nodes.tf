@@ -1,5 +1,5 @@
 locals {
-  image = yamldecode(templatefile("${path.module}/images.yaml", { kubernetes = var.kubernetes }))[var.os]
+  image = yamldecode(file("${path.module}/images.yaml"))[var.os]
 
   user_data = {
     for name, group in local.groups : name => templatefile("${path.module}/user-data.${var.os == "bottlerocket" ? "toml" : "mime"}", {
@@ -10,11 +10,6 @@ locals {
 
   # A CPU node has what EKS gives it.
   templates = merge({ cpu = { type = null, efa = 0, cards = 0, kind = "on-demand", reservation = null } }, local.groups)
-}
-
-data "aws_ssm_parameter" "image" {
-  for_each = toset(concat(["cpu"], values(local.groups)[*].ami))
-  name     = local.image[each.key].parameter
 }
 
 resource "aws_iam_role" "node" {
@@ -31,9 +26,9 @@ resource "aws_iam_role_policy_attachment" "node" {
   policy_arn = "${local.policies}/${each.key}"
 }
 
-# Nodes that are near one another; a type with EFA has one of its own.
+# Nodes that are near one another. Reserved capacity is where it is, and spot capacity is rarely in one place.
 resource "aws_placement_group" "this" {
-  for_each = { for name, group in local.groups : name => group if group.efa > 0 }
+  for_each = { for name, group in local.groups : name => group if group.efa > 0 && group.kind == "on-demand" }
   name     = "${var.name}-${each.key}"
   strategy = "cluster"
 }
@@ -62,9 +57,9 @@ resource "aws_launch_template" "node" {
   }
 
   dynamic "placement" {
-    for_each = each.value.efa > 0 ? [1] : []
+    for_each = try(var.placement_groups[each.value.type], aws_placement_group.this[each.key].name, null)[*]
     content {
-      group_name = aws_placement_group.this[each.key].name
+      group_name = placement.value
     }
   }
 
@@ -106,8 +101,7 @@ resource "aws_eks_node_group" "cpu" {
   node_role_arn   = aws_iam_role.node.arn
   subnet_ids      = [for zone in var.zones : aws_subnet.private[zone].id]
   instance_types  = ["m7i.2xlarge"]
-  ami_type        = local.image.cpu.type
-  release_version = nonsensitive(data.aws_ssm_parameter.image["cpu"].value)
+  ami_type        = local.image.cpu
   labels          = { "bireme/node-type" = "cpu" }
   launch_template {
     id      = aws_launch_template.node["cpu"].id
@@ -127,11 +121,10 @@ resource "aws_eks_node_group" "accelerated" {
   node_group_name = each.key
   node_role_arn   = aws_iam_role.node.arn
   # EFA, placement groups, FSx and reservations have one zone.
-  subnet_ids      = [aws_subnet.private[var.zones[0]].id]
-  ami_type        = local.image[each.value.ami].type
-  release_version = nonsensitive(data.aws_ssm_parameter.image[each.value.ami].value)
-  capacity_type   = lookup({ spot = "SPOT", block = "CAPACITY_BLOCK" }, each.value.kind, "ON_DEMAND")
-  labels          = { "bireme/node-type" = each.value.type }
+  subnet_ids    = [aws_subnet.private[var.zones[0]].id]
+  ami_type      = local.image[each.value.ami]
+  capacity_type = lookup({ spot = "SPOT", block = "CAPACITY_BLOCK" }, each.value.kind, "ON_DEMAND")
+  labels        = { "bireme/node-type" = each.value.type }
   taint {
     key    = each.value.resource
     value  = "present"
@@ -146,8 +139,12 @@ resource "aws_eks_node_group" "accelerated" {
     min_size     = 0
     max_size     = each.value.count
   }
-  update_config {
-    max_unavailable = 1
+  node_repair_config {
+    enabled = true
+  }
+  # A newer image or template would replace nodes under a running job (README.md, "Newer nodes").
+  lifecycle {
+    ignore_changes = [launch_template, release_version]
   }
   depends_on = [aws_iam_role_policy_attachment.node, aws_eks_addon.early]
 }

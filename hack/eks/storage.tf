@@ -4,25 +4,17 @@ resource "aws_security_group" "storage" {
   vpc_id      = aws_vpc.this.id
 }
 
+# NFS and Lustre from the nodes. Lustre's servers also talk to one another.
 resource "aws_vpc_security_group_ingress_rule" "storage" {
   for_each = {
     nfs         = [2049, 2049]
     lustre      = [988, 988]
     lustre-more = [1018, 1023]
+    among       = [988, 988]
+    among-more  = [1018, 1023]
   }
   security_group_id            = aws_security_group.storage.id
-  referenced_security_group_id = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
-  description                  = each.key
-  ip_protocol                  = "tcp"
-  from_port                    = each.value[0]
-  to_port                      = each.value[1]
-}
-
-# Lustre's servers talk to one another, and back to the nodes.
-resource "aws_vpc_security_group_ingress_rule" "lustre" {
-  for_each                     = { lustre = [988, 988], lustre-more = [1018, 1023] }
-  security_group_id            = aws_security_group.storage.id
-  referenced_security_group_id = aws_security_group.storage.id
+  referenced_security_group_id = startswith(each.key, "among") ? aws_security_group.storage.id : aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
   description                  = each.key
   ip_protocol                  = "tcp"
   from_port                    = each.value[0]

@@ -63,14 +63,12 @@ def inventory(api: Api, releases: Releases, namespaces: Sequence[str]) -> Invent
 
 def empty(api: Api, releases: Releases, found: Inventory) -> None:
     """Delete everything of ``found`` and wait until it is gone."""
-    for each in found.releases:
-        if each.namespace != SYSTEM:
-            releases.uninstall(each.release, each.namespace, SECONDS)
-    _delete(api, found.balancers)
-    _delete(api, found.claims)
-    for each in found.releases:
-        if each.namespace == SYSTEM:
-            releases.uninstall(each.release, each.namespace, SECONDS)
+    for are_last in (False, True):
+        for each in found.releases:
+            if (each.namespace == SYSTEM) is are_last:
+                releases.uninstall(each.release, each.namespace, SECONDS)
+        _delete(api, () if are_last else found.balancers)
+        _delete(api, () if are_last else found.claims)
 
 
 def _all(api: Api, group: str, plural: str, namespaces: Sequence[str]) -> list[dict[str, Any]]:
@@ -112,9 +110,7 @@ def _delete(api: Api, items: Sequence[Item]) -> None:
     while left := [item for item in items if api.find(item.path) is not None]:
         if time.monotonic() > deadline:
             lines = ", ".join(item.line for item in left)
-            raise BiremeError(
-                f"after {SECONDS} s there are still: {lines}; see kubectl describe, then repeat"
-            )
+            raise BiremeError(f"after {SECONDS} s there are still: {lines}; see kubectl describe, repeat")
         time.sleep(1)
 
 
@@ -142,9 +138,7 @@ def main(
         empty(cluster.api, releases, found)
         click.echo(
             "Now delete the cluster: terraform -chdir=hack/eks destroy (with its EFS and FSx file systems), "
-            "or eksctl delete cluster --name NAME"
-        )
-        click.echo(
+            "or eksctl delete cluster --name NAME\n"
             "What stays until you delete it: S3 buckets (aws s3 rb --force s3://BUCKET), repositories in ECR "
             "(aws ecr delete-repository --force --repository-name NAME), log groups in CloudWatch, and a KMS "
             "key that you gave the cluster (aws kms schedule-key-deletion --key-id KEY)"
@@ -157,5 +151,4 @@ if __name__ == "__main__":
     try:
         main()
     except BiremeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(f"error: {error}")

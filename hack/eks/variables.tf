@@ -23,7 +23,7 @@ variable "zones" {
 variable "kubernetes" {
   description = "Version of Kubernetes"
   type        = string
-  default     = "1.34"
+  default     = "1.35"
 }
 
 variable "nodes" {
@@ -53,6 +53,12 @@ variable "capacity" {
     ])
     error_message = "capacity: kind is on-demand, spot, reservation or block; the last two, and only they, need reservation = \"cr-…\"."
   }
+}
+
+variable "placement_groups" {
+  description = "Placement groups that exist, by type: that of a reservation, say"
+  type        = map(string)
+  default     = {}
 }
 
 variable "os" {

@@ -1,6 +1,6 @@
-"""Build every image of the project and push it to a registry.
+"""Build the images of the project and push them to a registry.
 
-    python hack/images/publish.py 123456789012.dkr.ecr.us-west-2.amazonaws.com
+    python hack/images/publish.py --only "paddle torch" 123456789012.dkr.ecr.us-west-2.amazonaws.com
     python hack/images/publish.py --mirror --dry-run ghcr.io/someone
 
 REGISTRY is a host, and a folder if it has folders; charts use the images with
@@ -17,6 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -31,6 +32,8 @@ from bireme.tools import Toolbox
 PROJECT = Path(__file__).resolve().parents[2]
 _OURS = "bireme"
 _WHEELS = "dist/wheels"
+# A Dockerfile says so where its base has more than amd64.
+_PLATFORMS = re.compile(r"^# platforms: (\S+)$", re.MULTILINE)
 # Where the EFA plugin is copied from, for a registry that is in no region; each of EKS's registries has it.
 _REGION = "us-west-2"
 _REGISTRY = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:\d+)?(/[a-z0-9]+([._-][a-z0-9]+)*)*")
@@ -43,22 +46,28 @@ _ECR = re.compile(
 @click.argument("registry")
 @click.option("--dry-run", is_flag=True, help="Print the commands instead")
 @click.option("--mirror", is_flag=True, help="Also copy the images of others that the charts name")
-def main(registry: str, dry_run: bool, mirror: bool) -> None:
+@click.option("--only", default="", help="Build only these, by their folders in images")
+def main(registry: str, dry_run: bool, mirror: bool, only: str) -> None:
     environment = dict(os.environ)
     if mirror and not dry_run:
         crane = Toolbox(Paths.discover(start=PROJECT)).path("crane")
         environment["PATH"] = f"{crane.parent}:{environment['PATH']}"
-    for step in steps(registry.rstrip("/"), PROJECT, mirror=mirror):
-        click.echo(step if dry_run else f"+ {step}", err=not dry_run)
-        shell = ["bash", "-euo", "pipefail", "-c", step]
-        if not dry_run and subprocess.run(shell, env=environment, cwd=PROJECT, check=False).returncode:
-            raise BiremeError(f"this command failed, see its output above: {step}")
+    failed = []
+    for script in steps(registry.rstrip("/"), PROJECT, only.split(), mirror=mirror):
+        if dry_run:
+            click.echo(script)
+            continue
+        shell = ["bash", "-euxo", "pipefail", "-c", script]
+        if subprocess.run(shell, env=environment, cwd=PROJECT, check=False).returncode:
+            failed.append(script.splitlines()[0].strip("# "))
+    if failed:
+        raise BiremeError(f"these failed, see the output above: {', '.join(failed)}; --only repeats them")
 
 
-def steps(registry: str, project: Path, *, mirror: bool = False) -> list[str]:
-    """The shell commands in the folder of the project, in order.
+def steps(registry: str, project: Path, only: Sequence[str] = (), *, mirror: bool = False) -> list[str]:
+    """A shell script for each image, in the folder of the project, which begins with the image as a comment.
 
-    Raises BiremeError when ``registry`` cannot be one.
+    Raises BiremeError when ``registry`` cannot be one, or ``only`` names an image that there is not.
     """
     if not registry:
         raise BiremeError("no registry: say where to push, as in make images REGISTRY=ghcr.io/someone")
@@ -67,11 +76,8 @@ def steps(registry: str, project: Path, *, mirror: bool = False) -> list[str]:
             f"{registry} is not a registry: write a host without https://, as in ghcr.io/someone"
         )
     ecr = _ECR.fullmatch(registry)
-    commands = [_login(ecr["host"], ecr["region"])] if ecr else []
-    commands += _build(registry, project)
-    if mirror:
-        commands += _copy(registry, images_of_others(project, ecr["region"] if ecr else _REGION))
-    return commands
+    others = images_of_others(project, ecr["region"] if ecr else _REGION) if mirror else []
+    return [*_builds(registry, project, only), *(_copy(registry, image) for image in others)]
 
 
 def images_of_others(project: Path, region: str) -> list[str]:
@@ -87,51 +93,49 @@ def images_of_others(project: Path, region: str) -> list[str]:
     return sorted(image for image in found if f"{_OURS}/" not in image)
 
 
-def _build(registry: str, project: Path) -> list[str]:
+def _builds(registry: str, project: Path, only: Sequence[str]) -> Iterator[str]:
     # Not the charts' version: a chart that names the same images can be upgraded under a running job.
     version = (project / "images/VERSION").read_text().strip()
-    commands = []
-    for file in sorted(project.glob("images/*/Dockerfile")):
-        dockerfile, repository = str(file.relative_to(project)), f"{_OURS}/{file.parent.name}"
-        tag = f"{registry}/{repository}:{version}"
-        build = ["docker", "build", "--platform", "linux/amd64", "--tag", tag]
-        context = "images"
-        if "COPY *.whl" in file.read_text():
+    files = {file.parent.name: file for file in sorted(project.glob("images/*/Dockerfile"))}
+    if unknown := [name for name in only if name not in files]:
+        raise BiremeError(f"there is no images/{unknown[0]}; there are {', '.join(files)}")
+    for name in only or files:
+        text, repository, context = files[name].read_text(), f"{_OURS}/{name}", "images"
+        commands = [f"# {name}", *_prepare(registry, repository)]
+        if "COPY *.whl" in text:
             wheel = f"{shlex.quote(sys.executable)} -m pip wheel --quiet --no-deps --wheel-dir {_WHEELS} ."
             commands.append(wheel)
             context = _WHEELS
-        build += ["--file", dockerfile, context]
-        commands += [shlex.join(build), *_make_repository(registry, repository)]
-        commands.append(shlex.join(["docker", "push", tag]))
-    return commands
+        platforms = _PLATFORMS.search(text)
+        build = ["docker", "buildx", "build", "--platform", platforms[1] if platforms else "linux/amd64"]
+        build += ["--push", "--tag", f"{registry}/{repository}:{version}"]
+        commands.append(shlex.join([*build, "--file", f"images/{name}/Dockerfile", context]))
+        yield "\n".join(commands)
 
 
-def _copy(registry: str, images: list[str]) -> list[str]:
-    commands = []
-    for host in sorted({image.split("/")[0] for image in images}):
-        if ecr := _ECR.fullmatch(host):
-            commands.append(_login(host, ecr["region"]))
-    for image in images:
-        name = image.split("/", 1)[1]
-        commands += _make_repository(registry, re.split("[:@]", name)[0])
-        commands.append(shlex.join(["crane", "copy", image, f"{registry}/{name}"]))
-    return commands
+def _copy(registry: str, image: str) -> str:
+    host, name = image.split("/", 1)
+    copy = shlex.join(["crane", "copy", image, f"{registry}/{name}"])
+    return "\n".join([f"# {image}", *_login(host), *_prepare(registry, re.split("[:@]", name)[0]), copy])
 
 
-def _login(host: str, region: str) -> str:
-    password = f"aws ecr get-login-password --region {region}"
-    return f"{password} | docker login --username AWS --password-stdin {host}"
+def _login(registry: str) -> list[str]:
+    """ECR's login ends after twelve hours, so each image has its own."""
+    if not (ecr := _ECR.fullmatch(registry)):
+        return []
+    password = f"aws ecr get-login-password --region {ecr['region']}"
+    return [f"{password} | docker login --username AWS --password-stdin {ecr['host']}"]
 
 
-def _make_repository(registry: str, repository: str) -> list[str]:
+def _prepare(registry: str, repository: str) -> list[str]:
     """Other registries than ECR make a repository when something is pushed to it."""
-    ecr = _ECR.fullmatch(registry)
-    if not ecr:
+    if not (ecr := _ECR.fullmatch(registry)):
         return []
     name = f"{ecr['folder']}/{repository}" if ecr["folder"] else repository
     where = f"--region {ecr['region']}"
     there = f"aws ecr describe-repositories {where} --repository-names {name}"
-    return [f"{there} >/dev/null 2>&1 || aws ecr create-repository {where} --repository-name {name}"]
+    make = f"aws ecr create-repository {where} --repository-name {name}"
+    return [*_login(registry), f"{there} >/dev/null 2>&1 || {make}"]
 
 
 if __name__ == "__main__":

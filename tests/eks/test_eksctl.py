@@ -38,10 +38,10 @@ class Versions(BaseHTTPRequestHandler):
         versions = [
             {
                 "clusterVersion": version,
-                "defaultVersion": version == "1.34",
+                "defaultVersion": version == "1.35",
                 "versionStatus": "STANDARD_SUPPORT",
             }
-            for version in ("1.32", "1.33", "1.34")
+            for version in ("1.33", "1.34", "1.35")
         ]
         body = json.dumps({"clusterVersions": versions} if known else {"message": self.path}).encode()
         self.send_response(200 if known else 501)
@@ -122,6 +122,7 @@ def check_nodes(judge: Judge, name: str) -> None:
     (group,) = [each for each in groups.values() if each["desiredCapacity"] == 3]
     assert group["privateNetworking"]
     assert group["disableIMDSv1"]
+    assert group["nodeRepairConfig"] == {"enabled": True}
 
 
 @pytest.mark.parametrize(

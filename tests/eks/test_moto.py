@@ -7,6 +7,7 @@ replaced by Terraform's override file below, and by nothing else.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,11 +18,6 @@ from tests.eks.conftest import Terraform, copied
 from tests.runtime.s3_servers import KEYS, s3_server
 
 OVERRIDES = """
-# moto has the images of ECS only.
-data "aws_ssm_parameter" "image" {
-  name = "/aws/service/ecs/optimized-ami/amazon-linux-2/recommended/image_id"
-}
-
 # moto has no add-ons and no Pod Identity.
 resource "aws_eks_addon" "early" {
   for_each = {}
@@ -140,6 +136,30 @@ def test_the_api_server_answers_the_admitted_network_only(made: dict[str, dict[s
     (access,) = made["aws_eks_cluster.this"]["vpc_config"]
     assert access["public_access_cidrs"] == ["192.0.2.7/32"]
     assert access["endpoint_private_access"]
+
+
+def test_an_apply_with_other_boot_scripts_replaces_no_node(
+    on_moto: Terraform, made: dict[str, dict[str, Any]]
+) -> None:
+    before = planned(on_moto)
+    script = on_moto.folder / "user-data.mime"
+    text = script.read_text()
+    script.write_text(text.replace("#!/bin/bash\n", "#!/bin/bash\n# another\n"))
+    after = planned(on_moto)
+    script.write_text(text)
+    template = 'aws_launch_template.node["p4d-24xlarge"]'
+    assert after[template].startswith(f"{template} will be updated in-place")
+    # moto forgets some of what it is told, and so a plan has changes before.
+    assert {name: each for name, each in after.items() if "node_group" in name} == {
+        name: each for name, each in before.items() if "node_group" in name
+    }
+
+
+def planned(terraform: Terraform) -> dict[str, str]:
+    """What a plan says of each resource that it changes, by the resource's address."""
+    plan = terraform.run("plan", "-no-color").stdout
+    parts = re.split("^  # ", plan, flags=re.MULTILINE)[1:]
+    return {part.split(" ")[0]: part for part in parts}
 
 
 # After the others, which look at what was made.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from email import message_from_string
 from typing import Any
 
@@ -15,6 +16,7 @@ from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
 from bireme.plan.instances import load_instances
 from bireme.provision.costs import estimate, load_prices
+from bireme.provision.eksctl import cluster_config
 from bireme.provision.groups import Fleet
 from bireme.tools import Toolbox
 from tests.eks.conftest import ROOT, Terraform
@@ -64,6 +66,7 @@ def check_group(state: Mapping[str, Any], group: Any) -> None:
     assert taints == [{"key": each["key"], "value": each["value"]} for each in group.taints]
     assert [each["effect"] for each in made["taint"]] == ["NO_SCHEDULE"] * len(taints)
     assert made["scaling_config"][0]["max_size"] == group.count
+    assert made["node_repair_config"] == ([] if group.name == "cpu" else [{"enabled": True}])
     if group.name == "cpu":
         assert made["instance_types"] == [group.instance_type]
         return
@@ -81,8 +84,10 @@ def check_group(state: Mapping[str, Any], group: Any) -> None:
     assert script.startswith("#!/bin/bash")
     assert (group.boot_script or "") in script
     assert ("nr_hugepages" in script) == bool(group.huge_pages_mib)
-    local = {"localStorage": {"strategy": "RAID0"}} if group.has_nvme else {}
-    assert config["spec"] == {"instance": local}
+    (of_eksctl,) = cluster_config(replace(FLEET, nodes={group.instance_type: 3}), "1.35")["managedNodeGroups"]
+    assert config == yaml.safe_load(of_eksctl["overrideBootstrapCommand"])
+    assert config["spec"]["featureGates"] == {"FastImagePull": True}
+    assert ("localStorage" in str(config)) == group.has_nvme
 
 
 def test_one_card_of_p6_b300_has_no_efa(states: Mapping[str, Mapping[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ NODE_GROUP: Mapping[str, Any] = {
     "volumeSize": int,
     "volumeEncrypted": bool,
     "labels": {"bireme/node-type": str},
+    "nodeRepairConfig": {"enabled": bool},
     "taints": [{"key": str, "value": str, "effect": str}],
     "availabilityZones": [str],
     "efaEnabled": bool,
@@ -50,6 +52,7 @@ CLUSTER: Mapping[str, Any] = {
     "apiVersion": str,
     "kind": str,
     "metadata": {"name": str, "region": str, "version": str},
+    "upgradePolicy": {"supportType": str},
     "availabilityZones": [str],
     "vpc": {
         "nat": {"gateway": str},
@@ -90,9 +93,9 @@ def test_eksctl_makes_the_nodes_without_accelerators_too(instances: Mapping[str,
 
 def check_nodes_of_eksctl(instances: Mapping[str, Instance], name: str) -> None:
     """Type, labels, taints, EFA and huge pages are those of the fake nodes on which the charts are tested."""
-    config = cluster_config(fleet({name: 3}, instances), "1.34")
+    config = cluster_config(fleet({name: 3}, instances), "1.35")
     (group,) = config["managedNodeGroups"]
-    node = node_manifest(shape_of(name, instances), 0, "1.34.0")
+    node = node_manifest(shape_of(name, instances), 0, "1.35.0")
 
     assert unknown(config, CLUSTER) == []
     assert (group["minSize"] == 0) == (name != CPU_TYPE)
@@ -106,6 +109,7 @@ def check_nodes_of_eksctl(instances: Mapping[str, Instance], name: str) -> None:
     pages = int(capacity.get("hugepages-2Mi", "0Mi").removesuffix("Mi")) // 2
     scripts = group.get("preBootstrapCommands", [])
     assert [f"vm.nr_hugepages={pages} " in script for script in scripts] == [True] * bool(pages)
+    assert ["LimitMEMLOCK=infinity" in script for script in scripts] == [True] * bool(pages)
     # eksctl refuses nodes with EFA in several zones, and a placement group would have one only.
     assert group.get("availabilityZones") == (None if name == CPU_TYPE else [ZONES[0]])
 
@@ -120,14 +124,14 @@ def test_a_node_pool_makes_the_same_nodes_as_eksctl(
 
 def check_node_pool(instances: Mapping[str, Instance], name: str) -> None:
     chosen = fleet({name: 3}, instances)
-    (group,) = cluster_config(chosen, "1.34")["managedNodeGroups"]
+    (group,) = cluster_config(chosen, "1.35")["managedNodeGroups"]
     node_class, pool, *overlays = karpenter_objects(chosen, "nodes")
     template = pool["spec"]["template"]
     required = {each["key"]: each["values"] for each in template["spec"]["requirements"]}
 
     assert required["node.kubernetes.io/instance-type"] == [group["instanceType"]]
     assert required["topology.kubernetes.io/zone"] == group["availabilityZones"]
-    node = node_manifest(shape_of(name, instances), 0, "1.34.0")
+    node = node_manifest(shape_of(name, instances), 0, "1.35.0")
     assert required["kubernetes.io/arch"] == [node["metadata"]["labels"]["kubernetes.io/arch"]]
     assert (required["kubernetes.io/arch"] == ["arm64"]) == name.startswith("g5g.")
     assert template["metadata"]["labels"] == group["labels"]
@@ -176,7 +180,7 @@ def test_accelerated_nodes_are_bought_as_asked(
     of_class: Mapping[str, Any],
 ) -> None:
     chosen = fleet({CPU_TYPE: 1, "p5.48xlarge": 2}, instances, capacity=capacity, placement_group="near")
-    config = cluster_config(chosen, "1.34")
+    config = cluster_config(chosen, "1.35")
     cpu, p5 = config["managedNodeGroups"]
     keys = {"spot", "capacityReservation", "instanceMarketOptions"}
     assert {key: p5[key] for key in keys & set(p5)} == of_group
@@ -193,10 +197,10 @@ def test_accelerated_nodes_are_bought_as_asked(
 
 
 def test_nothing_is_public_unless_a_network_is_admitted(instances: Mapping[str, Instance]) -> None:
-    closed = cluster_config(fleet({"p4d.24xlarge": 1}, instances), "1.34")["vpc"]
+    closed = cluster_config(fleet({"p4d.24xlarge": 1}, instances), "1.35")["vpc"]
     assert closed["clusterEndpoints"] == {"privateAccess": True, "publicAccess": False}
     assert "publicAccessCIDRs" not in closed
-    opened = cluster_config(fleet({"p4d.24xlarge": 1}, instances), "1.34", ("192.0.2.0/24",))["vpc"]
+    opened = cluster_config(fleet({"p4d.24xlarge": 1}, instances), "1.35", ("192.0.2.0/24",))["vpc"]
     assert opened["clusterEndpoints"]["publicAccess"] is True
     assert opened["publicAccessCIDRs"] == ["192.0.2.0/24"]
 
@@ -308,3 +312,12 @@ def test_the_commands_of_the_document_print_yaml(paths: Paths) -> None:
         done = CliRunner().invoke(cli, command)
         assert done.exit_code == 0, done.output
         assert list(yaml.safe_load_all(done.stdout))
+
+
+def test_new_clusters_have_a_version_that_is_long_in_standard_support() -> None:
+    # If this fails, raise both defaults, after a look at EKS's release calendar.
+    root = Paths.discover().root
+    ends = yaml.safe_load((root / "values/prices.yaml").read_text())["standardSupport"]
+    (option,) = [each for each in cli.commands["eksctl"].params if each.name == "kubernetes"]
+    assert f'default     = "{option.default}"' in (root / "hack/eks/variables.tf").read_text()
+    assert (ends[option.default] - date.today()).days > 30

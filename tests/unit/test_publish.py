@@ -40,8 +40,8 @@ def test_every_dockerfile_is_built_in_its_folder_and_pushed() -> None:
     said = lines("ghcr.io/someone")
     tags = [f"ghcr.io/someone/bireme/{name}:{VERSION}" for name in IMAGES]
     assert {"mpi", "nccl-tests", "tensorflow", "torch"} <= set(IMAGES)
-    assert [line.split()[2] for line in said if line.startswith("docker push")] == tags
-    builds = [shlex.split(line) for line in said if line.startswith("docker build")]
+    builds = [shlex.split(line) for line in said if line.startswith("docker buildx build")]
+    assert all("--push" in build for build in builds)
     assert [build[build.index("--tag") + 1] for build in builds] == tags
     for build in builds:
         dockerfile, context = ROOT / build[-2], ROOT / build[-1]
@@ -59,7 +59,7 @@ def test_every_dockerfile_is_built_in_its_folder_and_pushed() -> None:
 
 
 def test_the_images_that_train_over_nccl_have_one_version_of_efa() -> None:
-    """aws-ofi-nccl has the name that NCCL_NET_PLUGIN=ofi asks for since 1.15."""
+    """aws-ofi-nccl has the name libnccl-net-ofi.so since 1.15."""
     pins = {
         name: set(re.findall(r"^ARG (EFA_INSTALLER|AWS_OFI_NCCL)=(\S+)$", file.read_text(), re.MULTILINE))
         for name in ("mpi", "nccl-tests", "tensorflow", "torch")
@@ -103,8 +103,9 @@ def test_a_registry_that_is_not_ecr_needs_no_aws() -> None:
 
 @pytest.mark.parametrize("folder", ["", "/team/ml"])
 def test_at_ecr_it_logs_in_first_and_makes_repositories_that_are_missing(folder: str) -> None:
-    first, *rest = lines(f"{ECR}{folder}")
-    assert first.split(" | ") == [
+    rest = lines(f"{ECR}{folder}")
+    assert rest[0] == f"# {IMAGES[0]}"
+    assert rest[1].split(" | ") == [
         "aws ecr get-login-password --region us-west-2",
         f"docker login --username AWS --password-stdin {ECR}",
     ]
@@ -140,31 +141,59 @@ def test_charts_name_the_version_that_is_pushed(chart: str, keys: tuple[str, ...
     assert values["image"]["tag"] == VERSION
 
 
-def test_the_commands_are_run_and_the_first_failure_ends_it(tmp_path: Path) -> None:
+def test_the_architectures_are_those_that_the_base_has() -> None:
+    said = lines("ghcr.io/someone", "--only", "bireme rclone torch")
+    builds = [shlex.split(line) for line in said if line.startswith("docker buildx build")]
+    platforms = [build[build.index("--platform") + 1] for build in builds]
+    assert platforms == ["linux/amd64,linux/arm64", "linux/amd64,linux/arm64", "linux/amd64"]
+
+
+def test_only_some_images_are_built_and_others_are_refused() -> None:
+    said = lines("ghcr.io/someone", "--only", "paddle torch")
+    assert [line for line in said if line.startswith("#")] == ["# paddle", "# torch"]
+    done = publish("ghcr.io/someone", "--only", "paddel")
+    assert done.returncode == 1
+    assert "error: there is no images/paddel; there are bireme," in done.stderr
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, str]:
+    """A PATH on which docker and aws say what they were asked."""
     for program in ("aws", "docker"):
         (tmp_path / program).write_text(SAY)
         (tmp_path / program).chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = publish(ECR, **path)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def test_the_commands_are_run(programs: dict[str, str]) -> None:
+    done = publish(ECR, "--only", "torch", **programs)
     assert done.returncode == 0
     ran = [line for line in done.stderr.splitlines() if not line.startswith("+")]
-    assert f"docker push {ECR}/bireme/{IMAGES[-1]}:{VERSION}" == ran[-1]
-    assert f"aws ecr create-repository --region us-west-2 --repository-name bireme/{IMAGES[0]}" in ran
-    (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
-    done = publish("ghcr.io/someone", **path)
+    assert f"aws ecr create-repository --region us-west-2 --repository-name bireme/{IMAGES[-1]}" in ran
+    assert ran[-1].startswith("docker buildx build ")
+
+
+def test_the_others_are_built_after_a_failure_and_the_end_says_which_failed(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    fails = '#!/bin/sh\ncase "$*" in *nccl-tests*|*/mpi:*) exit 1;; esac\necho "built $*"\n'
+    (tmp_path / "docker").write_text(fails)
+    done = publish("ghcr.io/someone", "--only", "mpi nccl-tests paddle torch", **programs)
     assert done.returncode == 1
-    assert (
-        "error: this command failed, see its output above: docker build --platform linux/amd64 --tag"
-        in done.stderr
-    )
+    assert done.stdout.count("built") == 2
+    assert "error: these failed, see the output above: mpi, nccl-tests" in done.stderr
 
 
 def test_make_images_hands_registry_and_dry_run_on() -> None:
     command = ["make", "--dry-run", "images", "REGISTRY=ghcr.io/someone", "DRY_RUN=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert 'hack/images/publish.py --dry-run  "ghcr.io/someone"' in done.stdout
+    assert 'hack/images/publish.py --dry-run   "ghcr.io/someone"' in done.stdout
     mirrored = subprocess.run([*command, "MIRROR=1"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert 'hack/images/publish.py --dry-run --mirror "ghcr.io/someone"' in mirrored.stdout
+    assert 'hack/images/publish.py --dry-run --mirror  "ghcr.io/someone"' in mirrored.stdout
+    some = subprocess.run(
+        [*command, "ONLY=paddle torch"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert '--only "paddle torch" "ghcr.io/someone"' in some.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@ mock_provider "aws" {
   mock_data "aws_partition" {
     defaults = { partition = "aws" }
   }
-  mock_data "aws_ssm_parameter" {
-    defaults = { value = "1.34.0-20261101" }
-  }
   mock_resource "aws_iam_role" {
     defaults = { arn = "arn:aws:iam::123456789012:role/bireme" }
   }
@@ -37,6 +34,10 @@ run "defaults" {
   assert {
     condition     = !aws_eks_cluster.this.vpc_config[0].endpoint_public_access && aws_eks_cluster.this.vpc_config[0].endpoint_private_access
     error_message = "the API server answers only inside the VPC"
+  }
+  assert {
+    condition     = one(aws_eks_cluster.this.upgrade_policy).support_type == "STANDARD"
+    error_message = "no version costs more after its standard support"
   }
   assert {
     condition     = alltrue([for subnet in concat(values(aws_subnet.public), values(aws_subnet.private)) : !coalesce(subnet.map_public_ip_on_launch, false)])
@@ -127,6 +128,27 @@ run "bought" {
   assert {
     condition     = length(aws_autoscaling_schedule.expires) == 5 && alltrue([for each in values(aws_autoscaling_schedule.expires) : each.desired_capacity == 0 && each.start_time == "2026-12-01T18:00:00Z"])
     error_message = "every group ends at expires"
+  }
+}
+
+run "near_one_another" {
+  command = apply
+  variables {
+    nodes = { "p4d.24xlarge" = 3, "p5.48xlarge" = 2, "p5e.48xlarge" = 4, "p5en.48xlarge" = 4, "g5.xlarge" = 2 }
+    capacity = {
+      "p5.48xlarge"   = { kind = "reservation", reservation = "cr-0a1" }
+      "p5e.48xlarge"  = { kind = "block", reservation = "cr-0a2" }
+      "p5en.48xlarge" = { kind = "spot" }
+    }
+    placement_groups = { "p5.48xlarge" = "bought" }
+  }
+  assert {
+    condition     = keys(aws_placement_group.this) == ["p4d-24xlarge"]
+    error_message = "only capacity on demand has a placement group of its own"
+  }
+  assert {
+    condition     = { for name, template in aws_launch_template.node : name => one(template.placement).group_name if length(template.placement) > 0 } == { "p4d-24xlarge" = "bireme-p4d-24xlarge", "p5-48xlarge" = "bought" }
+    error_message = "reserved and spot capacity are in no group but one that is named"
   }
 }
 

@@ -202,7 +202,7 @@ def _as_fleet(app: App, options: Mapping[str, Any], system_nodes: int = 0) -> Fl
 
 @cli.command()
 @_fleet
-@click.option("--kubernetes", default="1.34", show_default=True, help="Version of Kubernetes")
+@click.option("--kubernetes", default="1.35", show_default=True, help="Version of Kubernetes")
 @click.option(
     "--admit",
     "admitted",
@@ -242,10 +242,9 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
     """
     fleet = _as_fleet(app, options)
     costs = estimate(fleet.groups, load_prices(app.paths), control_plane=False)
-    has_overlays = any(group.huge_pages_mib for group in fleet.groups)
     note = ["Karpenter needs its feature gate: --set settings.featureGates.nodeOverlay=true"]
     objects = karpenter_objects(fleet, role or f"KarpenterNodeRole-{fleet.name}")
-    _print([*costs.sentences, *(note if has_overlays else [])], objects)
+    _print([*costs.sentences, *note * any(group.huge_pages_mib for group in fleet.groups)], objects)
 
 
 def _print(sentences: Iterable[str], documents: Iterable[Mapping[str, Any]]) -> None:

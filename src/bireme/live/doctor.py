@@ -98,40 +98,33 @@ class Doctor:
             each.sentence for each in self._allowed("nodes", self._nodes_fit) if each.rule == "nodes"
         )
 
-    def unseen(self) -> tuple[Finding, ...]:
+    def unseen(self) -> Iterator[Finding]:
         """What matters to the job and no API server knows, each with the command that shows it."""
-        images = {each["image"] for spec in self._specs for each in _containers(spec) if _is_ours(each)}
-        found = [
-            Finding(
+        for image in sorted(
+            {each["image"] for spec in self._specs for each in _containers(spec) if _is_ours(each)}
+        ):
+            yield Finding(
                 "images",
                 f"The image {image} is in no registry: the nodes have to have it, or you build and push it",
                 "make images REGISTRY=REGISTRY, then --image REGISTRY/NAME:TAG",
                 "note",
             )
-            for image in sorted(images)
-        ]
-        if any(pod.efa for pod in self.plan.pods):
-            type_ = next((pod.instance_type for pod in self.plan.pods if pod.efa), None) or "TYPE"
-            found.append(
-                Finding(
-                    "network",
-                    "Whether the nodes' security group lets all traffic to itself through, as EFA needs, "
-                    "shows only between two nodes",
-                    f"helm install check charts/torch-elastic --set workers=2,instance.type={type_}",
-                    "note",
-                )
+        if types := [pod.instance_type or "TYPE" for pod in self.plan.pods if pod.efa]:
+            yield Finding(
+                "network",
+                "Whether the nodes' security group lets all traffic to itself through, as EFA needs, "
+                "shows only between two nodes",
+                f"helm install check charts/torch-elastic --set workers=2,instance.type={min(types)}",
+                "note",
             )
         for name in sorted({self._account(spec) for spec in self._specs if "s3://" in str(spec)}):
-            found.append(
-                Finding(
-                    "credentials",
-                    f"Whether the ServiceAccount {name} has a role for S3 is known to AWS only; the nodes' "
-                    "role takes its place only where the hop limit of the instance metadata is 2",
-                    f"aws eks list-pod-identity-associations --cluster-name CLUSTER --service-account {name}",
-                    "note",
-                )
+            yield Finding(
+                "credentials",
+                f"Whether the ServiceAccount {name} has a role for S3 is known to AWS only; the nodes' "
+                "role takes its place only where the hop limit of the instance metadata is 2",
+                f"aws eks list-pod-identity-associations --cluster-name CLUSTER --service-account {name}",
+                "note",
             )
-        return tuple(found)
 
     def after(self) -> tuple[Finding, ...]:
         """Why the pods of the installed job are not running, restart, or use TCP."""
@@ -239,7 +232,9 @@ class Doctor:
     def _claims(self) -> Iterator[Finding]:
         own = {item.name for item in self.manifests if item.kind == "PersistentVolumeClaim"}
         namespace = self.plan.namespace
-        for name in sorted({claim for spec in self._specs for claim in _claims_of(spec)} - own):
+        volumes = [each for spec in self._specs for each in spec.get("volumes") or ()]
+        claims = {str(claim["claimName"]) for each in volumes if (claim := each.get("persistentVolumeClaim"))}
+        for name in sorted(claims - own):
             found = self.api.find(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
             show = f"kubectl describe pvc {name} --namespace {namespace}"
             if found is None:
@@ -377,17 +372,13 @@ class Doctor:
                 yield from ((name, found) for found in _container(name, each, namespace, show))
 
     def _network(self) -> Iterator[Finding]:
-        seen = set()
-        for pod in self.plan.pods:
+        workers = sum(each.accelerators > 0 for each in self.plan.pods)
+        for role, pod in {each.role: each for each in self.plan.pods}.items():
             instance = self.instances.get(pod.instance_type or "")
-            workers = sum(each.accelerators > 0 for each in self.plan.pods)
             if instance and instance.efa and pod.accelerators and not pod.efa and workers > 1:
-                if pod.role in seen:
-                    continue
-                seen.add(pod.role)
                 yield Finding(
                     "network",
-                    f"The {pod.role} pods ask for none of the {instance.efa} EFA interfaces of a "
+                    f"The {role} pods ask for none of the {instance.efa} EFA interfaces of a "
                     f"{instance.type}, so NCCL uses TCP",
                     "helm upgrade with --set efa=all",
                 )
@@ -449,13 +440,6 @@ def _pod_specs(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, Mapping):
                 yield from _pod_specs(each)
-
-
-def _claims_of(spec: Mapping[str, Any]) -> Iterator[str]:
-    for volume in spec.get("volumes") or ():
-        claim = volume.get("persistentVolumeClaim")
-        if claim:
-            yield str(claim["claimName"])
 
 
 def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -15,14 +15,20 @@ _ADDONS = (
     "coredns",
     "kube-proxy",
     "eks-pod-identity-agent",
+    "eks-node-monitoring-agent",
     "aws-ebs-csi-driver",
     "aws-efs-csi-driver",
     "aws-fsx-csi-driver",
 )
-_RAID0 = """\
+# SOCI gets and unpacks the layers of an image at once.
+_NODE_CONFIG = """\
 apiVersion: node.eks.aws/v1alpha1
 kind: NodeConfig
 spec:
+  featureGates:
+    FastImagePull: true
+"""
+_RAID0 = """\
   instance:
     localStorage:
       strategy: RAID0
@@ -32,28 +38,25 @@ spec:
 def cluster_config(fleet: Fleet, kubernetes: str, admitted: tuple[str, ...] = ()) -> dict[str, Any]:
     """The configuration for ``eksctl create cluster -f``.
 
-    ``kubernetes``: the minor version, e.g. ``1.34``. ``admitted``: networks whose addresses may reach the API
+    ``kubernetes``: the minor version, e.g. ``1.35``. ``admitted``: networks whose addresses may reach the API
     server from outside; without any it answers only inside the VPC. Raises BiremeError when they are none.
     """
     if not re.fullmatch(r"1\.[0-9]{1,3}", kubernetes):
-        raise BiremeError(f"--kubernetes {kubernetes!r} is not a minor version: write for example 1.34")
+        raise BiremeError(f"--kubernetes {kubernetes!r} is not a minor version: write for example 1.35")
     for network in admitted:
         try:
             ipaddress.ip_network(network)
         except ValueError as error:
             raise BiremeError(f"--admit: {error}; write for example 203.0.113.0/24") from error
-    vpc: dict[str, Any] = {
-        "nat": {"gateway": "Single"},
-        "clusterEndpoints": {"privateAccess": True, "publicAccess": bool(admitted)},
-    }
-    if admitted:
-        vpc["publicAccessCIDRs"] = list(admitted)
+    endpoints = {"privateAccess": True, "publicAccess": bool(admitted)}
+    opened = {"publicAccessCIDRs": list(admitted)} if admitted else {}
     return {
         "apiVersion": "eksctl.io/v1alpha5",
         "kind": "ClusterConfig",
         "metadata": {"name": fleet.name, "region": fleet.region, "version": kubernetes},
+        "upgradePolicy": {"supportType": "STANDARD"},
         "availabilityZones": list(fleet.zones),
-        "vpc": vpc,
+        "vpc": {"nat": {"gateway": "Single"}, "clusterEndpoints": endpoints, **opened},
         "iam": {"withOIDC": True},
         "addonsConfig": {"autoApplyPodIdentityAssociations": True},
         "addons": [{"name": name} for name in _ADDONS],
@@ -75,6 +78,7 @@ def _node_group(group: Group, placement_group: str | None) -> dict[str, Any]:
         "volumeSize": ROOT_VOLUME_GIB,
         "volumeEncrypted": True,
         "labels": dict(group.labels),
+        "nodeRepairConfig": {"enabled": True},
     }
     if group.taints:
         found["taints"] = group.taints
@@ -87,8 +91,8 @@ def _node_group(group: Group, placement_group: str | None) -> dict[str, Any]:
         found["placement"] = {"groupName": placement_group}
     if group.boot_script:
         found["preBootstrapCommands"] = [group.boot_script]
-    if group.has_nvme:
-        found["overrideBootstrapCommand"] = _RAID0
+    if group.taint:
+        found["overrideBootstrapCommand"] = _NODE_CONFIG + _RAID0 * group.has_nvme
     return found | _bought(group.capacity)
 
 

@@ -16,6 +16,14 @@ _RESERVATION = re.compile(r"cr-[0-9a-z]+")
 _REGION = re.compile(r"[a-z]{2,3}(-[a-z]+)+-\d+")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MIB_PER_PAGE = 2
+_EFA_BOOT = """\
+echo vm.nr_hugepages={pages} > /etc/sysctl.d/90-bireme.conf
+sysctl --load=/etc/sysctl.d/90-bireme.conf
+mkdir -p /etc/systemd/system/containerd.service.d
+printf '[Service]\\nLimitMEMLOCK=infinity\\n' > /etc/systemd/system/containerd.service.d/90-bireme.conf
+systemctl daemon-reload
+systemctl try-restart containerd
+"""
 
 
 @dataclass(frozen=True)
@@ -70,11 +78,9 @@ class Group:
 
     @property
     def boot_script(self) -> str | None:
-        """The shell command that sets its huge pages aside before the kubelet counts them."""
-        if not self.huge_pages_mib:
-            return None
-        file = "/etc/sysctl.d/90-bireme.conf"
-        return f"echo vm.nr_hugepages={self.huge_pages_mib // _MIB_PER_PAGE} > {file}\nsysctl --load={file}\n"
+        """What EFA needs: huge pages, before the kubelet counts them, and no limit of locked memory."""
+        pages = self.huge_pages_mib // _MIB_PER_PAGE
+        return _EFA_BOOT.format(pages=pages) if pages else None
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,7 @@ def for_processes(env: Mapping[str, str], say: Say, root: Path = Path("/")) -> M
     """
     check_efa(env, say, root)
     is_open = not env.get("NCCL_NET_PLUGIN") and any(root.glob("dev/infiniband/uverbs*"))
-    found = (_plugin(env) or "") if is_open else ""
-    name = found.removeprefix("libnccl-net").removesuffix(".so").lstrip("-")
+    name = (_plugin(env) or "").removeprefix("libnccl-net").removesuffix(".so").lstrip("-") if is_open else ""
     if name:
         say(f"NCCL takes the image's plugin for EFA: NCCL_NET_PLUGIN={name}")
     return {**env, "NCCL_NET_PLUGIN": name} if name else env
