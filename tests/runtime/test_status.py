@@ -17,7 +17,7 @@ from rich.console import Console
 from bireme.cli.views import worker_status_view
 from bireme.clusters.api import Api
 from bireme.live.pod_http import through_the_api
-from bireme.live.worker_status import WorkerStatus, worker_statuses
+from bireme.live.worker_status import WorkerStatus, worker_answers
 from bireme_runtime.elastic import progress
 from tests.runtime.etcd_servers import free_port
 from tests.runtime.told import Proxy, elastic_job, ready_pod
@@ -40,9 +40,9 @@ time.sleep(600)
 
 def told(api: Api, port: int) -> WorkerStatus | None:
     """What `bireme status` reads of a job with one worker."""
-    return next(
-        iter(worker_statuses(through_the_api(api, 5), "default", [elastic_job(port)], [ready_pod()])), None
-    )
+    ask, job = through_the_api(api, 5), elastic_job(port)
+    found = worker_answers(ask, "default", [job], [ready_pod()], "v1/status")
+    return next((WorkerStatus.of(name, answer) for name, answer in found.items()), None)
 
 
 def until(api: Api, port: int, worker: Worker, true: Callable[[WorkerStatus], Any]) -> WorkerStatus:

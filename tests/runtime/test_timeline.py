@@ -10,7 +10,7 @@ from pathlib import Path
 from bireme.clusters.api import Api
 from bireme.live.pod_http import through_the_api
 from bireme.live.timeline import Timeline
-from bireme.live.worker_status import timelines
+from bireme.live.worker_status import worker_answers
 from bireme_runtime.elastic.monitor import failures, history
 from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.etcd import client as etcd
@@ -40,7 +40,9 @@ while not (folder.parent / 'end').exists():
 
 
 def read(api: Api, port: int) -> Timeline | None:
-    return next(iter(timelines(through_the_api(api, 5), "default", [elastic_job(port)], [ready_pod()])), None)
+    ask, job = through_the_api(api, 5), elastic_job(port)
+    found = worker_answers(ask, "default", [job], [ready_pod()], "v1/timeline")
+    return next((Timeline.of(name, answer) for name, answer in found.items()), None)
 
 
 def until(api: Api, port: int, true: Callable[[Timeline], bool]) -> Timeline:

@@ -181,7 +181,7 @@ def test_a_release_that_is_elsewhere_or_misspelt_is_named(
     with pytest.raises(BiremeError, match=advice):
         _ = helm.read(release, namespace).manifests
     with pytest.raises(BiremeError, match=advice):
-        helm.existing(release, namespace)
+        _ = helm.read(release, namespace).revision
 
 
 def test_the_current_revision_is_the_highest(make_helm: MakeHelm) -> None:

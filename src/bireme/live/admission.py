@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 from bireme.clusters.api import Api, ApiError
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
-from bireme.core.quantities import quantity
+from bireme.core.quantities import format_quantity, quantity
+from bireme.plan.queues import resource_sums
 from bireme.plan.topology import Plan
 
 OLDEST = (1, 32)
@@ -56,15 +56,10 @@ def rights(api: Api, manifests: Iterable[Manifest], namespace: str) -> Iterator[
 
 def quotas(api: Api, plan: Plan) -> Iterator[Finding]:
     """ResourceQuotas of the namespace with too little room for all pods of the plan. Raises ApiError."""
-    wanted: Counter[str] = Counter()
-    amounts: dict[str, Fraction] = {}
-    for pod in plan.pods:
-        wanted["pods"] += 1
-        for name, amount in pod.resources.items():
-            amounts[name] = amounts.get(name, Fraction(0)) + quantity(amount)
-    asks: dict[str, Fraction] = {f"requests.{name}": amount for name, amount in amounts.items()}
-    asks |= {name: amounts[name] for name in _PLAIN if name in amounts}
-    asks |= {"pods": Fraction(wanted["pods"]), "count/pods": Fraction(wanted["pods"])}
+    amounts = {name: quantity(amount) for name, amount in resource_sums(plan.pods).items()}
+    count = Fraction(len(plan.pods))
+    asks = {f"requests.{name}": amount for name, amount in amounts.items()}
+    asks |= {name: amounts[name] for name in _PLAIN if name in amounts} | {"pods": count, "count/pods": count}
     for item in api.get(f"/api/v1/namespaces/{plan.namespace}/resourcequotas")["items"]:
         if item["spec"].get("scopes") or item["spec"].get("scopeSelector"):
             continue  # It counts some pods only.
@@ -72,10 +67,11 @@ def quotas(api: Api, plan: Plan) -> Iterator[Finding]:
         for resource, hard in (item["spec"].get("hard") or {}).items():
             free = quantity(hard) - quantity(used.get(resource, "0"))
             if asks.get(resource, Fraction(0)) > free:
+                of = resource.removeprefix("requests.")
                 yield Finding(
                     "quotas",
-                    f"The quota {name} of namespace {plan.namespace} has {_text(free)} of {hard} {resource} "
-                    f"left, and the job asks for {_text(asks[resource])}",
+                    f"The quota {name} of namespace {plan.namespace} has {format_quantity(of, free)} of "
+                    f"{hard} {resource} left, and the job asks for {format_quantity(of, asks[resource])}",
                     f"kubectl describe resourcequota {name} --namespace {plan.namespace}",
                 )
 
@@ -131,9 +127,3 @@ def _is_allowed(api: Api, asked: Mapping[str, str]) -> bool:
         "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {"spec": {"resourceAttributes": asked}}
     )
     return bool(review["status"]["allowed"])
-
-
-def _text(amount: Fraction) -> str:
-    if amount.denominator == 1 and amount.numerator and amount.numerator % 2**20 == 0:
-        return f"{amount.numerator // 2**20}Mi"
-    return f"{float(amount):g}"

@@ -21,14 +21,14 @@ from bireme.helm import values as value_files
 from bireme.live import observe
 from bireme.live.doctor import Doctor
 from bireme.live.observe import Difference, Observation
-from bireme.live.pod_http import Ask, through_the_api
+from bireme.live.pod_http import through_the_api
 from bireme.live.pods import ObservedPod
 from bireme.live.queue_position import QueuePosition, are_held, leave, queue_positions, without_waiting
 from bireme.live.release import NoRelease, Release, Releases, Revision
 from bireme.live.shards import Shards, shards
 from bireme.live.summary import Summary, summary
 from bireme.live.timeline import Timeline
-from bireme.live.worker_status import WorkerStatus, timelines, worker_statuses
+from bireme.live.worker_status import WorkerStatus, worker_answers
 from bireme.plan.changes import Changes, changes, run_number
 from bireme.plan.instances import Instance
 from bireme.plan.object_diff import ObjectDiff, object_diffs
@@ -134,9 +134,8 @@ class Deployer:
         plan, found, waits, differences = self._compared(installed)
         services = through_the_api(self._cluster.api, _ANSWER_SECONDS, "services")
         datasets = shards(services, namespace, installed.manifests)
-        # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
-        pods = () if self._cluster.provider == "embedded" else found.pods
-        runs = worker_statuses(self._workers, namespace, installed.manifests, pods)
+        answers = self._answers(installed, found.pods, "v1/status")
+        runs = tuple(WorkerStatus.of(job, answer) for job, answer in answers.items())
         causes = self._causes(plan, differences)
         return ReleaseStatus(plan, found.pods, differences, "", datasets, runs, waits, causes)
 
@@ -155,16 +154,14 @@ class Deployer:
 
     def timeline(self, release: str, namespace: str) -> Timeline:
         """What happened in the run of a release. Raises BiremeError when no worker tells."""
-        manifests = self._releases.read(release, namespace).manifests
-        is_fake = self._cluster.provider == "embedded"
-        pods = () if is_fake else observe.observe(self._cluster, self.planned(release, namespace))
-        found = timelines(self._workers, namespace, manifests, pods)
-        if not found:
-            raise BiremeError(
-                f"no worker of {release} tells of its run: it needs an elastic job with metrics.port, one of "
-                f"whose pods is ready; bireme status {release} shows them"
-            )
-        return found[0]
+        installed = self._releases.read(release, namespace)
+        pods = observe.observe(self._cluster, self._planned(installed))
+        for job, answer in self._answers(installed, pods, "v1/timeline").items():
+            return Timeline.of(job, answer)
+        raise BiremeError(
+            f"no worker of {release} tells of its run: it needs an elastic job with metrics.port, one of "
+            f"whose pods is ready; bireme status {release} shows them"
+        )
 
     def planned(self, release: str, namespace: str) -> Plan:
         """The plan of a release's latest revision. Raises BiremeError if there is none.
@@ -238,9 +235,13 @@ class Deployer:
             f"pods of {release} are still there after {timeout:.0f} s: bireme status {release} says why",
         )
 
-    @property
-    def _workers(self) -> Ask:
-        return through_the_api(self._cluster.api, _ANSWER_SECONDS)
+    def _answers(
+        self, installed: Release, pods: Sequence[ObservedPod], path: str
+    ) -> Mapping[str, Mapping[str, Any]]:
+        # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
+        asked = () if self._cluster.provider == "embedded" else pods
+        ask = through_the_api(self._cluster.api, _ANSWER_SECONDS)
+        return worker_answers(ask, installed.namespace, installed.manifests, asked, path)
 
     def _live(self, wanted: RenderRequest) -> Release:
         return self._releases.read(wanted.release, wanted.namespace)

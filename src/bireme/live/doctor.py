@@ -11,18 +11,18 @@ from typing import Any
 from bireme.clusters.api import Api, ApiError
 from bireme.core.findings import Finding
 from bireme.core.labels import INSTANCE_TYPE_LABEL, ZONE_LABEL
-from bireme.core.manifests import Manifest
+from bireme.core.manifests import Manifest, thaw
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity, pod_requests, quantity
 from bireme.live import admission
 from bireme.live.owners import Owners
-from bireme.live.pods import shorten
+from bireme.live.pods import container_statuses, shorten
 from bireme.live.queue_position import queue_positions, sentence
 from bireme.live.release import Revision
 from bireme.plan.instances import Instance, admits, other_labels
 from bireme.plan.packing import Room, demand_of
 from bireme.plan.scheduling import takes, tolerated
 from bireme.plan.topology import NEVER, Plan, fit
-from bireme.plan.workloads import PodPlan, WorkloadKind, kind_of
+from bireme.plan.workloads import PodPlan, WorkloadKind, kind_of, pod_templates
 
 _FORBIDDEN = (401, 403)
 _RESTARTS = 3
@@ -67,16 +67,11 @@ class Doctor:
 
         ``installed``: the job is there, so rights to make it, and quotas that it uses itself, say nothing.
         """
-        return tuple(
-            each for topic, look in self._looks(installed).items() for each in self._allowed(topic, look)
-        )
+        return self._found(self._looks(installed))
 
     def topics(self, installed: bool) -> tuple[str, ...]:
         """What `before`, and then `after` or `unseen`, look at."""
-        return (
-            *self._looks(installed),
-            *(self._later if installed else ("images", "network", "credentials")),
-        )
+        return *self._looks(installed), *(self._later if installed else ("images", "network", "credentials"))
 
     def _looks(self, installed: bool) -> dict[str, Callable[[], Iterable[Finding]]]:
         looks: dict[str, Callable[[], Iterable[Finding]]] = {
@@ -89,7 +84,11 @@ class Doctor:
             "queues": self._queues,
         }
         if not installed:
-            looks |= {"rights": self._rights, "quotas": self._quotas, "admission": self._admission}
+            looks |= {
+                "rights": lambda: admission.rights(self.api, self.manifests, self.plan.namespace),
+                "quotas": lambda: admission.quotas(self.api, self.plan),
+                "admission": self._admission,
+            }
         return looks
 
     def shortage(self) -> tuple[str, ...]:
@@ -117,7 +116,8 @@ class Doctor:
                 f"helm install check charts/torch-elastic --set workers=2,instance.type={min(types)}",
                 "note",
             )
-        for name in sorted({self._account(spec) for spec in self._specs if "s3://" in str(spec)}):
+        accounts = {spec.get("serviceAccountName") for spec in self._specs if "s3://" in str(spec)}
+        for name in sorted(str(each or "default") for each in accounts):
             yield Finding(
                 "credentials",
                 f"Whether the ServiceAccount {name} has a role for S3 is known to AWS only; the nodes' "
@@ -128,12 +128,15 @@ class Doctor:
 
     def after(self) -> tuple[Finding, ...]:
         """Why the pods of the installed job are not running, restart, or use TCP."""
-        found = (each for topic, look in self._later.items() for each in self._allowed(topic, look))
-        return tuple(dict.fromkeys(found))
+        return self._found(self._later)
 
     @property
     def _later(self) -> dict[str, Callable[[], Iterable[Finding]]]:
         return {"jobs": self._jobs, "pods": self._pods, "network": self._network}
+
+    def _found(self, looks: Mapping[str, Callable[[], Iterable[Finding]]]) -> tuple[Finding, ...]:
+        found = (each for topic, look in looks.items() for each in self._allowed(topic, look))
+        return tuple(dict.fromkeys(found))
 
     def _allowed(self, topic: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
         """What ``look`` finds, or a finding that it was not allowed to look."""
@@ -152,7 +155,8 @@ class Doctor:
 
     @cached_property
     def _specs(self) -> list[Mapping[str, Any]]:
-        return [spec for manifest in self.manifests for spec in _pod_specs(manifest.thaw())]
+        templates = (each for manifest in self.manifests for each in pod_templates(manifest))
+        return [thaw(each["spec"]) for each in templates if each.get("spec")]
 
     @cached_property
     def _nodes(self) -> list[Mapping[str, Any]]:
@@ -163,16 +167,6 @@ class Doctor:
     def _types(self) -> set[str]:
         """The instance types that the job's pods are bound to."""
         return {pod.instance_type for pod in self.plan.pods if pod.instance_type}
-
-    @staticmethod
-    def _account(spec: Mapping[str, Any]) -> str:
-        return str(spec.get("serviceAccountName") or "default")
-
-    def _rights(self) -> Iterator[Finding]:
-        return admission.rights(self.api, self.manifests, self.plan.namespace)
-
-    def _quotas(self) -> Iterator[Finding]:
-        return admission.quotas(self.api, self.plan)
 
     def _admission(self) -> Iterator[Finding]:
         own = {item.name for item in self.manifests if item.kind == "ServiceAccount"}
@@ -368,7 +362,7 @@ class Doctor:
                 if condition["type"] == "PodScheduled" and condition["status"] == "False":
                     why = shorten(condition.get("message") or condition.get("reason", ""))
                     yield name, Finding("pending", f"The pod {name} has no node: {why}", show)
-            for each in _statuses(status):
+            for each in container_statuses(status):
                 yield from ((name, found) for found in _container(name, each, namespace, show))
 
     def _network(self) -> Iterator[Finding]:
@@ -425,21 +419,6 @@ def _container(pod: str, status: Mapping[str, Any], namespace: str, show: str) -
         yield Finding(
             "pods", f"The container {name} of {pod} has restarted {status['restartCount']} times{code}", logs
         )
-
-
-def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-
-
-def _pod_specs(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Every pod spec in an object, wherever its kind keeps it."""
-    if isinstance(content.get("containers"), Sequence):
-        yield content
-        return
-    for value in content.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, Mapping):
-                yield from _pod_specs(each)
 
 
 def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:

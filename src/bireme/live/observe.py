@@ -13,6 +13,7 @@ from bireme.clusters.api import ApiError
 from bireme.core.labels import OUT_OF_SERVICE_TAINT
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
+from bireme.core.progress import step
 from bireme.core.quantities import quantity
 from bireme.live.owners import Owners
 from bireme.live.pods import NodeState, ObservedPod, is_ready, node_state, observed_pod, shorten
@@ -98,8 +99,7 @@ def wait(
     live = LiveRelease(cluster, plan).read()
     deadline = time.monotonic() + timeout
     changed, now = time.monotonic(), live.compared()
-    with _Progress(plan, console) as progress:
-        progress.show(now.pods)
+    with step(console, f"Waiting for {plan.release}", detail=lambda: _ready(plan, now)):
         while now.differences and time.monotonic() < deadline:
             unchanged = time.monotonic() - changed
             if _are_permanent(now.differences) and unchanged > unchanged_seconds:
@@ -108,7 +108,6 @@ def wait(
                 break
             live.follow(_LOOK_SECONDS, until_ready=_expected_pods(plan))
             before, now = now, live.compared()
-            progress.show(now.pods)
             if now.differences != before.differences:
                 changed = time.monotonic()
     return now
@@ -275,6 +274,11 @@ def _are_permanent(differences: Sequence[Difference]) -> bool:
     )
 
 
+def _ready(plan: Plan, found: Observation) -> str:
+    ready = sum((pod.ready and not pod.terminating) or pod.phase == "Succeeded" for pod in found.pods)
+    return f"{ready} of {_expected_pods(plan)} pods ready"
+
+
 def _expected_pods(plan: Plan) -> int:
     return sum(len(workload.pods) for workload in plan.workloads if not workload.suspended)
 
@@ -394,48 +398,3 @@ class LiveRelease:
         if node is None or self._nodes is None:
             return ""
         return self._nodes.get(node, "gone")
-
-
-# --- live progress ---------------------------------------------------------------------------------------
-
-
-class _Progress:
-    """One line per workload that fills up as its pods get ready."""
-
-    def __init__(self, plan: Plan, console: Console | None) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=console is None,
-        )
-        self._tasks = {
-            (workload.kind, workload.name): self._progress.add_task(
-                f"{workload.role} {workload.kind}/{workload.name}", total=len(workload.pods), note=""
-            )
-            for workload in plan.workloads
-            if workload.pods and not workload.suspended
-        }
-
-    def __enter__(self) -> _Progress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, pods: Iterable[ObservedPod]) -> None:
-        """Show how many pods are ready now."""
-        counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for pod in pods:
-            is_done = (pod.ready and not pod.terminating) or pod.phase == "Succeeded"
-            counts[pod.kind, pod.workload][0] += is_done
-            counts[pod.kind, pod.workload][1] += pod.is_live and not pod.ready
-        for key, task in self._tasks.items():
-            done, waiting = counts[key]
-            self._progress.update(task, completed=done, note=f"{waiting} waiting" if waiting else "")

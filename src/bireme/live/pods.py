@@ -97,18 +97,19 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The states of a pod's containers, those of init containers first."""
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
 def _exit_code(status: Mapping[str, Any]) -> int | None:
-    ended = (each.get("state", {}).get("terminated") for each in _statuses(status))
+    ended = (each.get("state", {}).get("terminated") for each in container_statuses(status))
     codes = [int(each["exitCode"]) for each in ended if each]
     return next((code for code in codes if code), codes[0] if codes else None)
 
 
 def _last_words(status: Mapping[str, Any]) -> str:
-    ended = (each.get("state", {}).get("terminated") for each in _statuses(status))
+    ended = (each.get("state", {}).get("terminated") for each in container_statuses(status))
     return next((each.get("message") or "" for each in ended if each and each["exitCode"]), "").strip()
 
 
@@ -126,7 +127,7 @@ def _reason(status: Mapping[str, Any]) -> str:
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return shorten(condition.get("message") or condition.get("reason") or "")
-    for each in _statuses(status):
+    for each in container_statuses(status):
         state = each.get("state", {})
         waiting, terminated = state.get("waiting"), state.get("terminated")
         if waiting:

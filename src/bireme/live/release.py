@@ -102,7 +102,10 @@ class Release:
     @cached_property
     def revision(self) -> Revision:
         """Its number, chart and status. Raises NoRelease."""
-        return self.releases.existing(self.name, self.namespace)
+        found = self.releases.current(self.name, self.namespace)
+        if found is None:
+            raise self.releases.missing(self.name, self.namespace)
+        return found
 
 
 class NoRelease(BiremeError):
@@ -174,13 +177,6 @@ class Releases:
         """The latest revision, or None when there is no such release."""
         revisions = self.revisions(release, namespace)
         return max(revisions, key=lambda revision: revision.number, default=None)
-
-    def existing(self, release: str, namespace: str) -> Revision:
-        """The latest revision. Raises NoRelease."""
-        revision = self.current(release, namespace)
-        if revision is None:
-            raise self.missing(release, namespace)
-        return revision
 
     def missing(self, release: str, namespace: str) -> NoRelease:
         """That there is no such release, and which one may be meant."""

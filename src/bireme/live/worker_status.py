@@ -10,7 +10,6 @@ from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
 from bireme.live.pod_http import Ask, metrics_port
 from bireme.live.pods import ObservedPod
-from bireme.live.timeline import Timeline
 
 # Each pod that does not answer costs the time limit of a request.
 _MOST_PODS = 3
@@ -48,26 +47,10 @@ class WorkerStatus(Plain):
         )  # fmt: skip
 
 
-def worker_statuses(
-    ask: Ask, namespace: str, manifests: Iterable[Manifest], pods: Iterable[ObservedPod]
-) -> tuple[WorkerStatus, ...]:
-    """The runs of a release's elastic jobs; nothing of one whose workers do not answer."""
-    answers = _answers(ask, namespace, manifests, pods, "v1/status")
-    return tuple(WorkerStatus.of(job, status) for job, status in answers.items())
-
-
-def timelines(
-    ask: Ask, namespace: str, manifests: Iterable[Manifest], pods: Iterable[ObservedPod]
-) -> tuple[Timeline, ...]:
-    """What happened in the runs of a release's elastic jobs, as `worker_statuses`."""
-    answers = _answers(ask, namespace, manifests, pods, "v1/timeline")
-    return tuple(Timeline.of(job, answer) for job, answer in answers.items())
-
-
-def _answers(
+def worker_answers(
     ask: Ask, namespace: str, manifests: Iterable[Manifest], pods: Iterable[ObservedPod], path: str
 ) -> dict[str, Mapping[str, Any]]:
-    """The answer of one worker of each job."""
+    """What one worker of each of a release's elastic jobs answers to ``path``, by the job's name."""
     ports = {item.name: port for item in manifests if (port := metrics_port(item))}
     found: dict[str, Mapping[str, Any]] = {}
     asked: dict[str, int] = dict.fromkeys(ports, 0)

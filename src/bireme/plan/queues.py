@@ -57,12 +57,13 @@ def _queued(kind: str, name: str, parts: list[tuple[Mapping[str, str], WorkloadP
         labels[QUEUE_LABEL],
         labels.get(QUEUE_PRIORITY_LABEL, ""),
         len(pods),
-        _sums(pods),
+        resource_sums(pods),
         tuple(workload.name for _, workload in parts),
     )
 
 
-def _sums(pods: Iterable[PodPlan]) -> dict[str, str]:
+def resource_sums(pods: Iterable[PodPlan]) -> dict[str, str]:
+    """What ``pods`` ask for together, by the name of the resource."""
     total: dict[str, Fraction] = defaultdict(Fraction)
     for pod in pods:
         for name, amount in pod.resources.items():
