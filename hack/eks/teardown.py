@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from bireme.clusters.api import Api
-from bireme.clusters.existing import ExistingProvider
+from bireme.clusters.existing import existing
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.live.release import Releases, Revision
@@ -123,7 +123,7 @@ def _delete(api: Api, items: Sequence[Item]) -> None:
 def main(
     kubeconfig: Path | None, context: str, namespaces: tuple[str, ...], yes: bool, delete_data: bool
 ) -> None:
-    cluster = ExistingProvider(kubeconfig).get(context)
+    cluster = existing(kubeconfig, context)
     releases = Releases(cluster, Toolbox(Paths.discover()))
     found = inventory(cluster.api, releases, namespaces)
     for line in found.lines or ["nothing is left that AWS would keep"]:

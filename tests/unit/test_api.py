@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bireme.clusters.api import Api, ApiError
-from bireme.clusters.existing import ExistingProvider
+from bireme.clusters.existing import existing
 from tests.support.api_server import Quiet, serving, write_kubeconfig
 
 
@@ -94,4 +94,4 @@ def test_several_kubeconfigs_are_one_as_for_kubectl(tmp_path: Path, monkeypatch:
     other = {"name": "dev", "context": {"cluster": "elsewhere"}}
     second.write_text(json.dumps({"contexts": [other], "clusters": [cluster], "users": [user]}))
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(tmp_path / "missing"), str(first), str(second)]))
-    assert ExistingProvider().get().api.server == "http://127.0.0.1:1"
+    assert existing().api.server == "http://127.0.0.1:1"

@@ -10,6 +10,7 @@ import yaml
 
 from bireme.clusters import (
     ADDONS,
+    Cluster,
     ClusterInfo,
     check_name,
     cluster_dir,
@@ -20,7 +21,7 @@ from bireme.clusters import (
     write_info,
 )
 from bireme.clusters.api import Api
-from bireme.clusters.existing import ExistingCluster, ExistingProvider
+from bireme.clusters.existing import existing
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
@@ -82,29 +83,21 @@ def test_a_provider_with_a_typo_gets_the_right_one_suggested(own_paths: Paths) -
 
 @pytest.mark.parametrize("name", ADDONS)
 def test_addons_are_started_for_embedded_clusters_only(own_paths: Paths, tmp_path: Path, name: str) -> None:
-    cluster = ExistingCluster(tmp_path / "kubeconfig", "mine")
+    cluster = Cluster("mine", "existing", tmp_path / "kubeconfig", "mine")
     with pytest.raises(BiremeError, match=f"{name} is started for embedded clusters only"):
         start_addon(name, cluster, Toolbox(own_paths))
 
 
 def test_an_existing_cluster_needs_a_kubeconfig(tmp_path: Path) -> None:
     with pytest.raises(BiremeError, match=r"no kubeconfig at .*missing: name one .* or start .*: bireme up"):
-        ExistingProvider(tmp_path / "missing").get()
-
-
-def test_an_existing_cluster_is_neither_made_nor_removed(kubeconfig: Path) -> None:
-    existing = ExistingProvider(kubeconfig)
-    with pytest.raises(BiremeError, match="an existing cluster keeps the nodes it has"):
-        existing.up("blue", {"p4d.24xlarge": 3})
-    assert existing.down("blue") is False
-    assert kubeconfig.exists()
+        existing(tmp_path / "missing")
 
 
 def test_a_cluster_that_does_not_answer_is_named(kubeconfig: Path) -> None:
     with pytest.raises(
         BiremeError, match=r"the cluster at https://127\.0\.0\.1:1 does not answer: .*refused"
     ):
-        ExistingProvider(kubeconfig).up("blue", {})
+        existing(kubeconfig).api.greet()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from bireme.clusters.existing import ExistingCluster
+from bireme.clusters import Cluster
+from bireme.clusters.existing import existing
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.live.logs import Wanted, all_logs, log, main_log, main_pod, named_pod
@@ -69,9 +70,9 @@ class Answers(Quiet):
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ExistingCluster]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answers), tmp_path) as kubeconfig:
-        yield ExistingCluster(kubeconfig)
+        yield existing(kubeconfig)
 
 
 @pytest.fixture
@@ -92,21 +93,21 @@ def plan(instances: Mapping[str, Instance]) -> Plan:
     ("rank", "name"), [(None, "train-r1-0-aaaaa"), (7, "train-r1-0-aaaaa"), (8, "train-r1-1-ccccc")]
 )
 def test_the_newest_pod_that_runs_a_rank_is_read(
-    cluster: ExistingCluster, plan: Plan, rank: int | None, name: str
+    cluster: Cluster, plan: Plan, rank: int | None, name: str
 ) -> None:
     assert main_pod(cluster, plan, rank).name == name
 
 
-def test_the_log_is_that_of_the_first_container(cluster: ExistingCluster, plan: Plan) -> None:
+def test_the_log_is_that_of_the_first_container(cluster: Cluster, plan: Plan) -> None:
     assert main_log(cluster, plan) == "train-r1-0-aaaaa/log {'container': 'worker'}"
 
 
-def test_a_log_can_be_followed_and_that_before_a_restart_read(cluster: ExistingCluster, plan: Plan) -> None:
+def test_a_log_can_be_followed_and_that_before_a_restart_read(cluster: Cluster, plan: Plan) -> None:
     read = b"".join(log(cluster, plan, main_pod(cluster, plan), Wanted(follow=True, previous=True))).decode()
     assert read == "train-r1-0-aaaaa/log {'container': 'worker', 'follow': 'true', 'previous': 'true'}"
 
 
-def test_all_ranks_are_read_in_order_each_line_after_its_rank(cluster: ExistingCluster, plan: Plan) -> None:
+def test_all_ranks_are_read_in_order_each_line_after_its_rank(cluster: Cluster, plan: Plan) -> None:
     """One that has not started has printed nothing; of a rank with two pods, the older comes first."""
     read = b"".join(all_logs(cluster, plan, Wanted(since=600, tail=5))).decode().splitlines()
     asked = "{'container': 'worker', 'sinceSeconds': '600', 'tailLines': '5'}"
@@ -118,7 +119,7 @@ def test_all_ranks_are_read_in_order_each_line_after_its_rank(cluster: ExistingC
 
 
 def test_all_ranks_are_followed_until_the_last_has_ended(
-    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that starts meanwhile is followed too."""
     late = pod("train-r1-2-ddddd", 2, "2026-01-01T00:05:00Z")
@@ -135,27 +136,27 @@ def test_all_ranks_are_followed_until_the_last_has_ended(
 
 
 def test_a_job_none_of_whose_pods_has_started_is_named(
-    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Answers, "pods", lambda self: LIVE[3:])
     with pytest.raises(BiremeError, match="no pod of train has started: bireme status train says why"):
         list(all_logs(cluster, plan, Wanted()))
 
 
-def test_a_rank_or_a_pod_that_is_not_there_is_named(cluster: ExistingCluster, plan: Plan) -> None:
+def test_a_rank_or_a_pod_that_is_not_there_is_named(cluster: Cluster, plan: Plan) -> None:
     with pytest.raises(BiremeError, match="train in namespace default has no pod with rank 24"):
         main_pod(cluster, plan, 24)
     with pytest.raises(BiremeError, match="train has no pod other: there are train-r1-0-aaaaa, train"):
         named_pod(cluster, plan, "other")
 
 
-def test_a_pod_that_has_not_started_is_named(cluster: ExistingCluster, plan: Plan) -> None:
+def test_a_pod_that_has_not_started_is_named(cluster: Cluster, plan: Plan) -> None:
     with pytest.raises(BiremeError, match="train-r1-2-ddddd has not started: its containers are being made"):
         log(cluster, plan, main_pod(cluster, plan, 16))
 
 
 def test_a_node_that_cannot_be_reached_is_named(
-    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Answers.answer
 
@@ -174,7 +175,7 @@ def test_a_node_that_cannot_be_reached_is_named(
 
 
 def test_a_connection_that_is_lost_in_the_middle_is_told_in_a_sentence(
-    cluster: ExistingCluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Answers.answer
 

@@ -22,6 +22,7 @@ from bireme import __version__
 from bireme.cli import views
 from bireme.cli.completion import names
 from bireme.clusters import Cluster, list_clusters, provider
+from bireme.clusters.existing import existing
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.core.paths import Paths
@@ -372,9 +373,7 @@ def _values_file(paths: Paths, name: str) -> Path:
 
 def _existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
     """A cluster that is not ours, once its API server answers."""
-    from bireme.clusters.existing import ExistingProvider
-
-    cluster = ExistingProvider(kubeconfig).get(context)
+    cluster = existing(kubeconfig, context)
     cluster.api.greet()
     return cluster
 

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from bireme.clusters.api import Api
+from bireme.clusters.api import Api
+from bireme.core.errors import BiremeError
 
 DEFAULT_NAME = "bireme"
 
 
-class Cluster(Protocol):
-    """What the rest of the harness needs to know about a cluster."""
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that a kubeconfig reaches.
 
-    @property
-    def name(self) -> str:
-        """Its name, unique among the clusters of one state directory."""
+    ``name`` is unique in a state directory. ``provider`` made it, ``existing`` stands for anybody else.
+    ``context`` is one of the file's, or None for the current one.
+    """
 
-    @property
-    def provider(self) -> str:
-        """The name of the provider that made it."""
+    name: str
+    provider: str
+    kubeconfig: Path
+    context: str | None
 
-    @property
-    def kubeconfig(self) -> Path:
-        """The kubeconfig file that reaches it."""
-
-    @property
-    def context(self) -> str | None:
-        """The context in that file; None stands for the current one."""
-
-    @property
-    def nodes(self) -> Mapping[str, int]:
-        """Number of nodes by instance type."""
-
-    @property
+    @cached_property
     def api(self) -> Api:
         """Its API server."""
+        return Api(self.kubeconfig, self.context)
 
     def add_claim(self, name: str, namespace: str = "default") -> None:
         """Make a claim that all nodes can mount, in place of shared storage. Raises BiremeError."""
+        raise BiremeError(f"the claim {name}: make it with the storage of the cluster {self.name}")
 
 
 @dataclass(frozen=True)

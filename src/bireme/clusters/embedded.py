@@ -91,7 +91,7 @@ class EmbeddedProvider:
             with step(self._console, f"Starting Kubernetes {kubernetes}"):
                 _start(folder, name, kubernetes, sum(wanted.values()), binaries, options or {})
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted, kubernetes)
-            cluster = EmbeddedCluster(info, self._paths)
+            cluster = EmbeddedCluster.of(info, self._paths)
             with step(self._console, f"Creating {sum(wanted.values())} nodes"):
                 cluster.prepare(shapes)
             write_info(self._paths, info)
@@ -121,7 +121,7 @@ class EmbeddedProvider:
                 f"the cluster {name} is not running any more, it has lost {', '.join(lost)} "
                 f"(was the machine restarted?): run bireme down --cluster {name}, then bireme up"
             )
-        return EmbeddedCluster(info, self._paths)
+        return EmbeddedCluster.of(info, self._paths)
 
     def _claim(self, folder: Path, name: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)

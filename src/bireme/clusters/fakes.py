@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from bireme.clusters.api import Api, ApiError
-from bireme.clusters.base import ClusterInfo
+from bireme.clusters.api import ApiError
+from bireme.clusters.base import Cluster, ClusterInfo
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.waiting import until
 from bireme.core.labels import (
@@ -42,31 +40,16 @@ def kwok_config() -> str:
 
 
 @dataclass(frozen=True)
-class FakeNodes:
-    """A cluster with fake nodes, which can be added."""
+class FakeNodes(Cluster):
+    """A cluster of one version of Kubernetes with fake nodes, which can be added."""
 
-    info: ClusterInfo
+    kubernetes: str
     paths: Paths
 
-    @property
-    def name(self) -> str:
-        """Its name, unique among the clusters of one state directory."""
-        return self.info.name
-
-    @property
-    def provider(self) -> str:
-        """The name of the provider that it comes from."""
-        return self.info.provider
-
-    @property
-    def kubeconfig(self) -> Path:
-        """A kubeconfig of its own, with one context."""
-        return self.info.kubeconfig
-
-    @property
-    def context(self) -> str | None:
-        """None: the current context of that file."""
-        return self.info.context
+    @classmethod
+    def of(cls, info: ClusterInfo, paths: Paths, *parts: Any) -> Self:
+        """The cluster of these facts. ``parts`` are what further fields hold."""
+        return cls(info.name, info.provider, info.kubeconfig, info.context, info.kubernetes, paths, *parts)
 
     @property
     def nodes(self) -> Mapping[str, int]:
@@ -74,11 +57,6 @@ class FakeNodes:
         nodes = self.api.get("/api/v1/nodes")["items"]
         types = (node["metadata"]["labels"].get(NODE_TYPE_LABEL) for node in nodes)
         return dict(Counter(each for each in types if each))
-
-    @cached_property
-    def api(self) -> Api:
-        """Its API server."""
-        return Api(self.kubeconfig, self.context)
 
     def prepare(self, nodes: Sequence[tuple[NodeShape, int]]) -> None:
         """Create the storage class and the nodes of a new cluster; returns when all are Ready."""
@@ -114,7 +92,7 @@ class FakeNodes:
                 raise
 
     def _create(self, wanted: Sequence[tuple[NodeShape, int]]) -> None:
-        bodies = [node_manifest(shape, index, self.info.kubernetes) for shape, index in wanted]
+        bodies = [node_manifest(shape, index, self.kubernetes) for shape, index in wanted]
         self.api.each(lambda body: self.api.create("/api/v1/nodes", body), bodies)
         names = {body["metadata"]["name"] for body in bodies}
         until(lambda: self._are_ready(names), _NODES_SECONDS, f"{len(names)} nodes to be Ready")

@@ -121,21 +121,13 @@ def node_manifest(shape: NodeShape, index: int, kubernetes: str) -> dict[str, An
             "allocatable": dict(shape.allocatable),
             "capacity": dict(shape.capacity),
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
-            "nodeInfo": _node_info(kubernetes, shape.architecture),
+            "nodeInfo": {
+                "architecture": shape.architecture,
+                "containerRuntimeVersion": "fake://0",
+                "kubeProxyVersion": f"v{kubernetes}",
+                "kubeletVersion": f"v{kubernetes}",
+                "operatingSystem": "linux",
+                "osImage": "none: a fake node of bireme",
+            },
         },
-    }
-
-
-def _node_info(kubernetes: str, architecture: str) -> dict[str, str]:
-    return {
-        "architecture": architecture,
-        "bootID": "",
-        "containerRuntimeVersion": "fake://0",
-        "kernelVersion": "",
-        "kubeProxyVersion": f"v{kubernetes}",
-        "kubeletVersion": f"v{kubernetes}",
-        "machineID": "",
-        "operatingSystem": "linux",
-        "osImage": "none: a fake node of bireme",
-        "systemUUID": "",
     }

@@ -12,7 +12,7 @@ from bireme.core.errors import BiremeError, suggestion
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
-PROVIDERS = ("embedded", "kind", "existing")
+PROVIDERS = ("embedded", "kind")
 ADDONS = ("kueue", "karpenter", "flux", "argocd")
 
 
@@ -27,10 +27,6 @@ def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None 
         from bireme.clusters.kind import KindProvider
 
         return KindProvider(paths, toolbox, console)
-    if name == "existing":
-        from bireme.clusters.existing import ExistingProvider
-
-        return ExistingProvider()
     raise BiremeError(f"unknown cluster provider {name!r}: {suggestion(name, PROVIDERS)}")
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from bireme.clusters import Cluster, provider
-from bireme.clusters.existing import ExistingProvider
+from bireme.clusters.existing import existing
 from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.owner import owned, remove_orphans
 from bireme.core.errors import BiremeError
@@ -51,7 +51,7 @@ def session_cluster(
     wanted = cluster_type(config)
     if wanted == "existing":
         given = config.getoption("kubeconfig")
-        yield ExistingProvider(Path(given) if given else None).get()
+        yield existing(Path(given) if given else None)
         return
     shared = getattr(config, "workerinput", {}).get(_SHARED)
     if shared:

@@ -6,14 +6,10 @@ of them run on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from bireme.clusters import programs
-from bireme.clusters.addons.kinds import add_kinds
+from bireme.clusters.addons.kinds import add_kinds, definitions
 from bireme.clusters.base import Cluster
 from bireme.clusters.ports import reserved
 from bireme.clusters.programs import Program
@@ -28,17 +24,12 @@ def start(cluster: Cluster, toolbox: Toolbox) -> Program:
     """Start Flux with its kinds; returns the helm-controller when all are ready. Raises BiremeError."""
     binaries = toolbox.ensure(_CONTROLLERS)
     sources = (toolbox.source(name) / "config/crd/bases" for name in _CONTROLLERS)
-    add_kinds(cluster, (each for folder in sources for each in _definitions(folder)))
+    add_kinds(cluster, definitions(*sources))
     cluster.api.create("/api/v1/namespaces", {"metadata": {"name": _NAMESPACE}})
     with reserved(1) as (storage,):
         for name in _CONTROLLERS:
             program = _run(cluster, name, binaries[name], storage)
     return program
-
-
-def _definitions(folder: Path) -> Iterator[dict[str, Any]]:
-    for file in sorted(folder.glob("*.yaml")):
-        yield yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 def _run(cluster: Cluster, name: str, binary: Path, storage: int) -> Program:

@@ -9,10 +9,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from bireme.clusters import programs
-from bireme.clusters.addons.kinds import add_kinds
+from bireme.clusters.addons.kinds import add_kinds, definitions
 from bireme.clusters.base import Cluster
 from bireme.clusters.nodes import REGION, ZONE
 from bireme.clusters.ports import reserved
@@ -41,8 +39,7 @@ def start(cluster: Cluster, toolbox: Toolbox) -> Program:
     """
     folder = programs.new_folder(cluster, "karpenter")
     binary, source = toolbox.path("karpenter-kwok"), toolbox.source("karpenter-kwok")
-    crds = (source / name for name in ("pkg/apis/crds", "kwok/apis/crds"))
-    add_kinds(cluster, (yaml.safe_load(file.read_text()) for each in crds for file in each.glob("*.yaml")))
+    add_kinds(cluster, definitions(source / "pkg/apis/crds", source / "kwok/apis/crds"))
     instances, prices = load_instances(toolbox.paths), load_prices(toolbox.paths)
     types = folder / "types.json"
     types.write_text(json.dumps([_type(each, prices) for each in instances.values()]), encoding="utf-8")

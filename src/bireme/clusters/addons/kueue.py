@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bireme.clusters import programs
-from bireme.clusters.addons.kinds import add_kinds
+from bireme.clusters.addons.kinds import add_kinds, definitions
 from bireme.clusters.base import Cluster
 from bireme.clusters.ports import reserved
 from bireme.clusters.programs import Program
@@ -86,8 +86,7 @@ def _make_namespace(cluster: Cluster) -> None:
 
 
 def _definitions(folder: Path, service: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for file in sorted(folder.glob("*.yaml")):
-        definition = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for definition in definitions(folder):
         if definition["spec"]["names"]["plural"] in _CONVERTED:
             webhook = {
                 "clientConfig": {"service": {**service, "path": "/convert"}},

@@ -89,7 +89,7 @@ class KindProvider:
         self._claim(folder, name)
         try:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted | fakes, kubernetes)
-            cluster = KindCluster(info, self._paths, self._engine, self._toolbox)
+            cluster = KindCluster.of(info, self._paths, self._engine, self._toolbox)
             with step(self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"):
                 self._create(folder, name, self._config(folder, image, shapes, kubernetes))
             with step(self._console, "Waiting for the nodes"):
@@ -127,7 +127,7 @@ class KindProvider:
                 f"the cluster {name} is not running any more (was the engine restarted?): "
                 f"run bireme down --cluster {name}, then bireme up"
             )
-        return KindCluster(info, self._paths, self._engine, self._toolbox)
+        return KindCluster.of(info, self._paths, self._engine, self._toolbox)
 
     def _claim(self, folder: Path, name: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
