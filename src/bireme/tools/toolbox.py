@@ -24,13 +24,6 @@ from bireme.tools.store import make_once
 
 Source = Literal["environment", "path", "cache", "download", "go build", "missing"]
 
-_REFUSED = {
-    (
-        "helm",
-        "4.2.1",
-    ): "Helm 4.2.1 is refused: its hooks with before-hook-creation wait about nine minutes each "
-    "(https://github.com/helm/helm/issues/32231)"
-}
 _VERSION_SECONDS = 10
 
 _Note = Callable[[str], None]
@@ -80,7 +73,6 @@ class Toolbox:
 
     def pin(self, name: str, version: str | None = None) -> Tool:
         """The pin of ``name``: the default one, or that of ``version``. Nothing is downloaded or built."""
-        self._refuse(name, version)
         return self._pins.tool(name, version)
 
     def versions(self, name: str) -> list[str]:
@@ -90,8 +82,8 @@ class Toolbox:
     def path(self, name: str, version: str | None = None) -> Path:
         """The binary of tool ``name`` at its default pin, or at another pinned ``version``.
 
-        A missing one is downloaded or built. Raises BiremeError for a tool that is not pinned or refused, and
-        for one that can neither be downloaded nor built.
+        A missing one is downloaded or built. Raises BiremeError for a tool that is not pinned, and for one
+        that can neither be downloaded nor built.
         """
         return self._ensure([self.pin(name, version)])[0]
 
@@ -137,11 +129,8 @@ class Toolbox:
         if chosen:
             return _Found("environment", chosen)
         for candidate in self._on_path(tool):
-            version = self._version(tool, candidate)
-            if version == tool.version:
+            if self._version(tool, candidate) == tool.version:
                 return _Found("path", candidate)
-            if (tool.name, version) in _REFUSED:
-                note(f"{_REFUSED[tool.name, str(version)]}; passing over {candidate}")
         cached = self._cached(tool)
         return _Found("cache", cached) if cached.is_file() else None
 
@@ -154,10 +143,6 @@ class Toolbox:
         if version is None:
             raise BiremeError(
                 f"{tool.variable}={value} does not run as {tool.name}: unset it, or name {tool.label}"
-            )
-        if (tool.name, version) in _REFUSED:
-            raise BiremeError(
-                f"{_REFUSED[tool.name, version]}: point {tool.variable} elsewhere than {value}, or unset it"
             )
         if version != tool.version:
             note(f"{tool.variable}: {tool.name} {version} instead of the pinned {tool.version}")
@@ -240,12 +225,6 @@ class Toolbox:
 
     def _note(self, text: str) -> None:
         note(self._console, text)
-
-    @staticmethod
-    def _refuse(name: str, version: str | None) -> None:
-        reason = _REFUSED.get((name, (version or "").removeprefix("v")))
-        if reason:
-            raise BiremeError(f"{reason}: use the pinned one")
 
 
 def _recorded_version(module: str, binary: Path) -> str | None:
