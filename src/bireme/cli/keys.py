@@ -10,6 +10,7 @@ from typing import Any
 from bireme.core.errors import BiremeError, suggestion
 from bireme.helm import values as value_files
 from bireme.schemas.bundle import BUNDLE, comments
+from bireme.schemas.problems import resolved
 
 _LIMITS = ("enum", "minimum", "maximum", "pattern")
 
@@ -23,13 +24,13 @@ def explanation(chart: Path, key: str) -> dict[str, Any]:
     text, default = value_files.read_text(file, "values file"), value_files.read_file(file)
     schema = json.loads(value_files.read_text(chart / BUNDLE, "schema")) if (chart / BUNDLE).is_file() else {}
     value: Any = default
-    part, path = _resolved(schema, schema), tuple(filter(None, key.split(".")))
+    part, path = resolved(schema, schema), tuple(filter(None, key.split(".")))
     for name in path:
         inside = part.get("properties", {})
         known = {*inside, *_keys(value)}
         if name not in known:
             raise BiremeError(f"{chart.name} has no value {key}: {suggestion(name, known)}")
-        part, value = _resolved(inside.get(name, {}), schema), _keys(value).get(name)
+        part, value = resolved(schema, inside.get(name)), _keys(value).get(name)
     types, below = part.get("type", "any"), sorted({*part.get("properties", {}), *_keys(value)})
     return {
         "key": key,
@@ -42,13 +43,3 @@ def explanation(chart: Path, key: str) -> dict[str, Any]:
 
 def _keys(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _resolved(part: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a schema with what it refers to."""
-    while isinstance(part, Mapping) and str(part.get("$ref", "")).startswith("#/"):
-        target: Any = schema
-        for name in part["$ref"][2:].split("/"):
-            target = target.get(name, {})
-        part = {**target, **{key: value for key, value in part.items() if key != "$ref"}}
-    return _keys(part)

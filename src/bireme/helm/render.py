@@ -26,7 +26,7 @@ from typing import Any
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.helm.output import sentences, split
+from bireme.helm.output import parse, sentences, split
 from bireme.helm.process import NoAnswer, RenderProcess
 from bireme.helm.values import ChartValues, SetFlags, printing_chart, printing_copy
 from bireme.helm.yaml import as_json, json_number
@@ -118,15 +118,7 @@ class Renderer:
 
     def render(self, request: RenderRequest) -> Render:
         """The objects of ``request``. Raises RenderError with the chart's sentence when it refuses them."""
-        # --set-file reads files that the cache key does not cover.
-        if request.settings.files or not self._keeps:
-            return Render(request, self._run(request))
-        key = self._key(request)
-        result = self._known.get(key) or self._load(key)
-        if result is None:
-            result = self._attempt(request)
-            self._save(key, result)
-        self._known[key] = result
+        result = self._result(request)
         if isinstance(result, RenderError):
             raise RenderError(str(result), result.raw)
         return Render(request, result)
@@ -139,12 +131,9 @@ class Renderer:
         keys = [self._key(request) for request in requests]
         distinct = dict(zip(keys, requests, strict=True))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            done = dict(zip(distinct, pool.map(self._outcome, distinct.values()), strict=True))
-        results: list[Render | RenderError] = []
-        for key, request in zip(keys, requests, strict=True):
-            outcome = done[key]
-            results.append(Render(request, outcome.manifests) if isinstance(outcome, Render) else outcome)
-        return results
+            done = dict(zip(distinct, pool.map(self._result, distinct.values()), strict=True))
+        made = ((request, done[key]) for key, request in zip(keys, requests, strict=True))
+        return [each if isinstance(each, RenderError) else Render(request, each) for request, each in made]
 
     def merged(self, request: RenderRequest) -> RenderRequest:
         """``request`` with its settings merged into its values by Helm. Raises RenderError if Helm fails."""
@@ -235,20 +224,23 @@ class Renderer:
             )
         return finished
 
-    def _outcome(self, request: RenderRequest) -> Render | RenderError:
-        try:
-            return self.render(request)
-        except RenderError as error:
-            return error
-
-    def _attempt(self, request: RenderRequest) -> tuple[Manifest, ...] | RenderError:
-        try:
+    def _result(self, request: RenderRequest) -> tuple[Manifest, ...] | RenderError:
+        # --set-file reads files that the cache key does not cover.
+        if request.settings.files or not self._keeps:
             return self._run(request)
+        key = self._key(request)
+        result = self._known.get(key) or self._load(key)
+        if result is None:
+            result = self._run(request)
+            self._save(key, result)
+        self._known[key] = result
+        return result
+
+    def _run(self, request: RenderRequest) -> tuple[Manifest, ...] | RenderError:
+        try:
+            return parse(self.text(request))
         except RenderError as error:
             return error
-
-    def _run(self, request: RenderRequest) -> tuple[Manifest, ...]:
-        return tuple(Manifest(content, source) for source, content in split(self.text(request)))
 
     def _printed(self, request: RenderRequest) -> Mapping[str, Any]:
         [(_, document)] = split(self.text(request))
