@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+from rich.console import Console
+
+from bireme.testing.session_cluster import shown_progress
+
+ShowProgress = Callable[[], AbstractContextManager[Console]]
 
 
 def pytest_configure() -> None:
     # Who is started in the background ignores Ctrl-C, and so would all that the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def show_progress(pytestconfig: pytest.Config) -> ShowProgress:
+    """``with show_progress() as console:`` shows at once what is printed in the block, also when it is piped.
+
+    For fixtures that take minutes: pytest keeps what they print until a test fails.
+    """
+    return lambda: shown_progress(pytestconfig)

@@ -20,7 +20,7 @@ from bireme.plan.instances import Instance
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, TYPE, options, service
-from tests.support import controllers
+from tests.support import controllers, faults
 from tests.support.waiting import until
 
 
@@ -64,7 +64,7 @@ def test_the_controller_goes_on_when_the_api_server_comes_back(
 
         def outage() -> None:
             said = len(log())
-            with cluster.without_api_server():
+            with faults.without_api_server(cluster):
                 until(lambda: " trying again: " in log()[said:], what=log)
             until(lambda: log().endswith(" leading\n") or " → " in log()[said:], what=log)
 

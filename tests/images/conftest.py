@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rootfs import Rootfs, ensure_rootfs
 
-from bireme.testing.pytest_plugin import ShowProgress
+from tests.conftest import ShowProgress
 from tests.images.chroot_jobs import (
     IMAGE,
     MPI_IMAGE,

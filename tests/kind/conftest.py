@@ -19,8 +19,9 @@ from bireme.clusters.kind import KindCluster
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.helm.values import merge
-from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory, ShowProgress
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
+from tests.conftest import ShowProgress
 from tests.kind.paddle import FOLDER, ON_KIND, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until
 from tests.kind.training import CHECKPOINT_EVERY, KIND, Training

@@ -1,9 +1,16 @@
-"""What happens to fake nodes and pods: nodes go or fall silent, pods end."""
+"""What happens to fake nodes and pods: nodes go or fall silent, pods end. And to an API server."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from bireme.clusters.api import ApiError
 from bireme.clusters.waiting import until
 from bireme.core.labels import CUT_LABEL, EXIT_CODE_ANNOTATION, OUT_OF_SERVICE_TAINT
 
@@ -50,3 +57,34 @@ def fail(cluster: Any, pod: str, exit_code: int, namespace: str = "default") -> 
         return now is None or now["status"].get("phase") in ("Succeeded", "Failed")
 
     until(has_ended, 15, f"the pod {pod} to end")
+
+
+@contextlib.contextmanager
+def without_api_server(cluster: Any) -> Iterator[None]:
+    """Kill an embedded cluster's API server; at the end of the block it starts again, and answers."""
+    folder = str(cluster.kubeconfig.parent)
+    (process,) = [
+        each
+        for each in Path("/proc").glob("[0-9]*")
+        if (command := _command(each)) and command[0].startswith(folder) and "kube-apiserver" in command[0]
+    ]
+    command, place = _command(process), (process / "cwd").readlink()
+    os.kill(int(process.name), signal.SIGKILL)
+    yield
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(
+        command, cwd=place, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    )
+    until(lambda: _is_ready(cluster), 120, "the API server to be ready again")
+
+
+def _command(process: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return (process / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    return []
+
+
+def _is_ready(cluster: Any) -> bool:
+    with contextlib.suppress(ApiError):
+        return b"".join(cluster.api.stream("/readyz")) == b"ok"
+    return False

@@ -27,7 +27,7 @@ from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import reserved
 from bireme.clusters.programs import run_alone
 from bireme.clusters.state import cluster_dir, find, write_info
-from bireme.clusters.waiting import no_interrupts, until
+from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.core.progress import step
@@ -144,16 +144,6 @@ class EmbeddedProvider:
 class EmbeddedCluster(FakeNodes):
     """A running embedded cluster: every node of it is a fake."""
 
-    @contextlib.contextmanager
-    def without_api_server(self) -> Iterator[None]:
-        """Kill the API server; at the end of the block it starts again, and answers."""
-        folder = cluster_dir(self.paths, self.name)
-        (pid,) = [pid for pid, program in _processes(folder) if Path(program).name == "kube-apiserver"]
-        os.kill(pid, signal.SIGKILL)
-        yield
-        log = _start_again(folder, "kube-apiserver")
-        until(self._is_ready, _UP_SECONDS, f"the API server to be ready again; its log is {log}")
-
     def _is_ready(self) -> bool:
         try:
             return b"".join(self.api.stream("/readyz")) == b"ok"
@@ -234,14 +224,13 @@ def _end_for_good(folder: Path, name: str) -> str:
     return f"{name} has ended; its log ends with: {_last_line(log)}"
 
 
-def _start_again(folder: Path, name: str) -> Path:
-    """Start a component as kwokctl did; returns its log."""
+def _start_again(folder: Path, name: str) -> None:
+    """Start a component as kwokctl did."""
     (config,) = folder.glob("kwok/clusters/*/kwok.yaml")
     documents = yaml.safe_load_all(config.read_text(encoding="utf-8"))
     components = [each for document in documents for each in document.get("components", ())]
     (component,) = [each for each in components if each["name"] == name]
-    log = _log(folder, name)
-    with log.open("ab") as output:
+    with _log(folder, name).open("ab") as output:
         output.write(_STARTED_AGAIN.encode())
         output.flush()
         subprocess.Popen(
@@ -252,7 +241,6 @@ def _start_again(folder: Path, name: str) -> Path:
             stderr=output,
             start_new_session=True,
         )
-    return log
 
 
 def _log(folder: Path, name: str) -> Path:

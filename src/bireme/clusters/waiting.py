@@ -29,5 +29,5 @@ def until(done: Callable[[], bool], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
-            raise BiremeError(f"gave up waiting for {what} after {seconds:.0f} s")
+            raise BiremeError(f"after {seconds:.0f} s gave up waiting for {what}")
         time.sleep(0.1)

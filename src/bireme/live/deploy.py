@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from bireme.clusters import Cluster
+from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION
 from bireme.core.manifests import Manifest
@@ -35,7 +35,6 @@ from bireme.plan.object_diff import ObjectDiff, object_diffs
 from bireme.plan.topology import Plan, autoscaled, expand
 from bireme.plan.workloads import WorkloadKind, kind_of
 
-_POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 5.0
 _COUNTS = ("parallelism", "completions", "replicas")
 
@@ -65,6 +64,7 @@ class ReleaseStatus(Plain):
         return are_held(self.differences, self.queue_positions)
 
 
+@dataclass(frozen=True)
 class Deployer:
     """Deploys charts to one cluster and compares what is there with the plan.
 
@@ -72,24 +72,16 @@ class Deployer:
     namespace, and which Helm.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        releases: Releases,
-        renderer: Renderer,
-        instances: Mapping[str, Instance],
-        console: Console | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._releases = releases
-        self._renderer = renderer
-        self._instances = instances
-        self._console = console
+    cluster: Cluster
+    releases: Releases
+    renderer: Renderer
+    instances: Mapping[str, Instance]
+    console: Console | None = None
 
     def plan(self, wanted: RenderRequest) -> Plan:
         """The topology that ``wanted`` becomes. Raises RenderError when the chart refuses the values."""
-        manifests = self._renderer.render(wanted).manifests
-        return expand(wanted.release, wanted.namespace, manifests, self._instances)
+        manifests = self.renderer.render(wanted).manifests
+        return expand(wanted.release, wanted.namespace, manifests, self.instances)
 
     def changes(self, wanted: RenderRequest) -> Changes:
         """What installing ``wanted`` will do to the release that is there. Raises BiremeError if none is."""
@@ -112,17 +104,17 @@ class Deployer:
         run whose job Kubernetes cannot change in place, and continues in the next run.
         Raises BiremeError for what the chart or the cluster refuses; nothing is changed then.
         """
-        wanted = self._renderer.merged(wanted)
+        wanted = self.renderer.merged(wanted)
         if replace_run:
             wanted = self._next_run(wanted, timeout)
         plan = self.plan(wanted)
-        made = self._releases.install(
+        made = self.releases.install(
             wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
         )
         if self._following(made.manifests):
             plan = self._planned(made)
         found = observe.wait(
-            self._cluster, plan, timeout, self._console, lambda found: self._is_held(plan, found)
+            self.cluster, plan, timeout, self.console, lambda found: self._is_held(plan, found)
         )
         waits, differences = self._queues(plan, found.differences)
         causes = self._causes(plan, differences)
@@ -130,9 +122,9 @@ class Deployer:
 
     def status(self, release: str, namespace: str) -> ReleaseStatus:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
-        installed = self._releases.read(release, namespace)
+        installed = self.releases.read(release, namespace)
         plan, found, waits, differences = self._compared(installed)
-        services = through_the_api(self._cluster.api, _ANSWER_SECONDS, "services")
+        services = through_the_api(self.cluster.api, _ANSWER_SECONDS, "services")
         datasets = shards(services, namespace, installed.manifests)
         answers = self._answers(installed, found.pods, "v1/status")
         runs = tuple(WorkerStatus.of(job, answer) for job, answer in answers.items())
@@ -143,19 +135,19 @@ class Deployer:
         """Each release in a line. Of one that cannot be read there is Helm's status alone."""
 
         def of(revision: Revision) -> Summary:
-            installed = self._releases.read(revision.release, revision.namespace)
+            installed = self.releases.read(revision.release, revision.namespace)
             try:
                 plan, found, waits, differences = self._compared(installed)
             except BiremeError:
                 return Summary(revision, revision.status)
             return summary(revision, plan, found, differences, waits)
 
-        return self._cluster.api.each(of, revisions)
+        return self.cluster.api.each(of, revisions)
 
     def timeline(self, release: str, namespace: str) -> Timeline:
         """What happened in the run of a release. Raises BiremeError when no worker tells."""
-        installed = self._releases.read(release, namespace)
-        pods = observe.observe(self._cluster, self._planned(installed))
+        installed = self.releases.read(release, namespace)
+        pods = observe.observe(self.cluster, self._planned(installed))
         for job, answer in self._answers(installed, pods, "v1/timeline").items():
             return Timeline.of(job, answer)
         raise BiremeError(
@@ -168,7 +160,7 @@ class Deployer:
 
         Jobs that follow the capacity have the workers that the controller has given them.
         """
-        return self._planned(self._releases.read(release, namespace))
+        return self._planned(self.releases.read(release, namespace))
 
     def resized(self, release: str, namespace: str, workers: int, charts: Path) -> RenderRequest:
         """The request that gives a release of one of ``charts`` (their folder) another number of workers.
@@ -196,7 +188,7 @@ class Deployer:
     def _revalued(
         self, release: str, namespace: str, charts: Path, values: Mapping[str, Any], flag: str
     ) -> RenderRequest:
-        installed = self._releases.read(release, namespace)
+        installed = self.releases.read(release, namespace)
         revision, chart = installed.revision, charts / installed.revision.chart_name
         if revision.version_here(charts) != revision.chart_version:
             raise BiremeError(
@@ -212,39 +204,36 @@ class Deployer:
         self, installed: Release
     ) -> tuple[Plan, Observation, tuple[QueuePosition, ...], tuple[Difference, ...]]:
         plan = self._planned(installed)
-        found = observe.check(self._cluster, plan)
+        found = observe.check(self.cluster, plan)
         return plan, found, *self._queues(plan, found.differences)
 
     def _causes(self, plan: Plan, differences: Sequence[Difference]) -> tuple[str, ...]:
         """Why pods have no node, as far as the nodes themselves tell."""
         if not any(each.category == "pending" and each.pod for each in differences):
             return ()
-        return Doctor(self._cluster.api, plan, plan.objects, self._instances).shortage()
+        return Doctor(self.cluster.api, plan, plan.objects, self.instances).shortage()
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300) -> None:
         """Remove a release and wait until its pods are gone. Raises BiremeError when there is none."""
         plan = self.planned(release, namespace)
         # Read before, so that the pods are known when what made them is gone.
-        live = observe.LiveRelease(self._cluster, plan).read()
-        if not self._releases.uninstall(release, namespace, timeout):
-            raise self._releases.missing(release, namespace)
-        leave(self._cluster.api, namespace, plan.queued)
-        self._until(
-            lambda: not live.read().pods(),
-            timeout,
-            f"pods of {release} are still there after {timeout:.0f} s: bireme status {release} says why",
-        )
+        live = observe.LiveRelease(self.cluster, plan).read()
+        if not self.releases.uninstall(release, namespace, timeout):
+            raise self.releases.missing(release, namespace)
+        leave(self.cluster.api, namespace, plan.queued)
+        gone = f"the pods of {release} to be gone: bireme status {release} says why they are not"
+        until(lambda: not live.read().pods(), timeout, gone)
 
     def _answers(
         self, installed: Release, pods: Sequence[ObservedPod], path: str
     ) -> Mapping[str, Mapping[str, Any]]:
         # Nothing runs in the pods of an embedded cluster, and their addresses may be silent.
-        asked = () if self._cluster.provider == "embedded" else pods
-        ask = through_the_api(self._cluster.api, _ANSWER_SECONDS)
+        asked = () if self.cluster.provider == "embedded" else pods
+        ask = through_the_api(self.cluster.api, _ANSWER_SECONDS)
         return worker_answers(ask, installed.namespace, installed.manifests, asked, path)
 
     def _live(self, wanted: RenderRequest) -> Release:
-        return self._releases.read(wanted.release, wanted.namespace)
+        return self.releases.read(wanted.release, wanted.namespace)
 
     def _planned(self, release: Release) -> Plan:
         follow = self._following(release.manifests)
@@ -252,7 +241,7 @@ class Deployer:
             self._as_resized(each, release.namespace) if (each.kind, each.name) in follow else each
             for each in release.manifests
         )
-        return expand(release.name, release.namespace, tuple(live), self._instances)
+        return expand(release.name, release.namespace, tuple(live), self.instances)
 
     @staticmethod
     def _following(manifests: Sequence[Manifest]) -> set[tuple[str, str]]:
@@ -263,7 +252,7 @@ class Deployer:
     def _as_resized(self, item: Manifest, namespace: str) -> Manifest:
         kind = kind_of(item)
         path = kind.path(item.namespace or namespace, item.api_version) if kind else ""
-        live = self._cluster.api.find(f"{path}/{item.name}") if path else None
+        live = self.cluster.api.find(f"{path}/{item.name}") if path else None
         counts = {
             name: n for name in _COUNTS if (n := ((live or {}).get("spec") or {}).get(name)) is not None
         }
@@ -273,7 +262,7 @@ class Deployer:
     def _queues(
         self, plan: Plan, differences: tuple[Difference, ...]
     ) -> tuple[tuple[QueuePosition, ...], tuple[Difference, ...]]:
-        found = queue_positions(self._cluster.api, plan.namespace, plan.queued)
+        found = queue_positions(self.cluster.api, plan.namespace, plan.queued)
         return found, without_waiting(differences, plan.queued, found)
 
     def _is_held(self, plan: Plan, differences: tuple[Difference, ...]) -> bool:
@@ -285,7 +274,7 @@ class Deployer:
         return changes(live.manifests, self._upgrade(wanted))
 
     def _upgrade(self, wanted: RenderRequest) -> tuple[Manifest, ...]:
-        return self._renderer.render(replace(wanted, is_upgrade=True)).manifests
+        return self.renderer.render(replace(wanted, is_upgrade=True)).manifests
 
     def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
         """``wanted``, or its next run if the live one cannot change in place; that one is then stopped."""
@@ -313,31 +302,24 @@ class Deployer:
     def _stop(self, job: Manifest, kind: WorkloadKind, wanted: RenderRequest, timeout: float) -> None:
         """Suspend a job and wait until its pods are gone; they have their grace period to save."""
         path = f"{kind.path(wanted.namespace, job.api_version)}/{job.name}"
-        if self._cluster.api.find(path) is None:
+        if self.cluster.api.find(path) is None:
             return
-        self._cluster.api.patch(path, {"spec": kind.suspension})
+        self.cluster.api.patch(path, {"spec": kind.suspension})
 
         watched = observe.LiveRelease(
-            self._cluster, expand(wanted.release, wanted.namespace, [job], self._instances)
+            self.cluster, expand(wanted.release, wanted.namespace, [job], self.instances)
         )
 
         def is_stopped() -> bool:
             pods = watched.read().pods()
             # The chart's rule reads the job's status, which follows the pods.
             return all(pod.workload != job.name for pod in pods) and kind.is_stopped(
-                self._cluster.api.find(path) or {}
+                self.cluster.api.find(path) or {}
             )
 
-        self._until(
+        until(
             is_stopped,
             timeout,
-            f"{job.name} was suspended to be replaced, but its pods are still there after {timeout:.0f} s; "
-            f"nothing else was changed: look at them with bireme status {wanted.release}, then try again",
+            f"the pods of {job.name} to end, which was suspended to be replaced; nothing else was changed: "
+            f"look at them with bireme status {wanted.release}, then try again",
         )
-
-    def _until(self, done: Callable[[], bool], timeout: float, otherwise: str) -> None:
-        deadline = time.monotonic() + timeout
-        while not done():
-            if time.monotonic() > deadline:
-                raise BiremeError(otherwise)
-            time.sleep(_POLL_SECONDS)

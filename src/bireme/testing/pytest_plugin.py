@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,6 @@ from bireme.testing.session_cluster import (
     cluster_type,
     session_cluster,
     shares_cluster,
-    shown_progress,
 )
 from bireme.tools import Toolbox
 
@@ -165,19 +163,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             names.insert(0, "cluster")
 
 
-ShowProgress = Callable[[], contextlib.AbstractContextManager[Console]]
-
-
-@pytest.fixture(scope="session")
-def show_progress(pytestconfig: pytest.Config) -> ShowProgress:
-    """``with show_progress() as console:`` shows at once what is printed in the block, also when it is piped.
-
-    For fixtures that take minutes: pytest keeps what they print until a test fails.
-    """
-
-    return lambda: shown_progress(pytestconfig)
-
-
 @pytest.fixture(scope="session")
 def cluster(
     pytestconfig: pytest.Config, bireme_paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
@@ -187,22 +172,15 @@ def cluster(
         yield cluster
 
 
+@dataclass
 class InstalledRelease:
     """A release that a test installed. The fixture makes its namespace and removes it."""
 
-    def __init__(
-        self,
-        request_for: Request,
-        toolbox: Toolbox,
-        renderer: Renderer,
-        instances: Mapping[str, Instance],
-        cluster: Any,
-    ) -> None:
-        self._request_for = request_for
-        self._toolbox = toolbox
-        self._renderer = renderer
-        self._instances = instances
-        self.cluster = cluster
+    request_for: Request
+    toolbox: Toolbox
+    renderer: Renderer
+    instances: Mapping[str, Instance]
+    cluster: Any
 
     def install(
         self,
@@ -238,7 +216,7 @@ class InstalledRelease:
 
     def exists(self) -> bool:
         """Whether Helm knows the release."""
-        return Releases(self.cluster, self._toolbox).current(self.name, self.namespace) is not None
+        return Releases(self.cluster, self.toolbox).current(self.name, self.namespace) is not None
 
     def pods(self) -> tuple[ObservedPod, ...]:
         """The live pods."""
@@ -257,13 +235,10 @@ class InstalledRelease:
 
     def until(self, done: Callable[[], bool], timeout: float = 120) -> None:
         """Wait for ``done``; fail the test after ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
-        while not done():
-            if time.monotonic() > deadline:
-                pytest.fail(
-                    f"not within {timeout:.0f} s: " + "; ".join(each.sentence for each in self.differences())
-                )
-            time.sleep(0.2)
+        try:
+            until(done, timeout, "what the test waits for")
+        except BiremeError as error:
+            pytest.fail("; ".join([str(error), *(each.sentence for each in self.differences())]))
 
     def objects(self, plural: str) -> list[dict[str, Any]]:
         """The live objects of the release by plural, e.g. ``pods`` or ``certificates.cert-manager.io``.
@@ -285,11 +260,11 @@ class InstalledRelease:
         self.cluster.api.delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
     def _request(self, options: Mapping[str, Any]) -> RenderRequest:
-        return self._request_for(self.chart, release=self.name, namespace=self.namespace, **options)
+        return self.request_for(self.chart, release=self.name, namespace=self.namespace, **options)
 
     def _deployer(self, helm: str) -> Deployer:
-        releases = Releases(self.cluster, self._toolbox, helm)
-        return Deployer(self.cluster, releases, self._renderer, self._instances)
+        releases = Releases(self.cluster, self.toolbox, helm)
+        return Deployer(self.cluster, releases, self.renderer, self.instances)
 
 
 ReleaseFactory = Callable[..., InstalledRelease]
