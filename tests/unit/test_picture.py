@@ -57,10 +57,10 @@ def test_each_accelerator_shows_the_world_rank_that_uses_it(instances: Mapping[s
     picture = drawn(instances, job(3), etcd(1))
     assert ranks(picture) == [str(rank) for rank in range(24)]
     texts = words(picture)
-    assert "Job train-r1: 3 worker pods, elastic from 1 to 9" in texts
+    assert "Job/train-r1 × 3, 1 to 9" in texts
     assert "3 × p4d.24xlarge" in texts
     assert {"node 1, 4 EFA", "train-r1-2", "etcd-0"} <= set(texts)
-    assert texts[-1] == "4 pods, 24 accelerators, 12 EFA interfaces on 3 × p4d.24xlarge"
+    assert texts[-1] == "4 pods, 24 accelerators, 12 EFA, nodes: 3 × p4d.24xlarge"
 
 
 def test_unused_accelerators_are_empty_slots(instances: Mapping[str, Instance]) -> None:

@@ -96,7 +96,7 @@ def test_a_plan_shows_every_column_on_any_width(plan: Plan, width: int) -> None:
 
 def test_one_of_a_kind_is_counted_in_the_singular(instances: Mapping[str, Instance]) -> None:
     plan = expand("a", "training", [job(1)], instances)
-    assert views.totals_line(plan) == "1 pod, 8 accelerators, 4 EFA, nodes: 1 × p4d.24xlarge"
+    assert plan.summary == "1 pod, 8 accelerators, 4 EFA, nodes: 1 × p4d.24xlarge"
 
 
 def test_a_wide_plan_has_every_pod(plan: Plan) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bireme.clusters import ClusterInfo
+from bireme.core.quantities import counted
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.nccl import Verdict
 from bireme.live.observe import Difference
@@ -28,7 +29,7 @@ from bireme.live.timeline import Timeline, clock, lasted
 from bireme.live.worker_status import WorkerStatus
 from bireme.plan.object_diff import ObjectDiff
 from bireme.plan.queues import Queued
-from bireme.plan.storage import CLAIM, CLASS, VOLUME, Storage
+from bireme.plan.storage import Storage
 from bireme.plan.topology import Plan
 from bireme.plan.workloads import PodPlan, WorkloadPlan
 from bireme.tools import ToolStatus
@@ -60,22 +61,22 @@ def plan_view(plan: Plan, every_pod: bool = False) -> RenderableType:
     counted = [workload for workload in plan.workloads if not workload.note]
     table = _pods_table(with_resources=True)
     for workload in counted:
-        table.add_row(Text(_headline(workload), style="bold"))
+        table.add_row(Text(workload.headline, style="bold"))
         _add_pods(table, workload, every_pod, with_resources=True)
     narrow = Group(*(_narrow_workload(workload, every_pod) for workload in counted))
-    uncounted = [Text(_uncounted(each)) for each in plan.workloads if each.note]
+    uncounted = [Text(each.headline) for each in plan.workloads if each.note]
     moves = "" if re.search("@[0-9a-f]{40}$", plan.source) else " as it is when a pod starts"
     source = f", trains {plan.source}{moves}" if plan.source else ""
     title = Text(f"{plan.release} in namespace {plan.namespace}{source}", style="bold")
     pods = [_Fitting(table, narrow)] if counted else []
     storage = [_storage_view(plan.storage)] if plan.storage else []
     queued = [Text(_queued(each), overflow="fold") for each in plan.queued]
-    return Group(title, *pods, *uncounted, *storage, *queued, totals_line(plan))
+    return Group(title, *pods, *uncounted, *storage, *queued, plan.summary)
 
 
 def _queued(job: Queued) -> str:
     priority = f" with priority {job.priority_class}" if job.priority_class else ""
-    takes = f"{_count(job.pods, 'pod', 'pods')}, {_resources(job.resources)}"
+    takes = f"{counted(job.pods, 'pod')}, {_resources(job.resources)}"
     return f"{job.kind}/{job.name} waits for queue {job.queue}{priority} and takes of its quota: {takes}"
 
 
@@ -84,7 +85,7 @@ def _narrow_workload(workload: WorkloadPlan, every_pod: bool) -> RenderableType:
     _add_pods(table, workload, every_pod, with_resources=False)
     by_role = {pod.role: _resources(pod.resources) for pod in workload.pods}
     each = [Text(f"each {role}: {resources}") for role, resources in by_role.items() if resources]
-    return Group(Text(_headline(workload), style="bold"), *each, table)
+    return Group(Text(workload.headline, style="bold"), *each, table)
 
 
 def _pods_table(with_resources: bool) -> Table:
@@ -107,27 +108,6 @@ def _storage_view(storage: Iterable[Storage]) -> RenderableType:
         for each in storage
     ]
     return _table(["storage", "size", "access", "class", "driver"], rows)
-
-
-def totals_line(plan: Plan) -> str:
-    """Pods, accelerators, EFA interfaces and nodes of a plan in one line; without pods, its storage."""
-    if plan.storage and not plan.workloads:
-        kinds = (
-            (CLAIM, "claim", "claims"),
-            (VOLUME, "volume", "volumes"),
-            (CLASS, "storage class", "storage classes"),
-        )
-        counts = Counter(each.kind for each in plan.storage)
-        return ", ".join(_count(counts[kind], one, many) for kind, one, many in kinds if counts[kind])
-    totals = plan.totals
-    nodes = ", ".join(f"{count} × {name}" for name, count in sorted(totals.nodes.items())) or "any"
-    pods = _count(totals.pods, "pod", "pods")
-    accelerators = _count(totals.accelerators, "accelerator", "accelerators")
-    return f"{pods}, {accelerators}, {totals.efa} EFA, nodes: {nodes}"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def differences_view(differences: Sequence[Difference]) -> RenderableType:
@@ -274,30 +254,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def _uncounted(workload: WorkloadPlan) -> str:
-    text = f"{workload.kind}/{workload.name}: {workload.note}"
-    if workload.instance_types is not None:
-        text += f" of {', '.join(workload.instance_types) or 'no type of values/instances'}"
-    return f"{text}, suspended" if workload.suspended else text
-
-
-def _headline(workload: WorkloadPlan) -> str:
-    bounds = (
-        ""
-        if workload.min_replicas == workload.max_replicas
-        else f", {workload.min_replicas} to {workload.max_replicas}"
-    )
-    units = f", in units of {workload.unit}" if workload.unit > 1 else ""
-    spares = f" and {_spares(workload)}" if workload.spares else ""
-    state = ", suspended" if workload.suspended else ""
-    workers = workload.replicas - workload.spares
-    return f"{workload.kind}/{workload.name} × {workers}{spares}{bounds}{units}{state}"
-
-
-def _spares(workload: WorkloadPlan) -> str:
-    return _count(workload.spares, "spare", "spares")
-
-
 def _some(pods: Sequence[PodPlan]) -> Sequence[PodPlan | None]:
     """All pods, or the first and the last of many with None between."""
     if len(pods) <= _SHOWN_PODS + 1:
@@ -330,10 +286,10 @@ def outcome_view(outcome: ReleaseStatus, every_pod: bool = False) -> RenderableT
     """What differs from the plan and why, then the live pods; or these, then that all is as planned."""
     causes = [Text(f"✗ {each}", style="red") for each in outcome.causes]
     before: list[RenderableType] = [*causes, differences_view(outcome.differences)]
-    after = [] if outcome.differences else [Text(f"✓ as planned: {totals_line(outcome.plan)}", style="green")]
+    after = [] if outcome.differences else [Text(f"✓ as planned: {outcome.plan.summary}", style="green")]
     notes = [Text(outcome.notes)] if outcome.notes else []
     unknown = [each for each in outcome.plan.workloads if not each.is_known]
-    remarks = [Text(f"! {_uncounted(each)}", style="yellow") for each in unknown]
+    remarks = [Text(f"! {each.headline}", style="yellow") for each in unknown]
     units = {each.name: each.unit for each in outcome.plan.workloads}
     statuses = (worker_status_view(each, units.get(each.job, 1)) for each in outcome.worker_statuses)
     positions = (Text(sentence(each)) for each in outcome.queue_positions if each.state != "waiting")

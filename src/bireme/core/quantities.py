@@ -52,6 +52,11 @@ def format_quantity(name: str, amount: Fraction) -> str:
     return f"{whole // 2**20}Mi" if is_bytes and whole and whole % 2**20 == 0 else str(whole)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things, in words: ``1 pod``, ``2 pods``; ``many`` where it is not ``one`` with an s."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 _MOST_DEVICES = 1024
 
 

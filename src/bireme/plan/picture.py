@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from bireme.core.drawing import FILLS, MARGIN, WIDTH, Block, document, heading, line, short, text
 from bireme.plan.topology import NodePlan, Plan
-from bireme.plan.workloads import PodPlan, WorkloadPlan
+from bireme.plan.workloads import PodPlan
 
 _COLUMNS = 4
 _GAP = 12
@@ -30,7 +30,7 @@ def svg(plan: Plan) -> str:
     fills = {
         workload.name: FILLS[number % len(FILLS)]
         for number, workload in enumerate(
-            sorted(plan.workloads, key=lambda each: not _accelerators(each.pods))
+            sorted(plan.workloads, key=lambda each: not any(pod.accelerators for pod in each.pods))
         )
     }
     owners = {pod.name: fills[workload.name] for workload in plan.workloads for pod in workload.pods}
@@ -48,8 +48,8 @@ def svg(plan: Plan) -> str:
         blocks += _rows([_aside(pod, owners[pod.name]) for pod in aside[:_SHOWN_ASIDE]])
         if len(aside) > _SHOWN_ASIDE:
             blocks.append(line(f"… {len(aside) - _SHOWN_ASIDE} more"))
-    blocks.append(line(_totals(plan), "head"))
-    return document(f"Plan of {plan.release}: {_totals(plan)}", blocks)
+    blocks.append(line(plan.summary, "head"))
+    return document(f"Plan of {plan.release}: {plan.summary}", blocks)
 
 
 def _square(x: int, y: int, fill: str | None) -> str:
@@ -61,21 +61,8 @@ def _title(plan: Plan, fills: dict[str, str]) -> Block:
     lines = [text(0, 14, f"{plan.release} in namespace {plan.namespace}", "title")]
     for number, workload in enumerate(plan.workloads):
         y = 26 + number * (_SLOT + 2)
-        lines += [_square(0, y, fills[workload.name]), text(_SLOT + 4, y + 14, _caption(workload))]
+        lines += [_square(0, y, fills[workload.name]), text(_SLOT + 4, y + 14, short(workload.headline, 120))]
     return Block(tuple(lines), 30 + len(plan.workloads) * (_SLOT + 2))
-
-
-def _caption(workload: WorkloadPlan) -> str:
-    if workload.note:
-        types = "" if workload.instance_types is None else f" of {len(workload.instance_types)} types"
-        return f"{workload.kind} {workload.name}: {workload.note}{types}"
-    pods = "pod" if workload.replicas == 1 else "pods"
-    text = f"{workload.kind} {workload.name}: {workload.replicas} {workload.role} {pods}"
-    if workload.min_replicas != workload.max_replicas:
-        text += f", elastic from {workload.min_replicas} to {workload.max_replicas}"
-    if workload.spares:
-        text += f", {workload.spares} of them spare"
-    return f"{text}, suspended" if workload.suspended else text
 
 
 def _rows(boxes: Sequence[Block]) -> Iterator[Block]:
@@ -128,14 +115,3 @@ def _world_ranks(pod: PodPlan) -> list[str]:
     if pod.rank is None or pod.processes != pod.accelerators:
         return [""] * pod.accelerators
     return [str(pod.rank * pod.processes + local) for local in range(pod.processes)]
-
-
-def _accelerators(pods: Iterable[PodPlan]) -> int:
-    return sum(pod.accelerators for pod in pods)
-
-
-def _totals(plan: Plan) -> str:
-    totals = plan.totals
-    nodes = ", ".join(f"{count} × {name}" for name, count in totals.nodes.items())
-    counts = f"{totals.pods} pods, {totals.accelerators} accelerators, {totals.efa} EFA interfaces"
-    return f"{counts} on {nodes}" if nodes else counts

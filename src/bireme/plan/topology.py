@@ -16,11 +16,11 @@ from bireme.core.errors import BiremeError, suggestion
 from bireme.core.labels import SOURCE_ANNOTATION
 from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.core.plain import Plain
-from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, format_quantity
+from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, counted, format_quantity
 from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
 from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.queues import Queued, queued
-from bireme.plan.storage import Storage, storage_of
+from bireme.plan.storage import CLAIM, CLASS, VOLUME, Storage, storage_of
 from bireme.plan.workloads import PodPlan, WorkloadPlan, count_in, plan_of, pod_templates, spec_of
 
 NEVER = "can never fit"
@@ -77,6 +77,18 @@ class Plan(Plain):
     queued: tuple[Queued, ...] = ()
     source: str = ""
     objects: tuple[Manifest, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def summary(self) -> str:
+        """Pods, accelerators, EFA interfaces and nodes in one line. Without pods, the storage."""
+        if self.storage and not self.workloads:
+            counts = Counter(each.kind for each in self.storage)
+            words = {CLAIM: ("claim",), VOLUME: ("volume",), CLASS: ("storage class", "storage classes")}
+            return ", ".join(counted(counts[kind], *word) for kind, word in words.items() if counts[kind])
+        totals = self.totals
+        nodes = ", ".join(f"{count} × {name}" for name, count in sorted(totals.nodes.items())) or "any"
+        devices = f"{counted(totals.accelerators, 'accelerator')}, {totals.efa} EFA"
+        return f"{counted(totals.pods, 'pod')}, {devices}, nodes: {nodes}"
 
     @property
     def pods(self) -> tuple[PodPlan, ...]:

@@ -11,7 +11,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import COMPONENT_LABEL
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
-from bireme.core.quantities import EFA, accelerators, pod_requests, quantity
+from bireme.core.quantities import EFA, accelerators, counted, pod_requests, quantity
 from bireme.plan.instances import Instance, NodeChoice, choose_nodes
 
 LONGEST_NAME = 63
@@ -83,6 +83,20 @@ class WorkloadPlan(Plain):
     unit: int = 1
     spares: int = 0
     is_autoscaled: bool = field(default=False, compare=False)
+
+    @property
+    def headline(self) -> str:
+        """Its object, and how many pods it has, in a line for people."""
+        suspended = ", suspended" if self.suspended else ""
+        if self.note:
+            types = ", ".join(self.instance_types or ()) or "no type of values/instances"
+            of = "" if self.instance_types is None else f" of {types}"
+            return f"{self.kind}/{self.name}: {self.note}{of}{suspended}"
+        low, high = self.min_replicas, self.max_replicas
+        spares = f" and {counted(self.spares, 'spare')}" if self.spares else ""
+        bounds = f", {low} to {high}" if low != high else ""
+        units = f", in units of {self.unit}" if self.unit > 1 else ""
+        return f"{self.kind}/{self.name} × {self.replicas - self.spares}{spares}{bounds}{units}{suspended}"
 
     def sized(self, low: int, high: int) -> WorkloadPlan:
         """The same with at least ``low`` and at most ``high`` pods."""
