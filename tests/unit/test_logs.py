@@ -15,7 +15,7 @@ from bireme.clusters import Cluster
 from bireme.clusters.existing import existing
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
-from bireme.live.logs import Wanted, all_logs, log, main_log, main_pod, named_pod
+from bireme.live.logs import Wanted, all_logs, log, main_log, main_pod
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, expand
 from tests.support.api_server import Quiet, serving
@@ -143,11 +143,9 @@ def test_a_job_none_of_whose_pods_has_started_is_named(
         list(all_logs(cluster, plan, Wanted()))
 
 
-def test_a_rank_or_a_pod_that_is_not_there_is_named(cluster: Cluster, plan: Plan) -> None:
+def test_a_rank_that_is_not_there_is_named(cluster: Cluster, plan: Plan) -> None:
     with pytest.raises(BiremeError, match="train in namespace default has no pod with rank 24"):
         main_pod(cluster, plan, 24)
-    with pytest.raises(BiremeError, match="train has no pod other: there are train-r1-0-aaaaa, train"):
-        named_pod(cluster, plan, "other")
 
 
 def test_a_pod_that_has_not_started_is_named(cluster: Cluster, plan: Plan) -> None:

@@ -47,7 +47,7 @@ from bireme.live import timeline_picture
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.doctor import Doctor
 from bireme.live.doctor import release as of_release
-from bireme.live.logs import Wanted, all_logs, main_log, main_pod, named_pod
+from bireme.live.logs import Wanted, all_logs, main_log, main_pod
 from bireme.live.logs import log as pod_log
 from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
 from bireme.live.release import Release, Releases
@@ -269,7 +269,6 @@ class _Duration(click.ParamType[int]):
 @click.option(
     "--rank", type=click.IntRange(min=0), help="World rank whose pod prints (default: launcher or 0)"
 )
-@click.option("--pod", "name", help="Name of a pod, instead of a rank")
 @click.option("--all", "every", is_flag=True, help="All ranks and the launcher, each line after its rank")
 @click.option("-f", "--follow", is_flag=True, help="Print also what the pod will print, until it ends")
 @click.option("--previous", is_flag=True, help="What the pod printed before its last restart")
@@ -283,7 +282,6 @@ def logs(
     /,
     release: str,
     rank: int | None,
-    name: str | None,
     every: bool,
     namespace: str,
     target: Target,
@@ -291,22 +289,21 @@ def logs(
 ) -> None:
     """Print the log of a pod of RELEASE, or of all ranks.
 
-    Without --all, --rank or --pod it is the launcher's, else that of rank 0.
+    Without --all or --rank it is the launcher's, else that of rank 0.
 
     \b
     Example: bireme logs imagenet --rank 8 -f
              bireme logs imagenet --all --since 10m
     """
-    if (rank is not None) + bool(name) + every > 1:
-        raise BiremeError("--rank, --pod and --all name pods: give one of them")
+    if rank is not None and every:
+        raise BiremeError("--rank and --all name pods: give one of them")
     cluster = app.cluster(target)
     planned = app.deployer(cluster).planned(release, namespace)
     wanted = Wanted(**options)
     if every:
         pieces = all_logs(cluster, planned, wanted)
     else:
-        pod = named_pod(cluster, planned, name) if name else main_pod(cluster, planned, rank)
-        pieces = pod_log(cluster, planned, pod, wanted)
+        pieces = pod_log(cluster, planned, main_pod(cluster, planned, rank), wanted)
     for piece in pieces:
         click.echo(piece, nl=False)
 

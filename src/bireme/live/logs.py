@@ -42,16 +42,6 @@ def main_log(cluster: Cluster, plan: Plan) -> str:
     return b"".join(log(cluster, plan, main_pod(cluster, plan))).decode(errors="replace")
 
 
-def named_pod(cluster: Cluster, plan: Plan, name: str) -> ObservedPod:
-    """The release's pod of that name. Raises BiremeError when there is none."""
-    pods = observe(cluster, plan)
-    found = next((pod for pod in pods if pod.name == name), None)
-    if found is None:
-        names = ", ".join(pod.name for pod in pods) or "none"
-        raise BiremeError(f"{plan.release} has no pod {name}: there are {names}")
-    return found
-
-
 @dataclass(frozen=True)
 class Wanted:
     """How much of a log: also what comes (``follow``), what the pod printed before its last restart
