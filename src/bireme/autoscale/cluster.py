@@ -180,8 +180,7 @@ class _Planner:
     def __init__(self, world: World, now: float) -> None:
         self._world, self._now = world, now
         self._jobs = {job.key: job for job in world.jobs}
-        self._eligible: dict[str, list[str]] = {}
-        self._sets: dict[str, frozenset[str]] = {}
+        self._eligible: dict[str, dict[str, None]] = {}
         self._there = {node["metadata"]["name"]: node for node in sorted(world.nodes, key=_accelerators)}
         self._labels = {name: node["metadata"].get("labels") or {} for name, node in self._there.items()}
         self._near = {job.key: self._where(job) for job in world.jobs}
@@ -192,12 +191,8 @@ class _Planner:
             if any(taint["key"] in DOOMED_TAINTS for taint in node["spec"].get("taints") or ())
         }
         # What is free now, and when the pods that end are gone.
-        self._free = {
-            name: Room(node["status"].get("allocatable") or {}) for name, node in self._there.items()
-        }
-        self._soon = {
-            name: Room(node["status"].get("allocatable") or {}) for name, node in self._there.items()
-        }
+        offered = {name: node["status"].get("allocatable") or {} for name, node in self._there.items()}
+        self._free, self._soon = ({name: Room(each) for name, each in offered.items()} for _ in range(2))
         self._fill()
         self._unplaced = [each for each in self._waiting() if not self._place(each)]
 
@@ -221,7 +216,7 @@ class _Planner:
         for jobs in order:
             nodes = self._nodes(jobs[0].spec, jobs[0].key)
             wanted = self._one(jobs, nodes)
-            if grown & set(nodes):
+            if not nodes.keys().isdisjoint(grown):
                 # The places of a node are given out once; others look again when these pods are there.
                 wanted = [each for each in wanted if not self._grows(each)]
             if any(map(self._grows, wanted)):
@@ -298,7 +293,7 @@ class _Planner:
         found = {key: self._labels[on[0]].get(key) for key in job.together} if on else {}
         return json.dumps(found, sort_keys=True)
 
-    def _nodes(self, spec: Object, job: str = "") -> list[str]:
+    def _nodes(self, spec: Object, job: str = "") -> Mapping[str, None]:
         """The nodes that take such pods, those with the fewest accelerators first.
 
         ``job``: the key of the job whose they are, for that of its other pods."""
@@ -306,11 +301,11 @@ class _Planner:
         key = _placement(spec) + near
         if key not in self._eligible:
             needed = json.loads(near).items()
-            self._eligible[key] = [
-                name
+            self._eligible[key] = {
+                name: None
                 for name, node in self._there.items()
                 if name not in self._doomed and needed <= self._labels[name].items() and takes(node, spec)
-            ]
+            }
         return self._eligible[key]
 
     def _place(self, pod: _Waiting) -> bool:
@@ -335,9 +330,14 @@ class _Planner:
 
     # --- one sort of workers ---
 
-    def _one(self, jobs: Sequence[RunningJob], nodes: Sequence[str]) -> list[Resize]:
+    def _one(self, jobs: Sequence[RunningJob], nodes: Mapping[str, None]) -> list[Resize]:
         name, own = _pool_name(jobs[0]), {job.key for job in jobs}
-        concerned = (each for each in self._unplaced if self._is_for(each, nodes) or each.job in own)
+        # A pod could go to one of the nodes: one of others, or of a job that is in no zone yet.
+        concerned = (
+            each
+            for each in self._unplaced
+            if each.job in own or not self._nodes(each.spec, each.job).keys().isdisjoint(nodes)
+        )
         waiting = list(islice(concerned, _MOST_PODS))
         counted = self._would_fit(waiting, jobs)
         left = Counter(each.job for each in waiting) - Counter(each.job for each in counted)
@@ -414,23 +414,13 @@ class _Planner:
                 rooms[node].take(_demand(pod["spec"]), -1)
         late = []
         for each in pods:
-            among = self._among(each)
+            among = self._nodes(each.spec, each.job)
             eligible = (room for name, room in rooms.items() if name in among)
             if free := next((room for room in eligible if not room.lacks(each.demand)), None):
                 free.take(each.demand)
             else:
                 late.append(each)
         return late
-
-    def _among(self, pod: _Waiting) -> frozenset[str]:
-        key = _placement(pod.spec) + self._near.get(pod.job, "")
-        if key not in self._sets:
-            self._sets[key] = frozenset(self._nodes(pod.spec, pod.job))
-        return self._sets[key]
-
-    def _is_for(self, pod: _Waiting, nodes: Sequence[str]) -> bool:
-        """Whether a pod could go to one of ``nodes``: of others, or of a job that is in no zone yet."""
-        return not self._among(pod).isdisjoint(nodes)
 
     def _low(self, job: RunningJob) -> int:
         return job.policy.bounds(self._now, self._world.measured.get(job.key))[0]

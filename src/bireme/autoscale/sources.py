@@ -19,6 +19,7 @@ from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
 from bireme.core.quantities import pod_requests, quantity
 from bireme.live.pod_http import Ask, metrics_port
+from bireme.live.pods import is_ready
 
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKER_SECONDS = 2.0
@@ -51,7 +52,7 @@ def _answers(
 
 def _ready(job: RunningJob) -> list[Mapping[str, Any]]:
     """The pods of a job that may answer, that of the lowest index first: it is the one that saves, mostly."""
-    ready = [pod for pod in job.pods if _is_ready(pod) and (pod.get("status") or {}).get("podIP")]
+    ready = [pod for pod in job.pods if is_ready(pod) and (pod.get("status") or {}).get("podIP")]
     return sorted(ready, key=index)
 
 
@@ -161,8 +162,3 @@ def _number(value: str, text: str) -> float:
     if not math.isfinite(number):
         raise BiremeError(f"the query {text!r} gives {value}, which is no number of workers")
     return number
-
-
-def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
