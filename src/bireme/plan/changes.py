@@ -83,11 +83,7 @@ def changes(current: Iterable[Manifest], desired: Iterable[Manifest]) -> Changes
         [live[identity] for identity in live.keys() - wanted.keys()],
         [wanted[identity] for identity in wanted.keys() - live.keys()],
     )
-    return Changes(tuple(sorted(found, key=_order)))
-
-
-def _order(change: Change) -> tuple[bool, str]:
-    return not change.is_workload, change.object
+    return Changes(tuple(sorted(found, key=lambda each: (not each.is_workload, each.object))))
 
 
 def by_identity(manifests: Iterable[Manifest]) -> dict[Identity, Manifest]:
