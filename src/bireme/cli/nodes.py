@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ import yaml
 from bireme import __version__
 from bireme.cli import views
 from bireme.cli.options import App, cli, output_option, pass_app, refuse_name, stacked
-from bireme.clusters import ADDONS, DEFAULT_NAME, Cluster, find, list_clusters, provider, start_addon
+from bireme.clusters import ADDONS, DEFAULT_NAME, find, list_clusters, provider, start_addon
 from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
@@ -274,21 +273,14 @@ def demo(app: App, /) -> None:
     # The plan needs Helm only, and is there to read while the control plane is got or built.
     manifests = app.renderer.render(request).manifests
     app.out.print(views.plan_view(expand(request.release, request.namespace, manifests, app.instances)))
-    with _demo_cluster(app) as cluster:
+    embedded, name = provider("embedded", app.paths, app.toolbox, app.err), f"demo-{uuid.uuid4().hex[:6]}"
+    cluster = embedded.up(name, {"p4d.24xlarge": 3})
+    try:
+        cluster.add_claim("fsx-pvc")
         deployer = app.deployer(cluster)
         outcome = deployer.install(request)
         app.out.print(views.outcome_view(outcome))
         deployer.uninstall(request.release, request.namespace)
-    sys.exit(1 if outcome.differences else 0)
-
-
-@contextmanager
-def _demo_cluster(app: App, /) -> Iterator[Cluster]:
-    embedded = provider("embedded", app.paths, app.toolbox, app.err)
-    name = f"demo-{uuid.uuid4().hex[:6]}"
-    cluster = embedded.up(name, {"p4d.24xlarge": 3})
-    try:
-        cluster.add_claim("fsx-pvc")
-        yield cluster
     finally:
         embedded.down(name)
+    sys.exit(1 if outcome.differences else 0)

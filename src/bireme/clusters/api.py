@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bireme.clusters.kubeconfig import load
@@ -71,14 +72,14 @@ class Api:
         Helm would wait forever for a server that takes connections and does not answer.
         """
         try:
-            self._send("GET", "/version", None, {}, None, _CONNECT_SECONDS)
+            self._send("GET", "/version", seconds=_CONNECT_SECONDS)
         except ApiError as error:
             if not error.status:
                 raise
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
         """The object or list at ``path``, e.g. ``/api/v1/nodes``. Raises ApiError."""
-        return self._json("GET", path, query=query)
+        return _object(self._send("GET", path, query=query))
 
     def find(self, path: str) -> dict[str, Any] | None:
         """The object at ``path``, or None when there is none. Raises ApiError for anything else."""
@@ -94,10 +95,8 @@ class Api:
 
         Raises ApiError.
         """
-        response = self._send(
-            "GET", path, None, query, None, None if endless else _READ_SECONDS, accept="*/*"
-        )
-        return _chunks(response)
+        seconds = None if endless else _READ_SECONDS
+        return _chunks(self._send("GET", path, query=query, seconds=seconds, accept="*/*"))
 
     def proxied(
         self, namespace: str, name: str, port: int, path: str, seconds: float, kind: str = "services"
@@ -107,7 +106,7 @@ class Api:
         Raises ApiError.
         """
         url = f"/api/v1/namespaces/{namespace}/{kind}/{name}:{port}/proxy/{path}"
-        response = self._send("GET", url, None, {}, None, seconds)
+        response = self._send("GET", url, seconds=seconds)
         try:
             answer = json.loads(response.data)
         except ValueError:
@@ -118,22 +117,22 @@ class Api:
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
         """Create ``body`` in the collection at ``path``; with ``dryRun="All"`` only try. Raises ApiError."""
-        return self._json("POST", path, body, query)
+        return _object(self._send("POST", path, body, query))
 
     def replace(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Put ``body`` in place of the object at ``path``, if it is of the version in it. Raises ApiError."""
-        return self._json("PUT", path, body)
+        return _object(self._send("PUT", path, body))
 
     def patch(
         self, path: str, body: Mapping[str, Any], content_type: str = MERGE_PATCH, **query: str
     ) -> dict[str, Any]:
         """Patch the object at ``path``. Raises ApiError."""
-        return self._json("PATCH", path, body, query, content_type)
+        return _object(self._send("PATCH", path, body, query, content_type))
 
     def delete(self, path: str, **query: str) -> None:
         """Delete the object (or the collection) at ``path``; fine when there is none. Raises ApiError."""
         try:
-            self._json("DELETE", path, query=query)
+            self._send("DELETE", path, query=query).drain_conn()
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -150,33 +149,21 @@ class Api:
         Give ``resourceVersion`` of the list that the watch carries on from. Raises ApiError.
         """
         limits = {"watch": "true", "timeoutSeconds": str(max(1, round(seconds)))}
-        response = self._send("GET", path, None, query | limits, None, seconds + _CONNECT_SECONDS)
+        response = self._send("GET", path, query=query | limits, seconds=seconds + _CONNECT_SECONDS)
         try:
             yield _events(response)
         finally:
             # Closed, not read to its end: a watch has none.
             response.close()
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str] | None = None,
-        content_type: str | None = None,
-    ) -> dict[str, Any]:
-        response = self._send(method, path, body, query or {}, content_type, _READ_SECONDS)
-        answer = json.loads(response.data)
-        return answer if isinstance(answer, dict) else {}
-
     def _send(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
-        query: Mapping[str, str],
-        content_type: str | None,
-        read_seconds: float | None,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] = MappingProxyType({}),
+        content_type: str = "application/json",
+        seconds: float | None = _READ_SECONDS,
         accept: str = "application/json",
     ) -> Any:
         import urllib3
@@ -185,10 +172,7 @@ class Api:
             method,
             path,
             query_params=list(query.items()),
-            header_params={
-                "Accept": accept,
-                "Content-Type": content_type or "application/json",
-            },
+            header_params={"Accept": accept, "Content-Type": content_type},
             auth_settings=["BearerToken"],
         )
         verb, url, headers = request[0], request[1], request[2]
@@ -201,7 +185,7 @@ class Api:
                     body=content,
                     headers=headers,
                     preload_content=False,
-                    timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
+                    timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=seconds),
                 )
             except urllib3.exceptions.HTTPError as error:
                 raise ApiError(0, f"the cluster at {self.server} does not answer: {_cause(error)}") from error
@@ -214,6 +198,11 @@ class Api:
         if response.status >= 400:
             raise ApiError(response.status, _refusal(verb, path, response))
         return response
+
+
+def _object(response: Any) -> dict[str, Any]:
+    answer = json.loads(response.data)
+    return answer if isinstance(answer, dict) else {}
 
 
 def _chunks(response: Any) -> Iterator[bytes]:

@@ -95,10 +95,8 @@ class FakeNodes(Cluster):
         bodies = [node_manifest(shape, index, self.kubernetes) for shape, index in wanted]
         self.api.each(lambda body: self.api.create("/api/v1/nodes", body), bodies)
         names = {body["metadata"]["name"] for body in bodies}
-        until(lambda: self._are_ready(names), _NODES_SECONDS, f"{len(names)} nodes to be Ready")
-
-    def _are_ready(self, names: set[str]) -> bool:
-        return self._runs() and names <= self._ready_nodes()
+        ready = f"{len(names)} nodes to be Ready"
+        until(lambda: self._runs() and names <= self._ready_nodes(), _NODES_SECONDS, ready)
 
     def _runs(self) -> bool:
         """Whether all parts of the control plane run. Raises BiremeError when one has ended for good."""
