@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from bireme.clusters import start_addon
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.owner import owned
+from bireme.clusters.registry import start_addon
 from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
 from bireme.helm import Renderer

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.tools import Toolbox
 from tests.support import waiting
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters import start_addon
+from bireme.clusters.registry import start_addon
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
 from bireme.live import observe

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import list_clusters
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.clusters.state import list_clusters
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
@@ -90,7 +90,7 @@ def test_the_users_own_kubeconfig_is_not_touched(fleet: EmbeddedCluster, state: 
 
 
 def test_a_second_up_of_the_same_name_is_refused(provider: EmbeddedProvider, fleet: EmbeddedCluster) -> None:
-    with pytest.raises(BiremeError, match="fleet is up already: take another --cluster, or remove it with"):
+    with pytest.raises(BiremeError, match="fleet is there already, or was left half made: take"):
         provider.up("fleet", {})
     assert fleet.api.get("/api/v1/nodes")["items"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.clusters.embedded import EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.clusters.waiting import until

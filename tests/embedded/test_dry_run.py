@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.helm import Render
 from bireme.tools import Toolbox
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.support.waiting import until

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.helm import RenderError
 from bireme.testing.pytest_plugin import ReleaseFactory
 from bireme.tools import Toolbox

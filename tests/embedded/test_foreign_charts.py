@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import ReleaseFactory
 from bireme.tools import Toolbox

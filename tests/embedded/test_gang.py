@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.clusters.embedded import EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.core.paths import Paths

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bireme.clusters.embedded import EmbeddedProvider
 from bireme.clusters.owner import owned, remove_orphans
+from bireme.clusters.state import claim, cluster_dir
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.support.waiting import until
@@ -87,7 +87,7 @@ def test_the_next_run_removes_what_has_no_owner_and_nothing_else(
         assert owner.stdout is not None
         owner.stdout.readline()
         for name in ("orphan", "mine"):
-            EmbeddedProvider(paths, toolbox)._claim(tmp_path / "clusters" / name, name)
+            claim(cluster_dir(paths, name))
         remove_orphans(paths, toolbox)
         assert {each.name for each in (tmp_path / "clusters").iterdir()} == {"orphan", "mine"}
         owner.kill()

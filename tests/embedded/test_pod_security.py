@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.helm import Render
 from bireme.tools import Toolbox
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory

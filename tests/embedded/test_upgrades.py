@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from release import NoHistory, read_release
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.schemas.moves import migrated

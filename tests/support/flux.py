@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from tests.support.waiting import until
 
 _PLURALS = {

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.clusters.existing import existing
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest

@@ -14,7 +14,7 @@ from bireme.core.manifests import Manifest
 from bireme.live.observe import Difference, check, compare, observe
 from bireme.live.pods import NodeState, ObservedPod, observed_pod, shorten
 from bireme.plan.topology import Plan, Totals, expand
-from bireme.plan.workloads import ObservedWorkload, PodPlan, WorkloadPlan
+from bireme.plan.workloads.model import ObservedWorkload, PodPlan, WorkloadPlan
 
 SELECTOR = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
 RESOURCES = {"memory": "1024Mi", "nvidia.com/gpu": "8"}

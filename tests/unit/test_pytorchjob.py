@@ -16,7 +16,8 @@ from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
-from bireme.plan.workloads import KINDS, WorkloadPlan
+from bireme.plan.workloads import KINDS
+from bireme.plan.workloads.model import WorkloadPlan
 
 CHART = """apiVersion: kubeflow.org/v1
 kind: PyTorchJob

@@ -14,8 +14,10 @@ import yaml
 from bireme import __version__
 from bireme.cli import views
 from bireme.cli.options import App, cli, output_option, pass_app, refuse_name, stacked
-from bireme.clusters import ADDONS, DEFAULT_NAME, find, list_clusters, provider, start_addon
+from bireme.clusters.base import DEFAULT_NAME
 from bireme.clusters.nodes import parse_nodes
+from bireme.clusters.registry import ADDONS, provider, start_addon
+from bireme.clusters.state import find, list_clusters
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
 from bireme.core.progress import step
@@ -139,8 +141,6 @@ def tools(app: App, /, get: str | None, output: str) -> None:
     names: list[str] = []
     if get is not None:
         names = [name.strip() for name in get.split(",")]
-        if not all(names):
-            raise BiremeError("--get names no tool between two commas: write for example helm,kubectl")
         app.toolbox.ensure(names)
     if output == "path":
         click.echo(os.pathsep.join(dict.fromkeys(str(app.toolbox.path(name).parent) for name in names)))

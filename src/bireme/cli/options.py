@@ -21,8 +21,10 @@ from rich.console import Console, RenderableType
 from bireme import __version__
 from bireme.cli import views
 from bireme.cli.completion import names
-from bireme.clusters import Cluster, list_clusters, provider
+from bireme.clusters.base import Cluster
 from bireme.clusters.existing import existing
+from bireme.clusters.registry import provider
+from bireme.clusters.state import list_clusters
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.core.paths import Paths
@@ -214,16 +216,12 @@ namespace_option = click.option(
 )
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    # No comparison with nan is true.
-    if 0 <= value <= _LONGEST_WAIT:
-        return value
-    raise click.BadParameter(f"{value} is not a number of seconds from 0 to {_LONGEST_WAIT:,}")
-
-
-_LONGEST_WAIT = 10_000_000
 timeout_option = click.option(
-    "--timeout", default=300.0, show_default=True, callback=_seconds, help="Longest wait, in seconds"
+    "--timeout",
+    default=300,
+    show_default=True,
+    type=click.IntRange(0, 10_000_000),
+    help="Longest wait, in seconds",
 )
 
 
@@ -394,15 +392,6 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            command = error.ctx.info_name if error.ctx else ""
-            word = {
-                "--release": f"the release is a word: did you mean bireme {command} {_words(error)}?",
-                "--name": "did you mean --cluster?",
-            }.get(error.option_name)
-            if word:
-                raise click.UsageError(f"there is no {error.option_name}: {word}", error.ctx) from error
-            raise
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -411,12 +400,6 @@ class _Group(click.Group):
             if error.errno in (errno.EROFS, errno.EACCES):
                 elsewhere = " (BIREME_CACHE and BIREME_STATE name folders for the cache and for clusters)"
             raise BiremeError(f"{name}: {error.strerror or error}{elsewhere}") from error
-
-
-def _words(error: click.NoSuchOption) -> str:
-    """The arguments of the command that an option was given to."""
-    found = error.ctx.command.params if error.ctx else []
-    return " ".join(each.make_metavar(error.ctx) for each in found if isinstance(each, click.Argument))  # type: ignore[arg-type]
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

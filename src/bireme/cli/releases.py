@@ -38,7 +38,7 @@ from bireme.cli.options import (
     where,
 )
 from bireme.cli.upgrades import Upgrade, begun
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.helm import RenderRequest
@@ -64,7 +64,7 @@ from bireme.plan.topology import expand
 @tables_option
 @pass_app
 def install(
-    app: App, /, reuses: bool, target: Target, replace: bool, timeout: float, output: str, **options: Any
+    app: App, /, reuses: bool, target: Target, replace: bool, timeout: int, output: str, **options: Any
 ) -> None:
     """Install CHART as RELEASE, or upgrade that, and watch its pods.
 
@@ -86,7 +86,7 @@ def install(
     _conclude(app, _installed(app, upgrade, timeout, replace, output), output)
 
 
-def _installed(app: App, /, upgrade: Upgrade, timeout: float, replace: bool, output: str) -> ReleaseStatus:
+def _installed(app: App, /, upgrade: Upgrade, timeout: int, replace: bool, output: str) -> ReleaseStatus:
     """What became of an install. Raises BiremeError, which also names the values that differ."""
     deployer = app.deployer(upgrade.cluster, quiet=output in ("json", "yaml"))
     try:
@@ -323,7 +323,7 @@ def scale(
     replace: bool,
     namespace: str,
     target: Target,
-    timeout: float,
+    timeout: int,
     output: str,
 ) -> None:
     """Give RELEASE another number of WORKERS and wait for them. Its other values stay.
@@ -337,7 +337,7 @@ def scale(
 
 
 def _change(
-    app: App, /, cluster: Cluster, request: RenderRequest, timeout: float, output: str, replace: bool = False
+    app: App, /, cluster: Cluster, request: RenderRequest, timeout: int, output: str, replace: bool = False
 ) -> None:
     """Upgrade a release whose other values stay, unless that is refused, and end."""
     upgrade = begun(app, cluster, request, True, output)
@@ -378,7 +378,7 @@ def resume(app: App, /, **options: Any) -> None:
 
 
 def _suspend(
-    app: App, /, suspend: bool, release: str, namespace: str, target: Target, timeout: float, output: str
+    app: App, /, suspend: bool, release: str, namespace: str, target: Target, timeout: int, output: str
 ) -> None:
     cluster = app.cluster(target)
     request = app.deployer(cluster).suspended(release, namespace, suspend, app.paths.charts)
@@ -486,7 +486,7 @@ def _show(app: App, /, outcome: ReleaseStatus, output: str) -> None:
 @on_release
 @timeout_option
 @pass_app
-def uninstall(app: App, /, release: str, namespace: str, target: Target, timeout: float) -> None:
+def uninstall(app: App, /, release: str, namespace: str, target: Target, timeout: int) -> None:
     """Remove RELEASE and wait until its pods are gone.
 
     \b

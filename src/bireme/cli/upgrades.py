@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bireme.cli.options import App, where
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.helm import RenderRequest, scripts
 from bireme.live.release import NoRelease, Releases
 

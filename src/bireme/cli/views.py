@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from bireme.clusters import ClusterInfo
+from bireme.clusters.base import ClusterInfo
 from bireme.core.quantities import counted
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.nccl import Verdict
@@ -31,7 +31,7 @@ from bireme.plan.object_diff import ObjectDiff
 from bireme.plan.queues import Queued
 from bireme.plan.storage import Storage
 from bireme.plan.topology import Plan
-from bireme.plan.workloads import PodPlan, WorkloadPlan
+from bireme.plan.workloads.model import PodPlan, WorkloadPlan
 from bireme.tools import ToolStatus
 
 _SHOWN_FAILURES = 5

@@ -26,7 +26,7 @@ from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import reserved
 from bireme.clusters.programs import run_alone
-from bireme.clusters.state import cluster_dir, find, write_info
+from bireme.clusters.state import claim, cluster_dir, made_by, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
@@ -86,7 +86,7 @@ class EmbeddedProvider:
         instances = load_instances(self._paths)
         shapes = [(shape_of(node_type, instances), count) for node_type, count in wanted.items()]
         binaries = self._binaries(kubernetes)
-        self._claim(folder, name)
+        claim(folder)
         try:
             with step(self._console, f"Starting Kubernetes {kubernetes}"):
                 _start(folder, name, kubernetes, sum(wanted.values()), binaries, options or {})
@@ -110,11 +110,7 @@ class EmbeddedProvider:
 
     def get(self, name: str = DEFAULT_NAME) -> EmbeddedCluster:
         """The running cluster ``name``. Raises BiremeError when there is none."""
-        info = find(self._paths, name)
-        if info is None or info.provider != self.name:
-            raise BiremeError(
-                f"there is no embedded cluster {name}: start it with: bireme up --cluster {name}"
-            )
+        info = made_by(self._paths, self.name, name)
         lost = _lost_components(cluster_dir(self._paths, name))
         if lost:
             raise BiremeError(
@@ -122,17 +118,6 @@ class EmbeddedProvider:
                 f"(was the machine restarted?): run bireme down --cluster {name}, then bireme up"
             )
         return EmbeddedCluster.of(info, self._paths)
-
-    def _claim(self, folder: Path, name: str) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            state = "is up already" if _processes(folder) else "was left half made"
-            raise BiremeError(
-                f"the cluster {name} {state}: take another --cluster, "
-                f"or remove it with: bireme down --cluster {name}"
-            ) from None
 
     def _binaries(self, kubernetes: str) -> Mapping[str, Path]:
         control_plane = [name for name in _COMPONENTS if name.startswith("kube-")]

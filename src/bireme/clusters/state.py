@@ -5,6 +5,7 @@ A cluster has one directory, ``<state>/clusters/<name>/``, whose meta.json holds
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -56,6 +57,30 @@ def find(paths: Paths, name: str) -> ClusterInfo | None:
         raise BiremeError(
             f"{file} cannot be read ({error}): remove the cluster with: bireme down --cluster {name}"
         ) from error
+
+
+def made_by(paths: Paths, provider: str, name: str) -> ClusterInfo:
+    """The facts of the cluster ``name`` of a provider. Raises BiremeError when it has made none."""
+    info = find(paths, name)
+    if info is None or info.provider != provider:
+        raise BiremeError(
+            f"there is no {provider} cluster {name}: "
+            f"start it with: bireme up --provider {provider} --cluster {name}"
+        )
+    return info
+
+
+def claim(folder: Path, is_there: bool = False) -> None:
+    """Make the directory of a new cluster. Raises BiremeError if it, or else of it, ``is_there``."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        if not is_there:
+            folder.mkdir(mode=0o700)
+            return
+    raise BiremeError(
+        f"the cluster {folder.name} is there already, or was left half made: take another --cluster, "
+        f"or remove it with: bireme down --cluster {folder.name}"
+    )
 
 
 def list_clusters(paths: Paths) -> tuple[ClusterInfo, ...]:

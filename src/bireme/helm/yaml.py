@@ -208,12 +208,8 @@ def _mapping(node: yaml.Node, where: str, inside: frozenset[int]) -> Values:
 def _key(key: Any, where: str, node: yaml.Node) -> str:
     if isinstance(key, str):
         return key
-    if isinstance(key, bool):
-        return "true" if key else "false"
-    if isinstance(key, int):
-        return str(key)
-    if isinstance(key, float):
-        return repr(key)
+    if isinstance(key, bool | int | float):
+        return json.dumps(key)
     raise BiremeError(f"{where} line {node.start_mark.line + 1}: {type_name(key)} cannot be a key")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION
@@ -33,7 +33,8 @@ from bireme.plan.changes import Changes, changes, run_number
 from bireme.plan.instances import Instance
 from bireme.plan.object_diff import ObjectDiff, object_diffs
 from bireme.plan.topology import Plan, autoscaled, expand
-from bireme.plan.workloads import WorkloadKind, kind_of
+from bireme.plan.workloads import kind_of
+from bireme.plan.workloads.model import WorkloadKind
 
 _ANSWER_SECONDS = 5.0
 _COUNTS = ("parallelism", "completions", "replicas")

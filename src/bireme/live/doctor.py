@@ -22,7 +22,8 @@ from bireme.plan.instances import Instance, admits, other_labels
 from bireme.plan.packing import Room, demand_of
 from bireme.plan.scheduling import takes, tolerated
 from bireme.plan.topology import NEVER, Plan, fit
-from bireme.plan.workloads import PodPlan, WorkloadKind, kind_of, pod_templates
+from bireme.plan.workloads import kind_of, pod_templates
+from bireme.plan.workloads.model import PodPlan, WorkloadKind
 
 _FORBIDDEN = (401, 403)
 _RESTARTS = 3

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from queue import Empty, Queue
 from threading import Thread
 
-from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
+from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.live.observe import LAUNCHER_ROLE, observe
 from bireme.live.pods import ObservedPod

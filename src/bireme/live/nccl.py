@@ -9,6 +9,7 @@ from typing import Any
 
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
+from bireme.core.plain import Plain
 from bireme.helm import values
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan
@@ -40,7 +41,7 @@ _GB_PER_GBIT = 1 / 8
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Plain):
     """One line of the sweep: message size in bytes, bus bandwidths in GB/s."""
 
     bytes: int
@@ -53,7 +54,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Plain):
     """The last sweep of a log.
 
     ``providers`` are those of libfabric that the ranks chose, or NCCL's own transport ("socket", "ib"); empty
@@ -61,6 +62,8 @@ class Report:
     found; ``ranks`` and ``hosts`` are None if the log does not name them. ``average`` and ``maximum`` are bus
     bandwidths in GB/s, ``wrong`` is the number of wrong values.
     """
+
+    hidden = ("average",)
 
     providers: tuple[str, ...]
     interfaces: int | None
@@ -121,20 +124,12 @@ class Verdict:
         """Plain JSON for ``-o json``."""
         report = self.report
         return {
-            "providers": list(report.providers),
             "efa": report.is_efa,
-            "interfaces": report.interfaces,
-            "ranks": report.ranks,
-            "hosts": report.hosts,
+            **report.to_json(),
             "busBandwidth": {"average": report.average, "maximum": report.maximum},
             "expected": {"average": self.expected_average, "maximum": self.expected_maximum},
             "lineRate": self.line_rate,
-            "wrong": report.wrong,
             "asked": asdict(self.asked) if self.asked else None,
-            "sizes": [
-                {"bytes": size.bytes, "outOfPlace": size.out_of_place, "inPlace": size.in_place}
-                for size in report.sizes
-            ],
             "problems": list(self.problems),
             "remarks": list(self.remarks),
         }

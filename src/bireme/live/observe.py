@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bireme.clusters import Cluster
 from bireme.clusters.api import ApiError
+from bireme.clusters.base import Cluster
 from bireme.core.labels import OUT_OF_SERVICE_TAINT
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
@@ -18,7 +18,8 @@ from bireme.core.quantities import quantity
 from bireme.live.owners import Owners
 from bireme.live.pods import NodeState, ObservedPod, is_ready, node_state, observed_pod, shorten
 from bireme.plan.topology import Plan
-from bireme.plan.workloads import ObservedWorkload, PodPlan, WorkloadKind, WorkloadPlan, kind_of
+from bireme.plan.workloads import kind_of
+from bireme.plan.workloads.model import ObservedWorkload, PodPlan, WorkloadKind, WorkloadPlan
 
 if TYPE_CHECKING:
     from rich.console import Console

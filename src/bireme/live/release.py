@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import yaml
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from bireme.core.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
-from bireme.plan.workloads import WorkloadKind, differing, kind_of, plan_of
+from bireme.plan.workloads import kind_of, plan_of
+from bireme.plan.workloads.model import WorkloadKind, differing
 
 Action = Literal["nothing", "scale", "update", "replace", "refuse", "add", "remove"]
 Identity = tuple[str, str | None, str]

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from bireme.core.drawing import FILLS, MARGIN, WIDTH, Block, document, heading, line, short, text
 from bireme.plan.topology import NodePlan, Plan
-from bireme.plan.workloads import PodPlan
+from bireme.plan.workloads.model import PodPlan
 
 _COLUMNS = 4
 _GAP = 12

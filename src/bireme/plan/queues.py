@@ -11,7 +11,8 @@ from bireme.core.labels import POD_GROUP_LABEL, QUEUE_LABEL, QUEUE_PRIORITY_LABE
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
 from bireme.core.quantities import format_quantity, quantity
-from bireme.plan.workloads import PodPlan, WorkloadPlan, pod_templates
+from bireme.plan.workloads import pod_templates
+from bireme.plan.workloads.model import PodPlan, WorkloadPlan
 
 POD_GROUP = "Pods"
 """Stands for the kind of a group of pods that several objects make."""

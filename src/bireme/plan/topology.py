@@ -21,7 +21,8 @@ from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Acceler
 from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.queues import Queued, queued
 from bireme.plan.storage import CLAIM, CLASS, VOLUME, Storage, storage_of
-from bireme.plan.workloads import PodPlan, WorkloadPlan, count_in, plan_of, pod_templates, spec_of
+from bireme.plan.workloads import plan_of, pod_templates
+from bireme.plan.workloads.model import PodPlan, WorkloadPlan, count_in, spec_of
 
 NEVER = "can never fit"
 """In the sentences of `fit`: the nodes are too small, however many there are."""

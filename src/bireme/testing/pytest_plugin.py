@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bireme.clusters import Cluster
+from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bireme.clusters import Cluster, provider
+from bireme.clusters.base import Cluster
 from bireme.clusters.existing import existing
 from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.owner import owned, remove_orphans
+from bireme.clusters.registry import provider
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.plan.instances import Instance, load_instances

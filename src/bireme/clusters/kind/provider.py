@@ -28,7 +28,7 @@ from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
 from bireme.clusters.programs import run_alone
-from bireme.clusters.state import cluster_dir, find, write_info
+from bireme.clusters.state import claim, cluster_dir, made_by, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
 from bireme.core.labels import FAKE_LABEL
@@ -86,7 +86,7 @@ class KindProvider:
         self._engine.check()
         images = NodeImages(self._paths, self._toolbox, self._engine, self._console)
         image = images.ensure(kubernetes)
-        self._claim(folder, name)
+        claim(folder, is_there=bool(containers_of(self._engine, name)))
         try:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted | fakes, kubernetes)
             cluster = KindCluster.of(info, self._paths, self._engine, self._toolbox)
@@ -116,11 +116,7 @@ class KindProvider:
 
     def get(self, name: str = DEFAULT_NAME) -> KindCluster:
         """The running cluster ``name``. Raises BiremeError when there is none."""
-        info = find(self._paths, name)
-        if info is None or info.provider != self.name:
-            raise BiremeError(
-                f"there is no kind cluster {name}: start it with: bireme up --provider kind --cluster {name}"
-            )
+        info = made_by(self._paths, self.name, name)
         self._engine.check()
         if not containers_of(self._engine, name, running=True):
             raise BiremeError(
@@ -128,18 +124,6 @@ class KindProvider:
                 f"run bireme down --cluster {name}, then bireme up"
             )
         return KindCluster.of(info, self._paths, self._engine, self._toolbox)
-
-    def _claim(self, folder: Path, name: str) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            if not containers_of(self._engine, name):
-                return
-            folder.rmdir()
-        raise BiremeError(
-            f"the cluster {name} is there already, or was left half made: take another --cluster, "
-            f"or remove it with: bireme down --cluster {name}"
-        )
 
     def _config(
         self, folder: Path, image: str, shapes: Sequence[NodeShape], kubernetes: str

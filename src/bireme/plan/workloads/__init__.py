@@ -10,33 +10,8 @@ from typing import Any
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.plan.instances import Instance
-from bireme.plan.workloads.model import (
-    ObservedWorkload,
-    PodPlan,
-    WorkloadKind,
-    WorkloadPlan,
-    controller_of,
-    count_in,
-    differing,
-    spec_of,
-)
+from bireme.plan.workloads.model import WorkloadKind, WorkloadPlan, controller_of
 from bireme.plan.workloads.unknown import UnknownKind
-
-__all__ = [
-    "KINDS",
-    "ObservedWorkload",
-    "PodPlan",
-    "WorkloadKind",
-    "WorkloadPlan",
-    "count_in",
-    "differing",
-    "images_of",
-    "kind_of",
-    "plan_of",
-    "pod_templates",
-    "spec_of",
-    "trace",
-]
 
 
 def _all() -> Mapping[str, WorkloadKind]:
