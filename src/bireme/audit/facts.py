@@ -233,7 +233,8 @@ def _container(item: Mapping[str, Any], place: Place, processes: int | None, kno
     entries = mappings(item.get("env"))
     names = [_text(each.get("name")) for each in entries]
     env = {_text(each.get("name")): _text(each.get("value")) for each in entries}
-    words = [_text(each) for part in ("command", "args") for each in _list(item.get(part))]
+    given = [item.get(part) for part in ("command", "args")]
+    words = [_text(each) for part in given if isinstance(part, list) for each in part]
     command = take_apart(words, {name: value for name, value in env.items() if value and "$" not in value})
     env |= command.exports
     mounts = mappings(item.get("volumeMounts"))
@@ -340,10 +341,6 @@ def _variable(
 
 def _told(**facts: Any) -> Facts:
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _text(value: Any) -> str:

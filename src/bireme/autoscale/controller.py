@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -134,23 +134,19 @@ class Controller:
             },
             "spec": {"parallelism": count, "completions": count},
         }
-        if self._patch(job, change) is None:
-            return False
-        self._say(world, resize)
-        self._record(job, resize)
-        return True
-
-    def _patch(self, job: RunningJob, change: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The changed Job; None when it has gone, has changed meanwhile, or the server refuses it."""
         path = f"/apis/batch/v1/namespaces/{job.namespace}/jobs/{job.name}"
         try:
-            return self._api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
+            self._api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
         except ApiError as error:
+            # Otherwise it has gone, or has changed meanwhile.
             if error.status in (403, 422):
                 self._tell_once(f"{job.key}: {error}")
             elif error.status not in (404, 409):
                 raise
-            return None
+            return False
+        self._say(world, resize)
+        self._record(job, resize)
+        return True
 
     def _say(self, world: World, resize: Resize) -> None:
         job = next(job for job in world.jobs if job.key == resize.job)

@@ -124,11 +124,10 @@ def render(app: App, /, helm3: bool, output: str, **options: Any) -> None:
     Example: bireme render torch-elastic imagenet -f p4d.24xlarge
     """
     request = replace(request_of(app, **options), helm="helm3" if helm3 else "helm")
-    if output == "yaml":
-        with explained(app, request):
-            click.echo(app.renderer.text(request), nl=False)
-        return
     with explained(app, request):
+        if output == "yaml":
+            click.echo(app.renderer.text(request), nl=False)
+            return
         manifests = app.renderer.render(request).manifests
     click.echo(json.dumps([item.thaw() for item in manifests], indent=2))
 

@@ -222,7 +222,7 @@ def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: A
     fleet = _as_fleet(app, options, system_nodes=2)
     costs = estimate(fleet.groups, load_prices(app.paths))
     note = "eksctl installs the device plugins of NVIDIA and EFA itself: leave charts/efa-device-plugin out."
-    _print([*costs.sentences, note], [cluster_config(fleet, kubernetes, admitted)])
+    _print([*costs, note], [cluster_config(fleet, kubernetes, admitted)])
 
 
 @cli.command()
@@ -243,7 +243,7 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
     costs = estimate(fleet.groups, load_prices(app.paths), control_plane=False)
     note = ["Karpenter needs its feature gate: --set settings.featureGates.nodeOverlay=true"]
     objects = karpenter_objects(fleet, role or f"KarpenterNodeRole-{fleet.name}")
-    _print([*costs.sentences, *note * any(group.huge_pages_mib for group in fleet.groups)], objects)
+    _print([*costs, *note * any(group.huge_pages_mib for group in fleet.groups)], objects)
 
 
 def _print(sentences: Iterable[str], documents: Iterable[Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from bireme.core.findings import Finding
 from bireme.core.paths import Paths
 from bireme.helm.values import read_file, read_text
 from bireme.helm.yaml import parse_yaml
-from bireme.lint.parity import parity
+from bireme.lint.parity import Parity
 from bireme.schemas.bundle import BUNDLE, comments, drift
 
 
@@ -31,7 +31,7 @@ def file_findings(chart: Path, project: Paths) -> list[Finding]:
     entries = read_file(chart / "Chart.yaml").get("dependencies") or []
     dependencies = {str(entry.get("alias") or entry.get("name")) for entry in entries}
     values = parse_yaml(text, str(values_file))
-    found = parity(values, comments(text), schema, dependencies)
+    found = Parity(schema, comments(text), dependencies).findings(values)
     is_of_project = chart.resolve().parent == project.charts.resolve()
     if is_of_project and chart.resolve() / BUNDLE in map(Path.resolve, drift(project)):
         drifted = "it does not follow from schemas/ and values.yaml"

@@ -17,26 +17,21 @@ _OF_HELM = ("enabled", "global")
 _COMBINING = ("allOf", "anyOf", "oneOf")
 
 
-def parity(
-    values: Mapping[str, Any],
-    descriptions: Mapping[KeyPath, str],
-    schema: Mapping[str, Any],
-    dependencies: Collection[str] = (),
-) -> list[Finding]:
-    """Where the keys of values.yaml, their ``descriptions`` and ``schema`` differ.
+@dataclass(frozen=True)
+class Parity:
+    """The rules for a schema (``root``) and the ``descriptions`` of keys.
 
     Every key has a property, and every property a key. Every key has a description, unless none has. Keys
     that Helm adds need none, and what stands under a dependency's name is for that chart to describe.
     """
-    rules = _Parity(schema, descriptions, dependencies)
-    return [*rules.of_keys(values, schema, ()), *rules.of_properties(values, schema, ())]
 
-
-@dataclass(frozen=True)
-class _Parity:
     root: Mapping[str, Any]
     descriptions: Mapping[KeyPath, str]
     dependencies: Collection[str]
+
+    def findings(self, values: Mapping[str, Any]) -> list[Finding]:
+        """Where the keys of values.yaml, their descriptions and the schema differ."""
+        return [*self.of_keys(values, self.root, ()), *self.of_properties(values, self.root, ())]
 
     def of_keys(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[Finding]:
         """Keys of values.yaml that lack a property or a description."""

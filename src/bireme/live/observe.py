@@ -297,7 +297,6 @@ class LiveRelease:
         # Only the first is watched: the others, which few charts have, are read again and again.
         self._paths = [f"/api/v1/namespaces/{each}/pods" for each in self._owners.namespaces]
         self._raw: dict[str, dict[str, Any]] = {}
-        self._seen: dict[str, tuple[str, ObservedPod]] = {}
         self._nodes: dict[str, NodeState] | None = {}
         self._nodes_read = 0.0
         self._workloads: tuple[ObservedWorkload, ...] = ()
@@ -387,13 +386,9 @@ class LiveRelease:
         return {node["metadata"]["name"]: node_state(node) for node in nodes}
 
     def _observed(self, pod: Mapping[str, Any]) -> ObservedPod:
-        name, version = pod["metadata"]["name"], pod["metadata"]["resourceVersion"]
+        kind, workload = self._owners.maker("Pod", pod) or ("", "")
         state = self._state_of(pod["spec"].get("nodeName"))
-        known = self._seen.get(name)
-        if known is None or known[0] != version or known[1].node_state != state:
-            kind, workload = self._owners.maker("Pod", pod) or ("", "")
-            self._seen[name] = (version, replace(observed_pod(pod, state), kind=kind, workload=workload))
-        return self._seen[name][1]
+        return replace(observed_pod(pod, state), kind=kind, workload=workload)
 
     def _state_of(self, node: str | None) -> NodeState:
         if node is None or self._nodes is None:

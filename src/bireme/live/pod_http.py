@@ -49,13 +49,6 @@ def directly(seconds: float) -> Ask:
 def metrics_port(job: Manifest | Mapping[str, Any]) -> int | None:
     """Metrics port of a job's workers, or None if it has none, or for another object."""
     templates = pod_templates(job) if isinstance(job, Manifest) else (job["spec"]["template"],)
-    return next((port for each in templates if (port := _port_of(each))), None)
-
-
-def _port_of(template: Mapping[str, Any]) -> int | None:
-    for container in template["spec"].get("containers") or ():
-        if container["name"] == _CONTAINER:
-            for port in container.get("ports") or ():
-                if port.get("name") == _PORT_NAME:
-                    return int(port["containerPort"])
-    return None
+    containers = (each for template in templates for each in template["spec"].get("containers") or ())
+    ports = (port for each in containers if each["name"] == _CONTAINER for port in each.get("ports") or ())
+    return next((int(port["containerPort"]) for port in ports if port.get("name") == _PORT_NAME), None)

@@ -94,9 +94,9 @@ def by_identity(manifests: Iterable[Manifest]) -> dict[Identity, Manifest]:
 
 
 def _come_and_go(gone: list[Manifest], come: list[Manifest]) -> Iterator[Change]:
-    ended = {base: (job, run) for job in gone if (base := _base(job)) and (run := run_number(job))}
+    ended = {_run(job)[0]: (job, _run(job)[1]) for job in gone if _run(job)[1]}
     for new in come:
-        old = ended.pop(_base(new) or "", None)
+        old = ended.pop(_run(new)[0], None)
         is_workload = kind_of(new) is not None
         if old is None:
             yield Change(new.identity, "add", "added", is_workload=is_workload)
@@ -111,18 +111,14 @@ def _come_and_go(gone: list[Manifest], come: list[Manifest]) -> Iterator[Change]
 
 def run_number(manifest: Manifest) -> int | None:
     """The run in which a job's name ends (3 for imagenet-r3); None for other names and objects."""
-    found = _run(manifest)
-    return int(found["run"]) if found else None
+    return _run(manifest)[1]
 
 
-def _base(manifest: Manifest) -> str | None:
-    found = _run(manifest)
-    return found["base"] if found else None
-
-
-def _run(manifest: Manifest) -> re.Match[str] | None:
+def _run(manifest: Manifest) -> tuple[str, int | None]:
+    """The name of a job without its run, and that. Nothing for other names and objects."""
     kind = kind_of(manifest)
-    return _RUN.match(manifest.name) if kind and kind.suspension else None
+    found = _RUN.match(manifest.name) if kind and kind.suspension else None
+    return (found["base"], int(found["run"])) if found else ("", None)
 
 
 def _compare(live: Manifest, wanted: Manifest) -> Change:

@@ -63,16 +63,12 @@ _GPU_PARTS = frozenset(("g6f", "gr6f"))
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The accelerators of one instance: ``count`` devices named ``resource`` by their device plugin.
-
-    A process drives one of the ``cores`` of a device.
-    """
+    """The accelerators of one instance: ``count`` devices named ``resource`` by their device plugin."""
 
     name: str
     count: int
     memory_mib: int | None
     resource: str
-    cores: int = 1
 
 
 @dataclass(frozen=True)
@@ -306,7 +302,6 @@ def read_instance(file: Path) -> Instance:
             count=accelerator["count"],
             memory_mib=accelerator.get("memoryMiB"),
             resource=accelerator["resource"],
-            cores=accelerator.get("cores", 1),
         ),
         efa=facts["efa"],
         vcpu=facts["vcpu"],

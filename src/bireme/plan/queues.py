@@ -41,7 +41,8 @@ def queued(planned: Iterable[tuple[Manifest, WorkloadPlan]]) -> tuple[Queued, ..
     """What the queues admit of these objects, in order; nothing where no object names a queue."""
     found: dict[tuple[str, str], list[tuple[Mapping[str, str], WorkloadPlan]]] = defaultdict(list)
     for manifest, workload in planned:
-        grouped = [labels for labels in _pod_labels(manifest) if labels.get(POD_GROUP_LABEL)]
+        labelled = (Manifest(each).labels for each in pod_templates(manifest))
+        grouped = [labels for labels in labelled if labels.get(POD_GROUP_LABEL)]
         if manifest.labels.get(QUEUE_LABEL):
             found[workload.kind, workload.name].append((manifest.labels, workload))
         elif grouped:
@@ -70,7 +71,3 @@ def resource_sums(pods: Iterable[PodPlan]) -> dict[str, str]:
         for name, amount in pod.resources.items():
             total[name] += quantity(amount)
     return {name: format_quantity(name, amount) for name, amount in sorted(total.items())}
-
-
-def _pod_labels(manifest: Manifest) -> list[Mapping[str, str]]:
-    return [(each.get("metadata") or {}).get("labels") or {} for each in pod_templates(manifest)]

@@ -149,11 +149,8 @@ def _workload(
 
 
 def _source(manifest: Manifest) -> str:
-    for metadata in (each.get("metadata") for each in pod_templates(manifest)):
-        annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
-        if isinstance(annotations, Mapping) and SOURCE_ANNOTATION in annotations:
-            return str(annotations[SOURCE_ANNOTATION])
-    return ""
+    found = (Manifest(each).annotations.get(SOURCE_ANNOTATION) for each in pod_templates(manifest))
+    return next((str(each) for each in found if each), "")
 
 
 def _storage(manifest: Manifest) -> Sequence[Storage]:

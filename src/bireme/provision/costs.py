@@ -48,17 +48,6 @@ class Prices:
         return self.quotas[max(fitting, key=len)]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What must be known before anything is created, a sentence each.
-
-    ``per_hour`` is the sum in USD, without types that have no list price.
-    """
-
-    per_hour: float
-    sentences: tuple[str, ...]
-
-
 def load_prices(paths: Paths) -> Prices:
     """The prices of values/prices.yaml. Raises BiremeError naming the file when one is broken."""
     file = paths.values / "prices.yaml"
@@ -79,8 +68,8 @@ def load_prices(paths: Paths) -> Prices:
         raise BiremeError(f"{file}: a price or a quota is not as it should be: {error!r}") from error
 
 
-def estimate(groups: Iterable[Group], prices: Prices, control_plane: bool = True) -> Estimate:
-    """The cost of ``groups`` and their quotas; with ``control_plane``, that of a new cluster too."""
+def estimate(groups: Iterable[Group], prices: Prices, control_plane: bool = True) -> tuple[str, ...]:
+    """The cost of ``groups`` and their quotas, in sentences. With ``control_plane`` that of a cluster."""
     groups = list(groups)
     total = prices.control_plane if control_plane else 0.0
     lines = [f"control plane: {_usd(prices.control_plane)}"] if control_plane else []
@@ -103,7 +92,7 @@ def estimate(groups: Iterable[Group], prices: Prices, control_plane: bool = True
     )
     needs = [f"quota {code}: {count} vCPUs of {name}" for (code, name), count in vcpus.items()]
     check = "aws service-quotas get-service-quota --service-code ec2 --quota-code CODE"
-    return Estimate(total, (head, *(f"  {each}" for each in [*lines, *needs]), f"To check a quota: {check}"))
+    return head, *(f"  {each}" for each in [*lines, *needs]), f"To check a quota: {check}"
 
 
 def _usd(amount: float) -> str:

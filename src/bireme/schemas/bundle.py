@@ -61,11 +61,8 @@ def write(paths: Paths) -> list[Path]:
 
 def drift(paths: Paths) -> list[Path]:
     """Every values.schema.json that no longer follows from its source and values.yaml."""
-    return [file for file, text in bundled(paths).items() if _text(file) != text]
-
-
-def _text(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8") if file.exists() else None
+    found = bundled(paths).items()
+    return [file for file, text in found if not file.exists() or file.read_text(encoding="utf-8") != text]
 
 
 def _read_json(file: Path) -> Schema:

@@ -11,6 +11,7 @@ import tempfile
 import tomllib
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -52,16 +53,14 @@ _OTHERS = (
 _ROOT_FILE_SYSTEMS = ("kind-node", "kube-proxy")
 
 
+@dataclass(frozen=True)
 class NodeImages:
     """Gives the engine the node image of a Kubernetes version."""
 
-    def __init__(
-        self, paths: Paths, toolbox: Toolbox, engine: Engine, console: Console | None = None
-    ) -> None:
-        self._paths = paths
-        self._toolbox = toolbox
-        self._engine = engine
-        self._console = console
+    paths: Paths
+    toolbox: Toolbox
+    engine: Engine
+    console: Console | None = None
 
     def ensure(self, kubernetes: str) -> str:
         """The name of a node image of ``kubernetes`` (e.g. ``1.36.3``) that the engine has.
@@ -70,54 +69,49 @@ class NodeImages:
         cache, or built now. Raises BiremeError.
         """
         official = f"{OFFICIAL}:v{kubernetes}"
-        if self._engine.image_id(official):
+        if self.engine.image_id(official):
             return official
         local = f"{LOCAL}:{kubernetes}-{self._digest(kubernetes)}"
-        if self._engine.image_id(local):
+        if self.engine.image_id(local):
             return local
-        if _registry_answers() and self._engine.succeeds("pull", "--quiet", official):
+        if _registry_answers() and self.engine.succeeds("pull", "--quiet", official):
             return official
         self._build_or_load(local, kubernetes)
         return local
 
     def _build_or_load(self, image: str, kubernetes: str) -> None:
-        folder = self._paths.cache / "kind" / image.replace("/", "-").replace(":", "-")
+        folder = self.paths.cache / "kind" / image.replace("/", "-").replace(":", "-")
         built = make_once(
             folder,
             lambda partial: self._build(image, kubernetes, partial / _ARCHIVE),
-            waiting=lambda: note(self._console, f"another process is building {image}, waiting for it"),
+            waiting=lambda: note(self.console, f"another process is building {image}, waiting for it"),
         )
-        if not built and not self._engine.image_id(image):
-            note(self._console, f"loading {image} from the cache")
-            self._engine("load", "--quiet", "--input", str(folder / _ARCHIVE))
+        if not built and not self.engine.image_id(image):
+            note(self.console, f"loading {image} from the cache")
+            self.engine("load", "--quiet", "--input", str(folder / _ARCHIVE))
 
     def _build(self, image: str, kubernetes: str, archive: Path) -> None:
-        note(self._console, f"no registry answers: {image} is built here")
-        binaries = self._toolbox.ensure([f"{name}@{kubernetes}" for name in _KUBERNETES] + list(_OTHERS))
+        note(self.console, f"no registry answers: {image} is built here")
+        binaries = self.toolbox.ensure([f"{name}@{kubernetes}" for name in _KUBERNETES] + list(_OTHERS))
         roots = self._root_file_systems()
         with tempfile.TemporaryDirectory() as scratch:
             for name, binary in binaries.items():
                 Path(scratch, name.partition("@")[0]).symlink_to(binary)
-            kind = self._toolbox.source("kind")
-            with step(self._console, f"building {image}"):
+            kind = self.toolbox.source("kind")
+            with step(self.console, f"building {image}"):
                 self._run([str(self._recipe / "build"), scratch, str(kind), *roots, image])
-        with step(self._console, f"saving {image}"):
-            self._engine("save", "--output", str(archive), image)
+        with step(self.console, f"saving {image}"):
+            self.engine("save", "--output", str(archive), image)
 
     def _root_file_systems(self) -> list[str]:
-        command = [
-            sys.executable,
-            str(self._paths.hack / "images" / "build.py"),
-            "rootfs",
-            *_ROOT_FILE_SYSTEMS,
-        ]
-        return self._run(command).split()
+        build = str(self.paths.hack / "images" / "build.py")
+        return self._run([sys.executable, build, "rootfs", *_ROOT_FILE_SYSTEMS]).split()
 
     def _run(self, command: list[str]) -> str:
         # Its progress is for the person at the terminal, and so is what it says when it fails.
         done = subprocess.run(
             command,
-            cwd=self._paths.root,
+            cwd=self.paths.root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -129,13 +123,13 @@ class NodeImages:
 
     @property
     def _recipe(self) -> Path:
-        return self._paths.hack / "kind"
+        return self.paths.hack / "kind"
 
     def _digest(self, kubernetes: str) -> str:
         """Changes with everything the image is made of."""
-        pins = [self._toolbox.pin(name, kubernetes).cache_name for name in _KUBERNETES]
-        pins += [self._toolbox.pin(name).cache_name for name in (*_OTHERS, "kind")]
-        recipes = tomllib.loads((self._paths.hack / "images" / "recipes.toml").read_text(encoding="utf-8"))
+        pins = [self.toolbox.pin(name, kubernetes).cache_name for name in _KUBERNETES]
+        pins += [self.toolbox.pin(name).cache_name for name in (*_OTHERS, "kind")]
+        recipes = tomllib.loads((self.paths.hack / "images" / "recipes.toml").read_text(encoding="utf-8"))
         roots = [recipes["defaults"], *(recipes["rootfs"][name] for name in _ROOT_FILE_SYSTEMS)]
         digest = hashlib.sha256(json.dumps([pins, roots, _bounding_set()]).encode())
         for file in sorted(self._recipe.iterdir()):
