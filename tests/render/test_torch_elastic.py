@@ -83,7 +83,7 @@ def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable
     console = Console(file=io.StringIO(), width=200)
     console.print(plan_view(planned))
     assert "× 2 and 1 spare, 1 to 128" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert "3 worker pods, elastic from 1 to 128, 1 of them spare" in svg(planned)
+    assert "× 2 and 1 spare, 1 to 128" in svg(planned)
 
 
 def test_with_ranks_by_topology_only_the_init_container_has_a_token(render: Callable[..., Render]) -> None:

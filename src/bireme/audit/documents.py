@@ -13,7 +13,7 @@ import yaml
 
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
-from bireme.helm.yaml import documents, doubled_keys, refuse_bombs
+from bireme.helm.yaml import documents, refuse_bombs
 
 Place = tuple[str | int, ...]
 _MOST_BYTES = 2**23
@@ -59,10 +59,6 @@ class Document:
                 break
             line, node = found[-1][0].start_mark.line, found[-1][1]
         return line + 1
-
-    def doubled_keys(self) -> list[str]:
-        """Keys that a mapping has more than once, with their lines."""
-        return [f"{key} (line {line})" for key, line, _ in doubled_keys(self.node)]
 
 
 def spelled(place: Place) -> str:

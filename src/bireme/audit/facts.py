@@ -17,6 +17,7 @@ from bireme.audit.documents import Document, Place, mappings, within
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
+from bireme.helm.yaml import doubled_keys
 from bireme.plan.instances import Instance, choose_nodes
 from bireme.plan.workloads import kind_of
 
@@ -96,7 +97,7 @@ def facts_of(document: Document, known: Known) -> Scope:
         "annotations": within(metadata, "annotations"),
         "spec": within(document.content, "spec"),
         "text": json.dumps(document.content),
-        "doubledKeys": document.doubled_keys(),
+        "doubledKeys": [f"{key} (line {line})" for key, line, _ in doubled_keys(document.node)],
         "unknown": list(_unknown(document.content, document.kind, known.fields)),
     }
     groups = _pods_of(document)

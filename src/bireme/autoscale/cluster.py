@@ -25,6 +25,7 @@ from bireme.core.quantities import ACCELERATORS, pod_requests, quantity
 from bireme.plan.instances import choose_nodes
 from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.scheduling import takes
+from bireme.plan.workloads.model import true_conditions
 
 Object = Mapping[str, Any]
 
@@ -139,8 +140,9 @@ def running(jobs: Iterable[Object], pods: Iterable[Object]) -> tuple[tuple[Runni
     for job in jobs:
         about, spec, status = job["metadata"], job["spec"], job.get("status") or {}
         text = (about.get("annotations") or {}).get(AUTOSCALE_ANNOTATION)
-        conditions = {each["type"] for each in status.get("conditions") or () if each["status"] == "True"}
-        is_over = conditions & _ENDED or status.get("succeeded") or "deletionTimestamp" in about
+        is_over = (
+            true_conditions(job).keys() & _ENDED or status.get("succeeded") or "deletionTimestamp" in about
+        )
         if not text or is_over or spec.get("suspend") or spec.get("completions") is None:
             continue
         try:

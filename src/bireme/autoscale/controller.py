@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,31 +27,25 @@ MANAGER = "bireme-autoscaler"
 _STALE_SECONDS = 60
 
 
-@dataclass(frozen=True)
-class Options:
-    """``namespace``: whose Jobs change, all if empty; ``dry_run``: say what would change only.
-
-    ``prometheus``: its address, for jobs with a metric."""
-
-    namespace: str = ""
-    dry_run: bool = False
-    prometheus: str = ""
-
-
 class Controller:
     """Resizes the jobs of a cluster. ``ask`` reaches workers, ``tell`` gets a line for people.
 
+    ``namespace``: whose Jobs change, all if empty; ``dry_run``: say what would change only.
+    ``prometheus``: its address, for jobs with a metric.
     ``lease``: what it must hold to change anything; without one it acts alone."""
 
     def __init__(
         self,
         api: Api,
-        options: Options,
         ask: Ask,
         tell: Callable[[str], None],
         lease: Lease | None = None,
+        namespace: str = "",
+        dry_run: bool = False,
+        prometheus: str = "",
     ) -> None:
-        self._api, self._options, self._ask, self._tell, self._lease = api, options, ask, tell, lease
+        self._api, self._ask, self._tell, self._lease = api, ask, tell, lease
+        self._namespace, self._dry_run, self._prometheus = namespace, dry_run, prometheus
         self._told: set[str] = set()
         self._saving: frozenset[str] = frozenset()
         self._state = ""
@@ -85,14 +79,14 @@ class Controller:
         decided = self._decide(world, now)
         if time.time() - now > _STALE_SECONDS or (self._lease and not self._lease.renew()):
             return ()
-        if self._options.dry_run:
+        if self._dry_run:
             for each in decided:
                 self._say(world, each)
             return decided
         return tuple(each for each in decided if self._apply(world, each))
 
     def _look(self) -> World:
-        scope = f"namespaces/{self._options.namespace}/" if self._options.namespace else ""
+        scope = f"namespaces/{self._namespace}/" if self._namespace else ""
         jobs = self._api.get(f"/apis/batch/v1/{scope}jobs", labelSelector=AUTOSCALE_ANNOTATION)["items"]
         if not jobs:
             return World((), (), ())
@@ -101,7 +95,7 @@ class Controller:
         for sentence in sentences:
             self._tell_once(sentence)
         nodes = self._api.get("/api/v1/nodes")["items"]
-        values = measured(found, self._options.prometheus, self._tell_once)
+        values = measured(found, self._prometheus, self._tell_once)
         return World(nodes, pods, found, quotas(self._api, found), values)
 
     def _decide(self, world: World, now: float) -> tuple[Resize, ...]:

@@ -11,7 +11,7 @@ import uuid
 
 import click
 
-from bireme.autoscale.controller import Controller, Options
+from bireme.autoscale.controller import Controller
 from bireme.autoscale.health import serve_health
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.sources import WORKER_SECONDS
@@ -80,11 +80,10 @@ def autoscale_command(
     Example: bireme autoscale --dry-run
     """
     api = Api(None) if _is_in_a_pod(target) else app.cluster(target).api
-    options = Options(namespace, dry_run, prometheus)
     ask = pod_http.directly(WORKER_SECONDS) if direct else pod_http.through_the_api(api, WORKER_SECONDS)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = None if dry_run else Lease(api, lease_namespace, _LEASE, holder)
-    controller = Controller(api, options, ask, _tell, lease)
+    controller = Controller(api, ask, _tell, lease, namespace, dry_run, prometheus)
     if once or dry_run:
         if not controller.leads():
             raise BiremeError(

@@ -118,14 +118,8 @@ def where(cluster: Cluster, namespace: str) -> str:
     """A cluster and a namespace as the first line of a command names them."""
     if cluster.provider != "existing":
         return f'on the cluster of bireme up "{cluster.name}", namespace {namespace}'
-    context = cluster.context
-    if context is None:
-        try:
-            config = yaml.safe_load(cluster.kubeconfig.read_text("utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            config = None
-        context = config.get("current-context") if isinstance(config, Mapping) else None
-    return f"context {context or 'without a name'}, namespace {namespace}"
+    context = cluster.context or value_files.read_file(cluster.kubeconfig, "kubeconfig")["current-context"]
+    return f"context {context}, namespace {namespace}"
 
 
 def report(output: str, findings: Sequence[Finding]) -> NoReturn:

@@ -59,10 +59,6 @@ class ClusterInfo:
 class Provider(Protocol):
     """Makes, finds and removes clusters of one sort."""
 
-    @property
-    def name(self) -> str:
-        """What ``--provider`` calls it."""
-
     def up(self, name: str, nodes: Mapping[str, int]) -> Cluster:
         """Make the cluster ``name`` with these nodes by type, ready to use. Raises BiremeError."""
 

@@ -25,7 +25,7 @@ from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import reserved
-from bireme.clusters.programs import run_alone
+from bireme.clusters.programs import last_lines, run_alone
 from bireme.clusters.state import claim, cluster_dir, made_by, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
@@ -186,13 +186,8 @@ def _environment(work: Path) -> dict[str, str]:
 
 def _failure(what: str, folder: Path) -> str:
     logs = [folder / "kwokctl.log", *sorted(folder.glob("kwok/clusters/*/logs/*.log"))]
-    ends = [f"{log.stem}: {_last_line(log)}" for log in logs if _last_line(log)]
+    ends = [f"{log.stem}: {line[:400]}" for log in logs for line in last_lines(log, 1)]
     return "\n  ".join([f"the embedded control plane {what}; the last lines of its logs:", *ends])
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1][:400] if lines else ""
 
 
 def _lost_components(folder: Path) -> list[str]:
@@ -206,7 +201,7 @@ def _end_for_good(folder: Path, name: str) -> str:
     log = _log(folder, name)
     if name in _CLIENTS and log.read_text(errors="replace").count(_STARTED_AGAIN) < _STARTS_AGAIN:
         return ""
-    return f"{name} has ended; its log ends with: {_last_line(log)}"
+    return f"{name} has ended; its log ends with: {''.join(last_lines(log, 1))[:400]}"
 
 
 def _start_again(folder: Path, name: str) -> None:

@@ -26,6 +26,7 @@ from bireme.core.labels import (
 )
 from bireme.core.paths import Paths
 from bireme.plan.instances import load_instances
+from bireme.plan.workloads.model import true_conditions
 
 STORAGE_CLASS = "fake"
 # The nodes that kwok simulates: all fake ones but those with this label.
@@ -65,7 +66,14 @@ class FakeNodes(Cluster):
 
     def add_storage_class(self, *, default: bool) -> None:
         """Create the storage class of claims that fake nodes can mount; there is no storage behind it."""
-        self._create_missing("/apis/storage.k8s.io/v1/storageclasses", _storage_class(default))
+        body = {
+            "metadata": {
+                "name": STORAGE_CLASS,
+                "annotations": {DEFAULT_CLASS_ANNOTATION: str(default).lower()},
+            },
+            "provisioner": "bireme/fake",
+        }
+        self._create_missing("/apis/storage.k8s.io/v1/storageclasses", body)
 
     def add_nodes(self, node_type: str, count: int) -> tuple[str, ...]:
         """Add ``count`` nodes of an instance type (or ``cpu``); their names, once they are Ready."""
@@ -108,19 +116,8 @@ class FakeNodes(Cluster):
 
 
 def _schedulable(node: Mapping[str, Any]) -> bool:
-    conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", [])}
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
-    return conditions.get("Ready") == "True" and NOT_READY_TAINT not in taints
-
-
-def _storage_class(default: bool) -> dict[str, Any]:
-    about = {"name": STORAGE_CLASS, "annotations": {DEFAULT_CLASS_ANNOTATION: str(default).lower()}}
-    return {
-        "metadata": about,
-        "provisioner": "bireme/fake",
-        "reclaimPolicy": "Delete",
-        "volumeBindingMode": "Immediate",
-    }
+    return "Ready" in true_conditions(node) and NOT_READY_TAINT not in taints
 
 
 def claim(name: str, size: str, storage_class: str = STORAGE_CLASS, **spec: str) -> dict[str, Any]:

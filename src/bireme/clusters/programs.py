@@ -40,7 +40,7 @@ class Program:
         """Raises BiremeError with its last lines of output when the program has ended."""
         if not self.has_ended():
             return
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES_KEPT:]
+        lines = last_lines(self.log, _LINES_KEPT)
         what = (
             f"the program of {self.log.parent.name} ended with exit code {self.process.returncode}; "
             "its last lines are:"
@@ -55,6 +55,12 @@ class Program:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def last_lines(log: Path, most: int) -> list[str]:
+    """The last lines of a log, at most so many, without empty ones. None without a log."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return [line for line in text.splitlines() if line.strip()][-most:]
 
 
 def new_folder(cluster: Cluster, name: str) -> Path:

@@ -52,16 +52,12 @@ class Paths:
         origin = (start or Path.cwd()).resolve()
         package = Path(__file__).resolve().parents[1]
         for folder in [origin, *origin.parents, *package.parents, package / "project"]:
-            if _is_project(folder):
+            if (folder / "values/instances").is_dir() and (folder / "hack/tools").is_dir():
                 return cls(folder, _base(environ, "CACHE", ".cache"), _base(environ, "STATE", ".local/state"))
         raise BiremeError(
             f"no Bireme checkout around {origin}: run bireme inside a clone, "
             "the folder that holds values/instances and hack/tools"
         )
-
-
-def _is_project(folder: Path) -> bool:
-    return (folder / "values" / "instances").is_dir() and (folder / "hack" / "tools").is_dir()
 
 
 def _base(environ: Mapping[str, str], purpose: str, fallback: str) -> Path:

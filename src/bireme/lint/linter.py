@@ -33,18 +33,15 @@ _OF_HELM_LINT = re.compile(r"^\[(WARNING|ERROR)\] (\S+): (.*)$", re.MULTILINE)
 
 def find_charts(paths: Sequence[Path]) -> list[Path]:
     """The charts that ``paths`` name: charts, or folders of charts. Raises BiremeError for anything else."""
-    return list(dict.fromkeys(chart for path in paths for chart in _charts(path)))
-
-
-def _charts(path: Path) -> list[Path]:
-    if (path / "Chart.yaml").is_file():
-        return [path]
-    charts = [file.parent for file in sorted(path.glob("*/Chart.yaml"))]
-    if not path.exists():
-        raise BiremeError(f"{path} does not exist: check the path")
-    if not charts:
-        raise BiremeError(f"{path} is neither a chart nor a folder of charts: it has no Chart.yaml")
-    return charts
+    found: list[Path] = []
+    for path in paths:
+        charts = [each for each in (path, *sorted(path.glob("*"))) if (each / "Chart.yaml").is_file()]
+        if not path.exists():
+            raise BiremeError(f"{path} does not exist: check the path")
+        if not charts:
+            raise BiremeError(f"{path} is neither a chart nor a folder of charts: it has no Chart.yaml")
+        found += charts[:1] if charts[0] == path else charts
+    return list(dict.fromkeys(found))
 
 
 def object_findings(manifests: Sequence[Manifest]) -> list[Finding]:

@@ -86,14 +86,16 @@ class Deployer:
 
     def changes(self, wanted: RenderRequest) -> Changes:
         """What installing ``wanted`` will do to the release that is there. Raises BiremeError if none is."""
-        return self._foreseen(self._live(wanted), wanted)
+        return self._foreseen(self.releases.read(wanted.release, wanted.namespace), wanted)
 
     def diff(self, wanted: RenderRequest) -> tuple[ObjectDiff, ...]:
         """What installing ``wanted`` will change in the text of the release's objects.
 
         Raises BiremeError when there is no such release.
         """
-        return object_diffs(self._live(wanted).manifests, self._upgrade(wanted))
+        return object_diffs(
+            self.releases.read(wanted.release, wanted.namespace).manifests, self._upgrade(wanted)
+        )
 
     def install(
         self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False
@@ -233,9 +235,6 @@ class Deployer:
         ask = through_the_api(self.cluster.api, _ANSWER_SECONDS)
         return worker_answers(ask, installed.namespace, installed.manifests, asked, path)
 
-    def _live(self, wanted: RenderRequest) -> Release:
-        return self.releases.read(wanted.release, wanted.namespace)
-
     def _planned(self, release: Release) -> Plan:
         follow = self._following(release.manifests)
         live = (
@@ -279,7 +278,7 @@ class Deployer:
 
     def _next_run(self, wanted: RenderRequest, timeout: float) -> RenderRequest:
         """``wanted``, or its next run if the live one cannot change in place; that one is then stopped."""
-        live = self._live(wanted)
+        live = self.releases.read(wanted.release, wanted.namespace)
         try:
             manifests = live.manifests
         except NoRelease:

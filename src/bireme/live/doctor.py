@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from bireme.plan.instances import Instance, admits, other_labels
 from bireme.plan.packing import Room, demand_of
 from bireme.plan.scheduling import takes, tolerated
 from bireme.plan.topology import NEVER, Plan, fit
-from bireme.plan.workloads import kind_of, pod_templates
+from bireme.plan.workloads import images_of, kind_of, pod_templates
 from bireme.plan.workloads.model import PodPlan, WorkloadKind
 
 _FORBIDDEN = (401, 403)
@@ -100,9 +101,9 @@ class Doctor:
 
     def unseen(self) -> Iterator[Finding]:
         """What matters to the job and no API server knows, each with the command that shows it."""
-        for image in sorted(
-            {each["image"] for spec in self._specs for each in _containers(spec) if _is_ours(each)}
-        ):
+        # Those of images/, which Bireme publishes nowhere.
+        ours = (each for each in images_of(self.manifests) if re.match(r"(docker\.io/)?bireme/", each))
+        for image in sorted(ours):
             yield Finding(
                 "images",
                 f"The image {image} is in no registry: the nodes have to have it, or you build and push it",
@@ -420,15 +421,6 @@ def _container(pod: str, status: Mapping[str, Any], namespace: str, show: str) -
         yield Finding(
             "pods", f"The container {name} of {pod} has restarted {status['restartCount']} times{code}", logs
         )
-
-
-def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*(spec.get("initContainers") or ()), *spec["containers"]]
-
-
-def _is_ours(container: Mapping[str, Any]) -> bool:
-    """Whether its image is one of images/, which Bireme publishes nowhere."""
-    return str(container.get("image", "")).removeprefix("docker.io/").startswith("bireme/")
 
 
 def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:

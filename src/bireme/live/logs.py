@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, Queue
 from threading import Thread
@@ -72,54 +73,47 @@ def all_logs(cluster: Cluster, plan: Plan, wanted: Wanted) -> Iterator[bytes]:
     ended = 0
 
     def read(pod: ObservedPod) -> None:
-        prefix, rest = f"{_rank(plan, pod)} | ".encode(), b""
         try:
-            for piece in log(cluster, plan, pod, wanted):
-                *whole, rest = (rest + piece).split(b"\n")
-                for line in whole:
-                    lines.put(prefix + line + b"\n")
-            if rest:
-                lines.put(prefix + rest + b"\n")
+            for line in _prefixed(cluster, plan, pod, wanted):
+                lines.put(line)
         except BaseException as error:
             lines.put(error)
         lines.put(None)
 
     while True:
         pods = [pod for pod in observe(cluster, plan) if _rank(plan, pod)]
-        ready = [
-            pod for pod in pods if pod.scheduled and pod.phase != "Pending" and pod.name not in open_logs
-        ]
-        for pod in sorted(ready, key=lambda pod: (len(_rank(plan, pod)), _rank(plan, pod), pod.created)):
-            open_logs[pod.name] = Thread(target=read, args=(pod,), daemon=True)
-            open_logs[pod.name].start()
-            if not wanted.follow:
-                yield from _until_end(lines)
-        if not open_logs:
+        started = [pod for pod in pods if pod.scheduled and pod.phase != "Pending"]
+        if not started and not open_logs:
             raise BiremeError(f"no pod of {plan.release} has started: bireme status {plan.release} says why")
+        for pod in sorted(started, key=lambda pod: (len(_rank(plan, pod)), _rank(plan, pod), pod.created)):
+            if not wanted.follow:
+                yield from _prefixed(cluster, plan, pod, wanted)
+            elif pod.name not in open_logs:
+                open_logs[pod.name] = Thread(target=read, args=(pod,), daemon=True)
+                open_logs[pod.name].start()
         if not wanted.follow:
             return
-        try:
+        with suppress(Empty):
             while ended < len(open_logs):
                 line = lines.get(timeout=_LOOK_SECONDS)
                 ended += line is None
-                yield from _said(line)
+                if isinstance(line, BaseException):
+                    raise line
+                if line is not None:
+                    yield line
             time.sleep(_LOOK_SECONDS)
-        except Empty:
-            pass
         if not any(pod.is_live for pod in pods):
             return
 
 
-def _until_end(lines: Queue[bytes | BaseException | None]) -> Iterator[bytes]:
-    while (line := lines.get()) is not None:
-        yield from _said(line)
-
-
-def _said(line: bytes | BaseException | None) -> Iterator[bytes]:
-    if isinstance(line, BaseException):
-        raise line
-    if line is not None:
-        yield line
+def _prefixed(cluster: Cluster, plan: Plan, pod: ObservedPod, wanted: Wanted) -> Iterator[bytes]:
+    """Whole lines of the pod's log, each with its rank before it."""
+    prefix, rest = f"{_rank(plan, pod)} | ".encode(), b""
+    for piece in log(cluster, plan, pod, wanted):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (prefix + line + b"\n" for line in whole)
+    if rest:
+        yield prefix + rest + b"\n"
 
 
 def _rank(plan: Plan, pod: ObservedPod) -> str:

@@ -11,6 +11,7 @@ from bireme.core.labels import COMPONENT_LABEL, OUT_OF_SERVICE_TAINT, UNREACHABL
 from bireme.core.plain import Plain
 from bireme.core.quantities import pod_requests
 from bireme.plan.workloads import trace
+from bireme.plan.workloads.model import true_conditions
 
 # The container of charts/training (_instance.tpl).
 _DEVICES = "devices"
@@ -93,8 +94,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
     """Whether the API server says that the pod is ready."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return "Ready" in true_conditions(pod)
 
 
 def container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from bireme.core.plain import Plain
 from bireme.live.observe import Difference
 from bireme.live.pods import shorten
 from bireme.plan.queues import POD_GROUP, Queued
+from bireme.plan.workloads.model import true_conditions
 
 _GROUP = "/apis/kueue.x-k8s.io/v1beta2"
 
@@ -90,14 +91,14 @@ def sentence(position: QueuePosition) -> str:
 def _position(job: Queued, workloads: list[dict[str, Any]], line: Mapping[str, list[str]]) -> QueuePosition:
     # An elastic job has a workload for each number of pods it had; the newest unfinished one counts.
     by_age = sorted(workloads, key=lambda each: str(each["metadata"]["creationTimestamp"]))
-    open_ones = [each for each in by_age if not _condition(each, "Finished")]
+    open_ones = [each for each in by_age if "Finished" not in true_conditions(each)]
     if not by_age:
         return QueuePosition(
             job.kind, job.name, job.queue, "waiting", "Kueue has not seen it yet: is there such a queue?"
         )
     if not open_ones:
         return QueuePosition(job.kind, job.name, job.queue, "finished")
-    admitted = [each for each in open_ones if _condition(each, "Admitted")]
+    admitted = [each for each in open_ones if "Admitted" in true_conditions(each)]
     if admitted:
         assigned = admitted[-1]["status"]["admission"]["podSetAssignments"]
         pods = sum(each.get("count", 0) for each in assigned)
@@ -130,7 +131,7 @@ def _line(api: Api, namespace: str, queues: Iterable[str]) -> Mapping[str, list[
     }
     for item in sorted(everyone, key=_order):
         queue = cluster_queue.get((item["metadata"]["namespace"], item["spec"].get("queueName", "")), "")
-        if queue in found and not _condition(item, "QuotaReserved") and not _condition(item, "Finished"):
+        if queue in found and not true_conditions(item).keys() & {"QuotaReserved", "Finished"}:
             found[queue].append(item["metadata"]["uid"])
     return found
 
@@ -145,12 +146,6 @@ def _is_of(item: Mapping[str, Any], job: Queued) -> bool:
         return bool(item["metadata"]["name"] == job.name)
     owners = item["metadata"].get("ownerReferences") or ()
     return any((each["kind"], each["name"]) == (job.kind, job.name) for each in owners)
-
-
-def _condition(item: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """The condition ``name`` if it is true."""
-    conditions = item.get("status", {}).get("conditions") or ()
-    return next((each for each in conditions if each["type"] == name and each["status"] == "True"), None)
 
 
 def _why(item: Mapping[str, Any]) -> str:

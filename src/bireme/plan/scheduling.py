@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bireme.plan.instances import admits
+from bireme.plan.workloads.model import true_conditions
 
 
 def tolerated(taint: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
@@ -24,11 +25,9 @@ def takes(node: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
     Affinity to other pods and topology spread are not looked at.
     """
     name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    is_ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     own = node.get("spec") or {}
     return (
-        is_ready
+        "Ready" in true_conditions(node)
         and not own.get("unschedulable")
         and admits(spec, name, labels)
         and all(

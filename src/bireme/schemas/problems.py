@@ -113,8 +113,9 @@ def explain(error: Error, chart: ChartValues, prefix: KeyPath = ()) -> Iterator[
             kind = _given(error.instance["kind"])
             yield Problem("kind", f"this is a manifest of kind {kind}, not values of {chart.name}: {_PAGE}")
             return
+        patterns = error.schema.get("patternProperties", {})
         for key in error.instance:
-            if key not in known and not _matches(key, error.schema.get("patternProperties", {})):
+            if key not in known and not any(re.search(pattern, key) for pattern in patterns):
                 yield _unknown(key, known, error, chart, prefix)
     elif error.validator == "required":
         for key in error.validator_value:
@@ -199,27 +200,22 @@ def _meant(key: str, chart: ChartValues) -> str:
     for ours, words in yaml.safe_load(_WORDS.read_text(encoding="utf-8")).items():
         if key in words:
             places = re.findall("`([^`]+)`", ours)
-            there = [f": here it is `{place}`" for place in places if _has(chart, place.split("."))]
+            there = [f": here it is `{place}`" for place in places if _at(chart, place.split("."))]
             return there[0] if there else "" if places else f": {ours}"
     return ""
 
 
-def _has(chart: ChartValues, path: Sequence[str]) -> bool:
-    schema: Any = chart.schema or {}
-    for key in path:
-        schema = resolved(chart.schema or {}, schema).get("properties", {}).get(key)
-        if schema is None:
-            return False
-    return True
+def _at(chart: ChartValues, path: Iterable[str | int]) -> Mapping[str, Any]:
+    """The schema of the key at ``path``, {} where the chart has none."""
+    schema: Any = chart.schema
+    for part in path:
+        schema = resolved(chart.schema, schema).get("properties", {}).get(part)
+    return resolved(chart.schema, schema)
 
 
 def _listed(names: list[str]) -> str:
     shown = [f"`{name}`" for name in names]
     return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:12])}, … (see its README)"
-
-
-def _matches(key: str, patterns: Iterable[str]) -> bool:
-    return any(re.search(pattern, key) for pattern in patterns)
 
 
 def written(path: Iterable[str | int]) -> str:
@@ -249,10 +245,7 @@ def _types(error: Error) -> str:
 
 def _description(chart: ChartValues, path: Iterable[str | int]) -> str:
     """The description of the key at ``path`` in parentheses: a pattern alone explains little."""
-    schema: Any = chart.schema
-    for part in path:
-        schema = resolved(chart.schema, schema).get("properties", {}).get(part)
-    text = resolved(chart.schema, schema).get("description")
+    text = _at(chart, path).get("description")
     return f" ({text})" if text else ""
 
 

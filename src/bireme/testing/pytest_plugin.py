@@ -44,7 +44,6 @@ from bireme.tools import Toolbox
 MARKERS = {
     "embedded": "runs on a control plane without containers (the embedded tier)",
     "kind": "runs real containers and needs a container engine (the kind tier)",
-    "torch": "runs real torch from the image's root file system",
     "slow": "takes more than half a minute, because Kubernetes' own timeouts do",
 }
 
@@ -137,11 +136,7 @@ def request_for(bireme_paths: Paths, pytestconfig: pytest.Config) -> Request:
 @pytest.fixture(scope="session")
 def render(renderer: Renderer, request_for: Request) -> Callable[..., Render]:
     """``render("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: the frozen manifests."""
-
-    def _render(chart: str | Path, **options: Any) -> Render:
-        return renderer.render(request_for(chart, **options))
-
-    return _render
+    return lambda chart, **options: renderer.render(request_for(chart, **options))
 
 
 @pytest.fixture(scope="session")

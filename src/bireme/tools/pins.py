@@ -101,9 +101,9 @@ class Pins:
 def load_pins(folder: Path) -> Pins:
     """Read tools.toml in ``folder`` (hack/tools) and every go.mod it names.
 
-    Raises BiremeError when a file or a pin is missing.
+    Raises BiremeError when a pin is missing.
     """
-    table = tomllib.loads(_text(folder / "tools.toml"))
+    table = tomllib.loads((folder / "tools.toml").read_text(encoding="utf-8"))
     tools: list[Tool] = []
     for name, module in table["modules"].items():
         for index, pinned in enumerate(module.get("folders", [name])):
@@ -119,7 +119,7 @@ def this_platform() -> tuple[str, str]:
 
 def _tools_of(module: Mapping[str, Any], folder: Path, *, is_default: bool) -> list[Tool]:
     go_mod = folder / "go.mod"
-    text = _text(go_mod)
+    text = go_mod.read_text(encoding="utf-8")
     version = _required(text, module["module"])
     go = re.search(r"^go (\S+)", text, re.MULTILINE)
     if version is None or go is None:
@@ -179,10 +179,3 @@ def _fields(version: str, client_go: str | None) -> dict[str, str]:
 def _required(go_mod: str, module: str) -> str | None:
     found = re.search(rf"^(?:require )?\s*{re.escape(module)} v(\S+)", go_mod, re.MULTILINE)
     return found[1] if found else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        raise BiremeError(f"{path} is missing: restore it from git, the tools are pinned there") from None

@@ -17,9 +17,8 @@ class Engine:
         """The output of ``docker ARGUMENTS``. Raises BiremeError with its message when it fails."""
         done = self._run(arguments)
         if done.returncode:
-            raise BiremeError(
-                f"docker {arguments[0]} failed: {_last_line(done.stderr) or done.stdout.strip()}"
-            )
+            _, _, said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")
+            raise BiremeError(f"docker {arguments[0]} failed: {said}")
         return done.stdout.strip()
 
     def succeeds(self, *arguments: str) -> bool:
@@ -64,8 +63,3 @@ class Engine:
             raise BiremeError(
                 "there is no docker on PATH: install Docker, or on Debian let root run hack/engine/start"
             ) from None
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""

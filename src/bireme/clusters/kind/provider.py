@@ -27,7 +27,7 @@ from bireme.clusters.kind.cluster import IMAGES, POD_NETWORK, SHARED, KindCluste
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
-from bireme.clusters.programs import run_alone
+from bireme.clusters.programs import last_lines, run_alone
 from bireme.clusters.state import claim, cluster_dir, made_by, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
@@ -176,10 +176,10 @@ class KindProvider:
         # One network per cluster, which is removed with it.
         environment = {**os.environ, "KIND_EXPERIMENTAL_DOCKER_NETWORK": kind_name(name)}
         code = run_alone(command, environment, log, _UP_SECONDS, _stop)
-        if code is None:
-            raise BiremeError(f"kind was not done after {_UP_SECONDS} s: {_end_of(log)}")
-        if code:
-            raise BiremeError(f"kind could not create the cluster {name}: {_end_of(log)}")
+        if code != 0:
+            what = f"not done after {_UP_SECONDS} s" if code is None else f"exit code {code}"
+            said = [f"kind could not create the cluster {name}: {what}, its last lines are"]
+            raise BiremeError("\n  ".join([*said, *last_lines(log, 8)]))
 
     def _destroy(self, name: str) -> bool:
         """Remove everything of the cluster. Safe to repeat; True when there was anything."""
@@ -231,8 +231,3 @@ def _makes_containers(group: int) -> bool:
     listing = subprocess.run(["ps", "-axww", "-o", "pgid=,args="], capture_output=True, text=True, check=True)
     processes = (line.split(maxsplit=3) for line in listing.stdout.splitlines())
     return any(parts[0] == str(group) and parts[2:3] == ["run"] for parts in processes)
-
-
-def _end_of(log: Path) -> str:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return "\n  ".join(["its last lines are", *lines[-8:]])

@@ -68,6 +68,6 @@ def pod_templates(manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
 
 def images_of(manifests: Iterable[Manifest]) -> set[str]:
     """The images of all containers that objects run."""
-    specs = [template["spec"] for manifest in manifests for template in pod_templates(manifest)]
+    specs = [each.get("spec") or {} for manifest in manifests for each in pod_templates(manifest)]
     roles = ("initContainers", "containers")
-    return {each["image"] for spec in specs for role in roles for each in spec.get(role) or ()}
+    return {str(each.get("image")) for spec in specs for role in roles for each in spec.get(role) or ()}

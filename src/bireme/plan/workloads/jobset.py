@@ -82,10 +82,6 @@ def _template(group: Mapping[str, Any]) -> Mapping[str, Any]:
     return _job_spec(group).get("template") or {}
 
 
-def _is_indexed(group: Mapping[str, Any]) -> bool:
-    return bool(_job_spec(group).get("completionMode", "Indexed") == "Indexed")
-
-
 def _pods(
     manifest: Manifest, group: Mapping[str, Any], instances: Mapping[str, Instance]
 ) -> tuple[PodPlan, ...]:
@@ -95,7 +91,8 @@ def _pods(
     names = [f"{base}-{job}-{pod}" for job in range(jobs) for pod in range(pods)]
     template = _template(group)
     role = role_of(manifest, template, group["name"])
-    hostnames, ranks = (names, range(len(names))) if _is_indexed(group) else (None, None)
+    is_indexed = _job_spec(group).get("completionMode", "Indexed") == "Indexed"
+    hostnames, ranks = (names, range(len(names))) if is_indexed else (None, None)
     return pod_plans(names, role, template, instances, hostnames, ranks)
 
 

@@ -335,7 +335,7 @@ def differing(one: Any, other: Any) -> list[str]:
 
 def true_conditions(live: Mapping[str, Any]) -> Mapping[str, str]:
     """The conditions of a live object that are true: type → message."""
-    conditions = live.get("status", {}).get("conditions") or ()
+    conditions = (live.get("status") or {}).get("conditions") or ()
     return {each["type"]: each.get("message", "") for each in conditions if each["status"] == "True"}
 
 
