@@ -99,7 +99,8 @@ def test_the_error_about_a_missing_cluster_names_the_command_that_starts_one(
     provider: EmbeddedProvider,
 ) -> None:
     with pytest.raises(
-        BiremeError, match="no embedded cluster nowhere: start it with: bireme up --cluster nowhere"
+        BiremeError,
+        match="no embedded cluster nowhere: start it with: bireme up --provider embedded --cluster nowhere",
     ):
         provider.get("nowhere")
 

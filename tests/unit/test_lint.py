@@ -213,7 +213,7 @@ def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp
     bad = make_chart("bad", templates={"a.yaml": wrong})
     sentence = "the object: additional properties 'dat' not allowed"
     done = CliRunner().invoke(cli, ["lint", str(tmp_path)])
-    assert (done.exit_code, done.output) == (1, f"✗ {bad}/templates/a.yaml: Secret/web: {sentence}\n")
+    assert (done.exit_code, done.stdout) == (1, f"✗ {bad}/templates/a.yaml: Secret/web: {sentence}\n")
 
     done = CliRunner().invoke(cli, ["lint", str(bad), "-o", "sarif"])
     assert done.exit_code == 1
