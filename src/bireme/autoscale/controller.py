@@ -30,9 +30,10 @@ _STALE_SECONDS = 60
 class Controller:
     """Resizes the jobs of a cluster. ``ask`` reaches workers, ``tell`` gets a line for people.
 
-    ``namespace``: whose Jobs change, all if empty; ``dry_run``: say what would change only.
-    ``prometheus``: its address, for jobs with a metric.
-    ``lease``: what it must hold to change anything; without one it acts alone."""
+    ``lease`` is what it must hold to change anything. Without one it acts alone. Only Jobs of ``namespace``
+    change, all if it is empty. With ``dry_run`` it says what would change. ``prometheus`` is the address for
+    jobs with a metric.
+    """
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ def made_by(paths: Paths, provider: str, name: str) -> ClusterInfo:
 
 
 def claim(folder: Path, is_there: bool = False) -> None:
-    """Make the directory of a new cluster. Raises BiremeError if it, or else of it, ``is_there``."""
+    """Make the directory of a new cluster. Raises BiremeError where there is one, or else ``is_there``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         if not is_there:
