@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import yaml
+
+from bireme.core.paths import Paths
 from bireme.helm import Render
 from tests.support.fsx import DYNAMIC, STATIC
 from tests.support.rendered import the
@@ -74,3 +77,15 @@ def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> Non
     )
     assert parameters["autoImportPolicy"] == "NEW_CHANGED"
     assert not {"perUnitStorageThroughput", "automaticBackupRetentionDays"} & set(parameters)
+
+
+def test_the_owner_of_a_new_file_system_is_of_the_release_and_takes_its_registries(
+    render: Callable[..., Render],
+) -> None:
+    extra = yaml.safe_load((Paths.discover().values / "fsx-owner.yaml").read_text())
+    values = STATIC | extra | {"claimName": "photos", "global": {"imageRegistry": "registry.example"}}
+    jobs = {release: the(render("fsx", release=release, values=values), "Job") for release in ("a", "b")}
+    assert {release: job.name for release, job in jobs.items()} == {"a": "a-owner", "b": "b-owner"}
+    pod = jobs["a"].thaw()["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry.example/library/python:3.13.5-slim-bookworm"
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "photos"}
