@@ -52,7 +52,6 @@ CLUSTER: Mapping[str, Any] = {
     "apiVersion": str,
     "kind": str,
     "metadata": {"name": str, "region": str, "version": str},
-    "upgradePolicy": {"supportType": str},
     "availabilityZones": [str],
     "vpc": {
         "nat": {"gateway": str},

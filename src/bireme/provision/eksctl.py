@@ -54,7 +54,6 @@ def cluster_config(fleet: Fleet, kubernetes: str, admitted: tuple[str, ...] = ()
         "apiVersion": "eksctl.io/v1alpha5",
         "kind": "ClusterConfig",
         "metadata": {"name": fleet.name, "region": fleet.region, "version": kubernetes},
-        "upgradePolicy": {"supportType": "STANDARD"},
         "availabilityZones": list(fleet.zones),
         "vpc": {"nat": {"gateway": "Single"}, "clusterEndpoints": endpoints, **opened},
         "iam": {"withOIDC": True},
