@@ -430,17 +430,42 @@ def test_neighbours_all_reduce_at_half_of_what_was_published_at_least(
     assert env.get("BIREME_PREFLIGHT_BANDWIDTH") == floor
 
 
-def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) -> None:
-    rendered = render("torch-elastic", sets=["monitoring.metrics.dashboard.enabled=true"])
-    (config,) = (item for item in rendered.manifests if item.name.endswith("-dashboard"))
-    shown = set(re.findall(r"bireme_\w+", json.dumps(json.loads(config["data"]["bireme-training.json"]))))
+def told_by_a_worker() -> set[str]:
+    """Names of all metrics of a worker that has made steps."""
     seen = progress.Progress()
     for number in (b"1", b"2"):
         seen.take(b"step " + number)
     seen.board.write(0, 2)
     told = WorkerStatus(Starts(ranks={0: 0}), seen, failures.Ledger(), lambda: "").metrics()
+    return set(re.findall(r"^bireme_\w+", told, re.MULTILINE))
+
+
+def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) -> None:
+    rendered = render("torch-elastic", sets=["monitoring.metrics.dashboard.enabled=true"])
+    (config,) = (item for item in rendered.manifests if item.name.endswith("-dashboard"))
+    shown = set(re.findall(r"bireme_\w+", json.dumps(json.loads(config["data"]["bireme-training.json"]))))
     assert config.labels["grafana_dashboard"] == "1"
-    assert shown == set(re.findall(r"^bireme_\w+", told, re.MULTILINE)) - {"bireme_rank", "bireme_saving"}
+    assert shown == told_by_a_worker() - {"bireme_rank", "bireme_saving"}
+
+
+def test_alerts_ask_for_what_workers_tell(render: Callable[..., Render]) -> None:
+    rendered = render("torch-elastic", sets=["monitoring.metrics.alerts.enabled=true"])
+    (group,) = the(rendered, "PrometheusRule", "")["spec"]["groups"]
+    for rule in group["rules"]:
+        asked = set(re.findall(r"bireme_\w+", rule["expr"]))
+        assert asked
+        assert asked <= told_by_a_worker()
+
+
+def test_prometheus_finds_the_workers_and_a_network_policy_lets_it_in(render: Callable[..., Render]) -> None:
+    sets = ["monitoring.metrics.podMonitor.enabled=true", "networkPolicy.enabled=true"]
+    rendered = render("torch-elastic", sets=sets)
+    monitor, policy = the(rendered, "PodMonitor", "")["spec"], the(rendered, "NetworkPolicy", "")["spec"]
+    pod = the(rendered, "Job", "")["spec"]["template"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (port,) = (each for each in pod["spec"]["containers"][0]["ports"] if each["name"] == endpoint["port"])
+    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert {"protocol": "TCP", "port": port["containerPort"]} in policy["ingress"][-1]["ports"]
 
 
 @pytest.mark.parametrize(
