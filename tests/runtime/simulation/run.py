@@ -45,7 +45,7 @@ class SimBoard(fence.Board):
     """A board in the memory of the simulation."""
 
     def __init__(self, path: str) -> None:
-        self._memory = bytearray(16)  # type: ignore[assignment]
+        self.memory = bytearray(16)  # type: ignore[assignment]
         self.path = path
 
 

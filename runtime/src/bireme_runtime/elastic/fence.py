@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import time
 from collections.abc import Mapping
 
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.process.page import Page
+from bireme_runtime.process.page import Page, Word
 
 # Shares of the lease, from the sending of the last renewal on.
 STOP_SHARE, KILL_SHARE = 2 / 3, 5 / 6
@@ -51,36 +50,29 @@ class Board(Page):
 
     NAME = "bireme-fence"
 
-    # Native format: each word is one store to memory, which no reader sees by halves.
-
-    @property
-    def deadline(self) -> float:
-        """Until when processes may run, by `now`; 0 while there are none."""
-        return float(struct.unpack_from("@d", self._memory, 0)[0])
-
-    @property
-    def token(self) -> int:
-        """The token of the round in which processes run; 0 when they are out of it."""
-        return int(struct.unpack_from("@q", self._memory, 8)[0])
+    deadline: Word[float] = Word("@d", 0)
+    """Until when processes may run, by `now`; 0 while there are none."""
+    token: Word[int] = Word("@q", 8)
+    """The token of the round in which processes run; 0 when they are out of it."""
 
     def admit(self, token: int, deadline: float) -> None:
         """Processes may run in the round with this token until the deadline."""
-        struct.pack_into("@d", self._memory, 0, deadline)
-        struct.pack_into("@q", self._memory, 8, token)
+        # In this order: a reader that sees the token sees its deadline.
+        self.deadline, self.token = deadline, token
 
     def extend(self, deadline: float) -> None:
         """Processes that may run may do so until this deadline, unless a later one is written."""
         if 0 < self.deadline < deadline:
-            struct.pack_into("@d", self._memory, 0, deadline)
+            self.deadline = deadline
 
     def expel(self) -> None:
         """The lease has ended: nothing may be committed any more. The processes are about to be stopped."""
-        struct.pack_into("@q", self._memory, 8, 0)
+        self.token = 0
 
     def clear(self) -> None:
         """There are no processes."""
         self.expel()
-        struct.pack_into("@d", self._memory, 0, 0.0)
+        self.deadline = 0.0
 
     @property
     def expired(self) -> bool:

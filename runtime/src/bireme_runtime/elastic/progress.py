@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from bireme_runtime.process import environment
-from bireme_runtime.process.page import Page
+from bireme_runtime.process.page import Page, Word
 
 BOARD = "BIREME_PROGRESS"
 # `step 12`, `"step": 12`, `iter 12/9`, `Epoch: [3][ 12/900]`, `epoch 3, step 12`, `epoch 3`. Counts of the
@@ -70,12 +70,17 @@ class StepBoard(Page):
 
     NAME = "bireme-progress"
 
+    saved: Word[float] = Word("@d", _SAVED)
+    """When the last checkpoint was committed, by time.monotonic; 0 if none was told."""
+    passed: Word[bool] = Word("@?", _PASSED)
+    """Whether this worker has passed its preflight with others."""
+
     def write(self, slot: int, number: int, loss: float = 0.0) -> None:
         """The process with this local rank has done a step, with this loss."""
         if 0 <= slot < _SLOTS:
             at = slot * _SLOT.size
-            bad = 0.0 if math.isfinite(loss) else _SLOT.unpack_from(self._memory, at)[2] + 1
-            _SLOT.pack_into(self._memory, at, number, time.monotonic(), bad)
+            bad = 0.0 if math.isfinite(loss) else _SLOT.unpack_from(self.memory, at)[2] + 1
+            _SLOT.pack_into(self.memory, at, number, time.monotonic(), bad)
 
     def steps(self) -> dict[int, tuple[int, float]]:
         """The latest step, and when it was by time.monotonic, of each local rank that has told one."""
@@ -87,50 +92,36 @@ class StepBoard(Page):
         return int(max(bad for _, _, bad in self._slots()))
 
     def _slots(self) -> list[tuple[int, float, float]]:
-        return [_SLOT.unpack_from(self._memory, slot * _SLOT.size) for slot in range(_SLOTS)]
-
-    @property
-    def saved(self) -> float:
-        """When the last checkpoint was committed, by time.monotonic; 0 if none was told."""
-        return float(struct.unpack_from("@d", self._memory, _SAVED)[0])
+        return [_SLOT.unpack_from(self.memory, slot * _SLOT.size) for slot in range(_SLOTS)]
 
     def save(self) -> None:
         """A checkpoint has been committed."""
-        struct.pack_into("@d", self._memory, _SAVED, time.monotonic())
+        self.saved = time.monotonic()
 
     def want_save(self, since: float, now: float) -> None:
         """Newcomers wait for a checkpoint, ``since`` then and still now, by time.monotonic."""
-        struct.pack_into("@dd", self._memory, _WANTED, since, now)
+        struct.pack_into("@dd", self.memory, _WANTED, since, now)
 
     @property
     def save_wanted(self) -> bool:
         """Whether newcomers wait for a checkpoint that has not been made since they came."""
-        since, asked = struct.unpack_from("@dd", self._memory, _WANTED)
+        since, asked = struct.unpack_from("@dd", self.memory, _WANTED)
         return bool(self.saved < since and time.monotonic() - asked <= _FORGET_SECONDS)
-
-    @property
-    def passed(self) -> bool:
-        """Whether this worker has passed its preflight with others."""
-        return bool(self._memory[_PASSED])
-
-    @passed.setter
-    def passed(self, value: bool) -> None:
-        self._memory[_PASSED] = int(value)
 
     @property
     def saving(self) -> bool:
         """Whether a process of this worker writes a checkpoint now."""
-        return any(self._memory[_SAVING : _SAVING + _SLOTS])
+        return any(self.memory[_SAVING : _SAVING + _SLOTS])
 
     def mark_saving(self, slot: int, value: bool) -> None:
         """The process with this local rank begins or ends to write a checkpoint."""
         if 0 <= slot < _SLOTS:
-            self._memory[_SAVING + slot] = int(value)
+            self.memory[_SAVING + slot] = int(value)
 
     def clear(self) -> None:
         """The processes start anew."""
-        self._memory[: _SLOTS * _SLOT.size] = bytes(_SLOTS * _SLOT.size)
-        self._memory[_SAVING : _SAVING + _SLOTS] = bytes(_SLOTS)
+        self.memory[: _SLOTS * _SLOT.size] = bytes(_SLOTS * _SLOT.size)
+        self.memory[_SAVING : _SAVING + _SLOTS] = bytes(_SLOTS)
 
 
 _board: StepBoard | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import ClassVar, TypeVar
+import struct
+from typing import ClassVar, Generic, TypeVar
 
 Shared = TypeVar("Shared", bound="Page")
+Number = TypeVar("Number", int, float, bool)
 
 
 class Page:
@@ -15,7 +17,7 @@ class Page:
     NAME: ClassVar[str]
 
     def __init__(self, descriptor: int, path: str) -> None:
-        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self.memory = mmap.mmap(descriptor, mmap.PAGESIZE)
         self.path = path
 
     @classmethod
@@ -33,3 +35,17 @@ class Page:
             return cls(descriptor, path)
         finally:
             os.close(descriptor)
+
+
+class Word(Generic[Number]):
+    """A number at a place of a page, in a native format of struct: no reader sees it by halves."""
+
+    def __init__(self, form: str, at: int) -> None:
+        self._form, self._at = form, at
+
+    def __get__(self, page: Page, _: type[Page]) -> Number:
+        number: Number = struct.unpack_from(self._form, page.memory, self._at)[0]
+        return number
+
+    def __set__(self, page: Page, value: Number) -> None:
+        struct.pack_into(self._form, page.memory, self._at, value)
