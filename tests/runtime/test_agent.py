@@ -326,7 +326,7 @@ def test_waiting_for_etcd_is_limited_logged_and_ended_by_sigterm(
     bounded = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "0.5"})
     endless = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "600"})
     assert bounded.end() == 75
-    assert "waiting for etcd, " in bounded.words
+    assert " at most, for etcd: " in bounded.words
     assert "etcd did not answer within" in bounded.words
     endless.process.send_signal(signal.SIGTERM)
     assert endless.end(2) == 143

@@ -281,7 +281,7 @@ def test_waiting_for_etcd_is_limited_and_logged(prefix: str) -> None:
     with pytest.raises(etcd.Unavailable, match=r"etcd did not answer within 1 s: .*cannot be reached"):
         etcd.wait_until_up(client, 0.6, words.append)
     assert len(words) == 1
-    assert words[0].startswith("waiting for etcd, 1 s at most: http://127.0.0.1:")
+    assert words[0].startswith("waiting, 1 s at most, for etcd: http://127.0.0.1:")
 
 
 def _until_events(watch: etcd.Watch) -> Iterator[tuple[int, tuple[etcd.Event, ...]]]:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from bireme_runtime.dispatcher.messages import BLOCK, numbers_of
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import BiremeError, SettingError, Unreachable
 from bireme_runtime.process.http import Address, Connection, parse_address
+from bireme_runtime.process.threads import in_thread
 
 # The longest time that the service may hold a request that waits; short, so that `stop` takes effect soon.
 _POLL_SECONDS = 4.0
@@ -339,18 +341,21 @@ class Dispatcher:
         self._second = leader = self._second or LeaderConnection(self._addresses, _LEAVE_SECONDS)
         body = {"trainer": self._trainer, "done": list(self._done), "have": [shard._token], "ahead": True}
         path = f"/v1/{self.dataset}/next"
-        self._ahead = _Ahead(self._trainer, len(self._done), lambda: leader.ask("POST", path, body))
+        asked = in_thread(lambda: leader.ask("POST", path, body), "bireme-prefetch")
+        self._ahead = _Ahead(self._trainer, len(self._done), asked)
 
     def _collect(self, seconds: float | None = None) -> None:
         """Wait for the answer to `_ask_ahead`. If it failed, the next request repeats what it said."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        answer = ahead.answer(seconds)
-        if answer is None:
+        if not wait([ahead.answer], seconds).done:
             # Its thread still uses the connection.
             self._second = None
             return
+        if ahead.answer.exception():
+            return
+        answer = ahead.answer.result()
         if "acknowledged" in answer:
             self._done = self._done[ahead.done :]
             _warn_if_late(answer)
@@ -451,25 +456,13 @@ def _warn_if_late(answer: Mapping[str, Any]) -> None:
         log.warning("a shard was taken back before its acknowledgement: another trainer repeats it")
 
 
+@dataclass(frozen=True)
 class _Ahead:
     """A request in a thread. `trainer` sent it, and it acknowledges the first `done` of what it has done."""
 
-    def __init__(self, trainer: str, done: int, ask: Callable[[], dict[str, Any]]) -> None:
-        self.trainer = trainer
-        self.done = done
-        self._ask = ask
-        self._answer: dict[str, Any] = {}
-        self._thread = threading.Thread(target=self._run, name="bireme-prefetch", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(DispatcherError):
-            self._answer = self._ask()
-
-    def answer(self, seconds: float | None) -> dict[str, Any] | None:
-        """The answer, empty if the request failed; None if there is none after these seconds."""
-        self._thread.join(seconds)
-        return None if self._thread.is_alive() else self._answer
+    trainer: str
+    done: int
+    answer: Future[dict[str, Any]]
 
 
 class _Renewal:

@@ -20,93 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bireme_runtime.etcd.connections import (
-    DEFAULT_PORT,
-    Credentials,
-    Endpoint,
-    Shared,
-    parse_endpoints,
-    tls_context,
-)
-from bireme_runtime.etcd.history import HISTORY, History
-from bireme_runtime.etcd.messages import (
-    NOT_FOUND,
-    PERMISSION_DENIED,
-    Ambiguous,
-    AnotherCluster,
-    AuthError,
-    ClusterMember,
-    Compacted,
-    EndpointStatus,
-    EtcdError,
-    Event,
-    Idle,
-    KeyValue,
-    LeaseLost,
-    OutOfSpace,
-    Refused,
-    Snapshot,
-    Span,
-    TxnResult,
-    Unavailable,
-    auth_is_off,
-    decode,
-    delete_op,
-    encoded,
-    event_of,
-    key_is_same,
-    key_is_unchanged,
-    members_of,
-    none_in,
-    none_newer,
-    prefix_end,
-    put_op,
-    revision_of,
-    snapshot_of,
-    wants_login,
-)
+# Callers import this module as `etcd`, and find in it all that they need.
+from bireme_runtime.etcd.connections import Credentials as Credentials
+from bireme_runtime.etcd.connections import Endpoint as Endpoint
+from bireme_runtime.etcd.connections import Shared, tls_context
+from bireme_runtime.etcd.connections import parse_endpoints as parse_endpoints
+from bireme_runtime.etcd.history import HISTORY as HISTORY
+from bireme_runtime.etcd.history import History as History
+from bireme_runtime.etcd.messages import *
 from bireme_runtime.process import environment
 from bireme_runtime.process.http import BROKEN, connect, reason
 from bireme_runtime.process.log import Say
-
-# Callers import this module as `etcd`, and find in it all that they need.
-__all__ = [
-    "DEFAULT_PORT",
-    "HISTORY",
-    "LOGIN_FILE",
-    "Ambiguous",
-    "AnotherCluster",
-    "AuthError",
-    "Client",
-    "ClusterMember",
-    "Compacted",
-    "Credentials",
-    "Endpoint",
-    "EndpointStatus",
-    "EtcdError",
-    "Event",
-    "History",
-    "Idle",
-    "KeyValue",
-    "LeaseLost",
-    "OutOfSpace",
-    "Refused",
-    "Snapshot",
-    "Span",
-    "TxnResult",
-    "Unavailable",
-    "Watch",
-    "client_from",
-    "delete_op",
-    "key_is_same",
-    "key_is_unchanged",
-    "none_in",
-    "none_newer",
-    "parse_endpoints",
-    "prefix_end",
-    "put_op",
-    "wait_until_up",
-]
+from bireme_runtime.process.waiting import BoundedWait
 
 # A file in which the clients of one pod share their login.
 LOGIN_FILE = "BIREME_ETCD_LOGIN"
@@ -594,23 +519,17 @@ def wait_until_up(client: Client, seconds: float, say: Say) -> EndpointStatus:
 
     Raises Unavailable, or AuthError when etcd still refuses the user at the end.
     """
-    deadline = time.monotonic() + seconds
-    logged: float | None = None
+    wait = BoundedWait(seconds, say, pause=0.3)
     while True:
         try:
             return _probe(client)
         except (Unavailable, Ambiguous, AuthError) as error:
-            problem = error
-        now = time.monotonic()
-        if now >= deadline:
-            if isinstance(problem, AuthError):
+            if wait.a_moment("etcd", f": {error}"):
+                continue
+            if isinstance(error, AuthError):
                 advice = "check the Secret with its name and password"
-                raise AuthError(f"etcd refuses the user: {problem}; {advice}", problem.code)
-            raise Unavailable(f"etcd did not answer within {seconds:.0f} s: {problem}")
-        if logged is None or now - logged >= 10:
-            logged = now
-            say(f"waiting for etcd, {deadline - now:.0f} s at most: {problem}")
-        time.sleep(min(0.3, max(0.0, deadline - now)))
+                raise AuthError(f"etcd refuses the user: {error}; {advice}", error.code) from error
+            raise Unavailable(f"etcd did not answer within {seconds:.0f} s: {error}") from error
 
 
 def _probe(client: Client) -> EndpointStatus:

@@ -14,12 +14,12 @@ import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.threads import in_thread
 
 _LARGEST_BODY = 4 * 1024 * 1024
 _LARGE_BODY = 64 * 1024
@@ -216,19 +216,7 @@ class Background:
         await self._server.serve(self._listener, self._over)
 
     async def _in_thread(self, request: Request, _: Callable[[], bool]) -> Response:
-        answered: Future[Response] = Future()
-
-        def run() -> None:
-            try:
-                response = self._answer(request)
-            except Exception:
-                response = _failed(request)
-            # The server has ended meanwhile.
-            with contextlib.suppress(InvalidStateError):
-                answered.set_result(response)
-
-        threading.Thread(target=run, daemon=True).start()
-        return await asyncio.wrap_future(answered)
+        return await asyncio.wrap_future(in_thread(lambda: self._answer(request)))
 
 
 def _failed(request: Request) -> Response:

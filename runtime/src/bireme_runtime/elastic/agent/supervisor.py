@@ -44,6 +44,8 @@ from bireme_runtime.process.exits import (
 )
 from bireme_runtime.process.http import parse_address
 from bireme_runtime.process.log import last_words, log_of
+from bireme_runtime.process.threads import in_thread
+from bireme_runtime.process.waiting import BoundedWait
 
 LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.agent.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
@@ -295,23 +297,15 @@ class C10dBackend(Backend):
             raise Stop(CONFIG, f"PET_RDZV_ENDPOINT={options.endpoint!r} {rule}") from None
 
     def wait(self) -> None:
-        deadline = time.monotonic() + self._options.wait_seconds
-        next_log = 0.0
+        name, wait = self._endpoint.host, BoundedWait(self._options.wait_seconds, say)
         while True:
             try:
-                socket.getaddrinfo(self._endpoint.host, self._endpoint.port)
+                socket.getaddrinfo(name, self._endpoint.port)
                 return
             except OSError as error:
-                problem = error
-            now = time.monotonic()
-            if now >= deadline:
-                raise Stop(
-                    TEMPORARY, f"the name of worker 0, {self._endpoint.host}, does not resolve: {problem}"
-                )
-            if now >= next_log:
-                next_log = now + 10
-                say(f"waiting, {deadline - now:.0f} s at most, for the name {self._endpoint.host}: {problem}")
-            time.sleep(0.5)
+                if not wait.a_moment(f"the name {name}", f": {error}"):
+                    what = f"the name of worker 0, {name}, does not resolve: {error}"
+                    raise Stop(TEMPORARY, what) from None
 
     def environment(self) -> dict[str, str]:
         conf = dict(self._options.conf)
@@ -475,22 +469,10 @@ class Supervisor:
 
     def _while_listening(self, action: Callable[[], Any]) -> Any:
         """Call ``action`` in a thread; raises Terminated if SIGTERM or SIGINT arrives meanwhile."""
-        outcome: list[Any] = []
-        failure: list[BaseException] = []
-
-        def act() -> None:
-            try:
-                outcome.append(action())
-            except BaseException as error:
-                failure.append(error)
-
-        thread = threading.Thread(target=act, daemon=True)
-        thread.start()
-        while thread.is_alive():
+        asked = in_thread(action)
+        while not asked.done():
             children.pause(0.02)
-        if failure:
-            raise failure[0]
-        return outcome[0]
+        return asked.result()
 
     def _attempt(self) -> End:
         listener = report.Listener(self._observer.starting, self._observer.started, self._observer.failed)

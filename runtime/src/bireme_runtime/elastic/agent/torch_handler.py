@@ -14,11 +14,10 @@ import importlib
 import json
 import logging
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from bireme_runtime.elastic.rendezvous import membership, rules, topology
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.process.threads import in_thread
 
 BACKEND = "bireme-etcd"
 _ATTEMPT_SECONDS = 5.0
@@ -329,24 +329,11 @@ def unless(over: Callable[[], bool], ask: Callable[[], Answer]) -> Answer:
     torch waits for ever for a store that is silent, because the process on rank 0 is paused, say. So a
     thread waits, and is left behind.
     """
-    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def wait() -> None:
-        try:
-            answers.put((ask(), None))
-        except BaseException as error:
-            answers.put((None, error))
-
-    threading.Thread(target=wait, name="bireme-store", daemon=True).start()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            answer: Answer
-            answer, error = answers.get(timeout=_ANSWER_SECONDS)
-            if error is not None:
-                raise error
-            return answer
+    answer = in_thread(ask, "bireme-store")
+    while not wait([answer], _ANSWER_SECONDS).done:
         if over():
             raise Silent("the store does not answer")
+    return answer.result()
 
 
 def tcp_store(host: str, port: int, is_master: bool, timeout: timedelta) -> Any:

@@ -24,6 +24,7 @@ from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import FAILED
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.process.server import Background, Response
+from bireme_runtime.process.waiting import BoundedWait
 
 _ROOT = "root"
 # The variables that `set_up` reads, and the Secret's keys.
@@ -149,17 +150,15 @@ def set_up(env: Mapping[str, str], say: Say) -> None:
         etcd.client_from(endpoints, {**env, "BIREME_ETCD_USERNAME": name, "BIREME_ETCD_PASSWORD": password})
         for name, password in users
     )
-    deadline = time.monotonic() + environment.seconds(env, "BIREME_WAIT_SECONDS", 600)
+    wait = BoundedWait(environment.seconds(env, "BIREME_WAIT_SECONDS", 600), say)
     while True:
         try:
             was_on = protect(plain, as_root, as_user, wanted)
             break
         # AuthError: another member's container has just turned authentication on.
         except (etcd.Unavailable, etcd.Ambiguous, etcd.AuthError) as error:
-            if time.monotonic() >= deadline:
+            if not wait.a_moment("etcd", f": {error}"):
                 raise
-            say(f"waiting, {deadline - time.monotonic():.0f} s at most, for etcd: {error}")
-            time.sleep(1)
     state = "is up to date" if was_on else "now asks for users"
     say(f"etcd {state}; {wanted.username} may read and write keys that start with {wanted.prefix}")
 

@@ -19,7 +19,6 @@ import os
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +32,11 @@ from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.exits import FAILED
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.process.server import Background, Request, Response
+from bireme_runtime.process.waiting import BoundedWait
 
 # No etcd cluster should have more members. The names of all ordinals below this number are looked up.
 MOST_MEMBERS = 9
 _WAITING_PATH, _WAITING_ANSWER = "/bireme/member", "waiting without data"
-_LOOK_SECONDS = 0.5
-_PROGRESS_SECONDS = 10.0
 
 
 class CannotJoin(BiremeError):
@@ -137,7 +135,7 @@ def prepare(settings: MemberSettings, say: Say = lambda sentence: None) -> str:
     if settings.has_data:
         _write(settings, "existing", {settings.name: settings.url(settings.ordinal, "peer")})
         return "restarts"
-    wait = _BoundedWait(settings.wait_seconds, say)
+    wait = BoundedWait(settings.wait_seconds, say)
     with _reporting_no_data(settings):
         if settings.ordinal == 0 and not _cluster_exists(settings, wait):
             _write(settings, "new", {settings.name: settings.url(0, "peer")})
@@ -152,7 +150,7 @@ def prepare(settings: MemberSettings, say: Say = lambda sentence: None) -> str:
 # Whether a cluster exists ----------------------------------------
 
 
-def _cluster_exists(settings: MemberSettings, wait: _BoundedWait) -> bool:
+def _cluster_exists(settings: MemberSettings, wait: BoundedWait) -> bool:
     """Whether ordinal 0, which has no data, must join.
 
     Otherwise certainly no other member has data either.
@@ -170,11 +168,11 @@ def _cluster_exists(settings: MemberSettings, wait: _BoundedWait) -> bool:
             problem = f"{hosts} to answer, which may have the cluster's data"
         except OSError as error:
             problem = f"the name service ({error})"
-        wait.a_moment(
-            problem,
-            "a new cluster beside theirs would lose it; bring those members up, or, to start from nothing, "
-            "delete their pods and claims",
-        )
+        if not wait.a_moment(problem):
+            raise CannotJoin(
+                f"{wait.in_vain}: a new cluster beside theirs would lose it; bring those members up, or, to "
+                "start from nothing, delete their pods and claims"
+            )
 
 
 def _others(settings: MemberSettings) -> list[int]:
@@ -215,7 +213,7 @@ def _reporting_no_data(settings: MemberSettings) -> Iterator[None]:
 # Joining it ----------------------------------------
 
 
-def _join(settings: MemberSettings, wait: _BoundedWait) -> dict[str, str]:
+def _join(settings: MemberSettings, wait: BoundedWait) -> dict[str, str]:
     """Register with the cluster and return its members for etcd's configuration: {name: peer URL}."""
     mine = settings.url(settings.ordinal, "peer")
     while True:
@@ -228,7 +226,8 @@ def _join(settings: MemberSettings, wait: _BoundedWait) -> dict[str, str]:
             problem, members = f"the cluster to accept it ({error})", ()
         if members:
             return {_name(settings, member): member.peer_urls[0] for member in members}
-        wait.a_moment(problem, "look at the logs of the other members")
+        if not wait.a_moment(problem):
+            raise CannotJoin(f"{wait.in_vain}: look at the logs of the other members")
 
 
 def _try_to_join(settings: MemberSettings, mine: str) -> tuple[str, tuple[etcd.ClusterMember, ...]]:
@@ -311,29 +310,6 @@ def _install(restored: Path, data_dir: Path) -> None:
     shutil.copytree(restored, part)
     part.chmod(0o700)
     part.replace(data_dir)
-
-
-class _BoundedWait:
-    """A wait with a limit that logs now and then what it waits for."""
-
-    def __init__(self, seconds: float, say: Say) -> None:
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-        self._say = say
-        self._logged: tuple[str, float] = ("", 0.0)
-
-    def a_moment(self, problem: str, advice: str) -> None:
-        """Wait a moment for the problem to end.
-
-        Raises CannotJoin, with the advice, at the end of the limit.
-        """
-        now = time.monotonic()
-        if now >= self._deadline:
-            raise CannotJoin(f"gave up after waiting {self._seconds:.0f} s for {problem}: {advice}")
-        if problem != self._logged[0] or now - self._logged[1] >= _PROGRESS_SECONDS:
-            self._logged = (problem, now)
-            self._say(f"waiting, {self._deadline - now:.0f} s at most, for {problem}")
-        time.sleep(min(_LOOK_SECONDS, self._deadline - now))
 
 
 def main(env: Mapping[str, str] = os.environ) -> int:
