@@ -25,7 +25,7 @@ from bireme_runtime.paddle.run import (
 )
 from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import Unreachable
-from bireme_runtime.process.http import fetch
+from bireme_runtime.process.http import Address, Connection
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.paddle_pods import SECONDS, SOURCE, PaddleJob
@@ -249,8 +249,10 @@ def test_whoever_has_not_the_token_of_the_release_changes_nothing_of_a_run(run: 
 @pytest.mark.parametrize("path", ["/report", "/reach", "/point-to", "/"])
 def test_a_request_that_cannot_be_used_is_refused(run: Run, path: str, body: bytes) -> None:
     server = serve(run, 0)
-    assert fetch(f"http://127.0.0.1:{server.port}{path}", 60, "POST", body).status == 400
-    assert fetch(f"http://127.0.0.1:{server.port}{path}", 60).status == 405
+    connection = Connection(Address("127.0.0.1", server.port), 60)
+    assert connection.ask("POST", path, body).status == 400
+    assert connection.ask("GET", path).status == 405
+    connection.close()
     server.close()
 
 

@@ -6,7 +6,6 @@ import http.client
 import socket
 import ssl
 import threading
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -159,20 +158,15 @@ class Connection:
 
 
 def fetch(
-    url: str,
+    address: Address,
+    path: str,
     timeout: float,
-    method: str = "GET",
-    body: bytes | None = None,
+    tls: ssl.SSLContext | None = None,
     headers: Mapping[str, str] = _NO_HEADERS,
 ) -> Reply:
-    """One request on a connection of its own. Raises Unreachable."""
-    parts = urllib.parse.urlsplit(url)
-    secure = parts.scheme == "https"
-    address = Address(parts.hostname or "", parts.port or (443 if secure else 80))
-    connection = Connection(address, timeout, ssl.create_default_context() if secure else None)
+    """One GET on a connection of its own. Raises Unreachable."""
+    connection = Connection(address, timeout, tls)
     try:
-        return connection.ask(
-            method, urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, "")), body, headers
-        )
+        return connection.ask("GET", path, headers=headers)
     finally:
         connection.close()

@@ -36,7 +36,7 @@ from bireme_runtime.dispatcher.service.requests import (
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment, server
 from bireme_runtime.process.errors import SettingError, Unreachable
-from bireme_runtime.process.http import Address, fetch
+from bireme_runtime.process.http import Address, fetch, parse_address
 from bireme_runtime.process.server import Request, Response
 
 T = TypeVar("T")
@@ -296,7 +296,7 @@ def _response(answer: Answer) -> Response:
 def _relayed(leader: str) -> Response:
     """The leader's status."""
     try:
-        reply = fetch(f"http://{leader}/v1/status?relayed=1", timeout=5)
+        reply = fetch(parse_address(leader), "/v1/status?relayed=1", timeout=5)
         return Response(reply.status, reply.body)
     except Unreachable as error:
         return _response(refusal(503, f"the leader does not answer: {error}"))

@@ -6,9 +6,9 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
@@ -21,6 +21,8 @@ from bireme_runtime.process import children
 from bireme_runtime.process.environment import setting
 from bireme_runtime.process.log import Say
 from bireme_runtime.process.output import Copier
+
+Answer = TypeVar("Answer")
 
 _TRACEBACK = b"Traceback (most recent call last):"
 # torch and others put the rank in front of each line.
@@ -160,22 +162,18 @@ class Observer:
 
     def enter(self) -> None:
         """This worker starts."""
-        self._ask(lambda: self._ledger.enter(self._worker, self._node))
+        self._ask(lambda: self._ledger.enter(self._worker, self._node), None)
         if self._marks is None:
-            self._ask(lambda: self._note(self._ledger.marks()))
+            self._marks = self._ask(self._ledger.marks, None)
 
     def advanced(self) -> bool:
         """Whether the run has made new steps since this worker started, as far as etcd says."""
-        now: list[progress.Marks] = []
-        self._ask(lambda: now.append(self._ledger.marks()))
-        before = self._marks or {}
-        return bool(now) and self._marks is not None and progress.merged(before, now[0]) != before
+        now, before = self._ask(self._ledger.marks, None), self._marks
+        return now is not None and before is not None and progress.merged(before, now) != before
 
     def excluded(self) -> str:
         """Why no worker shall start on this node; empty if one may, or if etcd does not answer."""
-        why: list[str] = []
-        self._ask(lambda: why.append(self._ledger.excluded(self._node)))
-        return why[0] if why else ""
+        return self._ask(lambda: self._ledger.excluded(self._node), "")
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
@@ -186,13 +184,12 @@ class Observer:
         self.publish(last=True)
         self._processes = []
         self._said.start()
-        known: progress.Marks = {}
-        self._ask(lambda: known.update(self._ledger.marks()))
+        known: progress.Marks = self._ask(self._ledger.marks, {})
         self._progress.start(known, int(facts["world"]))
         cause = self.starts.began(facts)
         past = self._history
         if past is not None and self.starts.rank == 0:
-            self._ask(lambda: past.world(self.starts.round, cause))
+            self._ask(lambda: past.world(self.starts.round, cause), None)
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """The processes have started."""
@@ -219,9 +216,8 @@ class Observer:
         self.starts.because(self._cause if self._hang else "failure")
         self._hang, self._cause, self._slowest = "", "hang", None
         self._failure = failure
-        answer = [report.GO_ON]
-        self._ask(lambda: answer.append(self._judge(failure)))
-        return report.STOP if self.verdict else answer[-1]
+        answer = self._ask(lambda: self._judge(failure), report.GO_ON)
+        return report.STOP if self.verdict else answer
 
     def tick(self) -> None:
         """Once a second: look at the steps, and at what the others ask for."""
@@ -231,25 +227,25 @@ class Observer:
             self._next_publish = now + max(_PUBLISH_SECONDS, self.starts.world / _ASKED_PER_SECOND)
             self.publish()
             if self.starts.world > 1:
-                self._ask(self._follow)
+                self._ask(self._follow, None)
         self._settle_shards(wait=True)
         self._progress.look()
         limits, round = self._limits, self.starts.round
         silent = hang.overdue(self._progress, limits.hang_seconds, limits.first_seconds, now)
         if silent and self.starts.world and self._told_in != self.starts.count:
             self._told_in = self.starts.count
-            self._ask(lambda: self._lead(round, silent))
+            self._ask(lambda: self._lead(round, silent), None)
         if self.starts.world and not self._hang:
             self._look_for_events()
 
     def publish(self, last: bool = False) -> None:
         """Tell the others of the progress that this worker has seen. ``last``: the processes have ended."""
-        self._ask(lambda: self._ledger.advance(self._progress.look()))
+        self._ask(lambda: self._ledger.advance(self._progress.look()), None)
         past, starts, seen = self._history, self.starts, self._progress
         if past is not None and seen.first and starts.rank in (0, starts.last_rank):
             ahead, lost = time.time() - time.monotonic(), seen.lost
             points = [(at + ahead, step) for at, step in (seen.first, (seen.last, seen.number))]
-            self._ask(lambda: past.steps(starts.round, points, lost, last))
+            self._ask(lambda: past.steps(starts.round, points, lost, last), None)
 
     def words(self) -> str:
         """What the processes said last."""
@@ -275,7 +271,7 @@ class Observer:
         if not due:
             return
         found = [self._failure] if self._failure else []
-        self._ask(lambda: found.extend(self._ledger.of_round(self.starts.round)))
+        found += self._ask(lambda: self._ledger.of_round(self.starts.round), [])
         cause = failures.first_of(found)
         for note in due:
             note.delete()
@@ -375,9 +371,6 @@ class Observer:
             found.append(hang.RankState(rank, self._node, step, hang.frames_of(lines)))
         return found
 
-    def _note(self, marks: progress.Marks) -> None:
-        self._marks = marks
-
     def _judge(self, failure: failures.Failure) -> bytes:
         """Whether to go on after this failure; after new steps the agent has all its restarts again."""
         marks = self._progress.look()
@@ -396,11 +389,13 @@ class Observer:
                 self._ledger.end_node(failure.round, failure.node)
         return report.REFILL if fresh else report.GO_ON
 
-    def _ask(self, action: Any) -> None:
+    def _ask(self, action: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """What etcd answers, or what holds without an answer."""
         try:
-            action()
+            return action()
         except etcd.EtcdError as error:
             self._say(f"etcd does not know of this worker's progress and failures: {error}")
+            return otherwise
 
     def _take(self, line: bytes) -> None:
         self._progress.take(line)

@@ -43,7 +43,6 @@ _ALWAYS = ("torch", "torch.distributed.run", "torch._dynamo")
 # What libraries read once, when they are imported.
 _READ_AT_IMPORT = ("GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON")
 _DEVICES = ("/dev/nvidia", "/dev/neuron", "/dev/infiniband", "/dev/kfd")
-_LONGEST_REQUEST = 1 << 20
 _FORK_SECONDS = 60.0
 _PR_SET_NAME = 15
 
@@ -406,35 +405,25 @@ def _name(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-# --- messages: a length, then JSON; descriptors travel with the length ----------------------------------
+# --- messages: JSON in a file of memory, whose descriptor travels before the others ----------------------
 
 
 def _send(link: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    body = json.dumps(message).encode()
-    socket.send_fds(link, [len(body).to_bytes(4, "big")], list(descriptors))
-    link.sendall(body)
+    with os.fdopen(os.memfd_create("bireme-message"), "w", encoding="utf-8") as file:
+        json.dump(message, file)
+        file.flush()
+        socket.send_fds(link, [b"!"], [file.fileno(), *descriptors])
 
 
 def _receive(link: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    head, descriptors, _, _ = socket.recv_fds(link, 4, 8)
-    if not head:
+    _, received, _, _ = socket.recv_fds(link, 1, 9)
+    if not received:
         return None, []
-    while len(head) < 4:
-        head += _more(link, 4 - len(head))
-    length = int.from_bytes(head, "big")
-    if length > _LONGEST_REQUEST:
-        raise ValueError(f"a message of {length} bytes")
-    body = b""
-    while len(body) < length:
-        body += _more(link, length - len(body))
-    return json.loads(body), descriptors
-
-
-def _more(link: socket.socket, size: int) -> bytes:
-    piece = link.recv(size)
-    if not piece:
-        raise OSError("the connection ended in the middle of a message")
-    return piece
+    first, *descriptors = received
+    with os.fdopen(first, encoding="utf-8") as file:
+        # The position is that of the sender.
+        file.seek(0)
+        return json.load(file), descriptors
 
 
 def _close(descriptors: Sequence[int]) -> None:

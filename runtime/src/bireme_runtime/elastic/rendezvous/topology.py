@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from bireme_runtime.process.errors import BiremeError, Unreachable
-from bireme_runtime.process.http import Address, Connection
+from bireme_runtime.process.http import Address, fetch
 from bireme_runtime.process.log import log_of
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -91,14 +91,12 @@ def main(env: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> int:
 
 def _labels(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
     """The labels of the node. Raises Unreachable."""
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(1, _ATTEMPTS):
         try:
             return _ask(env, account)
         except Unreachable:
-            if attempt == _ATTEMPTS - 1:
-                raise
-            time.sleep(1.0 + attempt)
-    raise AssertionError("there is at least one attempt")
+            time.sleep(attempt)
+    return _ask(env, account)
 
 
 def _ask(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
@@ -108,12 +106,8 @@ def _ask(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
         address = Address(env["KUBERNETES_SERVICE_HOST"], int(env["KUBERNETES_SERVICE_PORT"]))
     except (OSError, KeyError, ValueError) as error:
         raise Unreachable(f"this pod cannot ask the API server ({error!r})") from error
-    connection = Connection(address, _TIMEOUT, tls)
-    try:
-        headers = {"Authorization": f"Bearer {token}", "Accept": f"{_METADATA},application/json"}
-        reply = connection.ask("GET", f"/api/v1/nodes/{env['BIREME_NODE']}", headers=headers)
-    finally:
-        connection.close()
+    headers = {"Authorization": f"Bearer {token}", "Accept": f"{_METADATA},application/json"}
+    reply = fetch(address, f"/api/v1/nodes/{env['BIREME_NODE']}", _TIMEOUT, tls, headers)
     if reply.status != 200:
         raise Unreachable(f"the API server answered with HTTP {reply.status}; see the release's ClusterRole")
     return dict(json.loads(reply.body)["metadata"].get("labels", {}))

@@ -187,9 +187,9 @@ def _others(settings: MemberSettings) -> list[int]:
 
 def _waits(settings: MemberSettings, ordinal: int) -> bool:
     """Whether that member reports that it has no data and waits."""
-    port = urlsplit(settings.url(ordinal, "client")).port
+    address = http.Address(settings.host(ordinal), urlsplit(settings.url(ordinal, "client")).port or 0)
     try:
-        reply = http.fetch(f"http://{settings.host(ordinal)}:{port}{_WAITING_PATH}", timeout=2)
+        reply = http.fetch(address, _WAITING_PATH, timeout=2)
     except Unreachable:
         return False
     return reply.body.decode(errors="replace") == _WAITING_ANSWER
