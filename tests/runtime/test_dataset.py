@@ -226,7 +226,7 @@ def test_a_large_file_of_a_dataset_is_uploaded_once(s3: S3Server, bucket: str, t
     place = f"s3://{bucket}/tars"
     env = {**s3.env, **settings(tmp_path / "data", {"url": f"file://{tmp_path}/source"}, upload=place)}
     assert "2 of 2 files were sent" in stage_and_publish(env)
-    (entry,) = (each for each in S3Source(bucket, "tars", s3.env).listed() if each.path == "large.tar")
+    (entry,) = (each for each in S3Source(bucket, "tars", s3.env).found() if each.path == "large.tar")
     assert (entry.size, entry.version[-2:]) == (65 * MiB, "-2")
     assert "0 of 2 files were sent" in stage_and_publish(env)
 
@@ -236,7 +236,7 @@ def test_a_large_file_is_uploaded_in_parts(s3: S3Server, bucket: str, tmp_path: 
     file.write_bytes(random.Random(1).randbytes(11 * MiB))
     place = S3Source(bucket, "tars", s3.env, part_bytes=5 * MiB)
     place.put(file.name, file)
-    (entry,) = place.listed()
+    (entry,) = place.found()
     assert (entry.size, entry.version) == (11 * MiB, place.tag(file))
     assert entry.version.endswith("-3")
     with place.read(entry, 0, entry.size) as body:
@@ -261,7 +261,7 @@ def test_the_parts_of_a_failed_upload_are_deleted(s3: S3Server, bucket: str, tmp
         place.put(file.name, file)
     with urllib.request.urlopen(f"{s3.url}/{bucket}?uploads", timeout=30) as answer:
         assert b"<Upload>" not in answer.read()
-    assert place.listed() == []
+    assert list(place.found()) == []
 
 
 def test_an_upload_url_that_is_not_in_s3_is_reported(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ from bireme_runtime.sources.places import env_of, open_source
 from bireme_runtime.sources.source import (
     ATTEMPTS,
     HIDDEN,
-    Body,
     Changed,
     Entry,
     FolderSource,
@@ -56,6 +55,7 @@ from bireme_runtime.sources.source import (
     SourceError,
     files_below,
     pause,
+    pieces,
     safe_path,
     shown,
     sums,
@@ -64,7 +64,6 @@ from bireme_runtime.sources.source import (
 _STATE = ".bireme"
 _STAGING = "staging"
 _UNPACKED = "unpacked.json"
-_CHUNK = 1 << 20
 _PROGRESS_SECONDS = 10.0
 
 
@@ -241,15 +240,12 @@ class Listing:
     def items(self) -> Iterator[tuple[str, Item]]:
         """All objects, sorted by path."""
         for path, row in self.rows:
-            yield path, self._item(path, row)
+            number, sha256, *entry = row
+            yield path, Item(path, Entry(*entry), self.sources[number], sha256)
 
     def share(self, index: int, workers: int) -> Iterator[tuple[str, Item]]:
         """Those that the worker `index` copies."""
         return itertools.islice(self.items(), index, None, workers)
-
-    def _item(self, path: str, row: Sequence[Any]) -> Item:
-        number, sha256, *entry = row
-        return Item(path, Entry(*entry), self.sources[number], sha256)
 
 
 def listed(settings: StagingSettings, env: Mapping[str, str], lists: Lists) -> Listing:
@@ -362,7 +358,7 @@ def _fetch(
     while True:
         try:
             with source.read(entry, at, end) as body:
-                for chunk in _chunks(body, end - at):
+                for chunk in pieces(body.read, end - at):
                     _write_to(sink, chunk)
                     at, attempt = at + len(chunk), 0
                 if at < end:
@@ -382,15 +378,6 @@ def _write_to(sink: Callable[[bytes], object], chunk: bytes) -> None:
         sink(chunk)
     except OSError as error:
         raise Unwritable(f"the claim cannot be written: {reason(error)}") from error
-
-
-def _chunks(body: Body, count: int) -> Iterator[bytes]:
-    while count > 0:
-        chunk = body.read(min(_CHUNK, count))
-        if not chunk:
-            return
-        count -= len(chunk)
-        yield chunk
 
 
 @dataclass
@@ -817,11 +804,7 @@ def _unpack(settings: StagingSettings, listing: Listing, say: Say) -> None:
 
 
 def _unpacked(settings: StagingSettings) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((settings.state / _UNPACKED).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {"archives": [], "files": 0, "bytes": 0}
-    return found
+    return _record(settings.state / _UNPACKED) or {"archives": [], "files": 0, "bytes": 0}
 
 
 def _staged(settings: StagingSettings, lists: Lists) -> SortedRows:
@@ -833,8 +816,12 @@ def _share_file(settings: StagingSettings, index: int) -> Path:
 
 
 def _share(settings: StagingSettings, index: int) -> dict[str, Any] | None:
+    return _record(_share_file(settings, index))
+
+
+def _record(file: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(_share_file(settings, index).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
     return found
@@ -915,7 +902,9 @@ def _describe(settings: StagingSettings, share: Mapping[str, Any], say: Say) -> 
                 digest = past.file["sha256"]
             else:
                 digest = Part.whole(settings.staged(path)).digest("sha256")
-            return _row(settings, path, digest, records)
+            size = os.stat(settings.staged(path)).st_size
+            more = {"records": records[path]} if path in records else {}
+            return {"path": path, "bytes": size, "sha256": digest, **more}
 
         return write_manifest(staging, in_order(pool, row, found), share["identity"], lists)
 
@@ -933,11 +922,6 @@ def _check_complete(settings: StagingSettings, share: Mapping[str, Any]) -> None
             f"{files} files with {size} bytes are staged, the sources have {wanted[0]} with "
             f"{wanted[1]}: nothing is published"
         )
-
-
-def _row(settings: StagingSettings, path: str, sha256: str, records: Mapping[str, int]) -> dict[str, Any]:
-    row: dict[str, Any] = {"path": path, "bytes": os.stat(settings.staged(path)).st_size, "sha256": sha256}
-    return {**row, "records": records[path]} if path in records else row
 
 
 def split(folder: Path, shards: Shards, say: Say) -> dict[str, int]:
@@ -1051,16 +1035,18 @@ def _files(folder: Path) -> Iterator[str]:
 
 def _size(file: str) -> int | None:
     """The size of a file; None if there is none."""
-    try:
-        found = os.stat(file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    found = _stat(file)
+    return found.st_size if found and stat.S_ISREG(found.st_mode) else None
 
 
 def _changed(file: str) -> int | None:
     """When a file was last written, in nanoseconds; None if there is none."""
+    found = _stat(file)
+    return found.st_mtime_ns if found else None
+
+
+def _stat(file: str) -> os.stat_result | None:
     try:
-        return os.stat(file).st_mtime_ns
+        return os.stat(file)
     except (FileNotFoundError, NotADirectoryError):
         return None

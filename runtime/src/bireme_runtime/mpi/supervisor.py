@@ -91,10 +91,7 @@ def _work(env: Mapping[str, str]) -> int:
             for note in notes.read() if notes else ():
                 leave_for(note)
             return TERMINATED
-        say(f"{end}: the ranks of this pod have {_grace(env):.0f} s to save")
-        ranks = _ranks()
-        children.send(ranks, signal.SIGTERM)
-        children.wait_for_end(ranks, _grace(env))
+        _let_save(end, env)
         return TERMINATED
     raise Stop(TEMPORARY, "sshd ended unexpectedly; its messages are above")
 
@@ -129,11 +126,12 @@ def _leave(served: int, env: Mapping[str, str], end: children.Terminated) -> Non
     children.send(children.wait_for_end(ranks, _grace(env)), signal.SIGKILL)
 
 
-def _watch(pid: int, ended: dict[int, int]) -> int:
-    """Wait until the child ends; returns its exit code."""
-    while pid not in ended:
-        children.wait(_WAIT_SECONDS, ended)
-    return children.exit_code(ended[pid])
+def _let_save(end: children.Terminated, env: Mapping[str, str]) -> None:
+    """Give the ranks of this pod time to save."""
+    say(f"{end}: the ranks of this pod have {_grace(env):.0f} s to save")
+    ranks = _ranks()
+    children.send(ranks, signal.SIGTERM)
+    children.wait_for_end(ranks, _grace(env))
 
 
 def _ranks() -> list[int]:
@@ -214,10 +212,7 @@ def _run_elastic(
                 if hosts:
                     say(f"{_names(hosts)} {verb}: {len(workers.present)} workers")
     except children.Terminated as end:
-        say(f"{end}: the ranks of this pod have {_grace(env):.0f} s to save")
-        ranks = _ranks()
-        children.send(ranks, signal.SIGTERM)
-        children.wait_for_end(ranks, _grace(env))
+        _let_save(end, env)
         children.send([pid], signal.SIGTERM)
         children.wait_for_end([pid], _EXIT_SECONDS)
         leave_for_all(env)
@@ -321,9 +316,11 @@ def _check(env: Mapping[str, str]) -> int:
     ssh.serve()
     world = MpiWorld((os.uname().nodename,), 2, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"))
     _connect(Workers(world.hosts, ssh.port), 1, 30)
+    ended: dict[int, int] = {}
     login = children.start(["ssh", *ssh.client_options, "127.0.0.1", "true"], env)
-    code = _watch(login, {})
-    if code:
+    while login not in ended:
+        children.wait(_WAIT_SECONDS, ended)
+    if code := children.exit_code(ended[login]):
         raise Stop(CONFIG, f"ssh from this pod to itself fails with exit code {code}; its messages are above")
     if env.get("BIREME_MPI_LEAST"):
         return _check_horovod()

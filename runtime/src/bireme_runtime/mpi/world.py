@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme_runtime.process import environment
+from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
 
@@ -40,24 +41,22 @@ class MpiWorld:
     """
 
     hosts: tuple[str, ...]
-    slots: int
-    implementation: str
+    slots: int = setting("BIREME_MPI_SLOTS")
+    implementation: str = setting("BIREME_MPI_IMPLEMENTATION", "OpenMPI")
     arguments: tuple[str, ...] = ()
-    least: int = 0
+    least: int = setting("BIREME_MPI_LEAST", 0)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> MpiWorld:
         """Read the world from the chart's variables. Raises Stop when one cannot be used."""
         pattern = environment.required(env, "BIREME_MPI_HOSTS")
         workers = environment.integer(env, "BIREME_MPI_WORKERS")
-        slots = environment.integer(env, "BIREME_MPI_SLOTS")
-        least = environment.integer(env, "BIREME_MPI_LEAST", 0)
         try:
             arguments = tuple(map(str, json.loads(env.get("BIREME_MPI_ARGUMENTS", "[]"))))
         except ValueError as error:
             raise Stop(CONFIG, f"BIREME_MPI_ARGUMENTS is not a JSON list: {error}") from error
         hosts = tuple(pattern.replace("{}", str(index)) for index in range(workers))
-        return cls(hosts, slots, env.get("BIREME_MPI_IMPLEMENTATION", "OpenMPI"), arguments, least)
+        return environment.read(cls, env, hosts=hosts, arguments=arguments)
 
     @property
     def size(self) -> int:

@@ -183,6 +183,8 @@ class Role(ABC):
     """Common to pservers and trainers: report, and follow the current attempt."""
 
     log_name = ""
+    # The state of the run, where this role keeps it.
+    _run: runs.Run | None = None
 
     def __init__(self, options: PaddleSettings, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.options = options
@@ -216,7 +218,7 @@ class Role(ABC):
         except children.Terminated:
             self._leave(time.monotonic() + self.options.grace_seconds)
             self.script.kill()
-            if not self._keeps_the_run():
+            if not self._run:
                 self._tell(runs.BROKEN)
             raise
         finally:
@@ -233,15 +235,12 @@ class Role(ABC):
     def _leave(self, deadline: float) -> None:
         """Let the script save before it is killed."""
 
-    def _keeps_the_run(self) -> bool:
-        return False
-
     def _is_over(self) -> bool:
         """Whether the claim shows that the job is done.
 
         Pserver 0 may have ended before it could report that.
         """
-        participates = self.attempt or self._keeps_the_run()
+        participates = self.attempt or self._run
         return not participates and (self.options.output / "done").exists()
 
     def _report(self) -> runs.View | None:
@@ -326,10 +325,18 @@ class Role(ABC):
         self.script.kill()
         self.state = runs.WAITING
         self._tell(runs.WAITING)
+        self._wait_for_others()
         if view.outcome == runs.FAILED:
             raise Stop(GIVEN_UP, view.reason)
         say("all trainers are done")
         return 0
+
+    def _wait_for_others(self) -> None:
+        """Who keeps the run answers until all other participants know that it has ended."""
+        deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
+        while self._run and time.monotonic() < deadline and not self._run.all_know_the_end():
+            with contextlib.suppress(children.Terminated):
+                children.pause(0.1)
 
     def start_script(self, view: runs.View, role: str) -> None:
         """Start the script with the variables that current and old versions of Paddle read."""
@@ -360,8 +367,6 @@ class Role(ABC):
 class Core(Role):
     """A participant without which training cannot continue; number 0 also keeps the state of the run."""
 
-    _run: runs.Run | None = None
-
     def run(self) -> int:
         if self.options.index == 0:
             options = self.options
@@ -380,14 +385,11 @@ class Core(Role):
             except children.Terminated:
                 # A collocated pserver receives SIGTERM as soon as its own trainer knows of the end.
                 if self._run.outcome != runs.RUNNING:
-                    self._wait_for_others(self._run)
+                    self._wait_for_others()
                 raise
             finally:
                 server.close()
         return super().run()
-
-    def _keeps_the_run(self) -> bool:
-        return self._run is not None
 
     def _start(self, view: runs.View) -> None:
         # Reported first: if this pod is lost before its next report, the run knows that the attempt is over.
@@ -401,21 +403,6 @@ class Core(Role):
     @abstractmethod
     def _start_now(self, view: runs.View) -> None:
         """Start the script."""
-
-    def _end(self, view: runs.View) -> int:
-        self.script.kill()
-        self.state = runs.WAITING
-        if self._run:
-            self._tell(runs.WAITING)
-            self._wait_for_others(self._run)
-        return super()._end(view)
-
-    def _wait_for_others(self, run: runs.Run) -> None:
-        """Keep answering until all other participants know that the run has ended."""
-        deadline = time.monotonic() + 2 * self.options.rules.lost_seconds
-        while time.monotonic() < deadline and not run.all_know_the_end():
-            with contextlib.suppress(children.Terminated):
-                children.pause(0.1)
 
 
 class Server(Core):

@@ -116,16 +116,17 @@ def alive(pids: Sequence[int]) -> list[int]:
 
 def environment(pid: int) -> bytes:
     """The environment with which a process was started, as in /proc; empty when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
+    return _told(pid, "environ")
 
 
 def command(pid: int) -> bytes:
     """The command line of a process, its words ended by zero bytes; empty when the process is gone."""
+    return _told(pid, "cmdline")
+
+
+def _told(pid: int, what: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/{what}").read_bytes()
     except OSError:
         return b""
 
@@ -140,9 +141,7 @@ def kill_descendants(seconds: float = 5.0, but: int = 0) -> list[int]:
     deadline = time.monotonic() + seconds
     while True:
         left = [pid for pid in descendants(os.getpid()) if pid != but]
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -131,12 +131,7 @@ class CredentialsProvider:
         body = urllib.parse.urlencode(query).encode()
         tree = ElementTree.fromstring(_ask(urllib.request.Request(f"{endpoint}/", body)))
         found = {element.tag.partition("}")[2]: element.text or "" for element in tree.iter()}
-        return Credentials(
-            found["AccessKeyId"],
-            found["SecretAccessKey"],
-            found["SessionToken"],
-            _unix_time(found["Expiration"]),
-        )
+        return _credentials({**found, "Token": found["SessionToken"]})
 
     def _by_pod_identity(self) -> Credentials:
         file = self._env.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
@@ -266,11 +261,12 @@ def _read(file: str) -> str:
 
 
 def _credentials(found: Mapping[str, str]) -> Credentials:
-    """The keys in the JSON of Pod Identity and of the metadata service."""
+    """The keys in an answer, under the names of Pod Identity and of the metadata service."""
     return Credentials(
-        found["AccessKeyId"], found["SecretAccessKey"], found["Token"], _unix_time(found["Expiration"])
+        found["AccessKeyId"], found["SecretAccessKey"], found["Token"], unix_time(found["Expiration"])
     )
 
 
-def _unix_time(text: str) -> float:
+def unix_time(text: str) -> int:
+    """The Unix time of a text such as 2026-12-01T18:00:00Z, without parts of a second."""
     return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))

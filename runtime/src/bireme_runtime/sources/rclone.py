@@ -7,7 +7,6 @@ from a web server. What is copied, continued and verified is decided here, as fo
 from __future__ import annotations
 
 import base64
-import calendar
 import contextlib
 import json
 import os
@@ -17,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 import urllib.parse
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +23,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.sources.aws import unix_time
 from bireme_runtime.sources.checksums import Checksum
 from bireme_runtime.sources.source import (
     Body,
@@ -35,6 +34,7 @@ from bireme_runtime.sources.source import (
     check_status,
     retry,
     safe_path,
+    some,
 )
 
 _STARTS_SECONDS = 60
@@ -80,12 +80,7 @@ class RcloneSource:
             self._base = re.sub(r"[^/:]+$", "", self._place)
             yield _entry(one)
             return
-        is_empty = True
-        for each in self._listed(options):
-            is_empty = False
-            yield _entry(each)
-        if is_empty:
-            raise SourceError(f"{self._name} has no files")
+        yield from some(map(_entry, self._listed(options)), f"{self._name} has no files")
 
     def _listed(self, options: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """What `rclone lsjson` prints, which is one object a line."""
@@ -136,7 +131,7 @@ class RcloneSource:
             if modified is None:
                 raise SourceError(f"{self._name} needs a newer rclone in the image, such as 1.76")
             listed = entry.version.partition(" ")[0]
-            is_same = not listed or _seconds(listed) == int(parsedate_to_datetime(modified).timestamp())
+            is_same = not listed or unix_time(listed) == int(parsedate_to_datetime(modified).timestamp())
             if size.rpartition("/")[2] != str(entry.size) or not is_same:
                 raise Changed(f"{what} has changed since it was listed")
             yield Body(answer.read, _md5(entry))
@@ -201,8 +196,3 @@ def _entry(found: Mapping[str, Any]) -> Entry:
 def _md5(entry: Entry) -> Checksum | None:
     digest = entry.version.partition(" ")[2]
     return Checksum("md5", bytes.fromhex(digest)) if digest else None
-
-
-def _seconds(text: str) -> int:
-    """The Unix time of rclone's ModTime, which ends with Z."""
-    return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))

@@ -137,6 +137,22 @@ def files_below(
                 yield path
 
 
+def some(entries: Iterator[Entry], without: str) -> Iterator[Entry]:
+    """The entries. Raises SourceError with the sentence ``without`` where there is none."""
+    first = next(entries, None)
+    if first is None:
+        raise SourceError(without)
+    yield first
+    yield from entries
+
+
+def pieces(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
+    """Up to ``size`` bytes that `read` returns, in pieces."""
+    while size > 0 and (piece := read(min(_CHUNK, size))):
+        size -= len(piece)
+        yield piece
+
+
 def may_be_data(path: str) -> bool:
     """Whether it is neither what a dataset at a claim's root hides there nor what ext4 has in each root."""
     return path != "lost+found" and not path.startswith(HIDDEN)
@@ -318,10 +334,7 @@ class Part:
         """The bytes, in chunks. Raises OSError."""
         with open(self.file, "rb") as content:
             content.seek(self.start)
-            left = self.size
-            while left and (chunk := content.read(min(_CHUNK, left))):
-                left -= len(chunk)
-                yield chunk
+            yield from pieces(content.read, self.size)
 
     def digest(self, algorithm: str) -> str:
         """The digest in hex, by an algorithm of hashlib. Raises OSError."""
@@ -454,16 +467,7 @@ class S3Source:
         self._part_attempts = _PART_ATTEMPTS
 
     def entries(self) -> Iterator[Entry]:
-        is_empty = True
-        for entry in self.found():
-            is_empty = False
-            yield entry
-        if is_empty:
-            raise SourceError(f"s3://{self.bucket}/{self.prefix} has no objects")
-
-    def listed(self) -> list[Entry]:
-        """All objects, as a list, which may be empty."""
-        return list(self.found())
+        return some(self.found(), f"s3://{self.bucket}/{self.prefix} has no objects")
 
     def found(self) -> Iterator[Entry]:
         """All objects; unlike with `entries`, there may be none."""

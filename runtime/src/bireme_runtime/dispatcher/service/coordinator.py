@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -238,7 +238,8 @@ class Coordinator:
             self._reload()
         self._is_stale = True
         yield
-        self._settle_datasets()
+        for state in self.datasets.values():
+            self._settle(state)
         self._commit()
         self._is_stale = False
 
@@ -358,8 +359,7 @@ class Coordinator:
         lost = [held for held in trainer.hand.values() if held.token and held.token not in request.have]
         held = lost[0] if lost else self._hand_out(state, trainer, request.ahead)
         if held is not None:
-            found = held
-            return lambda: Answer(200, {**body, "shard": _shard(state, found)})
+            return _handed(state, held, body)
         if request.ahead:
             return _ready(Answer(200, {**body, "wait": True}))
         self._settle(state)
@@ -367,10 +367,7 @@ class Coordinator:
             return _ready(Answer(200, {**body, "over": True}))
         # That may have ended the pass and started the next one.
         held = self._hand_out(state, trainer)
-        if held is None:
-            return None
-        begun = held
-        return lambda: Answer(200, {**body, "shard": _shard(state, begun)})
+        return _handed(state, held, body) if held is not None else None
 
     def _do_leave(self, state: DatasetState, request: TrainerRequest) -> Reply:
         self._do_settle(state, request)
@@ -560,13 +557,15 @@ class Coordinator:
         if state.number:
             last = state.number - 1
             self._client.delete_span(keys.done(last, first), keys.done(last, end))
-        names = json.loads(_existing(self._client.get(keys.block(definition.digest, block))))
+        kv = self._client.get(keys.block(definition.digest, block))
+        if kv is None:
+            raise _Conflict("a block of names does not exist")
         marks = self._client.span(
             keys.done(state.number, first), keys.done(state.number, end), keys_only=True
         )
         taken = {int(last_part(mark.key)) for mark in marks.keys}
         waiting = {shard for shard, _ in state.again}
-        for shard, name in enumerate(names, first):
+        for shard, name in enumerate(json.loads(kv.value), first):
             if shard in taken or shard in waiting or shard in state.held or shard in state.failed:
                 continue
             (state.again if shard in state.tries else state.ready).append((shard, name))
@@ -670,13 +669,10 @@ class Coordinator:
         if held.trainer in state.trainers:
             hand = state.trainers[held.trainer].hand
             hand.pop(held.shard, None)
-            self._begin_first(state, hand)
-
-    def _begin_first(self, state: DatasetState, hand: dict[int, Held]) -> None:
-        """Start the time of what a trainer has got ahead, when it has nothing else any more."""
-        first = next(iter(hand.values()), None)
-        if first is not None and not first.is_begun and state.definition is not None:
-            first.deadline = self._clock() + state.definition.timeout
+            # The time of what the trainer has got ahead starts when it has nothing else any more.
+            first = next(iter(hand.values()), None)
+            if first is not None and not first.is_begun and state.definition is not None:
+                first.deadline = self._clock() + state.definition.timeout
 
     def _remove_trainer(self, state: DatasetState, name: str, reason: str, words: str = "") -> None:
         """Forget a trainer; its shards and tasks are to be done by others."""
@@ -698,10 +694,6 @@ class Coordinator:
         self._change([], [etcd.delete_op(key)], [key])
 
     # Passes ----------------------------------------
-
-    def _settle_datasets(self) -> None:
-        for state in self.datasets.values():
-            self._settle(state)
 
     def _settle(self, state: DatasetState) -> None:
         """Start the next pass when no shard is held or to do, however the last one ended."""
@@ -910,14 +902,10 @@ def _ready(answer: Answer) -> Callable[[], Answer]:
     return lambda: answer
 
 
-def _shard(state: DatasetState, held: Held) -> dict[str, Any]:
-    return {"shard": held.shard, "name": held.name, "pass": state.number, "token": held.token}
-
-
-def _existing(kv: etcd.KeyValue | None) -> str:
-    if kv is None:
-        raise _Conflict("a block of names does not exist")
-    return kv.value
+def _handed(state: DatasetState, held: Held, body: Mapping[str, Any]) -> Callable[[], Answer]:
+    """Gives a shard: its token is known after the commit."""
+    told = {"shard": held.shard, "name": held.name, "pass": state.number}
+    return lambda: Answer(200, {**body, "shard": {**told, "token": held.token}})
 
 
 def _pass_record(number: int, over: bool) -> str:

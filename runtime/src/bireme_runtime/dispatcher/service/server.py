@@ -75,18 +75,14 @@ class ReplicaSettings:
         host, _, port = listen.rpartition(":")
         if not port.isdigit():
             raise SettingError(f"BIREME_DISPATCHER_LISTEN={listen} is not host:port")
+        own = Address(env.get("POD_IP") or socket.gethostname(), int(port))
         return cls(
             endpoints, (env.get("BIREME_DISPATCHER_PREFIX") or DEFAULT_PREFIX).rstrip("/") + "/",
-            host.strip("[]"), int(port), _advertised(env, port),
+            host.strip("[]"), int(port), env.get("BIREME_DISPATCHER_ADVERTISE") or str(own),
             environment.integer(env, "BIREME_DISPATCHER_LEADER_SECONDS", 5, least=2),
             environment.integer(env, "BIREME_DISPATCHER_TRAINER_SECONDS", 12, least=2),
             env.get("BIREME_RELEASE_TOKEN", ""),
         )  # fmt: skip
-
-
-def _advertised(env: Mapping[str, str], port: str) -> str:
-    host = env.get("POD_IP") or socket.gethostname()
-    return env.get("BIREME_DISPATCHER_ADVERTISE") or str(Address(host, int(port)))
 
 
 class Service:

@@ -100,19 +100,14 @@ class Node:
 
     def environment(self) -> dict[str, str]:
         """Variables that launchers and scripts know; a plain `torchrun SCRIPT` follows those with PET_."""
-        port = str(self.port)
-        return {
+        place = {
             "NODE_RANK": str(self.rank),
             "NNODES": str(len(self.nodes)),
             "NPROC_PER_NODE": str(self.processes),
             "MASTER_ADDR": self.address,
-            "MASTER_PORT": port,
-            "PET_NODE_RANK": str(self.rank),
-            "PET_NNODES": str(len(self.nodes)),
-            "PET_NPROC_PER_NODE": str(self.processes),
-            "PET_MASTER_ADDR": self.address,
-            "PET_MASTER_PORT": port,
+            "MASTER_PORT": str(self.port),
         }
+        return {**place, **{f"PET_{name}": value for name, value in place.items()}}
 
     def accelerate(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The configuration of accelerate: that of the values, with the place of this node."""

@@ -296,7 +296,7 @@ class EtcdLedger(Ledger):
 
     def stand(self, round: int, worker: str, stands: Iterable[hang.RankState]) -> None:
         self._client.delete_span(f"{self._root}stacks/", self._stacks(round))
-        self._client.put(self._stacks(round) + worker, json.dumps([each.to_json() for each in stands]))
+        self._client.put(self._stacks(round) + worker, json.dumps([asdict(each) for each in stands]))
 
     def stands(self, round: int) -> tuple[int, list[hang.RankState]]:
         told = self._client.range(self._stacks(round)).keys

@@ -11,10 +11,9 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from bireme_runtime.elastic import progress
 
@@ -69,10 +68,6 @@ class RankState:
     def frame(self) -> str:
         """What the process does, or "" where that is not known."""
         return self.frames[-1] if self.frames else ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The record in etcd."""
-        return asdict(self)
 
 
 def slowest(stands: Iterable[RankState]) -> RankState | None:

@@ -506,7 +506,7 @@ class Rendezvous:
         A repetition is harmless. Returns whether they will know.
         """
         key = self._key("call")
-        call = View().changed(self.settings.root, _put(client.get(key))).call
+        call = view_of(self.settings.root, client.range(key)).call
         if call and call.round == world.number and (call.leaver or not leaver):
             return True
         value = json.dumps({"round": world.number, "leaver": leaver, **({"cut": True} if cut else {})})
@@ -937,10 +937,6 @@ class Rendezvous:
                 if time.monotonic() >= deadline or self._closing.is_set():
                     raise Unreachable(f"etcd cannot be reached: {self._trouble}")
                 self._changed.wait(0.5)
-
-
-def _put(kv: etcd.KeyValue | None) -> list[etcd.Event]:
-    return [etcd.Event(kv, deleted=False)] if kv else []
 
 
 class _Registration:

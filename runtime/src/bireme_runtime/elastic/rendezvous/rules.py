@@ -18,6 +18,10 @@ from bireme_runtime.etcd import client as etcd
 
 DEFAULT_PREFIX = "/bireme/rendezvous/"
 SUCCESS, CLOSED = "success", "closed"
+# Times of the settings, under torch's names, and the one number that is none.
+_POSITIVE = ("join_timeout", "close_timeout", "read_timeout", "heartbeat_timeout", "keep_alive_interval")
+_NOT_NEGATIVE = ("last_call_timeout", "first_call_timeout", "settle_timeout")
+_ATTEMPTS = "keep_alive_max_attempt"
 # The slot of a member without an index.
 NO_SLOT = 1 << 30
 
@@ -62,16 +66,10 @@ class RunSettings:
             raise ValueError(
                 f"the minimum of {self.min_nodes} is no multiple of {self.unit} (BIREME_WORKERS_PER_UNIT)"
             )
-        for name in (
-            "join_timeout",
-            "close_timeout",
-            "read_timeout",
-            "heartbeat_timeout",
-            "keep_alive_interval",
-        ):
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds (PET_RDZV_CONF)")
-        for name in ("last_call_timeout", "first_call_timeout", "settle_timeout"):
+        for name in _NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative (PET_RDZV_CONF)")
         if self.lease_ttl < 2:
@@ -85,16 +83,10 @@ class RunSettings:
     ) -> RunSettings:
         """Read the times, under torch's names, from a `rdzv_conf`; its other keys are ignored."""
         changes: dict[str, Any] = {}
-        for name in (
-            "join_timeout", "last_call_timeout", "first_call_timeout", "settle_timeout", "close_timeout",
-            "read_timeout", "heartbeat_timeout", "keep_alive_interval",
-        ):  # fmt: skip
+        for name in (*_POSITIVE, *_NOT_NEGATIVE, _ATTEMPTS):
             if config.get(name) is not None:
-                changes[name] = _number(name, config[name])
-        if config.get("keep_alive_max_attempt") is not None:
-            changes["keep_alive_max_attempt"] = int(
-                _number("keep_alive_max_attempt", config["keep_alive_max_attempt"])
-            )
+                number = _number(name, config[name])
+                changes[name] = int(number) if name == _ATTEMPTS else number
         if config.get("etcd_prefix"):
             changes["prefix"] = str(config["etcd_prefix"]).rstrip("/") + "/"
         return cls(run_id, min_nodes, max_nodes, **changes)
@@ -152,11 +144,6 @@ class Member:
         record = {"base": self.base, "slot": self.slot, "address": self.address, "ready": self.ready}
         place = {"place": self.place} if self.place else {}
         return json.dumps({**record, **place, "finished": self.finished, "token": self.token}, sort_keys=True)
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """The sort key among newcomers."""
-        return (self.slot, self.id)
 
 
 @dataclass(frozen=True)
@@ -426,7 +413,7 @@ def _next_round(view: View, members: list[Member], size: int, unit: int) -> Roun
     """
     known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
     survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
-    newcomers = sorted((m for m in members if m.base not in known), key=lambda m: m.order)
+    newcomers = sorted((m for m in members if m.base not in known), key=lambda m: (m.slot, m.id))
     chosen = topology.arranged((survivors + newcomers)[:size], unit)
     number = max(view.number + 1, *(member.ready for member in members))
     token = max(view.token, *(member.token for member in members)) + 1

@@ -39,8 +39,8 @@ class Store:
 
     def snapshots(self) -> list[Entry]:
         """The snapshots, the newest last. Raises as S3Source does."""
-        found = self._source.listed()
-        return sorted((each for each in found if fnmatch(each.path, "etcd-*.db")), key=lambda each: each.path)
+        found = (each for each in self._source.found() if fnmatch(each.path, "etcd-*.db"))
+        return sorted(found, key=lambda each: each.path)
 
     def add(self, snapshot: Path, keep: int) -> str:
         """Upload a snapshot, delete all but the newest `keep`, and return the snapshot's URL."""
