@@ -19,6 +19,7 @@ from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures, status
+from bireme_runtime.process.server import Background
 from tests.embedded.elastic_jobs import (
     BIREME,
     REGISTRY,
@@ -85,7 +86,8 @@ class AnsweringWorker:
 
     def __init__(self) -> None:
         self.port, self.seen, self._starts = free_port(), progress.Progress(), status.Starts()
-        status.serve(status.WorkerStatus(self._starts, self.seen, failures.Ledger(), lambda: ""), self.port)
+        known = status.WorkerStatus(self._starts, self.seen, failures.Ledger(), lambda: "")
+        Background(known.answer, "", self.port)
 
     def is_in(self, job: InstalledRelease, cluster: EmbeddedCluster) -> None:
         """It answers for the workers that the job has now."""

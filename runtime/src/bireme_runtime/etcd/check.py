@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import environment
-from bireme_runtime.process.exits import FAILED, USAGE
+from bireme_runtime.process import environment, ports
 
 _USAGE = "usage: python3 -m bireme_runtime.etcd.check ENDPOINT…"
 
@@ -36,15 +35,7 @@ def check(endpoints: Sequence[str], env: Mapping[str, str]) -> str:
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     """Check the endpoints; returns the exit code."""
-    if not argv:
-        print(_USAGE)
-        return USAGE
-    try:
-        print(check(argv, env))
-    except (etcd.EtcdError, OSError, ValueError) as error:
-        print(error)
-        return FAILED
-    return 0
+    return ports.main(argv, env, check, _USAGE)
 
 
 if __name__ == "__main__":

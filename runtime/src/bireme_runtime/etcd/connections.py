@@ -28,16 +28,10 @@ class Endpoint:
     """Where an etcd server listens."""
 
     scheme: str
-    host: str
-    port: int
+    address: Address
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.address}"
-
-    @property
-    def address(self) -> Address:
-        """Its host and port."""
-        return Address(self.host, self.port)
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,10 @@ def _parse_endpoint(text: str, scheme: str) -> Endpoint:
     try:
         if scheme not in ("http", "https"):
             raise ValueError(scheme)
-        address = parse_address(rest, DEFAULT_PORT)
+        return Endpoint(scheme, parse_address(rest, DEFAULT_PORT))
     except ValueError:
         sentence = f"{text!r} is not an etcd endpoint; write host:port or https://host:port"
         raise ValueError(sentence) from None
-    return Endpoint(scheme, address.host, address.port)
 
 
 class Shared:

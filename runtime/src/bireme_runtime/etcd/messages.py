@@ -147,7 +147,6 @@ class ClusterMember:
     name: str
     peer_urls: tuple[str, ...]
     client_urls: tuple[str, ...]
-    is_learner: bool
 
 
 @dataclass(frozen=True)
@@ -170,19 +169,14 @@ def prefix_end(prefix: str) -> bytes:
     return raw[:-1] + bytes([raw[-1] + 1]) if raw else b"\0"
 
 
-def key_is_unchanged(key: str, mod_revision: int) -> dict[str, Any]:
+def key_is_unchanged(key: str, revision: int) -> dict[str, Any]:
     """Comparison: the key was last written at this revision; 0 means that it does not exist."""
-    return {"key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(mod_revision)}
+    return {"key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
-def key_is_same(key: str, create_revision: int) -> dict[str, Any]:
+def key_is_same(key: str, revision: int) -> dict[str, Any]:
     """Comparison: the key was created at this revision and not deleted since; 0 means: it does not exist."""
-    return {
-        "key": encoded(key),
-        "target": "CREATE",
-        "result": "EQUAL",
-        "create_revision": str(create_revision),
-    }
+    return {"key": encoded(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
 
 
 def none_newer(prefix: str, revision: int) -> dict[str, Any]:
@@ -302,6 +296,6 @@ def members_of(answer: Mapping[str, Any]) -> tuple[ClusterMember, ...]:
     def member(raw: Mapping[str, Any]) -> ClusterMember:
         urls: Iterable[Any] = (raw.get("peerURLs", ()), raw.get("clientURLs", ()))
         peers, clients = (tuple(str(url) for url in each) for each in urls)
-        return ClusterMember(int(raw["ID"]), raw.get("name", ""), peers, clients, bool(raw.get("isLearner")))
+        return ClusterMember(int(raw["ID"]), raw.get("name", ""), peers, clients)
 
     return tuple(member(raw) for raw in answer.get("members", ()))

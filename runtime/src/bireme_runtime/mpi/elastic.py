@@ -18,6 +18,7 @@ from pathlib import Path
 from bireme_runtime.mpi.ssh import Ssh
 from bireme_runtime.mpi.workers import Workers
 from bireme_runtime.mpi.world import MpiWorld
+from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
 
@@ -59,9 +60,7 @@ class Discovery:
         listed = [host for host in self.workers.present if host not in forgotten]
         if listed != self._listed or not self.file.exists():
             self._listed = listed
-            partial = self.file.with_suffix(".new")
-            partial.write_text("".join(f"{host}:{self.slots}\n" for host in listed))
-            partial.replace(self.file)
+            write_whole(self.file, "".join(f"{host}:{self.slots}\n" for host in listed))
         return went, came
 
     def _forgotten(self, commands: str) -> set[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -25,7 +24,7 @@ from pathlib import Path
 from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
-from bireme_runtime.process import children, devices, environment
+from bireme_runtime.process import children, devices, environment, http
 from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import Stop, Unreachable
 from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
@@ -436,7 +435,8 @@ class Server(Core):
         self.script.terminate(1.0)
 
     def _report(self) -> runs.View | None:
-        if self.state == runs.STARTING and _accepts(self.options.address, self.options.port):
+        own = http.Address(self.options.address, self.options.port)
+        if self.state == runs.STARTING and http.accepts(own, 1.0):
             self.state = runs.SERVING
         return super()._report()
 
@@ -549,14 +549,6 @@ class Worker(Core):
             raise Stop(as_shell(code), f"the script ended with {code}")
         say(f"the script ended with {code}")
         self.state = runs.BROKEN
-
-
-def _accepts(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -51,6 +51,15 @@ def reason(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
+def accepts(address: Address, timeout: float) -> bool:
+    """Whether something listens there."""
+    try:
+        socket.create_connection((address.host, address.port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
 def connect(
     address: Address, timeout: float, tls: ssl.SSLContext | None = None, proxy: Address | None = None
 ) -> http.client.HTTPConnection:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import select
-import struct
-import termios
 import threading
 import time
 from collections.abc import Callable
 
+from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.log import log_of
 
 _LONGEST_LINE = 65536
@@ -53,7 +51,7 @@ class Copier:
             # The thread keeps the lock while nobody reads the log.
             if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 return
-            is_empty = not any(map(_waiting, self._targets))
+            is_empty = not any(map(readable, self._targets))
             self._lock.release()
             if is_empty:
                 return
@@ -96,11 +94,3 @@ class Copier:
                 if not self._failed:
                     log_of("output")(f"reading the output failed: {error!r}; it is still passed on")
                 self._failed = True
-
-
-def _waiting(descriptor: int) -> int:
-    """How many bytes wait in a pipe."""
-    try:
-        return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
-    except OSError:
-        return 0

@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bireme_runtime.process import environment
+from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import FAILED, USAGE
 from bireme_runtime.process.http import Address, parse_address
 
@@ -42,14 +43,19 @@ def _connect(address: Address, seconds: float, done: str) -> bool:
     return False
 
 
-def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
-    """Check the ports; returns the exit code."""
+def main(
+    argv: Sequence[str],
+    env: Mapping[str, str] = os.environ,
+    check: Callable[[Sequence[str], Mapping[str, str]], str] = check,
+    usage: str = _USAGE,
+) -> int:
+    """Print what ``check`` says of these arguments; returns the exit code."""
     if not argv:
-        print(_USAGE)
+        print(usage)
         return USAGE
     try:
         print(check(argv, env))
-    except (OSError, ValueError) as error:
+    except (BiremeError, OSError, ValueError) as error:
         print(error)
         return FAILED
     return 0

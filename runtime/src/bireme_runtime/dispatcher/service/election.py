@@ -36,21 +36,20 @@ class Leadership:
         """Comparison: this replica still leads and has not renewed its key."""
         return etcd.key_is_unchanged(self._key, self._revision)
 
-    def campaign(self) -> bool:
-        """Take the key if it is free; returns whether this replica leads. Raises Unavailable, LeaseLost."""
-        return self._write()
-
     def renew(self) -> None:
         """Prevent etcd from carrying out earlier transactions. Raises NotLeader, Unavailable."""
         try:
-            if self._write():
+            if self.campaign():
                 return
         except etcd.LeaseLost:
             pass
         raise NotLeader("the leader's lease has ended")
 
-    def _write(self) -> bool:
-        """Write the key if it has the known revision, or if an earlier write by this replica changed it."""
+    def campaign(self) -> bool:
+        """Take the key if it is free; returns whether this replica leads. Raises Unavailable, LeaseLost.
+
+        It is written if it has the known revision, or if an earlier write by this replica changed it.
+        """
         for _ in range(5):
             self._count += 1
             record = {"address": self._address, "id": self._id, "count": self._count}

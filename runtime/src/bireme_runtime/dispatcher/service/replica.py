@@ -116,7 +116,9 @@ class Replica:
             try:
                 self._campaign()
             except (etcd.EtcdError, NotLeader) as error:
-                self._log_now_and_then(f"no leader is known: {error}")
+                if time.monotonic() - self._logged >= _LOG_SECONDS:
+                    self._logged = time.monotonic()
+                    log.info("no leader is known: %s", error)
             except Exception:
                 log.exception("the coordinator failed; another replica takes over")
             else:
@@ -125,13 +127,6 @@ class Replica:
                 self._refuse_all()
             self.leader = ""
             self._over.wait(_RETRY_SECONDS)
-
-    def _log_now_and_then(self, sentence: str) -> None:
-        """Log a failure that repeats, but not each time."""
-        now = time.monotonic()
-        if now - self._logged >= _LOG_SECONDS:
-            self._logged = now
-            log.info(sentence)
 
     def _campaign(self) -> None:
         """Lead, or follow until there is no leader."""

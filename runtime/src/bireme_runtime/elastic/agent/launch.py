@@ -143,7 +143,8 @@ def _exit_code(error: Any) -> int:
 
 def adapt_torch(reporter: Reporter) -> None:
     """Adapt torch to the supervisor and to the rendezvous."""
-    _register_backend()
+    api = importlib.import_module("torch.distributed.elastic.rendezvous.api")
+    api.rendezvous_handler_registry.register(torch_handler.BACKEND, torch_handler.create_handler)
     _end_together()
     _tell_of_processes(reporter)
 
@@ -161,11 +162,6 @@ def adapt_torch(reporter: Reporter) -> None:
         children.adopt_orphans()
     if not _has_libuv():
         _do_without_libuv()
-
-
-def _register_backend() -> None:
-    api = importlib.import_module("torch.distributed.elastic.rendezvous.api")
-    api.rendezvous_handler_registry.register(torch_handler.BACKEND, torch_handler.create_handler)
 
 
 def _end_together() -> None:

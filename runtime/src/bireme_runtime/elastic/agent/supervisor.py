@@ -25,7 +25,7 @@ from bireme_runtime.elastic import fence, progress
 from bireme_runtime.elastic.agent import launchers, preflight, report, torch_handler, warm
 from bireme_runtime.elastic.agent.observer import Limits, Observer
 from bireme_runtime.elastic.monitor import failures, hang, history
-from bireme_runtime.elastic.monitor.status import WorkerStatus, serve
+from bireme_runtime.elastic.monitor.status import WorkerStatus
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.elastic.rendezvous.lock import RunLock
 from bireme_runtime.etcd import client as etcd
@@ -42,8 +42,9 @@ from bireme_runtime.process.exits import (
     USAGE,
     as_shell,
 )
-from bireme_runtime.process.http import parse_address
+from bireme_runtime.process.http import accepts, parse_address
 from bireme_runtime.process.log import last_words, log_of
+from bireme_runtime.process.server import Background
 from bireme_runtime.process.threads import in_thread
 from bireme_runtime.process.waiting import BoundedWait
 
@@ -319,11 +320,7 @@ class C10dBackend(Backend):
 
     def has_begun(self) -> bool:
         # Worker 0 listens as soon as its torchrun has started.
-        try:
-            socket.create_connection((self._endpoint.host, self._endpoint.port), _ETCD_SECONDS).close()
-            return True
-        except OSError:
-            return False
+        return accepts(self._endpoint, _ETCD_SECONDS)
 
 
 class Supervisor:
@@ -386,7 +383,7 @@ class Supervisor:
     def _serve_status(self) -> None:
         if self._options.metrics_port:
             try:
-                serve(self._status, self._options.metrics_port)
+                Background(self._status.answer, "", self._options.metrics_port)
             except OSError as error:
                 say(f"no metrics at port {self._options.metrics_port}: {error}")
 

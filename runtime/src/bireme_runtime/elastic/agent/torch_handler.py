@@ -27,6 +27,7 @@ from bireme_runtime.elastic.rendezvous import membership, rules, topology
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
 from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.process.http import Address
 from bireme_runtime.process.threads import in_thread
 
 BACKEND = "bireme-etcd"
@@ -72,7 +73,7 @@ def new_member(
     )
     client = etcd.client_from(endpoint, os.environ, settings.heartbeat_timeout, config)
     client.expect(settings.first_nodes)
-    address = address or own_address(client.endpoints[0])
+    address = address or own_address(client.endpoints[0].address)
     base = os.environ.get("BIREME_MEMBER") or membership.new_base(socket.gethostname())
     slot = environment.integer(os.environ, "JOB_COMPLETION_INDEX", rules.NO_SLOT)
     identity = membership.Identity(base, slot, address, topology.place_of(os.environ))
@@ -96,7 +97,7 @@ def wanted_workers(env: Mapping[str, str]) -> int:
     return first_workers(env) if environment.integer(env, "BIREME_SPARES", 0) else 0
 
 
-def own_address(peer: etcd.Endpoint) -> str:
+def own_address(peer: Address) -> str:
     """The address of this host on the route to the peer; sends nothing."""
     try:
         family, sort, _, _, target = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)[0]

@@ -12,7 +12,7 @@ from typing import Any
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures, history
 from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.process.server import Background, Request, Response
+from bireme_runtime.process.server import Request, Response
 
 EVENTS = ("nan", "slow")
 CAUSES = ("failure", "members", "agent", "hang", "nan", "slow")
@@ -167,8 +167,3 @@ class WorkerStatus:
 
 def _told(failure: failures.Failure) -> dict[str, Any]:
     return {"time": failure.time, "node": failure.node, "sentence": failure.sentence}
-
-
-def serve(status: WorkerStatus, port: int) -> None:
-    """Answer at this port until the process ends. Raises OSError."""
-    Background(status.answer, "", port)
