@@ -4,15 +4,17 @@ locals {
   left_out = concat(var.cloudwatch ? [] : ["amazon-cloudwatch-observability"], var.gpu_metrics ? [] : ["gpu-metrics"])
   roles    = { for name, each in local.accounts : name => each if !contains(local.left_out, name) }
 
-  # Pods take a role by EKS Pod Identity.
-  pod_identity = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Action    = ["sts:AssumeRole", "sts:TagSession"]
-      Principal = { Service = "pods.eks.amazonaws.com" }
-    }]
-  })
+  # Who takes a role; pods do so by EKS Pod Identity.
+  trust = {
+    for service in ["eks", "ec2", "pods.eks"] : service => jsonencode({
+      Version = "2012-10-17"
+      Statement = [{
+        Effect    = "Allow"
+        Action    = service == "pods.eks" ? ["sts:AssumeRole", "sts:TagSession"] : ["sts:AssumeRole"]
+        Principal = { Service = "${service}.amazonaws.com" }
+      }]
+    })
+  }
 }
 
 # AWS has no policy for the driver of FSx but one with all rights on FSx.
@@ -24,7 +26,7 @@ resource "aws_iam_policy" "fsx" {
 resource "aws_iam_role" "addon" {
   for_each           = local.roles
   name               = "${var.name}-${each.key}"
-  assume_role_policy = local.pod_identity
+  assume_role_policy = local.trust["pods.eks"]
 }
 
 resource "aws_iam_role_policy_attachment" "addon" {

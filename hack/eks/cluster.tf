@@ -5,11 +5,8 @@ locals {
 }
 
 resource "aws_iam_role" "cluster" {
-  name = "${var.name}-cluster"
-  assume_role_policy = jsonencode({
-    Version   = "2012-10-17"
-    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "eks.amazonaws.com" } }]
-  })
+  name               = "${var.name}-cluster"
+  assume_role_policy = local.trust["eks"]
 }
 
 resource "aws_iam_role_policy_attachment" "cluster" {

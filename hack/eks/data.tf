@@ -2,7 +2,7 @@
 resource "aws_iam_role" "data" {
   count              = length(var.buckets) > 0 ? 1 : 0
   name               = "${var.name}-data"
-  assume_role_policy = local.pod_identity
+  assume_role_policy = local.trust["pods.eks"]
 }
 
 resource "aws_iam_role_policy" "data" {

@@ -13,11 +13,8 @@ locals {
 }
 
 resource "aws_iam_role" "node" {
-  name = "${var.name}-node"
-  assume_role_policy = jsonencode({
-    Version   = "2012-10-17"
-    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]
-  })
+  name               = "${var.name}-node"
+  assume_role_policy = local.trust["ec2"]
 }
 
 resource "aws_iam_role_policy_attachment" "node" {

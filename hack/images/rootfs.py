@@ -185,7 +185,8 @@ class _Maker:
             raise BiremeError("debootstrap is missing: apt-get install debootstrap")
         self._debootstrap()
         self._settings()
-        self._install()
+        self._chroot("apt-get update", "apt-get", "update")
+        self._packages(self.rootfs.packages)
         if self.rootfs.wheels:
             self._wheels()
         for build in self.rootfs.build:
@@ -215,10 +216,6 @@ class _Maker:
             # Snapshots and mirrors of unreleased suites carry old dates.
             'Acquire::Check-Valid-Until "false";\n'
         )
-
-    def _install(self) -> None:
-        self._chroot("apt-get update", "apt-get", "update")
-        self._packages(self.rootfs.packages)
 
     def _packages(self, names: Sequence[str]) -> None:
         self._chroot(

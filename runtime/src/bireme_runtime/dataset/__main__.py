@@ -12,24 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bireme_runtime.dataset.archives import Damaged
-from bireme_runtime.dataset.manifest import Corrupt
-from bireme_runtime.dataset.staging import (
-    StagingSettings,
-    Unwritable,
-    alone,
-    publish,
-    settings_from,
-    stage,
-    upload,
-    verify,
-)
-from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.dataset import staging
+from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.exits import CONFIG, NO_PERMISSION, TEMPORARY, USAGE
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.sources.aws import CredentialsError
-from bireme_runtime.sources.source import ATTEMPTS, Changed, SourceError
+from bireme_runtime.sources.source import ATTEMPTS, Changed
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
@@ -47,14 +36,14 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     try:
         if verb == "verify":
             for path in (each for each in argv[1:] if each != "--quick"):
-                say(verify(Path(path), "--quick" in argv))
+                say(staging.verify(Path(path), "--quick" in argv))
         elif verb == "hold":
-            _hold(settings_from(env), Path(argv[1]), say)
+            _hold(staging.settings_from(env), Path(argv[1]), say)
         else:
-            settings = settings_from(env)
-            with contextlib.nullcontext() if settings.is_held else alone(settings, say):
+            settings = staging.settings_from(env)
+            with contextlib.nullcontext() if settings.is_held else staging.alone(settings, say):
                 if verb in ("stage", "copy"):
-                    stage(settings, env, say)
+                    staging.stage(settings, env, say)
                 if verb in ("publish", "copy"):
                     _publish(settings, env, say)
     except Unreachable as error:
@@ -63,29 +52,23 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     except Changed as error:
         say(f"{error}; the next attempt lists the source again")
         return TEMPORARY
-    except CredentialsError as error:
-        say(str(error))
-        return NO_PERMISSION
     except OSError as error:
         # Of the node or of the moment, such as a full disk: a training pod on another node may do better.
         say(f"{error.filename or 'a file'} cannot be used: {reason(error)}")
         return TEMPORARY
-    except Unwritable as error:
+    except BiremeError as error:
         say(str(error))
-        return TEMPORARY
-    except (SourceError, Corrupt, Damaged) as error:
-        say(str(error))
-        return CONFIG
+        return {CredentialsError: NO_PERMISSION, staging.Unwritable: TEMPORARY}.get(type(error), CONFIG)
     return 0
 
 
-def _publish(settings: StagingSettings, env: Mapping[str, str], say: Say) -> None:
-    publish(settings, say)
+def _publish(settings: staging.StagingSettings, env: Mapping[str, str], say: Say) -> None:
+    staging.publish(settings, say)
     if settings.upload and settings.index == 0:
-        upload(settings, env, say)
+        staging.upload(settings, env, say)
 
 
-def _hold(settings: StagingSettings, has_lock: Path, say: Say) -> None:
+def _hold(settings: staging.StagingSettings, has_lock: Path, say: Say) -> None:
     """Lock the dataset, make the file `has_lock`, and keep the lock until SIGTERM."""
 
     def end(*_: object) -> None:
@@ -94,7 +77,7 @@ def _hold(settings: StagingSettings, has_lock: Path, say: Say) -> None:
     signal.signal(signal.SIGTERM, end)
     # It is still there when this container starts again.
     has_lock.unlink(missing_ok=True)
-    with alone(settings, say):
+    with staging.alone(settings, say):
         has_lock.touch()
         while True:
             signal.pause()
