@@ -255,11 +255,12 @@ def sign_blobs(toolbox: Toolbox, files: list[Path], key: Path) -> None:
     Nothing is sent to a transparency log: who verifies trusts the key.
     """
     for file in files:
-        cosign = str(toolbox.path("cosign"))
-        command = [cosign, "sign-blob", "--yes", "--tlog-upload=false", "--key", str(key)]
-        subprocess.run(
-            [*command, "--output-signature", f"{file}.sig", str(file)], capture_output=True, check=True
-        )
+        _cosign(toolbox, key, "sign-blob", "--output-signature", f"{file}.sig", str(file))
+
+
+def _cosign(toolbox: Toolbox, key: Path, verb: str, *arguments: str) -> None:
+    command = [str(toolbox.path("cosign")), verb, "--yes", "--tlog-upload=false", "--key", str(key)]
+    subprocess.run([*command, *arguments], capture_output=True, check=True)
 
 
 def push(
@@ -283,9 +284,8 @@ def push(
         pushed.append(f"{registry.removeprefix('oci://').rstrip('/')}/{name}@{digest[0]}")
     if cosign_key:
         http = ["--allow-http-registry"] if plain_http else []
-        command = ["sign", "--yes", "--tlog-upload=false", "--key", str(cosign_key), *http]
         for address in pushed:
-            subprocess.run([str(toolbox.path("cosign")), *command, address], capture_output=True, check=True)
+            _cosign(toolbox, cosign_key, "sign", *http, address)
     return pushed
 
 

@@ -19,6 +19,7 @@ from bireme_runtime.process.disk import all_to_disk
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.sources.source import SourceError, safe_path
 
+# The names of archives that `unpack` takes end with one of these.
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
 _CHUNK = 1 << 20
 _BROKEN = (
@@ -35,11 +36,6 @@ _BROKEN = (
 
 class Damaged(BiremeError):
     """An archive that cannot be read to its end."""
-
-
-def is_archive(path: str) -> bool:
-    """Whether the name is that of an archive that `unpack` takes."""
-    return path.lower().endswith(SUFFIXES)
 
 
 def unpack(folder: Path, path: str) -> tuple[int, int]:

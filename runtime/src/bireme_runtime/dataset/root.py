@@ -16,12 +16,7 @@ from pathlib import Path
 from bireme_runtime.dataset.lists import Lists, joined
 from bireme_runtime.dataset.manifest import MANIFEST, manifest_of
 from bireme_runtime.process.disk import all_to_disk
-from bireme_runtime.sources.source import HIDDEN, SourceError, may_be_data
-
-
-def hidden(root: Path, name: str) -> Path:
-    """A folder of the root that is no part of the dataset."""
-    return root / f"{HIDDEN}{name}"
+from bireme_runtime.sources.source import SourceError, may_be_data
 
 
 def foreign(root: Path, old: Path, lists: Lists) -> str:

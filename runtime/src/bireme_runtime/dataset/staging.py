@@ -110,7 +110,7 @@ class StagingSettings:
 
     def _hidden(self, name: str) -> Path:
         if self.is_root:
-            return root.hidden(self.target, name)
+            return self.target / f"{HIDDEN}{name}"
         return self.target.parent / f".{self.target.name}.{name}"
 
     @property
@@ -403,8 +403,7 @@ class Journal:
 
     def past(self, lists: Lists) -> Iterator[tuple[str, EarlierCopies]]:
         """What the journals of all indexes have until now, sorted by path; parts of this index only."""
-        rows = lists.sorted(self._rows())
-        return self._by_path(rows)
+        return self._by_path(lists.sorted(self._rows()))
 
     def _by_path(self, rows: SortedRows) -> Iterator[tuple[str, EarlierCopies]]:
         for path, records in itertools.groupby(rows, key=lambda row: row[0]):
@@ -783,7 +782,7 @@ def _unpack(settings: StagingSettings, listing: Listing, say: Say) -> None:
         return
     found: dict[int, list[str]] = {number: [] for number in wanted}
     for path, (number, *_) in listing.rows:
-        if number in found and archives.is_archive(path):
+        if number in found and path.lower().endswith(archives.SUFFIXES):
             found[number].append(path)
     for number, paths in found.items():
         if not paths:

@@ -66,6 +66,7 @@ class Client:
         self._timeout = timeout
         self._context = tls_context(credentials) if any(e.scheme == "https" for e in endpoints) else None
         self._shared = Shared(self.endpoints, history or History())
+        self.history = self._shared.history
         self._login_file = login_file
         self._login_ms = login_ms
 
@@ -154,11 +155,6 @@ class Client:
         return Watch(self._stream("/v3/watch", requests, idle_timeout))
 
     # Leases ----------------------------------------
-
-    @property
-    def history(self) -> History:
-        """What is known of etcd's data."""
-        return self._shared.history
 
     @property
     def revision(self) -> int:
@@ -344,7 +340,7 @@ class Client:
 
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         connection = self._shared.connections.take(endpoint) or self._new_connection(endpoint)
-        sock, history = connection.sock, self._shared.history
+        sock, history = connection.sock, self.history
         before = history.revision if path.startswith("/v3/kv/") else None
         try:
             sock.settimeout(self._timeout)

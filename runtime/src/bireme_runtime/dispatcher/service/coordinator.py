@@ -318,7 +318,7 @@ class Coordinator:
             if state.definition == wanted:
                 return _ready(Answer(200, {"added": False}))
             difference = f"dataset {state.keys.dataset} exists already, with other shards, passes or limits"
-            return _ready(Answer(409, {"error": f"{difference}: choose another name", "differs": True}))
+            return _ready(refusal(409, f"{difference}: choose another name"))
         blocks = state.keys.blocks(wanted.digest)
         if self._client.count(blocks, after(blocks)) != wanted.blocks:
             return _ready(Answer(409, {"error": "not all names of the shards have arrived", "missing": True}))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from bireme_runtime.dispatcher.messages import DEFAULT_PORT, spans
 from bireme_runtime.dispatcher.service import metrics
-from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, after, last_part
+from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, last_part
 from bireme_runtime.dispatcher.service.replica import Replica
 from bireme_runtime.dispatcher.service.requests import (
     Answer,
@@ -240,20 +240,9 @@ class Service:
         return {"pass": number, "over": bool(record["over"]), "settled": spans(settled)}
 
     async def _ask(self, request: TrainerRequest, wait: float, is_connected: Callable[[], bool]) -> Answer:
-        answer = await self._future(
+        return await self._future(
             lambda reply: self._replica.ask(request, reply, wait, is_connected), wait + _ANSWER_SECONDS
         )
-        if answer.body.get("differs"):
-            await self._in_thread(self._drop_blocks, request)
-        return answer
-
-    def _drop_blocks(self, request: TrainerRequest) -> None:
-        """Delete the names of a definition that came too late, unless the accepted one has the same names."""
-        keys = Keys(self._settings.prefix, request.dataset)
-        meta = self._client.get(keys.meta)
-        digest = request.definition.digest if request.definition else ""
-        if meta is not None and json.loads(meta.value)["digest"] != digest:
-            self._client.delete_span(keys.blocks(digest), after(keys.blocks(digest)))
 
     # Threads ----------------------------------------
 

@@ -120,11 +120,6 @@ class MemberSettings:
         endpoints = etcd.parse_endpoints(",".join(self.url(i, "client") for i in ordinals))
         return etcd.Client(endpoints, self.credentials, timeout=3.0)
 
-    @property
-    def has_data(self) -> bool:
-        """Whether etcd has ever started on the data directory."""
-        return has_data(self.data_dir)
-
 
 def prepare(settings: MemberSettings, say: Say = lambda sentence: None) -> str:
     """Prepare the member's start, write its configuration, and return how it starts.
@@ -132,7 +127,7 @@ def prepare(settings: MemberSettings, say: Say = lambda sentence: None) -> str:
     That is "restarts", "bootstraps", "starts from the snapshot" or "joins". It waits for other members at
     most `wait_seconds` and then raises CannotJoin. It may be run again and continues where it stopped.
     """
-    if settings.has_data:
+    if has_data(settings.data_dir):
         _write(settings, "existing", {settings.name: settings.url(settings.ordinal, "peer")})
         return "restarts"
     wait = BoundedWait(settings.wait_seconds, say)
