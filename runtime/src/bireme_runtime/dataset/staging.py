@@ -402,11 +402,11 @@ class Journal:
         self._file = (folder / self._name).open("a", encoding="utf-8")
 
     def past(self, lists: Lists) -> Iterator[tuple[str, EarlierCopies]]:
-        """What the journals of all indexes have until now, sorted by path; parts of this index only."""
-        return self._by_path(lists.sorted(self._rows()))
+        """What the journals of all indexes have until now, sorted by path; parts of this index only.
 
-    def _by_path(self, rows: SortedRows) -> Iterator[tuple[str, EarlierCopies]]:
-        for path, records in itertools.groupby(rows, key=lambda row: row[0]):
+        It is read when the first one is asked for.
+        """
+        for path, records in itertools.groupby(lists.sorted(self._rows()), key=lambda row: row[0]):
             past = EarlierCopies()
             for _, (record,) in records:
                 if "part" in record:

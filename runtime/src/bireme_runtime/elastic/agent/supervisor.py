@@ -193,7 +193,9 @@ class EtcdBackend(Backend):
             settings = rules.RunSettings.from_config(
                 options.run_id, options.min_nodes, options.max_nodes, options.conf
             )
-            self._shared = _shared_memory()
+            # Memory that this worker's processes share: their login, and what they know of etcd's data.
+            login = f"/proc/{os.getpid()}/fd/{os.memfd_create('bireme-login')}"
+            self._shared = {etcd.LOGIN_FILE: login, etcd.HISTORY: etcd.History.new().path}
             self._client = etcd.client_from(
                 options.endpoint, {**env, **self._shared}, _ETCD_SECONDS, options.conf
             )
@@ -278,12 +280,6 @@ class EtcdBackend(Backend):
 
     def _leases(self) -> tuple[int, ...]:
         return membership.leases_of(self._client, self._root, self._base) if self._base else ()
-
-
-def _shared_memory() -> dict[str, str]:
-    """Memory that this worker's processes share, for their login to etcd and what they know of its data."""
-    login = f"/proc/{os.getpid()}/fd/{os.memfd_create('bireme-login')}"
-    return {etcd.LOGIN_FILE: login, etcd.HISTORY: etcd.History.new().path}
 
 
 class C10dBackend(Backend):

@@ -31,7 +31,7 @@ class RunLock:
 
     def __init__(self, client: etcd.Client, settings: RunSettings) -> None:
         self._client = client
-        self._root = settings.lock_root
+        self._root = f"{settings.prefix}.lock/{settings.lock}/"
         self._mine = f"{self._root}{settings.run_id}/"
 
     def holder(self) -> Holder | None:

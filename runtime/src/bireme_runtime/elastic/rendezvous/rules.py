@@ -105,11 +105,6 @@ class RunSettings:
         """The prefix of the run's keys."""
         return f"{self.prefix}{self.run_id}/"
 
-    @property
-    def lock_root(self) -> str:
-        """The prefix of the keys by which runs hold the lock."""
-        return f"{self.prefix}.lock/{self.lock}/"
-
 
 def _number(name: str, value: Any) -> float:
     try:
