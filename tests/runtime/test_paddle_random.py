@@ -76,7 +76,7 @@ class Runs:
             self.start(index)
 
     def start(self, index: int) -> None:
-        view = self._run.look()
+        save = self._run.save
         env = {
             **environment(),
             "PYTHONPATH": f"{environment()['PYTHONPATH']}:{os.getcwd()}",
@@ -85,9 +85,9 @@ class Runs:
             "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{self._pserver}",
             "BIREME_PADDLE_COORDINATOR": f"127.0.0.1:{self._port}",
             "BIREME_PADDLE_OUTPUT": str(self.output),
-            "BIREME_PADDLE_ATTEMPT": str(view.attempt),
-            "BIREME_PADDLE_FIRST_PASS": str(view.first_pass),
-            "BIREME_PADDLE_RESTORE": view.restore,
+            "BIREME_PADDLE_ATTEMPT": str(self._run.attempt),
+            "BIREME_PADDLE_FIRST_PASS": str(save.passes if save else 0),
+            "BIREME_PADDLE_RESTORE": save.folder if save else "",
             "BIREME_DISPATCHER": self._addresses,
             "BIREME_DISPATCHER_DATASET": f"{self.name}-{self.number}",
             "BIREME_TRAINER": f"trainer-{index}",

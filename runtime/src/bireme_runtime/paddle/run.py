@@ -166,19 +166,15 @@ class Run:
     def begin(self) -> None:
         """Start the run, or continue the one whose state is on the claim."""
         with self._changed:
-            self._begin()
-
-    def _begin(self) -> None:
-        self.trainers = self.rules.trainers
-        run, self.attempt, restarts = self._kept()
-        if (self.output / "done").exists():
-            self.outcome = DONE
-            return
-        if run == self.run_id:
-            self.restarts = restarts
-            self._restart(self._restarted(0))
-        else:
-            self._start(0)
+            self.trainers = self.rules.trainers
+            run, self.attempt, restarts = self._kept()
+            if (self.output / "done").exists():
+                self.outcome = DONE
+            elif run == self.run_id:
+                self.restarts = restarts
+                self._restart(self._restarted(0))
+            else:
+                self._start(0)
 
     def _kept(self) -> tuple[str, int, int]:
         """The run on the claim, with its attempt and its restarts. Raises Unreadable."""
@@ -205,12 +201,6 @@ class Run:
                 self._check_core(report, before.report if before else None)
             # Not before: what fails is to be tried again with the next report.
             self._seen[key] = _Seen(report, time.monotonic())
-            self._update()
-            return self._view()
-
-    def look(self) -> View:
-        """Check for participants that no longer report."""
-        with self._changed:
             self._update()
             return self._view()
 
