@@ -10,11 +10,9 @@ Recipes are in recipes.toml. Results are kept, and made again only when their re
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from collections.abc import Sequence
@@ -112,18 +110,7 @@ def _import_rootfs(rootfs: Rootfs) -> str:
     folder = ensure_rootfs(rootfs, PATHS.cache, CONSOLE)
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", **rootfs.env}
     archive = ["tar", "-C", str(folder), "--sort=name", "--numeric-owner", "--exclude=./dev/*", "-c", "."]
-    with step(CONSOLE, f"{name}: docker import"), subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
-        _docker(
-            "import",
-            *(f"--change=ENV {key}={value}" for key, value in variables.items()),
-            "-",
-            name,
-            stdin=tar.stdout,
-        )
-    if tar.returncode:
-        _docker("image", "rm", name)
-        raise BiremeError(f"{folder} could not be read: tar says why, above")
-    return name
+    return _import(name, archive, [f"ENV {key}={value}" for key, value in variables.items()])
 
 
 def _import_tools(toolbox: Toolbox, tools: Sequence[str]) -> str:
@@ -132,16 +119,18 @@ def _import_tools(toolbox: Toolbox, tools: Sequence[str]) -> str:
     name = f"bireme/{tools[0]}:{digest[:12]}"
     if _is_there(name):
         return name
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for tool in tools:
-            binary = toolbox.path(tool)
-            member = tarfile.TarInfo(f"{_BIN}/{tool}".lstrip("/"))
-            member.mode, member.size = 0o755, binary.stat().st_size
-            with binary.open("rb") as content:
-                tar.addfile(member, content)
-    changes = [f"--change=ENV PATH={_BIN}", f'--change=ENTRYPOINT ["{_BIN}/{tools[0]}"]']
-    _docker("import", *changes, "-", name, content=archive.getvalue())
+    archive = ["tar", "--dereference", "--owner=0", "--group=0", "--mode=755", "-P", "-c"]
+    archive += [f"--transform=s,.*/,{_BIN.lstrip('/')}/,", *(str(toolbox.path(tool)) for tool in tools)]
+    return _import(name, archive, [f"ENV PATH={_BIN}", f'ENTRYPOINT ["{_BIN}/{tools[0]}"]'])
+
+
+def _import(name: str, archive: Sequence[str], changes: Sequence[str]) -> str:
+    """The image of what the command ``archive``, a tar, writes."""
+    with step(CONSOLE, f"{name}: docker import"), subprocess.Popen(archive, stdout=subprocess.PIPE) as tar:
+        _docker("import", *(f"--change={each}" for each in changes), "-", name, stdin=tar.stdout)
+    if tar.returncode:
+        _docker("image", "rm", name)
+        raise BiremeError(f"{name} could not be read: tar says why, above")
     return name
 
 
@@ -151,12 +140,12 @@ def _is_there(tag: str) -> bool:
     )
 
 
-def _docker(*arguments: str, stdin: Any = None, content: bytes | None = None) -> None:
+def _docker(*arguments: str, stdin: Any = subprocess.DEVNULL) -> None:
     # The engine of Debian 12 has only the old builder.
     environ = os.environ | {"DOCKER_BUILDKIT": "0"}
-    source = {"input": content} if content is not None else {"stdin": stdin or subprocess.DEVNULL}
     try:
-        done = subprocess.run(["docker", *arguments], env=environ, capture_output=True, check=False, **source)
+        command = ["docker", *arguments]
+        done = subprocess.run(command, env=environ, stdin=stdin, capture_output=True, check=False)
     except FileNotFoundError:
         raise BiremeError("docker is missing: run hack/engine/start, or install a container engine") from None
     if done.returncode:
