@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
@@ -174,8 +175,5 @@ def fetch(
     headers: Mapping[str, str] = _NO_HEADERS,
 ) -> Reply:
     """One GET on a connection of its own. Raises Unreachable."""
-    connection = Connection(address, timeout, tls)
-    try:
+    with contextlib.closing(Connection(address, timeout, tls)) as connection:
         return connection.ask("GET", path, headers=headers)
-    finally:
-        connection.close()

@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -26,11 +27,6 @@ _LARGE_BODY = 64 * 1024
 _LARGE_BODIES_AT_ONCE = 16
 _IDLE_SECONDS = 60.0
 _KNOWN_IDLE_SECONDS = 3600.0
-_REASONS = {
-    200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
-    405: "Method Not Allowed", 409: "Conflict", 410: "Gone", 413: "Content Too Large",
-    500: "Internal Server Error", 503: "Service Unavailable",
-}  # fmt: skip
 
 log = logging.getLogger("bireme_runtime")
 
@@ -73,7 +69,8 @@ class Response:
         """The bytes to send."""
         headers = {"Content-Type": "application/json", **self.headers, "Content-Length": len(self.body)}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return f"HTTP/1.1 {self.status} {_REASONS.get(self.status, '')}\r\n{head}\r\n".encode() + self.body
+        phrase = HTTPStatus(self.status).phrase
+        return f"HTTP/1.1 {self.status} {phrase}\r\n{head}\r\n".encode() + self.body
 
 
 Handler = Callable[[Request, Callable[[], bool]], Awaitable[Response]]
