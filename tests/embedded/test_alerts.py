@@ -17,7 +17,8 @@ from bireme.helm.yaml import as_json
 from bireme.tools import Toolbox
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures
-from bireme_runtime.elastic.monitor.status import Starts, WorkerStatus, serve
+from bireme_runtime.elastic.monitor.status import Starts, WorkerStatus
+from bireme_runtime.process.server import Background
 from tests.runtime.etcd_servers import free_port
 from tests.support.rendered import the
 from tests.support.waiting import until
@@ -38,7 +39,7 @@ def test_a_run_without_steps_is_told(toolbox: Toolbox, render: Callable[..., Ren
     seen = progress.Progress()
     seen.take(b"step 1")
     worker, port = free_port(), free_port()
-    serve(WorkerStatus(Starts(), seen, failures.Ledger(), lambda: ""), worker)
+    Background(WorkerStatus(Starts(), seen, failures.Ledger(), lambda: "").answer, "", worker)
     labels = {"namespace": job["metadata"]["namespace"], "pod": f"{job.name}-0-x7fk2"}
     scraped = {"targets": [f"127.0.0.1:{worker}"], "labels": labels}
     config = {
