@@ -11,21 +11,38 @@ import subprocess
 import threading
 import time
 import urllib.request
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from bireme.clusters import ports
 
 # The folder that pods have on PYTHONPATH.
 RUNTIME = Path(__file__).parents[2] / "runtime" / "src"
 
 
+# The newest reservations of this process. Older ones end, because their servers listen by then.
+_RESERVATIONS: deque[socket.socket] = deque()
+_MOST_RESERVATIONS = 100
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port on which nothing listens, below those that the kernel gives to connections meanwhile."""
+    """A port on which nothing listens, and which no other process of the tests gets meanwhile.
+
+    It is below those that the kernel gives to connections.
+    """
     while True:
         port = random.SystemRandom().randrange(12000, 30000)
+        marker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         with socket.socket() as sock, contextlib.suppress(OSError):
             sock.bind((host, port))
-            return port
+            if ports.reserve(marker, port):
+                _RESERVATIONS.append(marker)
+                if len(_RESERVATIONS) > _MOST_RESERVATIONS:
+                    _RESERVATIONS.popleft().close()
+                return port
+        marker.close()
 
 
 @dataclass
