@@ -65,7 +65,7 @@ def main(registry: str, dry_run: bool, mirror: bool, only: str) -> None:
 
 
 def steps(registry: str, project: Path, only: Sequence[str] = (), *, mirror: bool = False) -> list[str]:
-    """A shell script for each image, in the folder of the project, which begins with the image as a comment.
+    """A shell script for each image, which runs in the project's folder. Its first line names the image.
 
     Raises BiremeError when ``registry`` cannot be one, or ``only`` names an image that there is not.
     """

@@ -16,7 +16,7 @@ SCRIPT = "llm.py"
 TOKENS = 12 * 64
 """Of a step."""
 TOLERANCE = 0.01
-"""Relative, of a step's loss: sums over processes are rounded in another order, and AdamW magnifies that."""
+"""How far a step's loss may differ. Sums over processes round in another order, and AdamW adds to it."""
 
 
 def steps_of_one_process(steps: int) -> dict[int, Event]:

@@ -402,7 +402,7 @@ class Journal:
         self._file = (folder / self._name).open("a", encoding="utf-8")
 
     def past(self, lists: Lists) -> Iterator[tuple[str, EarlierCopies]]:
-        """What the journals of all indexes have until now, sorted by path; parts of this index only.
+        """What the journals of all indexes hold so far, sorted by path. Parts are those of this index.
 
         It is read when the first one is asked for.
         """

@@ -152,6 +152,10 @@ class DatasetState:
         self.ready: deque[tuple[int, str]] = deque()
         self.again: deque[tuple[int, str]] = deque()
 
+    def close(self) -> None:
+        """Note that etcd has it as finished."""
+        self.is_closed = True
+
     @property
     def todo(self) -> int:
         """The number of shards of the pass that are neither held nor done nor given up."""
@@ -412,7 +416,7 @@ class Coordinator:
             # Marks go first: a dataset of the same name must not find them.
             state.over = state.finished = state.goes = True
             put = etcd.put_op(state.keys.finished, _GOES)
-            self._change([], [put], [state.keys.finished], lambda revision: setattr(state, "is_closed", True))
+            self._change([], [put], [state.keys.finished], lambda revision: state.close())
         return None
 
     def _do_finished(self, state: DatasetState, request: TrainerRequest) -> Reply:
@@ -705,9 +709,7 @@ class Coordinator:
         if state.over and not state.finished and not state.trainers:
             state.finished = True
             finished = [etcd.put_op(state.keys.finished, "")]
-            self._change(
-                [], finished, [state.keys.finished], lambda revision: setattr(state, "is_closed", True)
-            )
+            self._change([], finished, [state.keys.finished], lambda revision: state.close())
 
     def _check_counts(self, state: DatasetState, definition: Definition) -> None:
         """Compare the counts in memory with the marks in etcd. This is done once, at the end of a pass."""
