@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,9 @@ def pod(prefix: str) -> Iterator[Make]:
 
 
 def join(*pods: Pod) -> list[membership.World]:
+    """Have them join. The first round of a run waits for them all."""
+    for each in pods:
+        each.agent.settings = replace(each.agent.settings, first_nodes=len(pods))
     with ThreadPoolExecutor(len(pods)) as pool:
         return list(pool.map(lambda each: each.agent.join(), pods))
 

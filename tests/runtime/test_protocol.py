@@ -238,6 +238,12 @@ def make(shared_etcd: EtcdServer, settings: RunSettings) -> Iterator[Make]:
 
 
 def join_all(*members: Rendezvous) -> list[membership.World]:
+    """Have members join. The first round of a run waits for them all, as a worker waits for its job's others.
+
+    Without that the first to come may form a world alone, and who comes later waits to be taken in.
+    """
+    for each in members:
+        each.settings = replace(each.settings, first_nodes=len(members))
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(lambda each: each.join(), members))
 
@@ -345,18 +351,19 @@ def test_members_interrupt_a_round_only_when_they_are_a_whole_unit(make: Make) -
 def test_a_spare_waits_until_a_worker_is_lost_or_more_are_wanted(make: Make) -> None:
     number = [2]
     a, b, c, d = (make(slot, wanted=lambda: number[0]) for slot in range(4))
+    assert [world.rank for world in join_all(a, b)] == [0, 1]
     with ThreadPoolExecutor(4) as pool:
-        joining = [pool.submit(each.join) for each in (a, b, c, d)]
-        assert [joining[slot].result().rank for slot in (0, 1)] == [0, 1]
+        third, fourth = pool.submit(c.join), pool.submit(d.join)
+        until(lambda: len(membership.spares_of(a._client, a.settings.root)) == 2)
         assert (a.waiting(), b.waiting()) == (0, 0)
         b.leave()
         until(a.waiting)
-        assert (a.join().rank, joining[2].result().rank) == (0, 1)
-        assert not joining[3].done()
+        assert (a.join().rank, third.result().rank) == (0, 1)
+        assert not fourth.done()
         number[0] = 3
         until(lambda: a.waiting() and c.waiting())
         again = [pool.submit(each.join) for each in (a, c)]
-        assert [each.result().rank for each in (*again, joining[3])] == [0, 1, 2]
+        assert [each.result().rank for each in (*again, fourth)] == [0, 1, 2]
 
 
 def test_a_member_whose_proposals_are_all_refused_gives_up_and_says_why(
@@ -716,9 +723,8 @@ def test_five_live_agents_and_a_spare_that_joins_while_a_round_closes_make_one_w
 ) -> None:
     """What ended a whole job elsewhere: https://github.com/NVIDIA/nvidia-resiliency-ext/issues/348"""
     members = [make(slot, min_nodes=2) for slot in range(5)]
+    assert [world.rank for world in join_all(*members[:4])] == [0, 1, 2, 3]
     with ThreadPoolExecutor(6) as pool:
-        first = [pool.submit(each.join) for each in members[:4]]
-        assert sorted(each.result().rank for each in first) == [0, 1, 2, 3]
         fifth = pool.submit(members[4].join)
         until(lambda: len(membership.spares_of(members[0]._client, members[0].settings.root)) == 1)
         spare = make(5, min_nodes=2)
