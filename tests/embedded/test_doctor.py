@@ -26,6 +26,7 @@ from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.tools import Toolbox
 from tests.support import faults, waiting
+from tests.support.instance_types import OWN_IMAGE
 
 pytestmark = pytest.mark.embedded
 JOB = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
@@ -168,7 +169,7 @@ def test_nodes_that_are_missing_too_few_or_without_a_resource(
     assert p5 == [
         "3 worker pods cannot be placed: there are no p5.48xlarge nodes, 3 p5.48xlarge nodes are needed"
     ]
-    trn = before("torch-elastic", instance="trn1.32xlarge", sets=["workers=2"])
+    trn = before("torch-elastic", instance="trn1.32xlarge", sets=["workers=2", *OWN_IMAGE])
     assert trn[:1] == ["No node offers aws.amazon.com/neuron, which the job asks for"]
     (few,) = before("torch-elastic", sets=["workers=9"], **JOB)
     assert "p4d.24xlarge" in few

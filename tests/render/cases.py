@@ -13,7 +13,7 @@ from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
-from tests.support.instance_types import TWELVE, TYPES
+from tests.support.instance_types import TWELVE, TYPES, image_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -140,6 +140,7 @@ def request(case: Case, request_for: Request, helm: str = "helm") -> RenderReque
         instance=case.instance,
         workload=case.workload,
         files=[f"charts/{case.chart}/ci/{case.ci}"] if case.ci else [],
+        sets=[] if case.workload else image_for(case.instance),
         release="matrix",
         helm=helm,
     )

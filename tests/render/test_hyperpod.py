@@ -13,6 +13,7 @@ from bireme.helm import Render
 from bireme.plan.instances import Instance, admits
 from bireme.plan.topology import Plan, fit
 from bireme.provision.groups import Fleet
+from tests.support.instance_types import OWN_IMAGE
 from tests.support.rendered import container_of, environment_of, the
 
 VALUES = {
@@ -75,7 +76,7 @@ def test_the_types_of_hyperpod_are_not_listed_beside_ec2s(instances: Mapping[str
 def test_workers_ask_for_the_vcpu_that_nodes_without_threads_have(
     render: Callable[..., Render], instance: Mapping[str, Any], cpu: str
 ) -> None:
-    rendered = render("torch-elastic", values=VALUES | {"instance": instance})
+    rendered = render("torch-elastic", values=VALUES | {"instance": instance}, sets=OWN_IMAGE)
     trainer = container_of(the(rendered, "Job").thaw()["spec"]["template"]["spec"], "trainer")
     assert trainer["resources"]["requests"]["cpu"] == cpu
 

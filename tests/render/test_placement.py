@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from bireme.core.labels import ARCHITECTURE_LABEL, COMPONENT_LABEL
 from bireme.core.manifests import Manifest
 from bireme.helm import Render
+from bireme.plan.workloads import kind_of
+from tests.support.instance_types import OWN_IMAGE
 
 CHARTS = ("torch-elastic", "mpi-training", "paddle")
 EFA = "instance.type=p4d.24xlarge"
@@ -215,3 +218,30 @@ def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[
 def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: Callable[..., Render], chart: str) -> None:
     labels = of_kueue(job(render(chart, sets=["queue.name=q", "queue.priorityClass=high"])).labels)
     assert labels == {"queue-name": "q", "priority-class": "high"}
+
+
+@pytest.mark.parametrize(
+    ("chart", "values", "component"),
+    [
+        ("mpi-training", {"mpi": {"orchestrator": "MPIJob"}}, "launcher"),
+        ("paddle", {}, "pserver"),
+        ("paddle", {"script": "print(1)", "data": {"prep": {"enabled": True, "args": ["a.py"]}}}, "data"),
+    ],
+    ids=["launcher", "pserver", "data"],
+)
+def test_a_pod_with_the_workers_image_goes_to_nodes_of_their_architecture(
+    render: Callable[..., Render], chart: str, values: Mapping[str, Any], component: str
+) -> None:
+    """It runs on any type, and an image of amd64 does not start on Graviton."""
+
+    def selector(*settings: str) -> Mapping[str, str]:
+        rendered = render(chart, values=values, sets=settings)
+        specs = [(each, kind_of(each)) for each in rendered.manifests if not each.is_hook]
+        templates = [one for each, kind in specs if kind for one in kind.pod_templates(each)]
+        (found,) = [each for each in templates if each["metadata"]["labels"][COMPONENT_LABEL] == component]
+        chosen: Mapping[str, str] = found["spec"].get("nodeSelector", {})
+        return chosen
+
+    assert ARCHITECTURE_LABEL not in selector()
+    assert selector(EFA)[ARCHITECTURE_LABEL] == "amd64"
+    assert selector("instance.type=ml.g5g.xlarge", *OWN_IMAGE)[ARCHITECTURE_LABEL] == "arm64"

@@ -12,7 +12,7 @@ from bireme.core.manifests import Manifest
 from bireme.helm import Renderer
 from bireme.plan.instances import load_instances
 from bireme.testing.pytest_plugin import Request
-from tests.support.instance_types import TYPES
+from tests.support.instance_types import TYPES, image_for
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
 
@@ -26,8 +26,9 @@ def objects(manifests: tuple[Manifest, ...]) -> list[Any]:
 def test_the_type_alone_renders_what_its_values_file_renders(
     renderer: Renderer, request_for: Request, chart: str, instance: str
 ) -> None:
-    by_name = renderer.render(request_for(chart, sets=[f"instance.type={instance}"]))
-    by_file = renderer.render(request_for(chart, instance=instance))
+    image = image_for(instance)
+    by_name = renderer.render(request_for(chart, sets=[f"instance.type={instance}", *image]))
+    by_file = renderer.render(request_for(chart, instance=instance, sets=image))
     assert objects(by_name.manifests) == objects(by_file.manifests)
 
 

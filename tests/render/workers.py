@@ -10,7 +10,7 @@ from typing import Any
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
 from bireme.testing.pytest_plugin import Request
-from tests.support.instance_types import TYPES
+from tests.support.instance_types import TYPES, image_for
 from tests.support.rendered import container_of, environment_of
 
 FILE = Path(__file__).parent / "workers.csv"
@@ -34,7 +34,7 @@ def kept() -> dict[str, Row]:
 
 def rendered(renderer: Renderer, request_for: Request, chart: str, types: Sequence[str]) -> dict[str, Row]:
     """What workers of ``chart`` get on ``types``."""
-    sets = [[] if name == NONE else [f"instance.type={name}"] for name in types]
+    sets = [[] if name == NONE else [f"instance.type={name}", *image_for(name)] for name in types]
     requests = [request_for(chart, sets=[*OF_A_CHART[chart], *each]) for each in sets]
     found = {}
     for name, render in zip(types, renderer.render_many(requests), strict=True):

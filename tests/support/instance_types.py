@@ -22,6 +22,15 @@ TWELVE = (
     "trn1.32xlarge",
     "trn2.48xlarge",
 )
+OWN_IMAGE = ("image.registry=", "image.repository=team/train", "image.tag=v1")
+"""An image that the chart knows nothing of."""
+
+
+def image_for(instance: str | None) -> list[str]:
+    """The settings that a job needs beside its type: Neuron and Arm want another image than the default."""
+    return list(OWN_IMAGE) if instance and instance.startswith(("trn", "g5g.")) else []
+
+
 OTHERS = [name for name in TYPES if name not in TWELVE]
 FAMILIES = {family: tuple(names) for family, names in groupby(OTHERS, key=lambda name: name.split(".")[0])}
 EACH_TYPE = pytest.mark.parametrize(

@@ -53,7 +53,11 @@ Arguments: root, role.
 
 {{- define "mpi-training.launcherPlacement" -}}
 {{- $v := .Values }}
-{{- range $key, $value := dict "nodeSelector" $v.mpi.launcher.nodeSelector "tolerations" (concat $v.tolerations $v.mpi.launcher.tolerations) "affinity" $v.mpi.launcher.affinity "priorityClassName" $v.placement.priorityClassName "schedulerName" $v.placement.schedulerName }}
+{{- $selector := deepCopy $v.mpi.launcher.nodeSelector }}
+{{- if not $v.mpi.launcher.image.repository }}
+{{- $selector = merge $selector (include "training.architecture" (dict "root" .) | fromJson) }}
+{{- end }}
+{{- range $key, $value := dict "nodeSelector" $selector "tolerations" (concat $v.tolerations $v.mpi.launcher.tolerations) "affinity" $v.mpi.launcher.affinity "priorityClassName" $v.placement.priorityClassName "schedulerName" $v.placement.schedulerName }}
 {{- with $value }}
 {{ toYaml (dict $key .) }}
 {{- end }}

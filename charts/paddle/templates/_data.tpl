@@ -17,6 +17,10 @@ template:
     enableServiceLinks: false
     serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) | quote }}
     {{- include "common.imagePullSecrets" (dict "root" .) | nindent 4 }}
+    {{- with include "training.architecture" (dict "root" .) | fromJson }}
+    nodeSelector:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
     securityContext:
       {{- toYaml $v.podSecurityContext | nindent 6 }}
     {{- with include "training.git.container" (dict "root" .) }}

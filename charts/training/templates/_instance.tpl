@@ -1,6 +1,7 @@
 {{/*
 The facts of the instance type as JSON: those of files/instances/TYPE.yaml, and over them what the values under instance
 say. On HyperPod a node's type is ml.TYPE. 0 and "" say nothing there, so `--set instance.type=TYPE` is enough for a known type.
+The key architecture (arm64 or amd64) is there if it is known.
 Arguments: root (values instance).
 */}}
 {{- define "training.instance" -}}
@@ -15,9 +16,13 @@ Arguments: root (values instance).
 {{- range $key, $value := omit $root.Values.instance "accelerator" }}
 {{- if $value }}{{ $_ := set $facts $key $value }}{{ end }}
 {{- end }}
+{{- if regexMatch "^(ml[.])?(g5g|p6e-)" ($facts.type | default "") }}
+{{- $_ := set $facts "architecture" "arm64" }}
+{{- else if $whole }}
+{{- $_ := set $facts "architecture" "amd64" }}
+{{- end }}
 {{- /* Without threads, a node has half the vCPU of its type. Arm processors have one thread a core. */}}
-{{- $isArm := regexMatch "^(ml[.])?(g5g|p6e-)" ($facts.type | default "") }}
-{{- if and (eq (int64 $root.Values.instance.threadsPerCore) 1) (not $isArm) }}
+{{- if and (eq (int64 $root.Values.instance.threadsPerCore) 1) (ne ($facts.architecture | default "") "arm64") }}
 {{- $_ := set $facts "vcpu" (min $facts.vcpu (div ($whole | default $facts.vcpu | int64) 2)) }}
 {{- end }}
 {{- $_ := set $facts "accelerator" (mergeOverwrite $facts.accelerator ($root.Values.instance.accelerator | default dict)) }}
@@ -102,12 +107,13 @@ resources:
 
 {{/*
 The node selector of a worker: its instance type, what placement adds, and the values' nodeSelector. HyperPod labels the
-nodes that are healthy (docs.aws.amazon.com/sagemaker, sagemaker-hyperpod-eks-resiliency-node-labels).
+nodes that are healthy (docs.aws.amazon.com/sagemaker, sagemaker-hyperpod-eks-resiliency-node-labels). A pod that runs the
+workers' image on any type needs their architecture.
 Arguments: root, worker.
 */}}
 {{- define "training.workerNodeSelector" -}}
 {{- $worker := required "training.workerNodeSelector needs worker" .worker }}
-{{- $own := ternary (dict "node.kubernetes.io/instance-type" $worker.type) dict (not (empty $worker.type)) }}
+{{- $own := ternary (dict "node.kubernetes.io/instance-type" $worker.type) (include "training.architecture" . | fromJson) (not (empty $worker.type)) }}
 {{- if hasPrefix "ml." $worker.type }}{{ $_ := set $own "sagemaker.amazonaws.com/node-health-status" "Schedulable" }}{{ end }}
 {{- $placed := include "training.placement.labels" . | fromJson }}
 {{- $selector := mergeOverwrite $own $placed (deepCopy (required "training.workerNodeSelector needs root" .root).Values.nodeSelector) }}
@@ -115,6 +121,16 @@ Arguments: root, worker.
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/*
+The node selector, as JSON, of a pod that runs the workers' image and needs no accelerator.
+Arguments: root (values instance).
+*/}}
+{{- define "training.architecture" -}}
+{{- $instance := include "training.instance" (dict "root" (required "training.architecture needs root" .root)) | fromJson }}
+{{- $known := $instance.architecture | default "" }}
+{{- toJson (ternary (dict "kubernetes.io/arch" $known) dict (not (empty $known))) }}
 {{- end }}
 
 {{/*

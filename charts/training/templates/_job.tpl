@@ -78,7 +78,7 @@ scales (see training.rules.queue), starts (see training.rules.program; optional)
 {{- $v := $root.Values }}
 {{ include "training.rules.worker" (dict "root" $root "worker" .worker) }}
 {{ include "training.rules.image" (dict "root" $root) }}
-{{ include "training.rules.kernels" (dict "root" $root) }}
+{{ include "training.rules.kernels" (dict "root" $root "worker" .worker) }}
 {{ include "training.rules.placement" (dict "root" $root) }}
 {{ include "training.rules.queue" (dict "root" $root "least" .least "scales" .scales) }}
 {{ include "training.rules.program" (dict "root" $root "worker" .worker "starts" .starts) }}

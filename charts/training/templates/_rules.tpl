@@ -87,15 +87,26 @@ nodeSelector: {{ $label }} {{ $selected }} contradicts instance.type {{ $worker.
 {{- end }}
 
 {{/*
-An image of pytorch/pytorch, whose tag says its releases of torch and CUDA, has kernels for the accelerators. Source: the
-CUDA support matrix in RELEASE.md of pytorch/pytorch. What other images have, the agent sees when it starts.
-Arguments: root (values image).
+An image of pytorch/pytorch, whose tag says its releases of torch and CUDA, has kernels for the accelerators. Sources: the
+CUDA support matrix in RELEASE.md of pytorch/pytorch, and its .ci/aarch64_linux, which builds none for the T4G. Images of
+Paddle are for amd64. What other images have, the agent sees when it starts.
+Arguments: root (values image), worker.
 */}}
 {{- define "training.rules.kernels" -}}
 {{- $root := required "training.rules.kernels needs root" .root }}
 {{- $image := $root.Values.image }}
 {{- $instance := include "training.instance" (dict "root" $root) | fromJson }}
 {{- $model := $instance.accelerator.name | default "" }}
+{{- $isNeuron := and (eq .worker.resource "aws.amazon.com/neuron") (gt (int64 .worker.accelerators) 0) }}
+{{- $isArm := eq ($instance.architecture | default "") "arm64" }}
+{{- $instead := ternary
+    "public.ecr.aws/neuron/pytorch-training-neuronx:2.8.0-neuronx-py311-sdk2.26.1-ubuntu22.04"
+    "public.ecr.aws/deep-learning-containers/pytorch-training-arm64:2.7.0-gpu-py312-cu128-ubuntu22.04-ec2-v1.37-soci" $isNeuron }}
+{{- if and (or $isNeuron $isArm) (hasSuffix "pytorch/pytorch" $image.repository) }}
+image: {{ $image.repository }} has no torch for the {{ $model }} of a {{ $instance.type }}; set image.registry, image.repository and image.tag to one that has, e.g. {{ $instead }}
+{{- else if and (or $isNeuron $isArm) (hasSuffix "paddlepaddle/paddle" $image.repository) }}
+image: {{ $image.repository }} has no Paddle for a {{ $instance.type }}; choose a type with NVIDIA's GPUs and Intel's or AMD's processors, or set image to one of yours
+{{- end }}
 {{- $tag := regexFind "^[0-9.]+-cuda[0-9.]+-" $image.tag }}
 {{- if and $tag (hasSuffix "pytorch/pytorch" $image.repository) (not $image.digest) }}
 {{- $torch := regexFind "^[0-9]+[.][0-9]+" $tag }}
