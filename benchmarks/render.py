@@ -130,11 +130,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     paths = Paths.discover()
-    found = report(measure(paths, max(1, options.repeats)), len(cases(paths)))
+    shared = Renderer(Toolbox(paths), paths).in_process("helm")
+    found = report(measure(paths, max(1, options.repeats)), len(cases(paths))) | {"one process": shared}
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        print(f"{found['cases']} cases on {found['cores']} cores, {found['machine']}")
+        how = "in one process" if shared else "each in a process of its own"
+        print(f"{found['cases']} cases on {found['cores']} cores, {found['machine']}, {how}")
         print(f"{'usual':18} {found['seconds']['usual']:8.3f} s")
         for name, ratio in found["times faster"].items():
             spread = f"{ratio['least']:.1f} to {ratio['most']:.1f}"

@@ -190,7 +190,9 @@ def test_the_name_in_the_cache_changes_with_what_it_is_built_from(
 
 
 def test_the_error_for_an_unknown_tool_names_the_known_ones(bench: Bench) -> None:
-    with pytest.raises(BiremeError, match=r"no tool called hlem is pinned: choose one of helm, helm3"):
+    with pytest.raises(
+        BiremeError, match=r"no tool called hlem is pinned: choose one of helm, helm-render, helm3"
+    ):
         bench.toolbox().path("hlem")
 
 

@@ -1,5 +1,6 @@
 """Charts rendered by the real Helm, once per content.
 
+Renders share a process of Helm's library where helm-render of hack/tools is there, else each starts `helm`.
 The same content is rendered once: results are kept in memory and on disk under a key of everything that the
 output depends on. pyhelm3's ``template`` is not used: it lacks --kube-version, --api-versions and
 --is-upgrade, and it concatenates lists where Helm replaces them.
@@ -26,6 +27,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm.output import parse, sentences, split
+from bireme.helm.process import NoAnswer, RenderProcess
 from bireme.helm.values import ChartValues, SetFlags, printing_chart, printing_copy
 from bireme.helm.yaml import as_json, json_number
 from bireme.tools import Toolbox
@@ -57,6 +59,21 @@ class RenderRequest:
             flags += ["--api-versions", version]
         flags += ["--is-upgrade"] if self.is_upgrade else []
         return [*flags, "--skip-schema-validation"] if self.skips_schema else flags
+
+    def asked(self) -> dict[str, Any]:
+        """The same for a RenderProcess."""
+        return {
+            "chart": str(self.chart.absolute()),
+            "release": self.release,
+            "namespace": self.namespace,
+            "kubeVersion": self.kube_version or "",
+            "apiVersions": self.api_versions,
+            "isUpgrade": self.is_upgrade,
+            "skipsSchema": self.skips_schema,
+            "jsons": self.settings.jsons,
+            "sets": self.settings.sets,
+            "strings": self.settings.strings,
+        }
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,7 @@ class Renderer:
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
         self._trees: dict[Path, str] = {}
         self._helms: dict[str, tuple[Path, str]] = {}
+        self._processes: dict[str, RenderProcess | None] = {}
         # Helm writes nothing there for a render, and finds nothing.
         self._home = paths.cache / "no-home"
 
@@ -142,10 +160,40 @@ class Renderer:
     def text(self, request: RenderRequest) -> str:
         """Helm's own output for ``request``, never from the cache. Raises RenderError."""
         self._tree(request.chart)
-        finished = self._finished(request, "template", *request.flags())
-        if finished.returncode:
-            raise RenderError(sentences(finished.stderr), finished.stderr)
-        return finished.stdout
+        made = self._in_process(request)
+        if made is None:
+            finished = self._finished(request, "template", *request.flags())
+            made = finished.stdout, finished.stderr if finished.returncode else ""
+        text, error = made
+        if error:
+            raise RenderError(sentences(error), error)
+        return text
+
+    def in_process(self, helm: str) -> bool:
+        """Whether renders of ``helm`` share a process: its helm-render is there."""
+        return self._process(helm) is not None
+
+    def _in_process(self, request: RenderRequest) -> tuple[str, str] | None:
+        """Helm's output and its error, or None where a process of its own has to say."""
+        process = self._process(request.helm)
+        flags = "".join(request.settings.flags())
+        # Helm reads --set-file from the working directory, and refuses what no command line can take.
+        if process is None or request.settings.files or len(flags) > 100_000 or not flags.isprintable():
+            return None
+        try:
+            return process.text(request.values, **request.asked())
+        except NoAnswer:
+            with self._lock:
+                self._processes.pop(request.helm, None)
+            return None
+
+    def _process(self, helm: str) -> RenderProcess | None:
+        with self._lock:
+            if helm not in self._processes:
+                binary = self._toolbox.ready(f"{helm}-render", instead_of=helm)
+                environment = self._environment() | {"GOGC": "200"}
+                self._processes[helm] = RenderProcess(binary, environment) if binary else None
+            return self._processes[helm]
 
     def lint(self, request: RenderRequest) -> str:
         """What `helm lint` says of the chart with the values and the Kubernetes version of ``request``."""

@@ -44,6 +44,8 @@ class Tool:
     release: Release | None
     go: str
     """The oldest Go that builds it, such as 1.26.0."""
+    shared: Path | None = None
+    """A file of the package that stands with another tool of ours."""
 
     @property
     def label(self) -> str:
@@ -60,7 +62,8 @@ class Tool:
         """A folder name that changes with everything that goes into the binary."""
         digest = hashlib.sha256()
         files = [*(self.folder / self.package).glob("*.go")] if self.package[:1] == "." else []
-        own = (file.read_bytes() for file in sorted(files))
+        files += [self.shared] if self.shared else []
+        own = (file.read_bytes() for file in sorted(files, key=lambda file: file.name))
         pinned = (self._read("go.mod"), self._read("go.sum"))
         tags = [self.tags.encode()] if self.tags else []
         for part in (*pinned, self.package.encode(), self.ldflags.encode(), *tags, *own):
@@ -154,6 +157,7 @@ def _tool(
         executables=tuple(own.get("on-path", [name])),
         release=Release(release["url"], release["checksums"], release.get("member")) if release else None,
         go=go,
+        shared=folder / own["shared"] if "shared" in own else None,
     )
 
 

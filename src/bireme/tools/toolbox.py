@@ -87,6 +87,13 @@ class Toolbox:
         """
         return self._ensure([self.pin(name, version)])[0]
 
+    def ready(self, name: str, instead_of: str) -> Path | None:
+        """The binary of tool ``name`` if it is there, and the environment names no other ``instead_of``."""
+        if self._environ.get(self.pin(instead_of).variable):
+            return None
+        found = self._find(self.pin(name), self._note)
+        return found.path if found else None
+
     def ensure(self, names: Iterable[str]) -> dict[str, Path]:
         """The binaries of several tools, ``name`` or ``name@version``, each as `path` gives it."""
         asked = list(names)

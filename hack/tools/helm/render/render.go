@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+
+	"helm.sh/helm/v4/pkg/action"
+	"helm.sh/helm/v4/pkg/chart"
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/loader"
+	"helm.sh/helm/v4/pkg/cli"
+	"helm.sh/helm/v4/pkg/cli/values"
+	"helm.sh/helm/v4/pkg/getter"
+	release "helm.sh/helm/v4/pkg/release/v1"
+)
+
+// render is Helm's output for a request.
+func (asked request) render() (string, error) {
+	client := action.NewInstall(action.NewConfiguration())
+	if asked.KubeVersion != "" {
+		version, err := common.ParseKubeVersion(asked.KubeVersion)
+		if err != nil {
+			return "", fmt.Errorf("invalid kube version '%s': %w", asked.KubeVersion, err)
+		}
+		client.KubeVersion = version
+	}
+	client.DryRunStrategy, client.Replace = action.DryRunClient, true
+	client.ReleaseName, client.Namespace = asked.Release, asked.Namespace
+	client.APIVersions, client.IsUpgrade = asked.APIVersions, asked.IsUpgrade
+	client.SkipSchemaValidation = asked.SkipsSchema
+	options := values.Options{
+		ValueFiles: []string{asked.File}, JSONValues: asked.JSONs, Values: asked.Sets, StringValues: asked.Strings,
+		FileValues: asked.Files,
+	}
+	merged, err := options.MergeValues(getter.All(cli.New()))
+	if err != nil {
+		return "", err
+	}
+	loaded, err := loader.Load(asked.Chart)
+	if err != nil {
+		return "", err
+	}
+	described, err := chart.NewAccessor(loaded)
+	if err != nil {
+		return "", err
+	}
+	if kind := described.MetadataAsMap()["Type"]; kind != "" && kind != "application" {
+		return "", fmt.Errorf("%s charts are not installable", kind)
+	}
+	if err := action.CheckDependencies(loaded, described.MetaDependencies()); err != nil {
+		return "", fmt.Errorf("an error occurred while checking for chart dependencies. You may need to run 'helm dependency build' to fetch missing dependencies: %w", err)
+	}
+	made, err := client.RunWithContext(context.Background(), loaded, merged)
+	rendered, _ := made.(*release.Release)
+	if err != nil && rendered != nil {
+		return "", fmt.Errorf("%w\n\nUse --debug flag to render out invalid YAML", err)
+	} else if err != nil {
+		return "", err
+	}
+	var text bytes.Buffer
+	fmt.Fprintln(&text, strings.TrimSpace(rendered.Manifest))
+	for _, hook := range rendered.Hooks {
+		fmt.Fprintf(&text, "---\n# Source: %s\n%s\n", hook.Path, hook.Manifest)
+	}
+	return text.String(), nil
+}

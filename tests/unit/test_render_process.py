@@ -1,0 +1,208 @@
+"""One process of Helm's library renders what `helm template` does, byte for byte, and fails as it fails."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme.core.paths import Paths
+from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags
+from bireme.helm.process import NoAnswer, RenderProcess
+from bireme.helm.values import read_file
+from bireme.tools import Toolbox
+from tests.support.templates import SEEN
+
+MakeChart = Callable[..., Path]
+HELMS = ["helm", "helm3"]
+CI_FILES = sorted(Paths.discover().charts.glob("*/ci/*-values.yaml"))
+DEFAULTS = [file for file in CI_FILES if file.name == "default-values.yaml"]
+
+
+class WithoutProcess(Toolbox):
+    """Has Helm's commands alone, as a machine without Go has."""
+
+    def ready(self, name: str, instead_of: str) -> Path | None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def in_process(bireme_paths: Paths, toolbox: Toolbox) -> Renderer:
+    toolbox.ensure(["helm-render", "helm3-render"])
+    return Renderer(toolbox, bireme_paths, keeps=False)
+
+
+@pytest.fixture(scope="module")
+def commands(bireme_paths: Paths) -> Renderer:
+    return Renderer(WithoutProcess(bireme_paths), bireme_paths, keeps=False)
+
+
+def said(renderer: Renderer, request: RenderRequest) -> tuple[str, str]:
+    """What is rendered, and the error as it is shown."""
+    try:
+        return renderer.text(request), ""
+    except RenderError as error:
+        return "", str(error)
+
+
+def same(in_process: Renderer, commands: Renderer, request: RenderRequest) -> tuple[str, str]:
+    assert in_process.in_process(request.helm)
+    assert not commands.in_process(request.helm)
+    here, there = said(in_process, request), said(commands, request)
+    assert here == there
+    return here
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("file", DEFAULTS, ids=lambda file: file.parents[1].name)
+def test_each_chart_renders_alike(in_process: Renderer, commands: Renderer, file: Path, helm: str) -> None:
+    text, error = same(in_process, commands, RenderRequest(file.parents[1], read_file(file), helm=helm))
+    assert text
+    assert not error
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("file", CI_FILES, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
+def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, file: Path, helm: str) -> None:
+    same(in_process, commands, RenderRequest(file.parents[1], read_file(file), helm=helm))
+
+
+OF_EACH_KIND = SEEN + "  values: {{ .Values | toJson | quote }}\n"
+REQUESTS: Mapping[str, Mapping[str, Any]] = {
+    "as it is": {},
+    "settings": {
+        "settings": SetFlags(sets=("a.b=1,c={x,y}",), strings=("d=1",), jsons=('e={"f":[1,2.50]}',))
+    },
+    "an upgrade": {"is_upgrade": True, "release": "other", "namespace": "team"},
+    "another Kubernetes": {"kube_version": "1.31.2", "api_versions": ("monitoring.coreos.com/v1",)},
+    "numbers and words": {
+        "values": {"n": 12345678901234567, "y": "yes", "u": "é☃\U0001f600", "nothing": None}
+    },
+    "no version of Kubernetes": {"kube_version": "new"},
+    "a setting that is none": {"settings": SetFlags(jsons=("a={",))},
+    "a setting on a value": {"settings": SetFlags(sets=("a=1", "a.b=2"))},
+    "a schema refuses": {"values": {"size": "large"}},
+    "a schema is passed over": {"values": {"size": "large"}, "skips_schema": True},
+}
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_each_kind_of_request_is_answered_alike(
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart, name: str, helm: str
+) -> None:
+    schema = {"properties": {"size": {"type": "integer"}}}
+    chart = make_chart("web", templates={"config.yaml": OF_EACH_KIND}, schema=schema)
+    same(in_process, commands, RenderRequest(chart, helm=helm, **REQUESTS[name]))
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize(
+    "template",
+    [
+        '{{ fail "no" }}',
+        '{{ required "give a name" .Values.name }}',
+        "{{ if }}",
+        '{{ include "nothing" . }}',
+        "a: [",
+        "kind: ConfigMap\n",
+        "{{/* nothing */}}",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: x, annotations: {helm.sh/hook: nothing}}\n",
+    ],
+)
+def test_each_fault_of_a_chart_has_the_same_sentence(
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart, template: str, helm: str
+) -> None:
+    chart = make_chart("web", templates={"fault.yaml": template})
+    same(in_process, commands, RenderRequest(chart, helm=helm))
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"type": "library"},
+        {"dependencies": [{"name": "absent", "version": "1.0.0", "repository": "oci://no"}]},
+    ],
+)
+def test_what_is_wrong_with_a_chart_as_a_whole_has_the_same_sentence(
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart, more: Mapping[str, Any], helm: str
+) -> None:
+    chart = make_chart("web", templates={"config.yaml": OF_EACH_KIND})
+    about = json.loads((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(json.dumps(about | more))
+    text, error = same(in_process, commands, RenderRequest(chart, helm=helm))
+    assert not text
+    assert error
+
+
+def test_a_hundred_renders_at_a_time_get_their_own_answers(
+    in_process: Renderer, make_chart: MakeChart
+) -> None:
+    chart = make_chart("web", templates={"config.yaml": OF_EACH_KIND})
+    requests = [RenderRequest(chart, {"number": number}, release=f"r{number}") for number in range(100)]
+    with ThreadPoolExecutor(20) as pool:
+        texts = list(pool.map(in_process.text, requests))
+    for number, text in enumerate(texts):
+        assert f"name: r{number}," in text
+
+
+def test_a_killed_process_leaves_the_render_to_the_command_and_the_next_to_a_new_one(
+    bireme_paths: Paths, toolbox: Toolbox, make_chart: MakeChart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[RenderProcess] = []
+
+    class Noted(RenderProcess):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+
+    monkeypatch.setattr("bireme.helm.render.RenderProcess", Noted)
+    renderer = Renderer(toolbox, bireme_paths, keeps=False)
+    request = RenderRequest(make_chart("web", templates={"config.yaml": OF_EACH_KIND}))
+    text = renderer.text(request)
+    os.kill(started[0].pid, signal.SIGKILL)
+    assert [renderer.text(request) for _ in range(3)] == [text] * 3
+    assert len(started) == 2
+
+
+def test_a_process_killed_within_an_answer_leaves_no_render_waiting(tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    half.write_text('#!/bin/sh\nread _\nprintf \'{"id": 0, "te\'\nkill -9 $$\n')
+    half.chmod(0o755)
+    process = RenderProcess(half, {"PATH": os.environ["PATH"]})
+    for _ in range(2):
+        with pytest.raises(NoAnswer):
+            process.text({}, chart="web")
+
+
+def test_without_room_for_values_the_command_renders(
+    bireme_paths: Paths, toolbox: Toolbox, make_chart: MakeChart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    request = RenderRequest(make_chart("web", templates={"config.yaml": OF_EACH_KIND}))
+    renderer = Renderer(toolbox, bireme_paths, keeps=False)
+    text = renderer.text(request)
+    monkeypatch.setattr("bireme.helm.process.tempfile.NamedTemporaryFile", no_room)
+    assert renderer.text(request) == text
+
+
+def test_a_process_ends_with_the_last_reference_to_it(toolbox: Toolbox) -> None:
+    process = RenderProcess(toolbox.path("helm-render"), {})
+    pid = process.pid
+    os.kill(pid, 0)
+    del process
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
