@@ -16,7 +16,7 @@ import yaml
 from bireme.helm import Render
 from bireme.plan.topology import Plan
 from tests.render.cases import ROOT
-from tests.support.rendered import environment_of, the
+from tests.support.rendered import container_of, environment_of, the
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 BOTH = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
@@ -327,3 +327,14 @@ def test_nccl_tests_use_the_given_number_of_efa_interfaces(
     sets = [f"mpi.orchestrator={orchestrator}", *sets]
     rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
     assert container(rendered)["resources"]["limits"].get("vpc.amazonaws.com/efa") == efa
+
+
+def test_with_a_web_hook_each_pod_of_a_job_knows_its_last_start(render: Callable[..., Render]) -> None:
+    hook = ["monitoring.webhook.existingSecret=hook", "recovery.backoffLimit=2"]
+    spec = the(render("mpi-training", sets=hook), "Job")["spec"]
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 0)
+    assert "backoffLimit" not in spec
+    trainer = container_of(spec["template"]["spec"], "trainer")
+    assert json.loads(environment_of(trainer)["BIREME_WEBHOOK"])["starts"] == 2
+    (failed,) = [each for each in trainer["env"] if each["name"] == "BIREME_FAILED_STARTS"]
+    assert "job-index-failure-count" in failed["valueFrom"]["fieldRef"]["fieldPath"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -74,6 +75,19 @@ def test_tokens_come_from_a_secret_and_stand_in_no_object(recipe: Recipe) -> Non
     assert environment_of(container)["MLFLOW_TRACKING_URI"] == "https://mlflow.example.com"
     for each in rendered.manifests:
         assert not re.search("WANDB_API_KEY|HF_TOKEN|TRACKING_PASSWORD", str(each.thaw())), each.name
+
+
+def test_a_message_when_a_run_has_ended_has_its_address_from_a_secret(recipe: Recipe) -> None:
+    rendered = recipe("A message when a run has ended")
+    pod, container = trainer(rendered)
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "webhook"]
+    assert volume["secret"]["secretName"] == "webhook"
+    assert [dict(each) for each in volume["secret"]["items"]] == [{"key": "url", "path": "url"}]
+    about = json.loads(environment_of(container)["BIREME_WEBHOOK"])
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "webhook"]
+    assert about["file"] == f"{mount['mountPath']}/url"
+    assert about["run"] == {"namespace": "default", "release": "mnist", "run": 1}
+    assert about["format"] == "slack"
 
 
 @pytest.mark.parametrize(("heading", "path"), [("Resume", "/fsx"), ("Checkpoints on S3, as a claim", "/s3")])

@@ -17,6 +17,7 @@ from bireme.tools import Toolbox
 from bireme_runtime.process import children
 from tests.runtime.etcd_servers import EtcdServer, new_cluster
 from tests.runtime.told import Proxy
+from tests.runtime.web_hook import WebHook
 from tests.runtime.workers import MAIN, Start, Worker
 from tests.support.api_server import serving
 
@@ -99,6 +100,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         worker.process.kill()
         worker.process.wait()
         children.send(others, signal.SIGKILL)
+
+
+@pytest.fixture
+def hook(tmp_path: Path) -> Iterator[WebHook]:
+    """A web hook of the test's own."""
+    one = WebHook(tmp_path)
+    yield one
+    one.stop()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 from bireme_runtime.mpi.elastic import Discovery
 from bireme_runtime.mpi.workers import Workers
 from tests.runtime.etcd_servers import RUNTIME
+from tests.runtime.web_hook import WebHook
 from tests.support.waiting import until
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -184,6 +185,19 @@ def test_the_launcher_gives_horovodrun_the_workers_and_ends_with_its_exit_code(
     (command,) = [line for line in lines if line.startswith("horovodrun -np")]
     assert "-np 8 --min-np 8 --max-np 12" in command
     assert command.endswith("python3 train.py")
+
+
+@pytest.mark.parametrize(("status", "outcome"), [("0", "succeeded"), ("3", "failed")])
+def test_the_launcher_tells_a_web_hook_how_the_run_has_ended(
+    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, hook: WebHook, status: str, outcome: str
+) -> None:
+    sshd.start("127.0.0.1", "127.0.0.2")
+    env = {**hook.environment(3, starts=3), "STATUS": status}
+    code, output = launcher(pod, sshd.port, horovodrun=HOROVODRUN, **env)
+    assert code == int(status), output
+    (message,) = hook.messages
+    assert message["outcome"] == outcome
+    assert hook.secret not in output
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ from bireme_runtime.process.http import Address, Connection
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.paddle_pods import SECONDS, SOURCE, PaddleJob
+from tests.runtime.web_hook import WebHook
+from tests.support.waiting import until
 
 # A script for both roles: pservers listen until they are killed, trainers follow the arguments.
 SCRIPT = """
@@ -170,6 +172,19 @@ def test_a_script_that_exits_with_78_is_not_restarted(job: PaddleJob) -> None:
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
     job.go.write_text("78")
     assert job.pods["trainer", 0].wait(SECONDS) == 78
+
+
+@pytest.mark.parametrize(("ends", "outcome"), [("", "succeeded"), ("78", "failed")])
+def test_one_pod_tells_a_web_hook_how_the_run_has_ended(
+    job: PaddleJob, hook: WebHook, ends: str, outcome: str
+) -> None:
+    job.start_all(**hook.environment())
+    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    job.go.write_text(ends)
+    assert {job.pods["trainer", index].wait(SECONDS) for index in (0, 1)} == {int(ends or 0)}
+    until(lambda: hook.messages, what="the message of the pod that was first")
+    (message,) = hook.messages
+    assert message["outcome"] == outcome
 
 
 def test_trainers_that_an_upgrade_adds_join_the_running_job(job: PaddleJob) -> None:

@@ -81,6 +81,7 @@ Arguments: root, worker (the result of training.worker), role ("" in an Indexed 
 - {name: BIREME_NAME, value: {{ include "common.fullname" (dict "root" .root) | quote }}}
 - {name: BIREME_MPI_HOSTS, value: {{ include "mpi-training.hosts" .root | quote }}}
 - {name: BIREME_MPI_WORKERS, value: "{{ $v.elastic.maxWorkers | default $v.workers | int64 }}"}
+{{ include "training.webhook.env" (dict "root" .root "ends" (list 0 64 78) "starts" $v.recovery.backoffLimit) }}
 {{- if $v.elastic.maxWorkers }}
 - {name: BIREME_MPI_LEAST, value: "{{ int64 $v.elastic.minWorkers }}"}
 {{- end }}

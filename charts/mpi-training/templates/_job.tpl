@@ -1,4 +1,12 @@
 {{/*
+"true" when each pod has starts of its own: workers of an elastic job come and go, and a launcher that tells how the run
+ends has to know its last start. Kubernetes tells a pod only of its own starts.
+*/}}
+{{- define "mpi-training.countsEachPod" -}}
+{{- if or .Values.elastic.maxWorkers (include "training.webhook" (dict "root" .)) }}true{{ end }}
+{{- end }}
+
+{{/*
 The fields of the Job's spec that do not change in place. job.yaml has the others.
 */}}
 {{- define "mpi-training.jobSpec" -}}
@@ -6,8 +14,7 @@ The fields of the Job's spec that do not change in place. job.yaml has the other
 {{- end }}
 {{- define "mpi-training.jobSpec.text" -}}
 completionMode: Indexed
-{{- if .Values.elastic.maxWorkers }}
-# Workers come and go, so each pod has starts of its own.
+{{- if include "mpi-training.countsEachPod" . }}
 backoffLimitPerIndex: {{ int64 .Values.recovery.backoffLimit }}
 maxFailedIndexes: 0
 {{- end }}

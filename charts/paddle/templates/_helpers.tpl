@@ -147,6 +147,9 @@ Arguments: root, role.
 - name: PADDLE_TRAINER_ID
   valueFrom:
     fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+{{- /* A job of one worker less goes on where there are pservers. */}}
+{{- $isCore := or (eq .role "server") (not (include "paddle.hasServers" .root)) }}
+{{ include "training.webhook.env" (dict "root" .root "ends" (list 0 64 70 78) "starts" (ternary $v.recovery.backoffLimitPerIndex nil $isCore)) }}
 {{- if include "paddle.hasServers" .root }}
 - {name: TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}
 - {name: PADDLE_TRAINING_ROLE, value: {{ ternary "PSERVER" "TRAINER" (eq .role "server") | quote }}}

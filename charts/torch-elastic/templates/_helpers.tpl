@@ -53,6 +53,9 @@ Arguments: root, worker (the result of training.worker).
 - name: PET_LOCAL_ADDR
   valueFrom:
     fieldRef: {fieldPath: status.podIP}
+{{- /* A job that may go on with fewer workers does not end with one of them. */}}
+{{ include "training.webhook.env" (dict "root" .root "ends" (list 0 64 70 78)
+    "starts" (ternary $v.recovery.backoffLimitPerIndex nil (eq (int64 $v.elastic.minWorkers) (int64 $v.elastic.maxWorkers)))) }}
 {{- if gt (int64 $v.elastic.workersPerUnit) 1 }}
 - {name: BIREME_WORKERS_PER_UNIT, value: "{{ int64 $v.elastic.workersPerUnit }}"}
 {{- end }}

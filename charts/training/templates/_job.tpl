@@ -92,7 +92,7 @@ scales (see training.rules.queue), starts (see training.rules.program; optional)
 {{ include "training.rules.staging" (dict "root" $root "worker" .worker) }}
 {{ include "training.rules.git" (dict "root" $root) }}
 {{ include "training.rules.verify" (dict "root" $root) }}
-{{- if $v.monitoring }}
+{{- if $v.monitoring.tensorboard }}
 {{ include "training.rules.tensorboard" (dict "root" $root) }}
 {{- end }}
 {{- range .hosts }}

@@ -67,6 +67,7 @@ spec:
     {{- include "training.datasetVolume" (dict "root" $root) | nindent 4 }}
     {{- .volumes | default "" | nindent 4 }}
     {{- include "training.scriptVolume" . | nindent 4 }}
+    {{- include "training.webhook.volume" (dict "root" $root) | nindent 4 }}
     {{- include "training.claimVolumes" (dict "root" $root) | nindent 4 }}
     {{- include "training.staging.volumes" (dict "root" $root) | nindent 4 }}
     {{- with $v.pod.extraVolumes }}
@@ -155,6 +156,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
     {{- if include "training.hasFolder" (dict "root" $root "script" .script) }}
     - {name: script, mountPath: /bireme/script, readOnly: true}
     {{- end }}
+    {{- include "training.webhook.mount" (dict "root" $root) | nindent 4 }}
     {{- include "training.claimMounts" (dict "root" $root "readOnly" false) | nindent 4 }}
     {{- include "training.staging.mount" (dict "root" $root) | nindent 4 }}
     {{- with $v.pod.extraVolumeMounts }}

@@ -24,7 +24,7 @@ from bireme_runtime.mpi.elastic import NO_HOROVODRUN, Discovery, horovodrun
 from bireme_runtime.mpi.ssh import Ssh, for_trainers, is_login
 from bireme_runtime.mpi.workers import Workers
 from bireme_runtime.mpi.world import PROBE, MpiWorld, interface_of
-from bireme_runtime.process import children, devices, environment
+from bireme_runtime.process import children, devices, environment, webhook
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG, TEMPORARY, USAGE, as_shell
 from bireme_runtime.process.log import last_words, log_of
@@ -43,17 +43,20 @@ say = log_of("mpi")
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     """Run this pod's role and return its exit code."""
     children.take_charge()
+    reason = ""
     try:
-        return _run(_role(env), list(argv), env)
+        code = _run(_role(env), list(argv), env)
     except Stop as error:
-        say(str(error))
-        last_words(str(error), env)
-        return error.code
+        code, reason = error.code, str(error)
+        say(reason)
+        last_words(reason, env)
     except children.Terminated as end:
         say(str(end))
         return TERMINATED
     finally:
         children.kill_descendants()
+    webhook.tell(env, code, reason, lambda: _role(env) == "launcher")
+    return code
 
 
 def _role(env: Mapping[str, str]) -> str:

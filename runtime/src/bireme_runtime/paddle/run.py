@@ -174,6 +174,7 @@ class Run:
                 self.restarts = restarts
                 self._restart(self._restarted(0))
             else:
+                (self.output / "told").unlink(missing_ok=True)
                 self._start(0)
 
     def _kept(self) -> tuple[str, int, int]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
-from bireme_runtime.process import children, devices, environment, http
+from bireme_runtime.process import children, devices, environment, http, webhook
 from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import Stop, Unreachable
 from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
@@ -81,17 +81,28 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         print(_USAGE, file=sys.stderr)
         return USAGE
     children.take_charge()
+    reason = ""
     try:
         env = devices.for_processes(env, say)
-        return roles[role](PaddleSettings.from_env(role, env), command, env).run()
+        code = roles[role](PaddleSettings.from_env(role, env), command, env).run()
     except Stop as stop:
-        say(str(stop))
-        last_words(str(stop), env)
-        return stop.code
+        code, reason = stop.code, str(stop)
+        say(reason)
+        last_words(reason, env)
     except children.Terminated as terminated:
         return as_shell(-terminated.number)
     finally:
         children.kill_descendants()
+    webhook.tell(env, code, reason, lambda: _is_first(env))
+    return code
+
+
+def _is_first(env: Mapping[str, str]) -> bool:
+    """Whether no other pod of the run has told how it ended. It leaves a file on the claim."""
+    with contextlib.suppress(OSError):
+        Path(env["BIREME_PADDLE_OUTPUT"], "told").touch(exist_ok=False)
+        return True
+    return False
 
 
 class Script:

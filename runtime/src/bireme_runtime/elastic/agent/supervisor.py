@@ -29,7 +29,7 @@ from bireme_runtime.elastic.monitor.status import WorkerStatus
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.elastic.rendezvous.lock import RunLock
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.process import children, devices, environment
+from bireme_runtime.process import children, devices, environment, webhook
 from bireme_runtime.process.environment import setting
 from bireme_runtime.process.errors import SettingError, Stop
 from bireme_runtime.process.exits import (
@@ -176,6 +176,10 @@ class Backend:
         """The names of the workers that wait while others train."""
         return ()
 
+    def is_first(self, index: str) -> bool:
+        """Whether no other worker has told how the run ended."""
+        return index in ("", "0")
+
     def ledger(self) -> failures.Ledger:
         """What is known of the failures of the run."""
         return failures.Ledger()
@@ -272,6 +276,10 @@ class EtcdBackend(Backend):
     def spares(self) -> tuple[str, ...]:
         return membership.spares_of(self._client, self._root)
 
+    def is_first(self, index: str) -> bool:
+        key = self._root + "told"
+        return self._client.txn([etcd.key_is_same(key, 0)], [etcd.put_op(key, index)]).succeeded
+
     def ledger(self) -> failures.EtcdLedger:
         return failures.EtcdLedger(self._client, self._prefix, self._run_id)
 
@@ -331,6 +339,7 @@ class Supervisor:
         env: Mapping[str, str],
     ) -> None:
         self._options = options
+        self.reason = ""
         self._backend = backend
         self._arguments = tuple(arguments)
         self._stable_seconds = 0.0
@@ -367,8 +376,9 @@ class Supervisor:
                 say(str(stop))
             return as_shell(-end.number)
         except Stop as stop:
-            say(str(stop))
-            last_words("\n".join(filter(None, (self._observer.words(), str(stop)))), self._env)
+            self.reason = str(stop)
+            say(self.reason)
+            last_words("\n".join(filter(None, (self._observer.words(), self.reason))), self._env)
             return self._code(stop)
         finally:
             children.kill_descendants(1.0)
@@ -595,12 +605,16 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Seq
         preflight.check(env, say)
         if launchers.starts_nodes(env):
             arguments = launchers.torchrun_arguments(env, arguments)
-        supervisor = Supervisor(options, make_backend(options, env), launcher, arguments, env)
+        backend = make_backend(options, env)
+        supervisor = Supervisor(options, backend, launcher, arguments, env)
     except Stop as stop:
         say(str(stop))
         last_words(str(stop), env)
+        webhook.tell(env, stop.code, str(stop), lambda: env.get("JOB_COMPLETION_INDEX") == "0")
         return stop.code
-    return supervisor.run()
+    code = supervisor.run()
+    webhook.tell(env, code, supervisor.reason, lambda: backend.is_first(options.index))
+    return code
 
 
 if __name__ == "__main__":
