@@ -207,6 +207,55 @@ def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> Non
     assert not names(render("paddle", sets=["data.jobClaim.existingClaim=efsvol"]), "PersistentVolumeClaim")
 
 
+def test_collective_workers_do_without_a_claim(render: Callable[..., Render]) -> None:
+    rendered = render("paddle", sets=["paddle.mode=collective", "data.jobClaim.enabled=false"], release="job")
+    assert not names(rendered, "PersistentVolumeClaim")
+    pod = the(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
+    assert not [each for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/home/jobpath"]
+    assert {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
+
+
+def test_labels_of_pods_reach_pservers_which_may_have_their_own(render: Callable[..., Render]) -> None:
+    sets = ["podLabels.team=vision", "podLabels.cost=a", "podAnnotations.note=all"]
+    own = ["paddle.pservers.podLabels.cost=b", "paddle.pservers.podAnnotations.note=own"]
+    rendered = render("paddle", sets=[*sets, *own], release="job")
+
+    def told(job: str) -> tuple[str, str, str]:
+        about = the(rendered, "Job", job)["spec"]["template"]["metadata"]
+        return about["labels"]["team"], about["labels"]["cost"], about["annotations"]["note"]
+
+    assert told("job-r1") == ("vision", "a", "all")
+    assert told("job-ps-r1") == ("vision", "b", "own")
+
+
+@pytest.mark.parametrize(
+    ("sets", "count", "jobs"),
+    [
+        (["workers=3", "paddle.pservers.count=2"], 5, {"job-r1", "job-ps-r1"}),
+        (["workers=3", "paddle.topology=collocated"], 3, {"job-r1"}),
+        (["workers=3", "paddle.mode=collective"], 3, {"job-r1"}),
+        (
+            ["workers=3", "paddle.dispatch=dynamic", "etcd.enabled=true", "elastic.autoscale.enabled=true"],
+            3,
+            {"job-r1", "job-ps-r1"},
+        ),
+    ],
+)
+def test_pservers_and_trainers_are_one_gang(
+    render: Callable[..., Render], sets: list[str], count: int, jobs: set[str]
+) -> None:
+    """Each role alone would hold nodes while it waits for the other. With autoscale one trainer is enough."""
+    rendered = render("paddle", sets=[*sets, "placement.gang=volcano", "placement.queue=q"], release="job")
+    (group,) = [each for each in rendered.manifests if each.kind == "PodGroup"]
+    assert group["spec"] == {"minMember": count, "queue": "q"}
+    assert names(rendered, "Job") == jobs
+    for job in jobs:
+        template = the(rendered, "Job", job)["spec"]["template"]
+        assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group.name
+        assert template["spec"]["schedulerName"] == "volcano"
+
+
 def test_the_command_in_the_guide_for_script_authors_renders(render: Callable[..., Render]) -> None:
     page = (ROOT / "docs/paddle.md").read_text()
     (command,) = re.findall(r"^helm install (\S+) charts/paddle -f values/workloads/(\S+)\.yaml$", page, re.M)

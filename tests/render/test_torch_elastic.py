@@ -74,6 +74,18 @@ def test_a_plan_shows_the_units_of_workers(plan: Callable[..., Plan], render: Ca
     assert "BIREME_WORKERS_PER_UNIT" not in environment(render("torch-elastic"))
 
 
+def test_a_command_of_ones_own_may_have_units_where_the_number_of_workers_is_fixed(
+    render: Callable[..., Render],
+) -> None:
+    """As a JobSet has them: every world has all workers, so it has whole units."""
+    fixed = [f"{key}=4" for key in ("workers", "elastic.minWorkers", "elastic.maxWorkers")]
+    sets = [*fixed, "elastic.workersPerUnit=2", "placement.gang=volcano", "launch.command={python3,train.py}"]
+    rendered = render("torch-elastic", sets=sets)
+    (group,) = [each for each in rendered.manifests if each.kind == "PodGroup"]
+    assert group["spec"]["minMember"] == 4
+    assert environment(rendered)["BIREME_WORKERS_PER_UNIT"] == "2"
+
+
 def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable[..., Plan]) -> None:
     planned = plan("torch-elastic", instance="p4d.24xlarge", sets=["workers=2", "elastic.spares=1"])
     job = next(each for each in planned.workloads if each.kind == "Job")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -698,6 +699,15 @@ def test_a_member_whose_lease_has_ended_proposes_no_round(make: Make, shared_etc
     assert rules.round_of(latest.value, 0).members == (f"{a.identity.base}.2",)
 
 
+def test_no_round_is_agreed_when_the_run_has_just_ended(make: Make, shared_etcd: EtcdServer) -> None:
+    a = make(0)
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    before_writing(a, "round", lambda: membership.end_run(client, a.settings.root, rules.SUCCESS))
+    with pytest.raises(membership.RunOver, match="success"):
+        a.join()
+    assert not client.get(a.settings.root + "round")
+
+
 def test_no_success_is_written_when_a_new_round_was_agreed_meanwhile(
     make: Make, shared_etcd: EtcdServer
 ) -> None:
@@ -708,6 +718,26 @@ def test_no_success_is_written_when_a_new_round_was_agreed_meanwhile(
     before_writing(a, "done", lambda: client.put(a.settings.root + "round", round_2))
     until(lambda: a.all_finished() or a.waiting())
     assert not client.get(a.settings.root + "done")
+
+
+def test_who_joins_knows_the_latest_round_before_it_says_from_which_on_it_can_be_placed(
+    make: Make, shared_etcd: EtcdServer
+) -> None:
+    a, late = make(0), make(1)
+    assert [a.join().number for _ in range(3)] == [1, 2, 3]
+    # Etcd takes its time to tell what there is, and none to grant a lease.
+    spans, told = late._client.spans, threading.Event()
+    late._client.spans = lambda *asked: (told.wait(1), spans(*asked))[1]  # type: ignore[method-assign]
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    prefix = f"{late.settings.root}members/{late.identity.base}"
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(late.join)
+        until(lambda: client.range(prefix).keys)
+        (registered,) = client.range(prefix).keys
+        told.set()
+        until(a.waiting)
+        assert a.join().number == joining.result().number == 4
+    assert json.loads(registered.value)["ready"] == 4
 
 
 def test_the_first_member_of_an_older_round_publishes_no_store(make: Make) -> None:

@@ -22,6 +22,14 @@ The number of pods of pservers and trainers if Kueue admits them together, else 
 {{- else }}0{{ end }}
 {{- end }}
 
+{{/*
+The number of pods that a gang starts together: pservers, and as many trainers as the job begins with.
+*/}}
+{{- define "paddle.gang" -}}
+{{- $servers := ternary .Values.paddle.pservers.count 0 (and (not (empty (include "paddle.hasServers" .))) (empty (include "paddle.isCollocated" .))) }}
+{{- add (int64 $servers) (include "paddle.counted" . | int64) }}
+{{- end }}
+
 {{- define "paddle.autoscale" -}}
 {{- include "training.autoscale" (dict "root" . "least" 1 "most" .Values.workers) }}
 {{- end }}
@@ -102,9 +110,16 @@ Arguments: root, role (server or trainer).
 */}}
 {{- define "paddle.values" -}}
 {{- $v := deepCopy .root.Values }}
-{{- $claim := dict "claimName" (include "paddle.claim" .root) "mountPath" $v.data.jobPath }}
-{{- $_ := set $v "claims" (prepend (ternary $v.paddle.pservers.claims $v.claims (eq .role "server")) $claim) }}
+{{- $claims := ternary $v.paddle.pservers.claims $v.claims (eq .role "server") }}
+{{- if $v.data.jobClaim.enabled }}
+{{- $claims = prepend $claims (dict "claimName" (include "paddle.claim" .root) "mountPath" $v.data.jobPath) }}
+{{- else }}
+{{- $_ := set $v.pod "extraVolumes" (append $v.pod.extraVolumes (dict "name" "job" "emptyDir" dict)) }}
+{{- $_ := set $v.pod "extraVolumeMounts" (append $v.pod.extraVolumeMounts (dict "name" "job" "mountPath" $v.data.jobPath)) }}
+{{- end }}
+{{- $_ := set $v "claims" $claims }}
 {{- if eq .role "server" }}
+{{- range $key := list "podLabels" "podAnnotations" }}{{ $_ := set $v $key (merge (dict) (index $v.paddle.pservers $key) (index $v $key)) }}{{ end }}
 {{- /* Pservers read no data. */}}
 {{- $_ := set $v.data.staging "claimName" "" }}
 {{- $_ := set $v.data.verify "paths" list }}
