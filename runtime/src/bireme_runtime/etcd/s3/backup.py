@@ -18,7 +18,6 @@ from pathlib import Path
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import backup
 from bireme_runtime.process import environment
-from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.log import Say
 from bireme_runtime.sources.places import open_source
 from bireme_runtime.sources.source import Entry, S3Source, SourceError
@@ -65,9 +64,6 @@ class Store:
 def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
     """Carry out the command. Raises what backup.run and S3Source raise."""
     folder = Path(argv[1])
-    if argv[0] == "fetch" and not backup.is_wanted(env):
-        backup.write_nothing(folder / argv[2], say)
-        return
     store = Store(env)
     if argv[0] == "save":
         client = etcd.client_from(env.get("BIREME_ETCD_ENDPOINTS", ""), env)
@@ -76,19 +72,13 @@ def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
         place = store.add(snapshot, environment.integer(env, "BIREME_BACKUP_KEEP", 7))
         say(f"{place}: {snapshot.stat().st_size} bytes")
     else:
-        backup.write_whole(store.pieces(argv[2]), folder / argv[2], say)
+        backup.fetch(store.pieces(argv[2]), folder / argv[2], env, say)
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     """Save or fetch; returns the exit code."""
-
-    def act(say: Say) -> None:
-        try:
-            run(argv, env, say)
-        except BiremeError as error:
-            raise backup.BackupFailed(str(error)) from error
-
-    return backup.attempt(act, (*argv[:1], len(argv)) in (("save", 2), ("fetch", 3)), _USAGE)
+    is_understood = (*argv[:1], len(argv)) in (("save", 2), ("fetch", 3))
+    return backup.attempt(lambda say: run(argv, env, say), is_understood, _USAGE)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ ends all logins.
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
 import time
@@ -112,7 +111,7 @@ def _is_current(as_root: etcd.Client, as_user: etcd.Client, wanted: Users) -> bo
 
 
 def _permission(prefix: str) -> dict[str, str]:
-    key, end = _b64(prefix.encode()), _b64(etcd.prefix_end(prefix))
+    key, end = etcd.encoded(prefix), etcd.encoded(etcd.prefix_end(prefix))
     return {"permType": "READWRITE", "key": key, "range_end": end}
 
 
@@ -132,10 +131,6 @@ def _set_role(client: etcd.Client, name: str, prefix: str) -> None:
             continue
         client.auth("role/revoke", {"role": name, **there})
     client.auth("role/grant", {"name": name, "perm": wanted})
-
-
-def _b64(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
 
 
 def set_up(env: Mapping[str, str], say: Say) -> None:

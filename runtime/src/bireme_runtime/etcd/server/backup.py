@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
@@ -107,41 +107,32 @@ def write_checked(pieces: Iterable[bytes], file: Path) -> None:
         )
 
 
-def is_wanted(env: Mapping[str, str]) -> bool:
-    """Whether a member may start from a snapshot: only ordinal 0 does, without data of its own."""
+def fetch(pieces: Iterable[bytes], file: Path, env: Mapping[str, str], say: Say) -> None:
+    """Write a snapshot that is there only when it is complete, if the member may start from one.
+
+    Only ordinal 0 does, without data of its own. Raises as `write_checked` and the pieces do.
+    """
     data = env.get("BIREME_ETCD_DATA_DIR")
     is_first = env.get("POD_NAME", "").endswith("-0")
-    return not data or (is_first and not has_data(Path(data)))
-
-
-def write_nothing(file: Path, say: Say) -> None:
-    """Write a snapshot of an empty etcd, which the next container restores for nobody."""
-    file.write_bytes(zlib.decompress(base64.b85decode(_EMPTY)))
-    say("this member starts without the snapshot: nothing is fetched")
-
-
-def write_whole(pieces: Iterable[bytes], file: Path, say: Say) -> None:
-    """Write a snapshot that is there only when it is complete. Raises as `write_checked` does."""
+    if data and (not is_first or has_data(Path(data))):
+        # The next container restores it for nobody.
+        file.write_bytes(zlib.decompress(base64.b85decode(_EMPTY)))
+        say("this member starts without the snapshot: nothing is fetched")
+        return
     part = file.with_name(f".{file.name}.part")
     write_checked(pieces, part)
     part.replace(file)
     say(f"{file.name}: {file.stat().st_size} bytes")
 
 
-def fetch(claim: Path, file: Path, env: Mapping[str, str], say: Say) -> None:
-    """Copy the claim's snapshot of that name, if the member may start from it.
-
-    Raises BackupFailed and OSError.
-    """
-    if not is_wanted(env):
-        write_nothing(file, say)
-        return
+def _of_claim(claim: Path, name: str) -> Iterator[bytes]:
+    """The bytes of the claim's snapshot of that name. Raises BackupFailed if there is none."""
     try:
-        with (claim / file.name).open("rb") as source:
-            write_whole(iter(lambda: source.read(_CHUNK), b""), file, say)
+        with (claim / name).open("rb") as source:
+            yield from iter(lambda: source.read(_CHUNK), b"")
     except FileNotFoundError as error:
         advice = "name one of its files in restore.file, and its folder in restore.subPath"
-        raise BackupFailed(f"the claim has no snapshot {file.name}: {advice}") from error
+        raise BackupFailed(f"the claim has no snapshot {name}: {advice}") from error
 
 
 def _point_at(snapshot: Path) -> None:
@@ -180,7 +171,7 @@ def _bytes_used(client: etcd.Client) -> int:
 def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
     """Carry out the command. Raises what save, defragment and fetch raise, and ValueError."""
     if argv[0] == "fetch":
-        fetch(Path(argv[1]), Path(argv[2], argv[3]), env, say)
+        fetch(_of_claim(Path(argv[1]), argv[3]), Path(argv[2], argv[3]), env, say)
         return
     endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
     client = etcd.client_from(endpoints, env)
@@ -200,7 +191,7 @@ def attempt(act: Callable[[Say], None], is_understood: bool, usage: str) -> int:
         return USAGE
     try:
         act(say)
-    except (BackupFailed, etcd.EtcdError, OSError, ValueError) as error:
+    except (BiremeError, OSError, ValueError) as error:
         say(str(error))
         return FAILED
     return 0
