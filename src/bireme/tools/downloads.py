@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import shutil
 import tarfile
 import urllib.error
 import urllib.request
@@ -126,6 +127,5 @@ def _unpack(archive: Path, member: str, target: Path, url: str) -> None:
         if content is None:
             raise BiremeError(f"{url} holds no {member}: correct the member in hack/tools/tools.toml")
         with content, target.open("wb") as out:
-            while chunk := content.read(_CHUNK):
-                out.write(chunk)
+            shutil.copyfileobj(content, out)
     archive.unlink()

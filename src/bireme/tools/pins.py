@@ -125,40 +125,30 @@ def _tools_of(module: Mapping[str, Any], folder: Path, *, is_default: bool) -> l
     if version is None or go is None:
         raise BiremeError(f"{go_mod} does not pin {module['module']}: run hack/tools/pin.py for it")
     fields = _fields(version, _required(text, "k8s.io/client-go"))
-    return [_tool(name, fields, module, folder, is_default=is_default, go=go[1]) for name in module["tools"]]
-
-
-def _tool(
-    name: str,
-    fields: Mapping[str, str],
-    module: Mapping[str, Any],
-    folder: Path,
-    *,
-    is_default: bool,
-    go: str,
-) -> Tool:
-    own = module["tools"][name]
     stamps = [f"-X {key}={value.format_map(fields)}" for key, value in module.get("stamps", {}).items()]
-    release = {
-        key: value.format_map({**fields, "tool": name})
-        for key, value in module.get("release", {}).items()
-        if not own["package"].startswith(".")
-    }
-    return Tool(
-        name=name,
-        version=fields["version"],
-        is_default=is_default,
-        folder=folder,
-        module=module["module"],
-        package=own["package"],
-        ldflags=" ".join(["-s -w", *stamps]),
-        tags=module.get("tags", ""),
-        version_arguments=tuple(own.get("version", ())),
-        executables=tuple(own.get("on-path", [name])),
-        release=Release(release["url"], release["checksums"], release.get("member")) if release else None,
-        go=go,
-        shared=folder / own["shared"] if "shared" in own else None,
-    )
+    return [
+        Tool(
+            name=name,
+            version=version,
+            is_default=is_default,
+            folder=folder,
+            module=module["module"],
+            package=own["package"],
+            ldflags=" ".join(["-s -w", *stamps]),
+            tags=module.get("tags", ""),
+            version_arguments=tuple(own.get("version", ())),
+            executables=tuple(own.get("on-path", [name])),
+            release=None if own["package"].startswith(".") else _release(module, {**fields, "tool": name}),
+            go=go[1],
+            shared=folder / own["shared"] if "shared" in own else None,
+        )
+        for name, own in module["tools"].items()
+    ]
+
+
+def _release(module: Mapping[str, Any], fields: Mapping[str, str]) -> Release | None:
+    found = {key: value.format_map(fields) for key, value in module.get("release", {}).items()}
+    return Release(found["url"], found["checksums"], found.get("member")) if found else None
 
 
 def _fields(version: str, client_go: str | None) -> dict[str, str]:
