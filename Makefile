@@ -11,7 +11,7 @@ PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ONLY ?=
 REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
-TEST_TOOLS := helm,helm3,helm-render,helm3-render,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,kueue,karpenter-kwok,$(CONTROL_PLANE)
+TEST_TOOLS := helm,helm3,helm-render,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,kueue,karpenter-kwok,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 

@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     paths = Paths.discover()
-    shared = Renderer(Toolbox(paths), paths).in_process("helm")
+    shared = Renderer(Toolbox(paths), paths).in_process()
     found = report(measure(paths, max(1, options.repeats)), len(cases(paths))) | {"one process": shared}
     if options.json:
         print(json.dumps(found, indent=2))

@@ -1,4 +1,4 @@
-"""One process of Helm's library renders what `helm template` does, byte for byte, and fails as it fails."""
+"""One process of Helm 4's library renders what `helm template` does, byte for byte, and fails as it fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from bireme.tools import Toolbox
 from tests.support.templates import SEEN
 
 MakeChart = Callable[..., Path]
-HELMS = ["helm", "helm3"]
 CI_FILES = sorted(Paths.discover().charts.glob("*/ci/*-values.yaml"))
 DEFAULTS = [file for file in CI_FILES if file.name == "default-values.yaml"]
 
@@ -36,7 +35,7 @@ class WithoutProcess(Toolbox):
 
 @pytest.fixture(scope="module")
 def in_process(bireme_paths: Paths, toolbox: Toolbox) -> Renderer:
-    toolbox.ensure(["helm-render", "helm3-render"])
+    toolbox.ensure(["helm-render"])
     return Renderer(toolbox, bireme_paths, keeps=False)
 
 
@@ -54,26 +53,24 @@ def said(renderer: Renderer, request: RenderRequest) -> tuple[str, str]:
 
 
 def same(in_process: Renderer, commands: Renderer, request: RenderRequest) -> tuple[str, str]:
-    assert in_process.in_process(request.helm)
-    assert not commands.in_process(request.helm)
+    assert in_process.in_process()
+    assert not commands.in_process()
     here, there = said(in_process, request), said(commands, request)
     assert here == there
     return here
 
 
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("file", DEFAULTS, ids=lambda file: file.parents[1].name)
-def test_each_chart_renders_alike(in_process: Renderer, commands: Renderer, file: Path, helm: str) -> None:
-    text, error = same(in_process, commands, RenderRequest(file.parents[1], read_file(file), helm=helm))
+def test_each_chart_renders_alike(in_process: Renderer, commands: Renderer, file: Path) -> None:
+    text, error = same(in_process, commands, RenderRequest(file.parents[1], read_file(file)))
     assert text
     assert not error
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("file", CI_FILES, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
-def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, file: Path, helm: str) -> None:
-    same(in_process, commands, RenderRequest(file.parents[1], read_file(file), helm=helm))
+def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, file: Path) -> None:
+    same(in_process, commands, RenderRequest(file.parents[1], read_file(file)))
 
 
 OF_EACH_KIND = SEEN + "  values: {{ .Values | toJson | quote }}\n"
@@ -95,17 +92,15 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_each_kind_of_request_is_answered_alike(
-    in_process: Renderer, commands: Renderer, make_chart: MakeChart, name: str, helm: str
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart, name: str
 ) -> None:
     schema = {"properties": {"size": {"type": "integer"}}}
     chart = make_chart("web", templates={"config.yaml": OF_EACH_KIND}, schema=schema)
-    same(in_process, commands, RenderRequest(chart, helm=helm, **REQUESTS[name]))
+    same(in_process, commands, RenderRequest(chart, **REQUESTS[name]))
 
 
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize(
     "template",
     [
@@ -120,13 +115,12 @@ def test_each_kind_of_request_is_answered_alike(
     ],
 )
 def test_each_fault_of_a_chart_has_the_same_sentence(
-    in_process: Renderer, commands: Renderer, make_chart: MakeChart, template: str, helm: str
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart, template: str
 ) -> None:
     chart = make_chart("web", templates={"fault.yaml": template})
-    same(in_process, commands, RenderRequest(chart, helm=helm))
+    same(in_process, commands, RenderRequest(chart))
 
 
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize(
     "more",
     [
@@ -135,12 +129,12 @@ def test_each_fault_of_a_chart_has_the_same_sentence(
     ],
 )
 def test_what_is_wrong_with_a_chart_as_a_whole_has_the_same_sentence(
-    in_process: Renderer, commands: Renderer, make_chart: MakeChart, more: Mapping[str, Any], helm: str
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart, more: Mapping[str, Any]
 ) -> None:
     chart = make_chart("web", templates={"config.yaml": OF_EACH_KIND})
     about = json.loads((chart / "Chart.yaml").read_text())
     (chart / "Chart.yaml").write_text(json.dumps(about | more))
-    text, error = same(in_process, commands, RenderRequest(chart, helm=helm))
+    text, error = same(in_process, commands, RenderRequest(chart))
     assert not text
     assert error
 

@@ -1,6 +1,6 @@
 """Charts rendered by the real Helm, once per content.
 
-Renders share a process of Helm's library where helm-render of hack/tools is there, else each starts `helm`.
+Renders share a process of Helm 4's library where helm-render of hack/tools is there, else each starts Helm.
 The same content is rendered once: results are kept in memory and on disk under a key of everything that the
 output depends on. pyhelm3's ``template`` is not used: it lacks --kube-version, --api-versions and
 --is-upgrade, and it concatenates lists where Helm replaces them.
@@ -112,7 +112,8 @@ class Renderer:
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
         self._trees: dict[Path, str] = {}
         self._helms: dict[str, tuple[Path, str]] = {}
-        self._processes: dict[str, RenderProcess | None] = {}
+        self._process: RenderProcess | None = None
+        self._looks_for_process = True
         # Helm writes nothing there for a render, and finds nothing.
         self._home = paths.cache / "no-home"
 
@@ -169,13 +170,13 @@ class Renderer:
             raise RenderError(sentences(error), error)
         return text
 
-    def in_process(self, helm: str) -> bool:
-        """Whether renders of ``helm`` share a process: its helm-render is there."""
-        return self._process(helm) is not None
+    def in_process(self) -> bool:
+        """Whether renders of Helm 4 share a process: helm-render is there."""
+        return self._shared_process() is not None
 
     def _in_process(self, request: RenderRequest) -> tuple[str, str] | None:
         """Helm's output and its error, or None where a process of its own has to say."""
-        process = self._process(request.helm)
+        process = self._shared_process() if request.helm == "helm" else None
         flags = "".join(request.settings.flags())
         # Helm reads --set-file from the working directory, and refuses what no command line can take.
         if process is None or request.settings.files or len(flags) > 100_000 or not flags.isprintable():
@@ -184,16 +185,17 @@ class Renderer:
             return process.text(request.values, **request.asked())
         except NoAnswer:
             with self._lock:
-                self._processes.pop(request.helm, None)
+                self._looks_for_process = True
             return None
 
-    def _process(self, helm: str) -> RenderProcess | None:
+    def _shared_process(self) -> RenderProcess | None:
         with self._lock:
-            if helm not in self._processes:
-                binary = self._toolbox.ready(f"{helm}-render", instead_of=helm)
+            if self._looks_for_process:
+                binary = self._toolbox.ready("helm-render", instead_of="helm")
                 environment = self._environment() | {"GOGC": "200"}
-                self._processes[helm] = RenderProcess(binary, environment) if binary else None
-            return self._processes[helm]
+                self._process = RenderProcess(binary, environment) if binary else None
+                self._looks_for_process = False
+            return self._process
 
     def lint(self, request: RenderRequest) -> str:
         """What `helm lint` says of the chart with the values and the Kubernetes version of ``request``."""

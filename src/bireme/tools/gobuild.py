@@ -46,11 +46,6 @@ class GoBuilder:
             flags = ["-mod=readonly", "-buildvcs=false", "-trimpath", "-ldflags", tool.ldflags]
             if tool.tags:
                 flags += ["-tags", tool.tags]
-            if tool.shared:
-                place = tool.folder / tool.package / tool.shared.name
-                overlay = Path(scratch, "overlay.json")
-                overlay.write_text(json.dumps({"Replace": {str(place): str(tool.shared)}}))
-                flags += ["-overlay", str(overlay)]
 
             def downloading(line: str) -> None:
                 nonlocal doing

@@ -44,8 +44,6 @@ class Tool:
     release: Release | None
     go: str
     """The oldest Go that builds it, such as 1.26.0."""
-    shared: Path | None = None
-    """A file of the package that stands with another tool of ours."""
 
     @property
     def label(self) -> str:
@@ -62,8 +60,7 @@ class Tool:
         """A folder name that changes with everything that goes into the binary."""
         digest = hashlib.sha256()
         files = [*(self.folder / self.package).glob("*.go")] if self.package[:1] == "." else []
-        files += [self.shared] if self.shared else []
-        own = (file.read_bytes() for file in sorted(files, key=lambda file: file.name))
+        own = (file.read_bytes() for file in sorted(files))
         pinned = (self._read("go.mod"), self._read("go.sum"))
         tags = [self.tags.encode()] if self.tags else []
         for part in (*pinned, self.package.encode(), self.ldflags.encode(), *tags, *own):
@@ -140,7 +137,6 @@ def _tools_of(module: Mapping[str, Any], folder: Path, *, is_default: bool) -> l
             executables=tuple(own.get("on-path", [name])),
             release=None if own["package"].startswith(".") else _release(module, {**fields, "tool": name}),
             go=go[1],
-            shared=folder / own["shared"] if "shared" in own else None,
         )
         for name, own in module["tools"].items()
     ]
