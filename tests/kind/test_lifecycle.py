@@ -63,6 +63,14 @@ def test_a_cluster_of_fake_nodes_has_a_tainted_control_plane_and_leaves_nothing(
 
 
 @pytest.mark.whole
+def test_the_only_node_takes_pods(clusters: KindProvider, name: str) -> None:
+    cluster = clusters.up(name, {"cpu": 1})
+    assert cluster.nodes == {"cpu": 1}
+    (node,) = cluster.containers()
+    assert "taints" not in cluster.api.get(f"/api/v1/nodes/{node}")["spec"]
+
+
+@pytest.mark.whole
 def test_ctrl_c_while_a_cluster_starts_leaves_nothing(
     clusters: KindProvider, name: str, tmp_path: Path
 ) -> None:

@@ -137,6 +137,16 @@ class KindProvider:
             {"hostPath": str(images), "containerPath": IMAGES, "readOnly": True},
         ]
         control_plane, workers = shapes[:1], shapes[1:]
+        nodes = [
+            {"role": role, "image": image, "extraMounts": mounts, **_registration(role, shape, kubernetes)}
+            for role, shape in [
+                ("control-plane", control_plane[0] if control_plane else None),
+                *(("worker", shape) for shape in workers),
+            ]
+        ]
+        if not workers:
+            # kind itself then lets pods onto the control plane, and fails if it needs not.
+            nodes[0].pop("kubeadmConfigPatches", None)
         return {
             "kind": "Cluster",
             "apiVersion": "kind.x-k8s.io/v1alpha4",
@@ -145,18 +155,7 @@ class KindProvider:
             "kubeadmConfigPatches": self._kubeadm_patches(image),
             # Registries of one's own: files below this folder of a node.
             "containerdConfigPatches": [_REGISTRIES],
-            "nodes": [
-                {
-                    "role": role,
-                    "image": image,
-                    "extraMounts": mounts,
-                    **_registration(role, shape, kubernetes),
-                }
-                for role, shape in [
-                    ("control-plane", control_plane[0] if control_plane else None),
-                    *(("worker", shape) for shape in workers),
-                ]
-            ],
+            "nodes": nodes,
         }
 
     def _kubeadm_patches(self, image: str) -> Sequence[str]:
