@@ -67,8 +67,8 @@ def test_a_manifest_is_frozen_all_the_way_down_and_thaws_into_a_copy() -> None:
         manifest["spec"]["containers"][0]["env"] = []
     with pytest.raises(AttributeError):
         manifest["spec"]["containers"].append({})
-    with pytest.raises(AttributeError, match="thaw"):
-        manifest.source = "elsewhere"
+    with pytest.raises(AttributeError):
+        manifest.source = "elsewhere"  # type: ignore[misc]
     copy = manifest.thaw()
     copy["spec"]["containers"][0]["env"].append({"name": "B"})
     assert len(manifest["spec"]["containers"][0]["env"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,23 +12,19 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import HOOK_ANNOTATION
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Manifest(Mapping[str, Any]):
     """One Kubernetes object, frozen all the way down: mappings are read-only, lists are tuples.
 
-    ``source`` is the template it came from, as in Helm's ``# Source:`` line ("" when unknown).
+    ``source`` is the template it came from, as in Helm's ``# Source:`` line ("" when unknown). `thaw` gives a
+    copy that can be changed.
     """
 
-    __slots__ = ("_content", "source")
-
-    def __init__(self, content: Mapping[str, Any], source: str = "") -> None:
-        object.__setattr__(self, "_content", freeze(content))
-        object.__setattr__(self, "source", source)
-
-    source: str
     _content: Mapping[str, Any]
+    source: str = ""
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Manifest cannot be changed: thaw() gives a copy that can ({name})")
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_content", freeze(self._content))
 
     def __getitem__(self, key: str) -> Any:
         return self._content[key]
@@ -37,9 +34,6 @@ class Manifest(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._content)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Manifest) and self._content == other._content and self.source == other.source
 
     def __hash__(self) -> int:
         return hash((self.kind, self.namespace, self.name, self.source))
