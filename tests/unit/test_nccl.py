@@ -216,16 +216,6 @@ def test_wrong_sums_are_a_problem_on_any_network(measured: Facts, instances: Ins
     assert problem.startswith("3 of the sums are wrong")
 
 
-@pytest.mark.parametrize(
-    ("facts", "word"), [("measured: [{type: p4d.24xlarge}]", "nodes"), ("measured: 3", "int")]
-)
-def test_broken_facts_are_named(facts: str, word: str, tmp_path: Path) -> None:
-    (tmp_path / "values").mkdir()
-    (tmp_path / "values/bandwidth.yaml").write_text(facts)
-    with pytest.raises(BiremeError, match=rf"bandwidth.yaml: measured must be a list of type.*{word}"):
-        load_measured(Paths(tmp_path, tmp_path, tmp_path))
-
-
 # --- the command ---
 
 

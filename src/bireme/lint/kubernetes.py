@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bireme.core.errors import BiremeError
 from bireme.tools import Toolbox
 from bireme.tools.store import make_once
 
@@ -42,12 +41,7 @@ def kubernetes_schemas(toolbox: Toolbox, version: str | None = None) -> str:
         swagger = toolbox.source("kubectl", version) / "api" / "openapi-spec" / "swagger.json"
         _write(json.loads(swagger.read_text())["definitions"], target)
 
-    try:
-        make_once(folder, make)
-    except (OSError, ValueError, KeyError) as error:
-        raise BiremeError(
-            f"cannot derive JSON Schemas from the sources of Kubernetes {version}: {error!r}"
-        ) from error
+    make_once(folder, make)
     return f"{folder}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"
 
 

@@ -49,23 +49,19 @@ class Prices:
 
 
 def load_prices(paths: Paths) -> Prices:
-    """The prices of values/prices.yaml. Raises BiremeError naming the file when one is broken."""
-    file = paths.values / "prices.yaml"
-    try:
-        facts: Mapping[str, Any] = values.read_file(file)
-        return Prices(
-            source=str(facts["source"]),
-            date=str(facts["date"]),
-            region=str(facts["region"]),
-            control_plane=float(facts["controlPlane"]),
-            on_demand={str(name): float(price) for name, price in facts["onDemand"].items()},
-            quotas={
-                str(prefix): Quota(str(each["name"]), str(each["onDemand"]), str(each["spot"]))
-                for prefix, each in facts["quotas"].items()
-            },
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BiremeError(f"{file}: a price or a quota is not as it should be: {error!r}") from error
+    """The prices of values/prices.yaml."""
+    facts: Mapping[str, Any] = values.read_file(paths.values / "prices.yaml")
+    return Prices(
+        source=facts["source"],
+        date=str(facts["date"]),
+        region=facts["region"],
+        control_plane=float(facts["controlPlane"]),
+        on_demand={name: float(price) for name, price in facts["onDemand"].items()},
+        quotas={
+            prefix: Quota(each["name"], each["onDemand"], each["spot"])
+            for prefix, each in facts["quotas"].items()
+        },
+    )
 
 
 def estimate(groups: Iterable[Group], prices: Prices, control_plane: bool = True) -> tuple[str, ...]:
