@@ -130,12 +130,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     paths = Paths.discover()
-    shared = Renderer(Toolbox(paths), paths).in_process()
+    shared = Renderer(Toolbox(paths), paths).render_binary is not None
     found = report(measure(paths, max(1, options.repeats)), len(cases(paths))) | {"one process": shared}
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        how = "in one process" if shared else "each in a process of its own"
+        how = "in processes that render many" if shared else "each in a process of its own"
         print(f"{found['cases']} cases on {found['cores']} cores, {found['machine']}, {how}")
         print(f"{'usual':18} {found['seconds']['usual']:8.3f} s")
         for name, ratio in found["times faster"].items():

@@ -1,6 +1,6 @@
 """Charts rendered by the real Helm, once per content.
 
-Renders share a process of Helm 4's library where helm-render of hack/tools is there, else each starts Helm.
+Renders share processes of Helm 4's library where helm-render of hack/tools is there, else each starts Helm.
 The same content is rendered once: results are kept in memory and on disk under a key of everything that the
 output depends on. pyhelm3's ``template`` is not used: it lacks --kube-version, --api-versions and
 --is-upgrade, and it concatenates lists where Helm replaces them.
@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,7 @@ class Renderer:
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
         self._trees: dict[Path, str] = {}
         self._helms: dict[str, tuple[Path, str]] = {}
-        self._process: RenderProcess | None = None
-        self._looks_for_process = True
+        self._idle: list[RenderProcess] = []
         # Helm writes nothing there for a render, and finds nothing.
         self._home = paths.cache / "no-home"
 
@@ -170,32 +170,28 @@ class Renderer:
             raise RenderError(sentences(error), error)
         return text
 
-    def in_process(self) -> bool:
-        """Whether renders of Helm 4 share a process: helm-render is there."""
-        return self._shared_process() is not None
+    @cached_property
+    def render_binary(self) -> Path | None:
+        """The program whose processes renders of Helm 4 share, if it is there."""
+        return self._toolbox.ready("helm-render", instead_of="helm")
 
     def _in_process(self, request: RenderRequest) -> tuple[str, str] | None:
         """Helm's output and its error, or None where a process of its own has to say."""
-        process = self._shared_process() if request.helm == "helm" else None
+        binary = self.render_binary if request.helm == "helm" else None
         flags = "".join(request.settings.flags())
         # Helm reads --set-file from the working directory, and refuses what no command line can take.
-        if process is None or request.settings.files or len(flags) > 100_000 or not flags.isprintable():
+        if binary is None or request.settings.files or len(flags) > 100_000 or not flags.isprintable():
             return None
-        try:
-            return process.text(request.values, **request.asked())
-        except NoAnswer:
-            with self._lock:
-                self._looks_for_process = True
-            return None
-
-    def _shared_process(self) -> RenderProcess | None:
         with self._lock:
-            if self._looks_for_process:
-                binary = self._toolbox.ready("helm-render", instead_of="helm")
-                environment = self._environment() | {"GOGC": "200"}
-                self._process = RenderProcess(binary, environment) if binary else None
-                self._looks_for_process = False
-            return self._process
+            process = self._idle.pop() if self._idle else None
+        process = process or RenderProcess(binary, self._environment() | {"GOGC": "200"})
+        try:
+            made = process.text(request.values, **request.asked())
+        except NoAnswer:
+            return None
+        with self._lock:
+            self._idle.append(process)
+        return made
 
     def lint(self, request: RenderRequest) -> str:
         """What `helm lint` says of the chart with the values and the Kubernetes version of ``request``."""
