@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import tarfile
 import tempfile
 from pathlib import Path
 
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.paths import Paths
+from bireme.helm.values import unpack
 from bireme.tools import Toolbox
+from bireme.tools.store import make_once
 
 
 class Charts:
@@ -60,16 +61,7 @@ class Charts:
     def _unpack(self, archive: Path) -> Path:
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         home = self._paths.cache / "charts" / digest
-        if not home.is_dir():
-            home.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=home.parent) as part:
-                try:
-                    with tarfile.open(archive) as packed:
-                        packed.extractall(Path(part) / "chart", filter="data")
-                except (tarfile.TarError, OSError) as error:
-                    raise BiremeError(f"{archive.name} is not a packaged chart: {error}") from error
-                if not home.is_dir():
-                    (Path(part) / "chart").rename(home)
+        make_once(home, lambda folder: unpack(archive, folder))
         folders = [file.parent for file in home.glob("*/Chart.yaml")]
         if len(folders) != 1:
             raise BiremeError(f"{archive.name} is not a packaged chart: it has no Chart.yaml in one folder")

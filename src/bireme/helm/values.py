@@ -152,11 +152,16 @@ def _strip(chart: Path) -> None:
     if (chart / "values.schema.json").is_file():
         (chart / "values.schema.json").rename(chart / "schema.json")
     for archive in chart.glob("charts/*.tgz"):
-        try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(archive.parent, filter="data")
-        except (tarfile.TarError, OSError) as error:
-            raise BiremeError(f"{archive.name} is not a packaged chart: {error}") from error
+        unpack(archive, archive.parent)
         archive.unlink()
     for dependency in chart.glob("charts/*/Chart.yaml"):
         _strip(dependency.parent)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the files of a packaged chart into ``folder``. Raises BiremeError when it is none."""
+    try:
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError) as error:
+        raise BiremeError(f"{archive.name} is not a packaged chart: {error}") from error
