@@ -105,7 +105,7 @@ def _make_wheels(python: str, folder: str) -> None:
 def _import_rootfs(rootfs: Rootfs) -> str:
     """The image of ``rootfs`` alone; it is named by the digest, so that it is imported only once."""
     name = f"bireme/{rootfs.name}:{rootfs.digest}"
-    if _is_there(name):
+    if Engine().image_id(name):
         return name
     folder = ensure_rootfs(rootfs, PATHS.cache, CONSOLE)
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", **rootfs.env}
@@ -117,7 +117,7 @@ def _import_tools(toolbox: Toolbox, tools: Sequence[str]) -> str:
     """The image of these pinned tools alone, named by their digest; it runs the first one."""
     digest = hashlib.sha256("".join(toolbox.pin(tool).cache_name for tool in tools).encode()).hexdigest()
     name = f"bireme/{tools[0]}:{digest[:12]}"
-    if _is_there(name):
+    if Engine().image_id(name):
         return name
     archive = ["tar", "--dereference", "--owner=0", "--group=0", "--mode=755", "-P", "-c"]
     archive += [f"--transform=s,.*/,{_BIN.lstrip('/')}/,", *(str(toolbox.path(tool)) for tool in tools)]
@@ -132,12 +132,6 @@ def _import(name: str, archive: Sequence[str], changes: Sequence[str]) -> str:
         _docker("image", "rm", name)
         raise BiremeError(f"{name} could not be read: tar says why, above")
     return name
-
-
-def _is_there(tag: str) -> bool:
-    return (
-        subprocess.run(["docker", "image", "inspect", tag], capture_output=True, check=False).returncode == 0
-    )
 
 
 def _docker(*arguments: str, stdin: Any = subprocess.DEVNULL) -> None:
