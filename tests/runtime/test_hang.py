@@ -13,6 +13,7 @@ import pytest
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.agent.observer import Limits, Observer
 from bireme_runtime.elastic.monitor import failures, hang
+from bireme_runtime.elastic.monitor.why import RankState, slowest
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 from tests.runtime.workers import Start
@@ -111,8 +112,8 @@ def test_a_worker_that_has_seen_no_step_does_not_judge() -> None:
     assert hang.overdue(progress.Progress(clock=lambda: 0.0), 10, 20, 5000) == 0
 
 
-def stand(rank: int, frames: str, step: int | None = None) -> hang.RankState:
-    return hang.RankState(rank, f"node-{rank}", step, frames.split())
+def stand(rank: int, frames: str, step: int | None = None) -> RankState:
+    return RankState(rank, f"node-{rank}", step, frames.split())
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def stand(rank: int, frames: str, step: int | None = None) -> hang.RankState:
         ([], None),
     ],
 )
-def test_the_slowest_is_behind_or_does_something_else(stands: list[hang.RankState], rank: int | None) -> None:
-    slow = hang.slowest(stands)
+def test_the_slowest_is_behind_or_does_something_else(stands: list[RankState], rank: int | None) -> None:
+    slow = slowest(stands)
     assert (slow.rank if slow else None) == rank
 
 
@@ -145,7 +146,7 @@ def test_the_images_own_sitecustomize_runs_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.of_the_image = True")
     env = {
         "PATH": os.environ["PATH"],
-        **hang.environment({"PYTHONPATH": f"{tmp_path}:{RUNTIME}"}),
+        **hang.environment({"PYTHONPATH": f"{tmp_path}:{RUNTIME}"}, str(tmp_path)),
     }
     code = "import json, faulthandler; print(json.dumps([of_the_image, faulthandler.unregister(41)]))"
     code = code.replace("41", str(hang.STACKS_SIGNAL))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
-from bireme.live import timeline_picture
+from bireme.live import timeline_picture, why
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.doctor import Doctor
 from bireme.live.doctor import release as of_release
@@ -53,6 +54,7 @@ from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
 from bireme.live.release import Release, Releases
 from bireme.live.timeline import read as timeline_from
 from bireme.plan.topology import expand
+from bireme_runtime.elastic.monitor.why import explain
 
 
 @cli.command()
@@ -250,6 +252,45 @@ def timeline(
         click.echo(timeline_picture.svg(run), nl=False)
     else:
         app.show(output, run.to_json(), lambda: views.timeline_view(run))
+
+
+@cli.command("why")
+@release_argument(required=False)
+@click.option(
+    "--files", type=click.Path(path_type=Path), help="A folder with what ranks elsewhere have written"
+)
+@click.option("--world", type=click.IntRange(min=1), help="With --files: the number of ranks")
+@namespace_option
+@target_options
+@output_option("text", "json", "yaml")
+@pass_app
+def why_command(
+    app: App,
+    /,
+    release: str | None,
+    files: Path | None,
+    world: int | None,
+    namespace: str,
+    target: Target,
+    output: str,
+) -> None:
+    """Tell why RELEASE makes no step: the rank, the collective, the line, and what to do.
+
+    The workers print the stacks of their ranks, and tell what torch's Flight Recorder holds. --files reads
+    such dumps and stacks of a run that Bireme did not start, each with the rank last in its name.
+
+    \b
+    Example: bireme why --files dumps/
+    """
+    if (release is None) == (files is None):
+        raise BiremeError("name a release or a folder: bireme why RELEASE, or bireme why --files FOLDER")
+    silent: list[str] = []
+    if files:
+        states = why.read(files)
+    else:
+        states, silent = app.deployer(app.cluster(target)).ranks(str(release), namespace)
+    cause = explain(states, world or 0)
+    app.show(output, {**asdict(cause), "silent": silent}, lambda: views.cause_view(cause, silent))
 
 
 class _Duration(click.ParamType[int]):

@@ -33,6 +33,7 @@ from bireme.plan.storage import Storage
 from bireme.plan.topology import Plan
 from bireme.plan.workloads.model import PodPlan, WorkloadPlan
 from bireme.tools import ToolStatus
+from bireme_runtime.elastic.monitor.why import Cause
 
 _SHOWN_FAILURES = 5
 _SHOWN_PODS = 12
@@ -350,6 +351,14 @@ def timeline_view(run: Timeline) -> RenderableType:
         pace = step, f"{world.steps_per_second:.2f}", lost
         rows.append((str(world.round), *times, str(len(world.seats)), *pace, world.why))
     return Group(Text(run.summary, style="bold"), _table(columns, rows))
+
+
+def cause_view(cause: Cause, silent: Sequence[str]) -> RenderableType:
+    """Why a run makes no step, what shows it, and what to do."""
+    sure = "" if cause.certain else "probably: "
+    shown = [Text(f"  {each}") for each in cause.evidence]
+    quiet = [Text(f"no answer: {', '.join(silent[:_SHOWN_PODS])}", style="yellow")] if silent else []
+    return Group(Text(sure + cause.sentence, style="bold"), *shown, Text(f"→ {cause.remedy}"), *quiet)
 
 
 def shards_view(shards: Shards) -> RenderableType:

@@ -18,10 +18,10 @@ from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
 from bireme.helm import values as value_files
-from bireme.live import observe
+from bireme.live import observe, why
 from bireme.live.doctor import Doctor
 from bireme.live.observe import Difference, Observation
-from bireme.live.pod_http import through_the_api
+from bireme.live.pod_http import metrics_port, through_the_api
 from bireme.live.pods import ObservedPod
 from bireme.live.queue_position import QueuePosition, are_held, leave, queue_positions, without_waiting
 from bireme.live.release import NoRelease, Release, Releases, Revision
@@ -35,8 +35,14 @@ from bireme.plan.object_diff import ObjectDiff, object_diffs
 from bireme.plan.topology import Plan, autoscaled, expand
 from bireme.plan.workloads import kind_of
 from bireme.plan.workloads.model import WorkloadKind
+from bireme_runtime.elastic.monitor.why import RankState
 
 _ANSWER_SECONDS = 5.0
+# Processes print their stacks one after another.
+_RANKS_SECONDS = 30.0
+_NEEDED = (
+    "it needs an elastic job with monitoring.metrics, one of whose pods is ready; bireme status {} shows them"
+)
 _COUNTS = ("parallelism", "completions", "replicas")
 
 
@@ -153,9 +159,26 @@ class Deployer:
         pods = observe.observe(self.cluster, self._planned(installed))
         for job, answer in self._answers(installed, pods, "v1/timeline").items():
             return Timeline.of(job, answer)
-        raise BiremeError(
-            f"no worker of {release} tells of its run: it needs an elastic job with metrics.port, one of "
-            f"whose pods is ready; bireme status {release} shows them"
+        raise BiremeError(f"no worker of {release} tells of its run: {_NEEDED.format(release)}")
+
+    def ranks(self, release: str, namespace: str) -> tuple[list[RankState], list[str]]:
+        """Where each rank of a release stands now, and the pods that do not tell.
+
+        Raises BiremeError when no worker could tell.
+        """
+        installed = self.releases.read(release, namespace)
+        pods = observe.observe(self.cluster, self._planned(installed))
+        ports = {item.name: port for item in installed.manifests if (port := metrics_port(item))}
+        asked = [pod for pod in pods if pod.workload in ports and pod.ready]
+        if not asked or self.cluster.provider == "embedded":
+            raise BiremeError(f"no worker of {release} tells of its ranks: {_NEEDED.format(release)}")
+        ask = through_the_api(self.cluster.api, _RANKS_SECONDS)
+
+        def answer(pod: ObservedPod) -> Mapping[str, Any] | None:
+            return ask(namespace, {"metadata": {"name": pod.name}}, ports[pod.workload], "v1/ranks")
+
+        return why.told(
+            dict(zip((pod.name for pod in asked), self.cluster.api.each(answer, asked), strict=True))
         )
 
     def planned(self, release: str, namespace: str) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.agent import launchers, report
-from bireme_runtime.elastic.monitor import failures, hang, history
+from bireme_runtime.elastic.monitor import failures, hang, history, why
 from bireme_runtime.elastic.monitor.status import Starts
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
@@ -36,6 +37,8 @@ _WORDS = 1000
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _PUBLISH_SECONDS = 5.0
 _ASKED_PER_SECOND = 20
+# Who asks again within this time gets the same answer, so that nobody keeps the processes busy.
+_RANKS_SECONDS = 5.0
 # A batch without a number does not end a run.
 _BAD_LOSSES = 3
 # A start that lasts so long counts as progress: its steps may be counted from each start.
@@ -121,16 +124,19 @@ class Observer:
         limits: Limits,
         say: Say,
         past: history.History | None = None,
+        folder: str = "",
     ) -> None:
         self._ledger, self._progress, self._say = ledger, seen, say
-        self._history = past
+        self._history, self._folder = past, folder
         self._worker, self._node, self._limits = worker, node, limits
         self._printed: list[str] | None = None
+        self._printing = threading.Lock()
+        self._told: tuple[float, list[why.RankState]] = (-_RANKS_SECONDS, [])
         # The highest steps of the run when this worker started.
         self._marks: progress.Marks | None = None
         self._told_in = self._asked_in = self._bad_in = 0
         self._hang, self._cause = "", "hang"
-        self._slowest: hang.RankState | None = None
+        self._slowest: why.RankState | None = None
         self._next_publish = 0.0
         self._notes = Notes()
         # When trainers with a note were first seen to have ended.
@@ -247,6 +253,13 @@ class Observer:
             points = [(at + ahead, step) for at, step in (seen.first, (seen.last, seen.number))]
             self._ask(lambda: past.steps(starts.round, points, lost, last), None)
 
+    def ranks(self) -> list[why.RankState]:
+        """Where the processes of this worker stand now, or did some seconds ago."""
+        with self._printing:
+            if time.monotonic() - self._told[0] > _RANKS_SECONDS:
+                self._told = (time.monotonic(), self._stands())
+            return self._told[1]
+
     def words(self) -> str:
         """What the processes said last."""
         return self._said.words()
@@ -294,7 +307,7 @@ class Observer:
             self._give_up("worker", "the others waited for this worker")
         if self._asked_in != asked.round == self.starts.round:
             self._asked_in = asked.round
-            self._ledger.stand(asked.round, self._worker, self._stands())
+            self._ledger.stand(asked.round, self._worker, self.ranks())
 
     def _lead(self, round: int, silent: float) -> None:
         """No step for too long: find out for whom all wait, and have the processes started again."""
@@ -302,7 +315,7 @@ class Observer:
         self._say(f"{what}: the stacks of all processes follow")
         leads = self._ledger.ask_for_stacks(round)
         self._asked_in = round
-        self._ledger.stand(round, self._worker, self._stands())
+        self._ledger.stand(round, self._worker, self.ranks())
         if not leads:
             return
         world = self.starts.world if self._ledger.shared else 1
@@ -311,11 +324,11 @@ class Observer:
         while count < world and time.monotonic() < deadline:
             time.sleep(1.0)
             count, stands = self._ledger.stands(round)
-        slow = hang.slowest(stands)
-        if slow:
-            at = f" in {slow.frame}" if slow.frame else ""
-            behind = f", after step {slow.step}" if slow.step is not None else ""
-            what += f"; all wait for rank {slow.rank} on {slow.node}{at}{behind}"
+        cause = why.explain(stands)
+        slow = next((each for each in stands if cause.ranks == (each.rank,)), None)
+        if cause.kind != "unknown":
+            what += f"; {cause.sentence}"
+            self._say("\n".join((cause.sentence, *cause.evidence, cause.remedy)))
         self._say(f"{what}; {count} of {world} workers have told where they stand")
         restarts = self._limits.hang_seconds or self._limits.hang_learnt
         if restarts and self.starts.round == round:
@@ -356,19 +369,22 @@ class Observer:
                 return
             time.sleep(0.1)
 
-    def _stands(self) -> list[hang.RankState]:
+    def _stands(self) -> list[why.RankState]:
         """Where the processes of this worker stand. Their stacks are printed to the log, one by one."""
         steps = self._progress.board.steps()
         found = []
         below = [each for pid, _, _ in self._processes for each in launchers.ranks_below(pid)]
-        for pid, rank, slot in below or self._processes:
+        ranks = below or self._processes
+        dumps = hang.dumps(self._folder, [pid for pid, _, _ in ranks])
+        for pid, rank, slot in ranks:
             spied = hang.spied_stacks(pid)
             self._say("\n".join([f"the stacks of rank {rank} (process {pid}):", *spied]))
             self._printed = []
             lines = spied or hang.print_stacks(pid, lambda: list(self._printed or ()))
             self._printed = None
             step = steps[slot][0] if slot in steps else None
-            found.append(hang.RankState(rank, self._node, step, hang.frames_of(lines)))
+            calls, groups = why.recorded(dumps[pid]) if dumps.get(pid) else ([], {})
+            found.append(why.RankState(rank, self._node, step, hang.frames_of(lines), calls, groups))
         return found
 
     def _judge(self, failure: failures.Failure) -> bytes:

@@ -349,15 +349,16 @@ class Supervisor:
         except re.error as error:
             raise Stop(CONFIG, f"BIREME_PROGRESS_PATTERN={options.pattern} cannot be used: {error}") from None
         ledger, past = backend.ledger(), backend.history()
+        self._folder = tempfile.mkdtemp(prefix="bireme-")
         self._observer = Observer(
             ledger, seen, options.index or socket.gethostname(), options.node,
-            options.limits, say, past,
+            options.limits, say, past, self._folder,
         )  # fmt: skip
-        self._status = WorkerStatus(self._observer.starts, seen, ledger, backend.waits, past, backend.spares)
-        self._folder = tempfile.mkdtemp(prefix="bireme-launcher-") if launchers.starts_nodes(env) else ""
-        self._env = {
-            **env, **self._observer.environment, **hang.environment(env), launchers.FOLDER: self._folder,
-        }  # fmt: skip
+        self._status = WorkerStatus(
+            self._observer.starts, seen, ledger, backend.waits, past, backend.spares, self._observer.ranks
+        )
+        told = hang.environment(env, self._folder)
+        self._env = {**env, **self._observer.environment, **told, launchers.FOLDER: self._folder}
         self._template: warm.Template | None = None
 
     def run(self) -> int:
@@ -383,8 +384,7 @@ class Supervisor:
         finally:
             children.kill_descendants(1.0)
             self._observer.close()
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve_status(self) -> None:
         if self._options.metrics_port:

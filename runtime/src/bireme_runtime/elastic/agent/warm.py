@@ -340,6 +340,10 @@ def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     if numpy is not None:
         # Fresh processes draw different numbers; the standard library sees to its own generator.
         numpy.random.seed()
+    # Threads do not outlive a fork.
+    record = getattr(sys.modules.get("sitecustomize"), "record_on_request", None)
+    if record is not None:
+        record()
 
 
 def _run(request: ForkRequest, run_agent: RunAgent) -> int:

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from bireme_runtime.elastic import progress
-from bireme_runtime.elastic.monitor import hang
+from bireme_runtime.elastic.monitor.why import RankState
 from bireme_runtime.etcd import client as etcd
 
 # What processes say that lost another one, or wait for one that hangs. They did not fail by themselves.
@@ -154,7 +154,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._own: list[Failure] = []
-        self._stands: list[hang.RankState] = []
+        self._stands: list[RankState] = []
         self._marks: progress.Marks = {}
         self._lock = threading.Lock()
 
@@ -198,11 +198,11 @@ class Ledger:
         """Who is asked for stacks, and who shall end."""
         return StackRequest()
 
-    def stand(self, round: int, worker: str, stands: Iterable[hang.RankState]) -> None:
+    def stand(self, round: int, worker: str, stands: Iterable[RankState]) -> None:
         """Tell where the processes of this worker stand."""
         self._stands = list(stands)
 
-    def stands(self, round: int) -> tuple[int, list[hang.RankState]]:
+    def stands(self, round: int) -> tuple[int, list[RankState]]:
         """How many workers have told where their processes stand, and what they told."""
         return 1, self._stands
 
@@ -294,13 +294,13 @@ class EtcdLedger(Ledger):
     def asked(self) -> StackRequest:
         return _asked(self._client.get(self._hang))
 
-    def stand(self, round: int, worker: str, stands: Iterable[hang.RankState]) -> None:
+    def stand(self, round: int, worker: str, stands: Iterable[RankState]) -> None:
         self._client.delete_span(f"{self._root}stacks/", self._stacks(round))
         self._client.put(self._stacks(round) + worker, json.dumps([asdict(each) for each in stands]))
 
-    def stands(self, round: int) -> tuple[int, list[hang.RankState]]:
+    def stands(self, round: int) -> tuple[int, list[RankState]]:
         told = self._client.range(self._stacks(round)).keys
-        return len(told), [hang.RankState(**each) for kv in told for each in json.loads(kv.value)]
+        return len(told), [RankState(**each) for kv in told for each in json.loads(kv.value)]
 
     def end_node(self, round: int, node: str) -> None:
         self._client.put(self._hang, json.dumps({"round": round, "node": node}))

@@ -1,4 +1,4 @@
-"""Training that makes no step: when that is, where each process stands, and which one the others wait for."""
+"""Training that makes no step: when that is, and what each process tells of where it stands."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import shutil
 import signal
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bireme_runtime.elastic import progress
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7
+RECORDS = "BIREME_RECORDS"
 SITE = Path(__file__).with_name("site")
 # Without a limit, a pause this long, and many times the longest until now, is only told.
 _TOLD_SECONDS, _TOLD_TIMES = 600.0, 10.0
-_STACK_SECONDS = 3.0
+_STACK_SECONDS = 6.0
+_RECORD_SECONDS = 3.0
+_RECORD_BYTES = 64 << 20
 _PRINT_SECONDS = 0.2
 _SPY_SECONDS = 5.0
 # As faulthandler prints a call, and as py-spy does.
@@ -29,10 +29,13 @@ _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name
 _SPIED = re.compile(r"^\s+(?:[\w.<>]+\.)?(?P<name>[\w<>]+) \((?P<file>[^()]+):(?P<line>\d+)\)$")
 
 
-def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What makes training processes print their stacks at the signal."""
+def environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
+    """What makes training processes tell what they do, their collectives in this folder."""
     path = os.pathsep.join(filter(None, (str(SITE), env.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "BIREME_STACKS_SIGNAL": str(STACKS_SIGNAL)}
+    told = {"PYTHONPATH": path, "BIREME_STACKS_SIGNAL": str(STACKS_SIGNAL), RECORDS: folder}
+    # torch before 2.9 reads the second name.
+    sizes = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+    return told | {name: env.get(name, size) for name, size in sizes.items()}
 
 
 def overdue(seen: progress.Progress, seconds: float, first_seconds: float, now: float) -> float:
@@ -50,42 +53,6 @@ def overdue(seen: progress.Progress, seconds: float, first_seconds: float, now: 
     else:
         limit = seconds if seen.last else max(seconds, first_seconds)
     return silent if silent > limit else 0.0
-
-
-@dataclass(frozen=True)
-class RankState:
-    """Where one training process stands: its last step, if it tells them, and the stack of its main thread.
-
-    ``frames`` begin with the outermost call.
-    """
-
-    rank: int
-    node: str
-    step: int | None
-    frames: Sequence[str]
-
-    @property
-    def frame(self) -> str:
-        """What the process does, or "" where that is not known."""
-        return self.frames[-1] if self.frames else ""
-
-
-def slowest(stands: Iterable[RankState]) -> RankState | None:
-    """The process for which the others wait, if that can be told.
-
-    It has made the fewest steps, or is the one that does something else than most.
-    """
-    found = sorted(stands, key=lambda each: each.rank)
-    steps = [each.step for each in found if each.step is not None]
-    if len(steps) == len(found) and len(set(steps)) > 1:
-        return min(found, key=lambda each: (each.step or 0, each.rank))
-    # The outermost difference tells most: ranks that do the same are caught in different lines below it.
-    for frames in zip_longest(*(each.frames for each in found), fillvalue=""):
-        counts = Counter(frames)
-        if len(counts) > 1:
-            frame, count = min(counts.items(), key=lambda each: each[1])
-            return found[frames.index(frame)] if count * 2 < len(found) else None
-    return None
 
 
 def spied_stacks(pid: int) -> list[str]:
@@ -122,18 +89,45 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     return lines()
 
 
+def dumps(folder: str, pids: Iterable[int]) -> dict[int, bytes]:
+    """What torch's Flight Recorder in these processes holds, as far as they answer in time."""
+    asked = {}
+    for pid in pids:
+        path = Path(folder, str(pid))
+        dump = path.with_suffix(".dump")
+        dump.unlink(missing_ok=True)
+        # Without a reader, the process has no such thread.
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            asked[pid] = dump
+    found: dict[int, bytes] = {}
+    deadline = time.monotonic() + _RECORD_SECONDS
+    while len(found) < len(asked) and time.monotonic() < deadline:
+        time.sleep(_RECORD_SECONDS / 100)
+        for pid, dump in asked.items():
+            with contextlib.suppress(OSError):
+                if pid not in found and dump.stat().st_size <= _RECORD_BYTES:
+                    found[pid] = dump.read_bytes()
+    return found
+
+
 def frames_of(lines: Iterable[str]) -> list[str]:
     """The main thread's calls, outermost first, by the stacks of faulthandler or py-spy.
 
-    The signal of faulthandler interrupts the main thread.
+    Where no thread is named so, it is the one that runs the script, or that the signal interrupted.
     """
-    main, frames = False, []
+    threads: list[tuple[str, list[str]]] = []
     for line in lines:
         if "(most recent call first):" in line or line.startswith("Thread "):
-            main = "Current thread" in line or line.rstrip().endswith('"MainThread"')
-        elif main and (found := _FRAME.match(line) or _SPIED.match(line)):
-            frames.append(f"{found['name']} ({os.path.basename(found['file'])}:{found['line']})")
-    return frames[::-1]
+            threads.append((line.rstrip(), []))
+        elif threads and (found := _FRAME.match(line) or _SPIED.match(line)):
+            threads[-1][1].insert(0, f"{found['name']} ({found['file']}:{found['line']})")
+    for chosen in ('"MainThread"', "", "Current thread"):
+        for title, frames in threads:
+            runs = bool(frames) and frames[0].startswith(("<module> ", "_run_module_as_main "))
+            if chosen in title and (chosen or runs):
+                return frames
+    return []
 
 
 def _catches(pid: int, number: int) -> bool:

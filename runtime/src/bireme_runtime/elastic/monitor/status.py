@@ -6,11 +6,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bireme_runtime.elastic import progress
-from bireme_runtime.elastic.monitor import failures, history
+from bireme_runtime.elastic.monitor import failures, history, why
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.server import Request, Response
 
@@ -52,7 +52,10 @@ class Starts:
 
 
 class WorkerStatus:
-    """Puts together what is known. ``waits`` says for what the worker waits, ``spares`` who waits."""
+    """Puts together what is known. ``waits`` says for what the worker waits, ``spares`` who waits.
+
+    ``ranks`` tells where the processes of this worker stand.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,9 @@ class WorkerStatus:
         waits: Callable[[], str],
         past: history.History | None = None,
         spares: Callable[[], Sequence[str]] = tuple,
+        ranks: Callable[[], Sequence[why.RankState]] = tuple,
     ) -> None:
-        self._history = past
+        self._history, self._ranks = past, ranks
         self._starts, self._progress, self._ledger, self._waits = starts, seen, ledger, waits
         self._spares = spares
         self._lock = threading.Lock()
@@ -81,7 +85,9 @@ class WorkerStatus:
             except BiremeError as error:
                 return Response.of(503, str(error))
             return Response.of(200, {"time": time.time(), "worlds": worlds})
-        return Response.of(404, "there are /metrics, /v1/status and /v1/timeline")
+        if request.path == "/v1/ranks":
+            return Response.of(200, {"ranks": [asdict(each) for each in self._ranks()]})
+        return Response.of(404, "there are /metrics, /v1/ranks, /v1/status and /v1/timeline")
 
     def metrics(self) -> str:
         """The text format of Prometheus."""

@@ -1,0 +1,148 @@
+"""The analysis of a hang, by what ranks of torch 2.14 told in planted faults (with_torch/record.py)."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme_runtime.elastic.monitor.why import Call, Cause, RankState, explain, recorded
+
+TRACES = Path(__file__).with_name("traces")
+WORLD = 4
+
+# What each script does on which rank, and the words that tell where.
+FAULTS: dict[str, tuple[str, tuple[int, ...], str]] = {
+    "stuck_in_the_loader": ("data", (2,), "stuck_in_the_loader"),
+    "stuck_in_a_lock": ("script", (1,), "is in stuck_in_a_lock"),
+    "stuck_in_a_queue": ("lock", (3,), "is in stuck_in_a_queue"),
+    "stuck_in_a_checkpoint": ("checkpoint", (0,), "is in stuck_in_a_checkpoint"),
+    "stuck_in_user_code": ("script", (1,), "is in evaluate_for_ever"),
+    "stuck_in_a_pipe": ("script", (2,), "is in stuck_in_a_pipe"),
+    "a_collective_is_left_out": ("mismatch", (3,), "left out all_reduce 5"),
+    "one_collective_more": ("mismatch", (1,), "made one collective more"),
+    "only_the_first_rank_reduces_its_loss": ("script", (1, 2, 3), "all_reduce 5"),
+    "another_shape": ("mismatch", (2,), "of 7 Float"),
+    "another_type": ("mismatch", (1,), "of 4 Double"),
+    "another_collective": ("mismatch", (3,), "made broadcast 4"),
+    "another_order": ("mismatch", (2,), "of 9 Float"),
+    "a_barrier_that_others_do_not_make": ("mismatch", (0,), "made barrier 4"),
+    "an_early_end": ("missing", (2,), "told nothing"),
+    "an_exception_that_is_swallowed": ("script", (1,), "is in wait_for_the_next_epoch"),
+    "a_stopped_process": ("missing", (1,), "told nothing"),
+    "a_group_without_one_rank": ("script", (3,), "of group 1"),
+    "two_groups_in_two_orders": ("deadlock", (0, 1, 2, 3), "ranks wait for each other"),
+    "nothing_is_sent": ("script", (0,), "is in nothing_is_sent"),
+    "a_skipped_step_after_nan": ("mismatch", (2,), "a_skipped_step_after_nan"),
+    "all_wait_for_storage": ("script", (), "all ranks are in read_shard"),
+    "one_rank_is_slow": ("script", (3,), "is in compute_much"),
+    "a_deep_call": ("script", (0,), "is in wait_in_a_callback"),
+}
+
+
+def told(name: str) -> list[RankState]:
+    return [RankState(**each) for each in json.loads((TRACES / f"{name}.json").read_text())]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_with_its_rank_and_place(name: str) -> None:
+    kind, ranks, words = FAULTS[name]
+    cause = explain(told(name), WORLD)
+    assert (cause.kind, cause.ranks) == (kind, ranks), cause.sentence
+    assert words in cause.sentence
+
+
+def test_no_fault_is_named_wrongly_with_certainty() -> None:
+    wrong = [
+        name
+        for name, (_, ranks, _) in FAULTS.items()
+        if (cause := explain(told(name), WORLD)).certain and cause.ranks != ranks
+    ]
+    assert wrong == []
+
+
+def made(rank: int, numbers: Sequence[int], pending: int = 0, group: str = "the default group") -> RankState:
+    """A rank that has made these collectives, and waits in the last where ``pending`` is set."""
+    calls = [
+        [group, number, "all_reduce", [[1024]], ["Float"], number != pending, float(number), "train.py:9", -1]
+        for number in numbers
+    ]
+    return RankState(rank, f"node-{rank // 8}", None, ["<module> (/app/train.py:9)"], calls)
+
+
+@pytest.mark.parametrize(("world", "seconds"), [(64, 1.0), (1024, 10.0)])
+def test_many_ranks_are_analysed_in_time(world: int, seconds: float) -> None:
+    numbers = list(range(960, 1000))
+    states = [made(rank, numbers, pending=999) for rank in range(world)]
+    states[5] = made(5, numbers[:-1])
+    began = time.process_time()
+    cause = explain(states)
+    assert time.process_time() - began < seconds
+    assert cause.ranks == (5,)
+    assert cause.certain
+
+
+def test_where_all_have_entered_the_network_is_at_fault_and_nobody_is_blamed() -> None:
+    cause = explain([made(rank, [1, 2, 3], pending=3) for rank in range(4)])
+    assert (cause.kind, cause.ranks, cause.certain) == ("network", (), False)
+    assert "none came out" in cause.sentence
+
+
+def test_a_rank_that_comes_last_to_all_collectives_is_slow() -> None:
+    states = [made(rank, range(1, 11)) for rank in range(4)]
+    late = [[*call[:6], call[6] + 0.5, *call[7:]] for call in states[3].calls]
+    states[3] = RankState(3, "node-0", None, states[3].frames, late)
+    cause = explain(states)
+    assert (cause.kind, cause.ranks) == ("slow", (3,))
+    assert "by 0.5 s" in cause.sentence
+
+
+def test_ranks_that_work_are_not_blamed() -> None:
+    cause = explain([made(rank, range(1, 11)) for rank in range(4)])
+    assert (cause.ranks, cause.certain) == ((), False)
+
+
+def test_ranks_that_make_the_same_in_another_order_are_told_so() -> None:
+    states = [made(rank, [1, 2, 3], pending=3) for rank in range(4)]
+    other = [states[3].calls[0], *([*call[:3], [[7]], *call[4:]] for call in states[3].calls[1:])]
+    swapped = [[*other[1][:1], 3, *other[1][2:]], [*states[0].calls[1]]]
+    states = [RankState(rank, "", None, (), [*other[:2], states[0].calls[2]]) for rank in range(3)]
+    states.append(RankState(3, "", None, (), [other[0], swapped[1], swapped[0]]))
+    cause = explain(states)
+    assert (cause.kind, cause.ranks) == ("order", (3,))
+
+
+def test_nobody_has_told_anything() -> None:
+    assert explain([]) == Cause("unknown", "no rank can be told from the others", explain([]).remedy)
+
+
+ENTRY: dict[str, Any] = {
+    "process_group": ("0", "default_pg"), "collective_seq_id": 7, "p2p_seq_id": 0, "is_p2p": False,
+    "profiling_name": "nccl:all_reduce", "input_sizes": [[3, 4]], "input_dtypes": ["BFloat16"],
+    "state": "completed", "time_created_ns": 5_000_000_000,
+    "frames": [
+        {"name": "all_reduce", "filename": "/usr/lib/python3/dist-packages/torch/d.py", "line": 3},
+        {"name": "step", "filename": "/app/train.py", "line": 18},
+    ],
+}  # fmt: skip
+
+
+def test_a_dump_is_read_pickled_and_as_json() -> None:
+    dump = {"entries": [ENTRY], "pg_config": {"1": {"desc": "mesh_fsdp", "ranks": "[0, 3]"}}}
+    expected = Call("the default group", 7, "all_reduce", [[3, 4]], ["BFloat16"], True, 5.0, "train.py:18")
+    for data in (pickle.dumps(dump), json.dumps(dump).encode()):
+        calls, groups = recorded(data)
+        assert [Call(*each) for each in calls] == [expected]
+        assert groups == {"group 1 (mesh_fsdp)": [0, 3]}
+    assert expected.text == "all_reduce 7 of the default group, of 3×4 BFloat16 at train.py:18"
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"not a dump", pickle.dumps([1]), pickle.dumps(Path("/"))])
+def test_what_is_no_dump_is_refused_and_runs_nothing(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no dump of torch's Flight Recorder"):
+        recorded(data)
