@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ import pytest
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.agent.observer import Limits, Observer
 from bireme_runtime.elastic.monitor import failures, hang
-from bireme_runtime.elastic.monitor.why import RankState, slowest
+from bireme_runtime.elastic.monitor.why import Cause, RankState, explain, slowest
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import RUNTIME, EtcdServer
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
 from tests.runtime.workers import Start
 from tests.support import waiting
 
@@ -61,6 +62,67 @@ def test_the_slowest_rank_is_named_and_the_processes_start_again(
     assert f"all wait for rank 3 on node-{slow} in load_batch (train.py:" in failure.words
     assert "in all_reduce" in words[1 - slow]
     assert "in load_batch" in words[slow]
+
+
+# A stand-in for the Flight Recorder of torch 2.14, which is not installed here.
+RECORDS = """
+import pickle, sys, types
+made = []
+recorder = types.ModuleType('torch._C._distributed_c10d')
+recorder._dump_fr_trace = lambda: pickle.dumps({'entries': made})
+sys.modules[recorder.__name__] = recorder
+""" + HANGS.replace(
+    "def all_reduce(step):",
+    """def all_reduce(step):
+    frames = [{'name': 'all_reduce', 'filename': sys.argv[0], 'line': 7}]
+    made.append({
+        'process_group': ('0', 'default_pg'), 'collective_seq_id': step, 'frames': frames,
+        'profiling_name': 'gloo:all_reduce', 'input_sizes': [[3]],
+        'state': 'scheduled', 'retired': False, 'time_created_ns': step,
+    })
+    wait_for_all(step)
+    made[-1]['retired'] = True
+def wait_for_all(step):""",
+)
+
+
+def test_workers_tell_on_request_which_collective_a_rank_has_not_entered(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    ports = {"0": str(free_port()), "1": str(free_port())}
+    env = {**on_etcd, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "2"}
+    workers = [
+        start(
+            RECORDS,
+            **env,
+            JOB_COMPLETION_INDEX=index,
+            BIREME_NODE=f"node-{index}",
+            BIREME_METRICS_PORT=str(port),
+        )
+        for index, port in ports.items()
+    ]
+
+    def asked() -> Cause:
+        states = []
+        for port in ports.values():
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/ranks", timeout=60) as answer:
+                states += [RankState(**each) for each in json.load(answer)["ranks"]]
+        return explain(states)
+
+    def is_certain() -> bool:
+        try:
+            return asked().certain
+        except OSError:
+            # The worker does not listen yet.
+            return False
+
+    waiting.until(is_certain, what=lambda: workers[0].words)
+    cause = asked()
+    assert cause.ranks == (3,)
+    assert cause.sentence.startswith("rank 3 on node-")
+    assert "has not entered all_reduce 2 of the default group" in cause.sentence
+    assert "where ranks 0, 1, 2 wait: rank 3 on node-" in cause.sentence
+    assert "is in load_batch (train.py:" in cause.sentence
 
 
 def test_without_a_limit_a_long_pause_is_only_told() -> None:

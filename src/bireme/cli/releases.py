@@ -277,7 +277,7 @@ def why_command(
     """Tell why RELEASE makes no step: the rank, the collective, the line, and what to do.
 
     The workers print the stacks of their ranks, and tell what torch's Flight Recorder holds. --files reads
-    such dumps and stacks of a run that Bireme did not start, each with the rank last in its name.
+    such dumps and stacks of a run that Bireme did not start. Each file has the rank last in its name.
 
     \b
     Example: bireme why --files dumps/

@@ -65,8 +65,8 @@ class Call:
 class RankState:
     """Where one training process stands: its last step, if it tells them, and the stack of its main thread.
 
-    ``frames`` begin with the outermost call, each as ``name (file:line)``. ``calls`` are the newest of each
-    group, as the fields of `Call`. ``groups`` has the ranks of each group, where the recorder names them.
+    ``frames`` begin with the outermost call, as ``name (file:line)``. ``calls`` are the newest of each group,
+    each the fields of `Call`. ``groups`` has the ranks of each group, where the recorder names them.
     """
 
     rank: int
@@ -121,7 +121,10 @@ _REMEDIES = {
 }
 _PLACES = (
     ("data", re.compile(r"utils/data/|dataloader\.py|\b(?:next_data|next_batch|load_batch)\b")),
-    ("checkpoint", re.compile(r"torch/serialization|distributed/checkpoint|\bsave\w* \(|checkpoint", re.I)),
+    (
+        "checkpoint",
+        re.compile(r"torch/serialization|distributed/checkpoint|^\w*(?:save|checkpoint)\w* \("),
+    ),
     ("lock", re.compile(r"threading\.py|multiprocessing/|queue\.py|\b(?:acquire|join)\b")),
 )
 
@@ -392,11 +395,8 @@ def _group(name: str, description: str) -> str:
 
 def _place(frames: Sequence[str]) -> str:
     """Where a process is, by its stack: "data", "checkpoint", "lock" or "script"."""
-    for frame in reversed(frames):
-        for kind, pattern in _PLACES:
-            if pattern.search(frame):
-                return kind
-    return "script"
+    found = (kind for kind, pattern in _PLACES if any(map(pattern.search, frames)))
+    return next(found, "script")
 
 
 def _named(told: Mapping[int, RankState], ranks: Sequence[int]) -> str:
