@@ -290,7 +290,11 @@ def why_command(
     else:
         states, silent = app.deployer(app.cluster(target)).ranks(str(release), namespace)
     cause = explain(states, world or 0)
-    app.show(output, {**asdict(cause), "silent": silent}, lambda: views.cause_view(cause, silent))
+    app.show(
+        output,
+        {**asdict(cause), "remedy": cause.remedy, "silent": silent},
+        lambda: views.cause_view(cause, silent),
+    )
 
 
 class _Duration(click.ParamType[int]):

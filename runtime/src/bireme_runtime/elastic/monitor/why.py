@@ -66,7 +66,7 @@ class RankState:
     """Where one training process stands: its last step, if it tells them, and the stack of its main thread.
 
     ``frames`` begin with the outermost call, as ``name (file:line)``. ``calls`` are the newest of each group,
-    each the fields of `Call`. ``groups`` has the ranks of each group, where the recorder names them.
+    each the fields of `Call`. ``groups`` has the ranks of groups. The recorder does not name them all.
     """
 
     rank: int
@@ -99,10 +99,14 @@ class Cause:
 
     kind: str
     sentence: str
-    remedy: str
     ranks: tuple[int, ...] = ()
     certain: bool = False
     evidence: tuple[str, ...] = ()
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return _REMEDIES[self.kind]
 
 
 _REMEDIES = {
@@ -132,189 +136,153 @@ _PLACES = (
 def explain(states: Iterable[RankState], world: int = 0) -> Cause:
     """The cause, from what the ranks of a world of this size told. Without a size, all ranks have told."""
     told = {each.rank: each for each in states}
-    ranks = range(max(world, max(told, default=-1) + 1))
-    calls = {rank: [Call(*each) for each in state.calls] for rank, state in told.items()}
-    if not any(calls.values()):
-        return _by_stacks(list(told.values()))
-    members = _members(told, calls, ranks)
-    return (
-        _mismatch(told, calls, by_line=False)
-        or _mismatch(told, calls, by_line=True)
-        or _waits(told, calls, members, ranks)
-        or _late(told, calls)
-        or _by_stacks(list(told.values()))
-    )
+    run = _World(told, {rank: [Call(*each) for each in state.calls] for rank, state in told.items()}, world)
+    found = run.mismatch(by_line=False) or run.mismatch(by_line=True) or run.waits() or run.late()
+    return found or _by_stacks(list(told.values()))
 
 
-def _members(
-    told: Mapping[int, RankState], calls: Mapping[int, Sequence[Call]], ranks: Iterable[int]
-) -> dict[str, set[int]]:
-    """The ranks of each group: as recorded, all for the default group, else those that used it."""
-    found: dict[str, set[int]] = {DEFAULT_GROUP: set(ranks)}
-    for rank, made in calls.items():
-        for call in made:
-            found.setdefault(call.group, set()).add(rank)
-    for state in told.values():
-        for group, recorded in state.groups.items():
-            found.setdefault(group, set()).update(recorded)
-    return found
+class _World:
+    """What the ranks of a world told, and the calls of each group by their number and rank."""
 
+    def __init__(self, told: Mapping[int, RankState], calls: Mapping[int, Sequence[Call]], size: int) -> None:
+        self.told = told
+        self.all = set(range(max(size, max(told, default=-1) + 1)))
+        self.pending: dict[int, Call] = {}
+        self.made: dict[tuple[str, int], dict[int, Call]] = {}
+        # As recorded, all for the default group, else those that used it.
+        self.members: dict[str, set[int]] = {DEFAULT_GROUP: self.all}
+        for rank, own in calls.items():
+            for call in sorted(own, key=lambda each: each.created):
+                if not call.done:
+                    self.pending.setdefault(rank, call)
+                if call.peer < 0:
+                    self.made.setdefault((call.group, call.number), {})[rank] = call
+                    self.members.setdefault(call.group, set()).add(rank)
+        self.recorded = {group: ranks for state in told.values() for group, ranks in state.groups.items()}
+        for group, ranks in self.recorded.items():
+            self.members[group] = set(ranks)
 
-def _mismatch(
-    told: Mapping[int, RankState], calls: Mapping[int, Sequence[Call]], by_line: bool
-) -> Cause | None:
-    """The first collective for which ranks came with different ones, if it or one after it is not over.
+    def mismatch(self, by_line: bool) -> Cause | None:
+        """The first collective for which ranks came with different ones, if not all of its group are over.
 
-    ``by_line``: what they called is the same, but not where. That may be right, so it counts only where those
-    ranks are the ones that wait.
-    """
+        ``by_line``: what they called is the same, but not where. That may be right, so it counts only where
+        those ranks are the ones that wait.
+        """
 
-    def of(call: Call) -> object:
-        return call.line if by_line else call.form
+        def of(call: Call) -> object:
+            return call.line if by_line else call.form
 
-    table: dict[tuple[str, int], dict[int, Call]] = {}
-    for rank, own in calls.items():
-        for call in own:
-            if call.peer < 0:
-                table.setdefault((call.group, call.number), {})[rank] = call
-    stuck: dict[str, set[int]] = {}
-    for (group, _), made in table.items():
-        stuck.setdefault(group, set()).update(rank for rank, call in made.items() if not call.done)
-    for (group, number), made in sorted(table.items(), key=lambda each: each[0][1]):
-        forms = Counter(of(call) for call in made.values())
-        if not stuck[group] or len(forms) == 1:
-            continue
-        usual = forms.most_common(1)[0][0]
-        most = next(call for call in made.values() if of(call) == usual)
-        odd = sorted(rank for rank, call in made.items() if of(call) != usual)
-        if by_line and stuck[group] != set(odd):
-            continue
-        mine = made[odd[0]]
-        later = table.get((group, number + 1), {})
-        others = [rank for rank in made if rank not in odd]
-        skipped = any(rank in later and of(later[rank]) == of(mine) for rank in others)
-        extra = odd[0] in later and of(later[odd[0]]) == of(most)
-        who, rest = _named(told, odd), _named(told, sorted(others))
-        evidence = (f"{who}: {mine.text}", f"{rest}: {most.text}")
-        if skipped and extra:
-            what = f"{who} made {mine.name} and {most.name} in another order than {rest}: {mine.text}"
-            return Cause("order", what, _REMEDIES["order"], tuple(odd), len(odd) < len(others), evidence)
-        if skipped:
-            what = f"{who} left out {most.text}, which {rest} made"
-        elif extra:
-            what = f"{who} made one collective more than {rest}: {mine.text}"
-        else:
+        for (group, number), made in sorted(self.made.items(), key=lambda each: each[0][1]):
+            waiting = {rank for rank, call in self.pending.items() if call.group == group}
+            forms = Counter(of(call) for call in made.values())
+            usual = forms.most_common(1)[0][0]
+            odd = [rank for rank, call in sorted(made.items()) if of(call) != usual]
+            if not waiting or not odd or (by_line and waiting != set(odd)):
+                continue
+            others = [rank for rank in sorted(made) if rank not in odd]
+            mine, most, later = made[odd[0]], made[others[0]], self.made.get((group, number + 1), {})
+            left_out = any(rank in later and of(later[rank]) == of(mine) for rank in others)
+            extra = odd[0] in later and of(later[odd[0]]) == of(most)
+            who, rest = self.named(odd), self.named(others)
             what = f"{who} made {mine.text}, where {rest} made {most.text}"
-        return Cause("mismatch", what, _REMEDIES["mismatch"], tuple(odd), len(odd) < len(others), evidence)
-    return None
-
-
-def _waits(
-    told: Mapping[int, RankState],
-    calls: Mapping[int, Sequence[Call]],
-    members: Mapping[str, set[int]],
-    ranks: Iterable[int],
-) -> Cause | None:
-    """Who waits for whom in collectives that are not over, followed to those who wait for nobody."""
-    pending = {
-        rank: min(open_ones, key=lambda each: each.created)
-        for rank, made in calls.items()
-        if (open_ones := [call for call in made if not call.done])
-    }
-    if not pending:
+            if left_out and extra:
+                what = f"{who} made {mine.name} and {most.name} in another order than {rest}: {mine.text}"
+            elif left_out:
+                what = f"{who} left out {most.text}, which {rest} made"
+            elif extra:
+                what = f"{who} made one collective more than {rest}: {mine.text}"
+            kind = "order" if left_out and extra else "mismatch"
+            evidence = (f"{who}: {mine.text}", f"{rest}: {most.text}")
+            return Cause(kind, what, tuple(odd), len(odd) < len(others), evidence)
         return None
-    entered: dict[tuple[str, int], set[int]] = {}
-    for rank, made in calls.items():
-        for call in made:
-            entered.setdefault((call.group, call.number), set()).add(rank)
-    waits: dict[int, set[int]] = {}
-    for rank, call in pending.items():
-        missing = members[call.group] - entered[call.group, call.number]
-        waits[rank] = {call.peer} if call.peer >= 0 else missing
-    awaited = set().union(*waits.values())
-    free = sorted(awaited - set(pending))
-    # A recorder that leaves out sends and receives does not show who waits in one, but the stack does.
-    free = [rank for rank in free if rank not in told or not told[rank].communicates] or free
-    idle = sorted(set(ranks) - set(pending))
-    recorded = {group for state in told.values() for group in state.groups} | {DEFAULT_GROUP}
-    inside = [rank for rank in sorted(pending) if not waits[rank]]
-    unsure = bool(not free and idle and inside and pending[inside[0]].group not in recorded)
-    evidence = tuple(f"{told[rank].place}: {call.text}" for rank, call in sorted(pending.items())[:_NAMED])
-    if free or unsure:
-        blamed = free or idle
-        for_them = [rank for rank in sorted(pending) if waits[rank] & set(blamed)] or inside
-        nearest = min(for_them, key=lambda rank: len(waits[rank]))
-        return _not_entered(told, blamed, pending[nearest], sorted(pending), evidence, not unsure)
-    if inside:
-        what = f"{_named(told, inside)} entered {pending[inside[0]].text}, and none came out of it"
-        return Cause("network", what, _REMEDIES["network"], (), False, evidence)
-    what = "; ".join(
-        f"{told[rank].place} waits in {pending[rank].text} for {_named(told, sorted(waits[rank]))}"
-        for rank in sorted(pending)[:_NAMED]
-    )
-    blamed = sorted(pending)
-    remedy = _REMEDIES["deadlock"]
-    return Cause("deadlock", f"ranks wait for each other: {what}", remedy, tuple(blamed), True, evidence)
 
+    def waits(self) -> Cause | None:
+        """Who waits for whom in collectives that are not over, followed to those who wait for nobody."""
+        waiting = sorted(self.pending)
+        missing = {
+            rank: {call.peer}
+            if call.peer >= 0
+            else self.members[call.group] - self.made[call.group, call.number].keys()
+            for rank, call in self.pending.items()
+        }
+        free = sorted(set().union(*missing.values()) - set(waiting))
+        # A recorder that leaves out sends and receives does not show who waits in one, but the stack does.
+        free = [rank for rank in free if rank not in self.told or not self.told[rank].communicates] or free
+        evidence = tuple(f"{self.told[rank].place}: {self.pending[rank].text}" for rank in waiting[:_NAMED])
+        if free:
+            nearest = min(
+                (rank for rank in waiting if missing[rank] & set(free)), key=lambda r: len(missing[r])
+            )
+            return self.not_entered(free, self.pending[nearest], True, evidence)
+        inside = [rank for rank in waiting if not missing[rank]]
+        if inside:
+            call, idle = self.pending[inside[0]], sorted(self.all - set(waiting))
+            if idle and call.group != DEFAULT_GROUP and call.group not in self.recorded:
+                # Nobody knows who else is in this group.
+                return self.not_entered(idle, call, False, evidence)
+            what = f"{self.named(inside)} entered {call.text}, and none came out of it"
+            return Cause("network", what, evidence=evidence)
+        if not waiting:
+            return None
+        sentences = [
+            f"{self.named([rank])} waits in {call.text} for {self.named(sorted(missing[rank]))}"
+            for rank, call in sorted(self.pending.items())[:_NAMED]
+        ]
+        what = "ranks wait for each other: " + "; ".join(sentences)
+        return Cause("deadlock", what, tuple(waiting), True, evidence)
 
-def _not_entered(
-    told: Mapping[int, RankState],
-    blamed: Sequence[int],
-    call: Call,
-    waiting: Sequence[int],
-    evidence: tuple[str, ...],
-    certain: bool,
-) -> Cause:
-    """Ranks for which others wait in ``call`` and which wait for nobody."""
-    present = [told[rank] for rank in blamed if rank in told and (told[rank].frames or told[rank].calls)]
-    who, others = _named(told, blamed), _named(told, waiting)
-    has, wait = "has" if len(blamed) == 1 else "have", "waits" if len(waiting) == 1 else "wait"
-    what = f"{who} {has} not entered {call.text}, where {others} {wait}"
-    if not present:
-        what += ", and told nothing"
-        return Cause("missing", what, _REMEDIES["missing"], tuple(blamed), certain, evidence)
-    frame = present[0].frame
-    kind = _place(present[0].frames)
-    if frame:
-        what += f": {present[0].place} is in {frame}"
-    return Cause(kind, what, _REMEDIES[kind], tuple(blamed), certain and bool(frame), evidence)
+    def not_entered(
+        self, blamed: Sequence[int], call: Call, certain: bool, evidence: tuple[str, ...]
+    ) -> Cause:
+        """Ranks for which others wait in ``call`` and which wait for nobody."""
+        told = [self.told[rank] for rank in blamed if rank in self.told]
+        present = [each for each in told if each.frames or each.calls]
+        waiting = sorted(self.pending)
+        has, wait = "has" if len(blamed) == 1 else "have", "waits" if len(waiting) == 1 else "wait"
+        what = f"{self.named(blamed)} {has} not entered {call.text}, where {self.named(waiting)} {wait}"
+        if not present:
+            return Cause("missing", f"{what}, and told nothing", tuple(blamed), certain, evidence)
+        frame = present[0].frame
+        if frame:
+            what += f": {present[0].place} is in {frame}"
+        return Cause(_place(present[0].frames), what, tuple(blamed), certain and bool(frame), evidence)
 
+    def late(self) -> Cause | None:
+        """The rank that comes last to most collectives, where clocks agree."""
+        shared = [made for made in self.made.values() if len(made) > 1]
+        last = Counter(max(made, key=lambda rank: made[rank].created) for made in shared)
+        rank, count = last.most_common(1)[0] if last else (0, 0)
+        behind = [
+            made[rank].created - median(call.created for other, call in made.items() if other != rank)
+            for made in shared
+            if rank in made
+        ]
+        if len(shared) < _COMPARED or count < _MOST * len(shared) or median(behind) < _LATE_SECONDS:
+            return None
+        state = self.told[rank]
+        where = f", from {state.frame}" if state.frame else ""
+        what = f"comes last to {count} of {len(shared)} collectives, by {median(behind):.2g} s"
+        return Cause("slow", f"{state.place} {what}{where}", (rank,))
 
-def _late(told: Mapping[int, RankState], calls: Mapping[int, Sequence[Call]]) -> Cause | None:
-    """The rank that comes last to most collectives, where clocks agree."""
-    table: dict[tuple[str, int], dict[int, float]] = {}
-    for rank, made in calls.items():
-        for call in made:
-            table.setdefault((call.group, call.number), {})[rank] = call.created
-    shared = [times for times in table.values() if len(times) > 1]
-    last = Counter(max(times, key=lambda rank: times[rank]) for times in shared)
-    if len(shared) < _COMPARED:
-        return None
-    rank, count = last.most_common(1)[0]
-    behind = [
-        times[rank] - median(t for r, t in times.items() if r != rank) for times in shared if rank in times
-    ]
-    late = median(behind)
-    if count < _MOST * len(shared) or late < _LATE_SECONDS:
-        return None
-    what = f"{told[rank].place} comes last to {count} of {len(shared)} collectives, by {late:.2g} s"
-    where = f", from {told[rank].frame}" if told[rank].frame else ""
-    return Cause("slow", what + where, _REMEDIES["slow"], (rank,))
+    def named(self, ranks: Sequence[int]) -> str:
+        """Ranks in words: the node of a single one, and the first of many."""
+        if len(ranks) == 1:
+            return self.told.get(ranks[0], RankState(ranks[0])).place
+        more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+        return f"ranks {', '.join(map(str, ranks[:_NAMED]))}{more}"
 
 
 def _by_stacks(states: Sequence[RankState]) -> Cause:
     """The cause where no collectives are recorded: who is behind, or does something else than most."""
     slow = slowest(states)
     if slow:
-        kind = _place(slow.frames)
         at = f" in {slow.frame}" if slow.frame else ""
         behind = f", after step {slow.step}" if slow.step is not None else ""
-        return Cause(kind, f"all wait for {slow.place}{at}{behind}", _REMEDIES[kind], (slow.rank,))
+        return Cause(_place(slow.frames), f"all wait for {slow.place}{at}{behind}", (slow.rank,))
     frames = {each.frame for each in states}
-    if len(frames) == 1 and len(states) > 1 and (frame := frames.pop()):
-        kind = _place(states[0].frames)
-        return Cause(kind, f"all ranks are in {frame}", _REMEDIES[kind])
-    return Cause("unknown", "no rank can be told from the others", _REMEDIES["unknown"])
+    if len(states) > 1 and len(frames) == 1 and "" not in frames:
+        return Cause(_place(states[0].frames), f"all ranks are in {states[0].frame}")
+    return Cause("unknown", "no rank can be told from the others")
 
 
 def slowest(states: Iterable[RankState]) -> RankState | None:
@@ -397,14 +365,6 @@ def _place(frames: Sequence[str]) -> str:
     """Where a process is, by its stack: "data", "checkpoint", "lock" or "script"."""
     found = (kind for kind, pattern in _PLACES if any(map(pattern.search, frames)))
     return next(found, "script")
-
-
-def _named(told: Mapping[int, RankState], ranks: Sequence[int]) -> str:
-    """Ranks in words: the node of a single one, and the first of many."""
-    if len(ranks) == 1:
-        return told[ranks[0]].place if ranks[0] in told else f"rank {ranks[0]}"
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return f"ranks {', '.join(map(str, ranks[:_NAMED]))}{more}"
 
 
 def _file(frame: str) -> str:
