@@ -40,8 +40,9 @@ def test_the_rank_that_hangs_is_named_and_all_start_again(job: Make, warm: str) 
     assert [run.end(name, 240) for name in "abc"] == [0, 0, 0]
     words = {name: run.words(name) for name in "abc"}
     slow = next(name for name, text in words.items() if "the stacks of rank 2 " in text)
-    assert any(
-        f"all wait for rank 2 on node-{slow} in load_batch (train.py:" in text for text in words.values()
-    )
+    # torch 2.14 also records the collective that it has not entered.
+    by_record = f"where ranks 0, 1 wait: rank 2 on node-{slow} is in load_batch (train.py:"
+    by_stacks = f"all wait for rank 2 on node-{slow} in load_batch (train.py:"
+    assert any(by_record in text or by_stacks in text for text in words.values())
     assert "in load_batch" in words[slow]
     assert all("in all_reduce" in text for name, text in words.items() if name != slow)
