@@ -120,7 +120,12 @@ def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> Non
 
     try:
         run("bireme up --nodes g5.xlarge=1")
-        for setting in re.findall(r"--set (\S+=\S+)", run(f"bireme install {job}")):
+        installed = run(f"bireme install {job}")
+        assert "bireme status torch-elastic --namespace default --watch" in installed
+        assert "bireme stop torch-elastic" in installed
+        # These nodes run no container, so there is no log and no test. Helm's own log lines are not shown.
+        assert not re.search("helm -n|kubectl -n|^Logs|^Check|level=INFO", installed, re.MULTILINE)
+        for setting in re.findall(r"--set (\S+=\S+)", installed):
             run(f"bireme validate {job} --set {setting.replace('=N', '=2')}")
         run(f"bireme diff torch-elastic --reuse-values --script {work}")
         (work / "net.py").write_text("layers = 3")
@@ -129,7 +134,9 @@ def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> Non
         assert "layers = 3" in changed
         run(f"bireme install {job}", code=1)
         assert "torch-elastic-r1-0" in run("bireme status torch-elastic")
-        assert "torch-elastic-r2-0" in run(f"bireme install {job} --replace")
+        replaced = run(f"bireme install {job} --replace")
+        assert "torch-elastic-r2-0" in replaced
+        assert "bireme stop" not in replaced, "the notes are printed once"
         alone = run(f"bireme diff torch-elastic --reuse-values --script {work}/train.py", code=1)
         assert re.search(r"^ *- .*layers = 3", alone, re.MULTILINE), "a file alone is the whole program"
         assert "layers = 3" not in re.sub(r"^ *- .*$", "", alone, flags=re.MULTILINE)

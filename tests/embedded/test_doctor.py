@@ -175,6 +175,19 @@ def test_nodes_that_are_missing_too_few_or_without_a_resource(
     assert "p4d.24xlarge" in few
 
 
+def test_what_the_objects_name_and_neither_the_release_nor_the_namespace_has(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    sets = ["monitoring.webhook.existingSecret=hook", "pod.envFrom[0].configMapRef.name=lines"]
+    assert before("torch-elastic", sets=sets) == [
+        "there is no ConfigMap lines, which it names",
+        "there is no Secret hook, which it names",
+    ]
+    for kind, name in (("configmaps", "lines"), ("secrets", "hook")):
+        cluster.api.create(f"{CORE}/{namespace}/{kind}", {"metadata": {"name": name}})
+    assert before("torch-elastic", sets=sets) == []
+
+
 @pytest.fixture
 def without_threads(cluster: EmbeddedCluster) -> Iterator[None]:
     """The cluster's p4d.24xlarge run without simultaneous multithreading: half of their vCPU are there."""
@@ -543,4 +556,4 @@ def test_the_command_prints_findings_as_json_and_ends_with_1(
     assert {(each["rule"], each["severity"]) for each in notes} == {("images", "note"), ("network", "note")}
     said = CliRunner().invoke(cli, [*command, "-o", "text"]).stderr.splitlines()[0]
     assert said.startswith(f"doctor of chart {chart}: context ")
-    assert "; looks at version, nodes, storage, drivers, kinds, secrets, queues, rights, quotas" in said
+    assert "; looks at version, nodes, storage, drivers, kinds, references, queues" in said

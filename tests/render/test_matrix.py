@@ -36,7 +36,7 @@ def objects(matrix: Matrix, cases: Sequence[Case]) -> dict[str, tuple[Manifest, 
 def test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix: Matrix, case: Case) -> None:
     new, old = (matrix(case, helm) for helm in HELMS)
     assert by_identity(new) == by_identity(old)
-    assert object_findings(new.manifests) == []
+    assert object_findings(new.manifests, "matrix") == []
 
 
 @pytest.mark.whole

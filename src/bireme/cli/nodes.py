@@ -6,6 +6,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -280,7 +281,7 @@ def demo(app: App, /) -> None:
         cluster.add_claim("fsx-pvc")
         deployer = app.deployer(cluster)
         outcome = deployer.install(request)
-        app.out.print(views.outcome_view(outcome))
+        app.out.print(views.outcome_view(replace(outcome, notes="")))
         deployer.uninstall(request.release, request.namespace)
     finally:
         embedded.down(name)

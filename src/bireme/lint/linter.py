@@ -19,6 +19,7 @@ from bireme.helm.values import read_file
 from bireme.lint.duplicates import duplicates
 from bireme.lint.files import file_findings
 from bireme.lint.kubeconform import kubeconform
+from bireme.plan.references import dangling
 from bireme.plan.workloads import kind_of
 from bireme.schemas.bundle import BUNDLE
 from bireme.tools import Toolbox
@@ -44,9 +45,15 @@ def find_charts(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def object_findings(manifests: Sequence[Manifest]) -> list[Finding]:
-    """What is wrong with the objects of one render; the files are templates of the chart."""
-    found: list[Finding] = []
+def object_findings(manifests: Sequence[Manifest], release: str = "release") -> list[Finding]:
+    """What is wrong with the objects of one render; the files are templates of the chart.
+
+    Claims, Secrets and ConfigMaps that have not the name of the ``release`` are the cluster's.
+    """
+    sources = {item.identity: _source(item) for item in manifests}
+    elsewhere = ("ConfigMap", "PersistentVolumeClaim", "Secret")
+    lost = dangling(manifests, lambda kind, name: kind in elsewhere and not name.startswith(release))
+    found = [replace(each, file=sources[each.path]) for each in lost]
     seen: set[tuple[str, str, str | None]] = set()
     for item in manifests:
         own = duplicates(item)

@@ -44,6 +44,14 @@ _NEEDED = (
     "it needs an elastic job with monitoring.metrics, one of whose pods is ready; bireme status {} shows them"
 )
 _COUNTS = ("parallelism", "completions", "replicas")
+# By the first word of a line in a job chart's notes: the command that does the same.
+_COMMANDS = {
+    "Watch": "status {} --watch",
+    "Logs": "logs {} --all --follow",
+    "Scale": "scale {} N",
+    "Stop": "stop {}",
+    "Delete": "uninstall {}",
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,21 @@ class Deployer:
         )
         waits, differences = self._queues(plan, found.differences)
         causes = self._causes(plan, differences)
-        return ReleaseStatus(plan, found.pods, differences, made.notes, queue_positions=waits, causes=causes)
+        notes = self._notes(made)
+        return ReleaseStatus(plan, found.pods, differences, notes, queue_positions=waits, causes=causes)
+
+    def _notes(self, made: Release) -> str:
+        """The chart's notes in Bireme's commands, without those that fake nodes cannot answer."""
+        lines = []
+        for line in made.notes.splitlines():
+            word, _, rest = line.partition(" ")
+            if word in _COMMANDS and rest.lstrip().startswith(("kubectl ", "helm ")):
+                remark = "".join(rest.partition("   (")[1:])
+                command = _COMMANDS[word].format(f"{made.name} --namespace {made.namespace}")
+                line = f"{word:<8} bireme {command}{remark}"
+            if word not in ("Logs", "Check") or self.cluster.provider != "embedded":
+                lines.append(line)
+        return "\n".join(lines)
 
     def status(self, release: str, namespace: str) -> ReleaseStatus:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""

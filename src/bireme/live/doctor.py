@@ -21,9 +21,10 @@ from bireme.live.queue_position import queue_positions, sentence
 from bireme.live.release import Revision
 from bireme.plan.instances import Instance, admits, other_labels
 from bireme.plan.packing import Room, demand_of
+from bireme.plan.references import dangling
 from bireme.plan.scheduling import takes, tolerated
 from bireme.plan.topology import NEVER, Plan, fit
-from bireme.plan.workloads import images_of, kind_of, pod_templates
+from bireme.plan.workloads import KINDS, images_of, kind_of, pod_templates
 from bireme.plan.workloads.model import PodPlan, WorkloadKind
 
 _FORBIDDEN = (401, 403)
@@ -82,7 +83,7 @@ class Doctor:
             "storage": self._claims,
             "drivers": self._drivers,
             "kinds": self._kinds,
-            "secrets": self._secrets,
+            "references": lambda: dangling(self.manifests, self._has),
             "queues": self._queues,
         }
         if not installed:
@@ -288,17 +289,15 @@ class Doctor:
                 helps = kind.installation if kind else WorkloadKind.installation
                 yield Finding("kinds", f"The cluster does not know the kind {name} of {version}", helps)
 
-    def _secrets(self) -> Iterator[Finding]:
-        own = {item.name for item in self.manifests if item.kind == "Secret"}
-        namespace = self.plan.namespace
-        names = {str(each.get("name")) for spec in self._specs for each in spec.get("imagePullSecrets") or ()}
-        for name in sorted(names - own):
-            if self.api.find(f"/api/v1/namespaces/{namespace}/secrets/{name}") is None:
-                yield Finding(
-                    "secrets",
-                    f"There is no Secret {name} in namespace {namespace}, with which images are pulled",
-                    f"kubectl create secret docker-registry {name} --namespace {namespace} …",
-                )
+    def _has(self, kind: str, name: str) -> bool:
+        """Whether the namespace has such an object. Of claims, and of kinds unknown here, nothing is said."""
+        folder = f"/api/v1/namespaces/{self.plan.namespace}"
+        if kind == "Pod":
+            return bool(self.api.get(f"{folder}/pods", labelSelector=name)["items"])
+        if kind in ("ConfigMap", "Secret", "Service"):
+            return self.api.find(f"{folder}/{kind.lower()}s/{name}") is not None
+        known = KINDS.get(kind)
+        return not known or self.api.find(f"{known.path(self.plan.namespace)}/{name}") is not None
 
     def _queues(self) -> Iterator[Finding]:
         namespace = self.plan.namespace

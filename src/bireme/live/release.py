@@ -147,7 +147,7 @@ class Releases:
         command += ["--create-namespace"] if create_namespace else []
         command += ["--force-conflicts"] if force_conflicts else []
         made = json.loads(_run(self._command.run(command, as_json(values).encode()), release, namespace))
-        notes = (made["info"].get("notes") or "").strip()
+        notes = (made["info"].get("notes") or "").strip() if made["version"] == 1 else ""
         return Release(self, release, namespace, made["manifest"], notes)
 
     def uninstall(self, release: str, namespace: str, timeout: float = 300, wait: bool = False) -> bool:
