@@ -95,10 +95,12 @@ def test_a_trainer_a_service_with_much_memory_and_a_pod_with_much_disk_share_a_n
         until(lambda: where() == {"trainer": node, "cache": "", "crawler": ""}, what=lambda: str(where()))
         trainer.uninstall()
         until(lambda: where() == {"cache": node, "crawler": node}, what=lambda: str(where()))
-        release("torch-elastic", instance=PACKED, sets=[efa, *reserve, "workers=1"])
+        trainer = release("torch-elastic", instance=PACKED, sets=[efa, *reserve, "workers=1"])
         until(
             lambda: where() == dict.fromkeys(("trainer", "cache", "crawler"), node), what=lambda: str(where())
         )
+        # Nobody ends a pod on a node that is gone.
+        trainer.uninstall()
     finally:
         for each in others:
             cluster.api.delete(f"{deployments}/{each['metadata']['name']}")
