@@ -142,6 +142,15 @@ def test_a_dump_is_read_pickled_and_as_json() -> None:
     assert expected.text == "all_reduce 7 of the default group, of 3×4 BFloat16 at train.py:18"
 
 
+def test_of_many_calls_the_last_that_are_over_and_the_first_that_wait_are_kept() -> None:
+    entries = [
+        {**ENTRY, "collective_seq_id": number, "state": "completed" if number < 500 else "scheduled"}
+        for number in range(1, 901)
+    ]
+    calls, _ = recorded(pickle.dumps({"entries": entries}))
+    assert [Call(*each).number for each in calls] == list(range(488, 512))
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"not a dump", pickle.dumps([1]), pickle.dumps(Path("/"))])
 def test_what_is_no_dump_is_refused_and_runs_nothing(data: bytes) -> None:
     with pytest.raises(ValueError, match="no dump of torch's Flight Recorder"):

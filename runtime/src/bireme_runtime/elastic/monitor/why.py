@@ -10,7 +10,7 @@ import io
 import json
 import pickle
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import zip_longest
@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 DEFAULT_GROUP = "the default group"
-# Of each group, the newest. Ranks of one hang are rarely further apart.
-_KEPT_CALLS = 40
+# What all ranks of a run write into etcd has to stay small.
+_KEPT_CALLS = 12
 _NAMED = 8
 # A rank is late if it comes last to most of so many collectives, by so much.
 _COMPARED, _MOST, _LATE_SECONDS = 5, 0.8, 0.1
@@ -65,7 +65,7 @@ class Call:
 class RankState:
     """Where one training process stands: its last step, if it tells them, and the stack of its main thread.
 
-    ``frames`` begin with the outermost call, as ``name (file:line)``. ``calls`` are the newest of each group,
+    ``frames`` begin with the outermost call, as ``name (file:line)``. ``calls`` are the last of each group,
     each the fields of `Call`. ``groups`` has the ranks of groups. The recorder does not name them all.
     """
 
@@ -306,7 +306,7 @@ def slowest(states: Iterable[RankState]) -> RankState | None:
 def recorded(dump: bytes) -> tuple[list[list[Any]], dict[str, list[int]]]:
     """The calls and groups of a Flight Recorder's dump, pickled or as JSON. Raises ValueError for others.
 
-    Of each group the newest calls are kept.
+    Of each group it returns the last calls that are over, and the first that are not.
     """
     try:
         record = json.loads(dump) if dump[:1] == b"{" else _Plain(io.BytesIO(dump)).load()
@@ -317,24 +317,25 @@ def recorded(dump: bytes) -> tuple[list[list[Any]], dict[str, list[int]]]:
             for name, config in record.get("pg_config", {}).items()
             if name
         }
-        newest: dict[str, deque[list[Any]]] = {}
-        for entry in record["entries"]:
-            call = _call(entry)
-            newest.setdefault(call[0], deque(maxlen=_KEPT_CALLS)).append(call)
+        over: dict[str, deque[Call]] = defaultdict(lambda: deque(maxlen=_KEPT_CALLS))
+        open_ones: dict[str, list[Call]] = defaultdict(list)
+        for call in map(_call, record["entries"]):
+            (over if call.done else open_ones)[call.group].append(call)
     except (AttributeError, EOFError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise ValueError(f"it is no dump of torch's Flight Recorder: {error!r}") from error
-    return [call for calls in newest.values() for call in calls], groups
+    kept = [*over.values(), *(calls[:_KEPT_CALLS] for calls in open_ones.values())]
+    return [list(astuple(call)) for calls in kept for call in calls], groups
 
 
-def _call(entry: Mapping[str, Any]) -> list[Any]:
-    """The fields of `Call` from an entry of the recorder."""
+def _call(entry: Mapping[str, Any]) -> Call:
+    """A call from an entry of the recorder."""
     name = str(entry["profiling_name"]).rpartition(":")[2]
     peer = _PEER.search(name)
     # "2<-1" is rank 2 that receives from rank 1, and "2->1" one that sends.
     frames = [f"{each['name']} ({each['filename']}:{each['line']})" for each in entry.get("frames", ())]
     own = [each for each in frames if not _NOT_THE_USERS.search(_file(each))]
     number = entry["p2p_seq_id"] if entry.get("is_p2p") else entry["collective_seq_id"]
-    call = Call(
+    return Call(
         group=_group(*entry["process_group"]),
         number=int(number),
         name=name,
@@ -345,7 +346,6 @@ def _call(entry: Mapping[str, Any]) -> list[Any]:
         line=_short(own[0]).rpartition("(")[2].rstrip(")") if own else "",
         peer=int(peer[3]) if peer else -1,
     )
-    return list(astuple(call))
 
 
 class _Plain(pickle.Unpickler):
