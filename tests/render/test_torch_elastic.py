@@ -497,3 +497,12 @@ def test_memory_is_read_in_every_unit_of_kubernetes(
     rendered = render("torch-elastic", instance="p4d.24xlarge", values=values)
     volumes = the(rendered, "Job")["spec"]["template"]["spec"]["volumes"]
     assert [each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm"] == [shm]
+
+
+def test_a_plan_of_many_workers_proposes_three_members_of_their_etcd(plan: Callable[..., Plan]) -> None:
+    def advice(*sets: str) -> tuple[str, ...]:
+        return plan("torch-elastic", sets=["elastic.maxWorkers=8", *sets]).advice
+
+    (sentence,) = advice("workers=8")
+    assert sentence.endswith("For so many workers set etcd.replicas=3.")
+    assert advice("workers=7") == advice("workers=8", "etcd.replicas=3") == ()

@@ -6,7 +6,7 @@ A Job of any chart.
 The metadata of a Job or MPIJob.
 Arguments: root (values queue, job), component, name, parts (see _immutable.tpl), least (optional: the
 pods with which it can start), group (optional: the number of pods that Kueue admits together, see training.queue.group),
-autoscale (optional: the result of training.autoscale).
+autoscale (optional: the result of training.autoscale), advice (optional: a sentence for whoever reads the plan).
 */}}
 {{- define "common.jobMetadata" -}}
 {{- $root := required "common.jobMetadata needs root" .root -}}
@@ -29,6 +29,9 @@ annotations:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   bireme/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
+  {{- with .advice }}
+  bireme/advice: {{ trim . | quote }}
+  {{- end }}
   {{- with .autoscale }}
   bireme/autoscale: {{ toJson . | quote }}
   {{- end }}

@@ -25,6 +25,15 @@ The etcd in which workers meet, as the JSON of training.etcdClient. It is empty 
 {{- end }}
 
 {{/*
+What would make so many workers safer, as a line.
+*/}}
+{{- define "torch-elastic.advice" -}}
+{{- if and .Values.etcd.enabled (ge (int64 .Values.workers) 8) (eq (int64 .Values.etcd.replicas) 1) }}
+Its etcd has one member: a node that is lost with it is a restart of all workers. For so many workers set etcd.replicas=3.
+{{- end }}
+{{- end }}
+
+{{/*
 The address at which workers meet: that of etcd, or of worker 0.
 */}}
 {{- define "torch-elastic.endpoint" -}}

@@ -72,7 +72,8 @@ def plan_view(plan: Plan, every_pod: bool = False) -> RenderableType:
     pods = [_Fitting(table, narrow)] if counted else []
     storage = [_storage_view(plan.storage)] if plan.storage else []
     queued = [Text(_queued(each), overflow="fold") for each in plan.queued]
-    return Group(title, *pods, *uncounted, *storage, *queued, plan.summary)
+    advice = [Text(f"! {each}", style="yellow") for each in plan.advice]
+    return Group(title, *pods, *uncounted, *storage, *queued, *advice, plan.summary)
 
 
 def _queued(job: Queued) -> str:

@@ -10,6 +10,8 @@ HOOK_ANNOTATION = "helm.sh/hook"
 IMMUTABLE_ANNOTATION = "bireme/immutable"
 # Names a field that the chart generates on the cluster and keeps: two renders never agree on it.
 GENERATED_ANNOTATION = "bireme/generated"
+# A sentence for whoever reads the plan.
+ADVICE_ANNOTATION = "bireme/advice"
 
 # The repository and the commit that a pod clones, as URL@COMMIT.
 SOURCE_ANNOTATION = "bireme/source"

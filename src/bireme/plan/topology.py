@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 
 from bireme.core.errors import BiremeError, suggestion
-from bireme.core.labels import SOURCE_ANNOTATION
+from bireme.core.labels import ADVICE_ANNOTATION, SOURCE_ANNOTATION
 from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.core.plain import Plain
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, counted, format_quantity
@@ -62,12 +62,12 @@ class NodePlan:
 class Plan(Plain):
     """What one release becomes on a cluster. ``placement`` is one way to pack it, not a promise.
 
-    ``source`` is the repository and the commit that pods clone, as URL@COMMIT; "" without one. ``objects``
-    are those that it was made from, without hooks.
+    ``source`` is the repository and the commit that pods clone, as URL@COMMIT; "" without one. ``advice`` are
+    the chart's sentences about it. ``objects`` are those that it was made from, without hooks.
     """
 
     hidden = ("placement", "objects")
-    optional = ("storage", "queued", "source")
+    optional = ("storage", "queued", "source", "advice")
 
     release: str
     namespace: str
@@ -77,6 +77,7 @@ class Plan(Plain):
     storage: tuple[Storage, ...] = ()
     queued: tuple[Queued, ...] = ()
     source: str = ""
+    advice: tuple[str, ...] = ()
     objects: tuple[Manifest, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -119,7 +120,9 @@ def expand(
     )
     storage = tuple(each for manifest in lasting for each in _storage(manifest))
     source = next(filter(None, map(_source, lasting)), "")
-    return Plan(release, namespace, workloads, totals, placement, storage, queued(planned), source, lasting)
+    advice = tuple(filter(None, (each.annotations.get(ADVICE_ANNOTATION) for each in lasting)))
+    waits = queued(planned)
+    return Plan(release, namespace, workloads, totals, placement, storage, waits, source, advice, lasting)
 
 
 def autoscaled(manifests: Iterable[Manifest]) -> Mapping[tuple[str, str], tuple[int, int]]:
