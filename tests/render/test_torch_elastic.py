@@ -449,7 +449,7 @@ def told_by_a_worker() -> set[str]:
         seen.take(b"step " + number)
     seen.board.write(0, 2)
     told = WorkerStatus(Starts(ranks={0: 0}), seen, failures.Ledger(), lambda: "").metrics()
-    return set(re.findall(r"^bireme_\w+", told, re.MULTILINE))
+    return set(re.findall(r"^# TYPE (bireme_\w+)", told, re.MULTILINE))
 
 
 def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) -> None:

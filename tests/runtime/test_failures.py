@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from bireme_runtime.elastic.agent.observer import Said
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.output import Copier
-from tests.runtime.etcd_servers import EtcdServer
+from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.workers import MAIN, Start
+from tests.support.waiting import until
 
 # Written beside and renamed, because a start can be killed at any moment.
 COUNT = """\
@@ -76,11 +79,20 @@ def test_no_worker_starts_on_an_excluded_node_until_the_exclusion_ends(
 ) -> None:
     env = {**on_etcd, **LIMIT, "BIREME_EXCLUDE_NODE_SECONDS": "3600"}
     trains = "pathlib.Path('world').write_text(os.environ['WORLD_SIZE']); time.sleep(600)"
-    stays = start(trains, **env, JOB_COMPLETION_INDEX="0", BIREME_NODE="good")
+    port = free_port()
+    stays = start(trains, **env, JOB_COMPLETION_INDEX="0", BIREME_NODE="good",
+                  BIREME_METRICS_PORT=str(port))  # fmt: skip
     stays.file("world")
     goes = start(COUNT + "raise RuntimeError('an ECC error')", **env, JOB_COMPLETION_INDEX="1",
                  BIREME_NODE="bad")  # fmt: skip
     assert goes.end() == 75
+
+    def left_out() -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+        return re.findall(r'^bireme_node_excluded\{node="(.*)"\} 1.0$', text, re.MULTILINE)
+
+    until(lambda: left_out() == ["bad"], what="the metric of the node")
     again = start(trains, **env, JOB_COMPLETION_INDEX="1", BIREME_NODE="bad")
     assert again.end() == 69
     assert "no worker starts on bad for a while: rank 1 on bad failed" in again.words
@@ -92,6 +104,7 @@ def test_no_worker_starts_on_an_excluded_node_until_the_exclusion_ends(
     excluded = client.get(f"{prefix}.failures/run/excluded/bad")
     assert excluded, "the lease of the exclusion lives for an hour"
     client.lease_revoke(excluded.lease)
+    until(lambda: left_out() == [], what="the metric to forget the node")
     back = start(trains, **env, JOB_COMPLETION_INDEX="2", BIREME_NODE="bad")
     assert back.file("world") == "3"
 

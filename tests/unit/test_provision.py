@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
+from email import message_from_string
 from typing import Any
 
 import pytest
@@ -113,6 +114,15 @@ def check_nodes_of_eksctl(instances: Mapping[str, Instance], name: str) -> None:
     assert group.get("availabilityZones") == (None if name == CPU_TYPE else [ZONES[0]])
 
 
+def parts(user_data: str) -> tuple[list[str], list[str]]:
+    """The shell scripts and the NodeConfigs of user data that cloud-init takes apart."""
+    found: dict[str, list[str]] = {"text/x-shellscript": [], "application/node.eks.aws": []}
+    for part in message_from_string(user_data).walk():
+        if not part.is_multipart():
+            found[part.get_content_type()].append(str(part.get_payload()))
+    return found["text/x-shellscript"], found["application/node.eks.aws"]
+
+
 @EACH_TYPE
 def test_a_node_pool_makes_the_same_nodes_as_eksctl(
     instances: Mapping[str, Instance], types: tuple[str, ...]
@@ -135,10 +145,14 @@ def check_node_pool(instances: Mapping[str, Instance], name: str) -> None:
     assert (required["kubernetes.io/arch"] == ["arm64"]) == name.startswith("g5g.")
     assert template["metadata"]["labels"] == group["labels"]
     assert template["spec"]["taints"] == group["taints"]
-    script = node_class["spec"].get("userData", "")
-    assert script.removeprefix("#!/bin/bash\n") == "".join(group.get("preBootstrapCommands", []))
+    scripts, (config,) = parts(node_class["spec"]["userData"])
+    assert scripts == [f"#!/bin/bash\n{each}" for each in group.get("preBootstrapCommands", [])]
+    spec = yaml.safe_load(group["overrideBootstrapCommand"])["spec"]
+    assert yaml.safe_load(config)["spec"]["featureGates"] == spec["featureGates"] == {"FastImagePull": True}
+    # Karpenter itself says to nodeadm what is done with the disks of the instance.
+    assert (node_class["spec"].get("instanceStorePolicy") == "RAID0") == ("localStorage" in str(spec))
     added = {key for each in overlays for key in each["spec"]["capacity"]}
-    assert ("hugepages-2Mi" in added) == bool(script)
+    assert ("hugepages-2Mi" in added) == bool(scripts)
     resource = instances[name].accelerator.resource
     assert pool["spec"]["limits"] == {resource: 3 * instances[name].accelerator.count}
 

@@ -62,8 +62,8 @@ class NodePlan:
 class Plan(Plain):
     """What one release becomes on a cluster. ``placement`` is one way to pack it, not a promise.
 
-    ``source`` is the repository and the commit that pods clone, as URL@COMMIT; "" without one. ``advice`` are
-    the chart's sentences about it. ``objects`` are those that it was made from, without hooks.
+    ``source`` is the repository and the commit that pods clone, as URL@COMMIT; "" without one. ``objects``
+    are those that it was made from, without hooks. What the chart says about it is in ``advice``.
     """
 
     hidden = ("placement", "objects")

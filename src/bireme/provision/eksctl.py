@@ -8,7 +8,7 @@ from typing import Any
 
 from bireme.core.errors import BiremeError
 from bireme.plan.instances import ROOT_VOLUME_GIB
-from bireme.provision.groups import Capacity, Fleet, Group
+from bireme.provision.groups import NODE_CONFIG, Capacity, Fleet, Group
 
 _ADDONS = (
     "vpc-cni",
@@ -20,14 +20,6 @@ _ADDONS = (
     "aws-efs-csi-driver",
     "aws-fsx-csi-driver",
 )
-# SOCI gets and unpacks the layers of an image at once.
-_NODE_CONFIG = """\
-apiVersion: node.eks.aws/v1alpha1
-kind: NodeConfig
-spec:
-  featureGates:
-    FastImagePull: true
-"""
 _RAID0 = """\
   instance:
     localStorage:
@@ -91,7 +83,7 @@ def _node_group(group: Group, placement_group: str | None) -> dict[str, Any]:
     if group.boot_script:
         found["preBootstrapCommands"] = [group.boot_script]
     if group.taint:
-        found["overrideBootstrapCommand"] = _NODE_CONFIG + _RAID0 * group.has_nvme
+        found["overrideBootstrapCommand"] = NODE_CONFIG + _RAID0 * group.has_nvme
     return found | _bought(group.capacity)
 
 

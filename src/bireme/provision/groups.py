@@ -24,6 +24,14 @@ printf '[Service]\\nLimitMEMLOCK=infinity\\n' > /etc/systemd/system/containerd.s
 systemctl daemon-reload
 systemctl try-restart containerd
 """
+NODE_CONFIG = """\
+apiVersion: node.eks.aws/v1alpha1
+kind: NodeConfig
+spec:
+  featureGates:
+    FastImagePull: true
+"""
+"""What nodes with accelerators tell nodeadm: SOCI gets and unpacks the layers of an image at once."""
 
 
 @dataclass(frozen=True)

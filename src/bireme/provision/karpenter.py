@@ -7,7 +7,7 @@ from typing import Any
 from bireme.core.labels import ARCHITECTURE_LABEL, CAPACITY_TYPE_LABEL, INSTANCE_TYPE_LABEL, ZONE_LABEL
 from bireme.core.quantities import HUGE_PAGES
 from bireme.plan.instances import ROOT_VOLUME_GIB
-from bireme.provision.groups import Fleet, Group
+from bireme.provision.groups import NODE_CONFIG, Fleet, Group
 
 _CAPACITY_TYPES = {"on-demand": "on-demand", "spot": "spot", "reservation": "reserved", "block": "reserved"}
 
@@ -50,8 +50,8 @@ def _node_class(group: Group, fleet: Fleet, role: str) -> dict[str, Any]:
     }
     if group.has_nvme:
         spec["instanceStorePolicy"] = "RAID0"
-    if group.boot_script:
-        spec["userData"] = f"#!/bin/bash\n{group.boot_script}"
+    if group.taint:
+        spec["userData"] = _user_data(group)
     if group.capacity.reservation:
         spec["capacityReservationSelectorTerms"] = [{"id": group.capacity.reservation}]
     if fleet.placement_group and group.taint:
@@ -62,6 +62,14 @@ def _node_class(group: Group, fleet: Fleet, role: str) -> dict[str, Any]:
         "metadata": {"name": group.name},
         "spec": spec,
     }
+
+
+def _user_data(group: Group) -> str:
+    parts = [f"Content-Type: application/node.eks.aws\n\n{NODE_CONFIG}"]
+    if group.boot_script:
+        parts.insert(0, f"Content-Type: text/x-shellscript\n\n#!/bin/bash\n{group.boot_script}")
+    head = 'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="part"\n\n'
+    return head + "".join(f"--part\n{part}\n" for part in parts) + "--part--\n"
 
 
 def _node_pool(group: Group) -> dict[str, Any]:

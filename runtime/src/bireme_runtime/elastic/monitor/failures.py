@@ -216,6 +216,10 @@ class Ledger:
         """Why no worker shall start on this node; empty if one may."""
         return ""
 
+    def excluded_nodes(self) -> list[str]:
+        """The nodes on which no worker shall start."""
+        return []
+
     def verdict(self, mine: str, limit: int) -> Verdict:
         """What has to end. Without etcd a worker does not know what happens to the others."""
         recent = self.recent()
@@ -312,6 +316,10 @@ class EtcdLedger(Ledger):
     def excluded(self, node: str) -> str:
         kv = self._client.get(f"{self._root}excluded/{node}")
         return kv.value if kv else ""
+
+    def excluded_nodes(self) -> list[str]:
+        folder = f"{self._root}excluded/"
+        return [kv.key[len(folder) :] for kv in self._client.range(folder).keys]
 
     def verdict(self, mine: str, limit: int) -> Verdict:
         return judge(self.recent(), mine, self.nodes().values(), limit)

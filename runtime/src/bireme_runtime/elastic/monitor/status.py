@@ -132,6 +132,8 @@ class WorkerStatus:
         metric(
             "lost_seconds_total", "counter", "Seconds between new steps at restarts", ("", seen.lost_seconds)
         )
+        out = [(f'{{node="{node}"}}', 1.0) for node in self._from_etcd()["excluded"]]
+        metric("node_excluded", "gauge", "1 for a node on which no worker starts for a while", *out)
         return "\n".join(lines) + "\n"
 
     def status(self) -> dict[str, Any]:
@@ -164,9 +166,10 @@ class WorkerStatus:
                         "spares": list(self._spares()),
                         "failures": [_told(each) for each in causes],
                         "nodes": dict(Counter(each.node for each in causes if each.node).most_common()),
+                        "excluded": self._ledger.excluded_nodes(),
                     }
                 except BiremeError as error:
-                    known = {"waits": str(error), "spares": [], "failures": [], "nodes": {}}
+                    known = {"waits": str(error), "spares": [], "failures": [], "nodes": {}, "excluded": []}
                 self._known = (time.monotonic(), known)
             return known
 
