@@ -18,7 +18,7 @@ from bireme.plan.topology import Plan
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.elastic.monitor.status import Starts, WorkerStatus
-from tests.support.rendered import environment_of, the
+from tests.support.rendered import container_of, environment_of, the
 
 
 def trainer(rendered: Render) -> Mapping[str, Any]:
@@ -84,6 +84,26 @@ def test_a_command_of_ones_own_may_have_units_where_the_number_of_workers_is_fix
     (group,) = [each for each in rendered.manifests if each.kind == "PodGroup"]
     assert group["spec"]["minMember"] == 4
     assert environment(rendered)["BIREME_WORKERS_PER_UNIT"] == "2"
+
+
+def test_a_release_in_a_shared_etcd_has_a_user_and_a_prefix_of_its_own(render: Callable[..., Render]) -> None:
+    sets = [
+        "etcd.enabled=false",
+        "rendezvous.endpoints={etcd.shared.svc:2379}",
+        "rendezvous.auth.existingSecret=vision",
+        "rendezvous.conf.etcd_prefix=/bireme/vision/",
+    ]
+    rendered = render("torch-elastic", sets=sets, release="job")
+    assert "etcd_prefix=/bireme/vision/" in environment(rendered)["PET_RDZV_CONF"].split(",")
+    pod = the(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
+    own = {each["name"]: each for each in container_of(pod, "trainer")["env"]}
+    for name, key in (("BIREME_ETCD_USERNAME", "username"), ("BIREME_ETCD_PASSWORD", "password")):
+        assert own[name]["valueFrom"]["secretKeyRef"] == {"name": "vision", "key": key}
+    shared = render("etcd", sets=["auth.existingSecret=users"], release="etcd")
+    (etcd,) = [each for each in shared.manifests if each.kind == "StatefulSet"]
+    volumes = etcd["spec"]["template"]["spec"]["volumes"]
+    (users,) = [each for each in volumes if each["name"] == "users"]
+    assert users["secret"] == {"secretName": "users"}, "all keys of the Secret, also releases"
 
 
 def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable[..., Plan]) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from bireme_runtime.elastic.rendezvous import rules
+from bireme_runtime.elastic.rendezvous.membership import Identity, Rendezvous, new_base
 from bireme_runtime.etcd import check
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import auth
@@ -87,6 +89,34 @@ def test_a_changed_password_and_prefix_are_applied(server: EtcdServer, secret: d
         trainer.put("/bireme/a", "1")
     with pytest.raises(etcd.AuthError, match="authentication failed"):
         client(server, "trainer", "one").get("/jobs/a")
+
+
+def test_releases_that_share_an_etcd_reach_their_own_keys_only(
+    server: EtcdServer, secret: dict[str, str]
+) -> None:
+    """The Secret has a line for each release, and each release a Secret with its own user."""
+    secret["BIREME_ETCD_RELEASES"] = "vision pass-1 /bireme/vision/\nspeech pass-2 /bireme/speech/"
+    assert auth.main(secret) == 0
+    vision, speech = client(server, "vision", "pass-1"), client(server, "speech", "pass-2")
+    for each, prefix in ((vision, "/bireme/vision/"), (speech, "/bireme/speech/")):
+        settings = rules.RunSettings("run", 1, 1, prefix, lock="ml/job", first_call_timeout=0)
+        member = Rendezvous(each, settings, Identity(new_base("m0"), 0, "10.0.0.1"))
+        assert member.join().size == 1
+        member.leave()
+    for key in ("/bireme/vision/run/round", "/bireme/a", "/bireme/vision/.lock/ml/job/run/x"):
+        for request in (speech.get, speech.range, lambda key: speech.put(key, "")):
+            with pytest.raises(etcd.AuthError, match="permission denied"):
+                request(key)
+    client(server, "trainer", "one").put("/bireme/a", "1")
+
+
+@pytest.mark.parametrize("line", ["vision", "vision pass-1", "vision pass-1 /a/ /b/"])
+def test_a_line_of_releases_that_is_not_whole_is_told_and_nothing_changes(
+    server: EtcdServer, secret: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert auth.main({**secret, "BIREME_ETCD_RELEASES": line}) == 1
+    assert "needs a user, a password and a prefix" in capsys.readouterr().err
+    client(server, "", "").put("/anything", "1")
 
 
 def test_a_wrong_root_password_is_refused_and_nothing_changes(

@@ -2,7 +2,7 @@
 
 It is a container of the member's pod, because an etcd that comes back without its data comes back without its
 users. Reads BIREME_ETCD_ENDPOINTS, BIREME_ETCD_USERS (the folder of the Secret, with the files root-password,
-username and password), BIREME_ETCD_PREFIX (of the keys that the user may read and write),
+username, password and releases), BIREME_ETCD_PREFIX (of the keys that the user may read and write),
 BIREME_ETCD_USERS_PORT and BIREME_WAIT_SECONDS. The port answers 200 as soon as etcd asks for users: the pod
 is not Ready before. A changed file is applied within seconds; only what differs is changed, because a change
 ends all logins.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,10 +27,12 @@ from bireme_runtime.process.waiting import BoundedWait
 
 _ROOT = "root"
 # The variables that `set_up` reads, and the Secret's keys.
+_USER = ("BIREME_ETCD_USERNAME", "BIREME_ETCD_PASSWORD", "BIREME_ETCD_PREFIX")
 _KEYS = {
     "BIREME_ETCD_ROOT_PASSWORD": "root-password",
     "BIREME_ETCD_USERNAME": "username",
     "BIREME_ETCD_PASSWORD": "password",
+    "BIREME_ETCD_RELEASES": "releases",
 }
 _LOOK_SECONDS = 5.0
 
@@ -55,14 +57,14 @@ class Users:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Users:
         """Read the environment. Raises AuthSetupError."""
-        names = tuple(_KEYS)
+        names = ("BIREME_ETCD_ROOT_PASSWORD", *_USER[:2])
         missing = [name for name in names if not env.get(name)]
         if missing:
             problem = f"{', '.join(missing)} must not be empty"
             raise AuthSetupError(f"{problem}: fill the Secret's keys root-password, username and password")
         if env[names[1]] == _ROOT:
             raise AuthSetupError(
-                "the user cannot be root, which is etcd's own; change username in the Secret"
+                "the user cannot be root, which is etcd's own: change username in the Secret"
             )
         root_password, username, password = (env[name] for name in names)
         return cls(root_password, username, password, env.get("BIREME_ETCD_PREFIX") or "/")
@@ -133,6 +135,18 @@ def _set_role(client: etcd.Client, name: str, prefix: str) -> None:
     client.auth("role/grant", {"name": name, "perm": wanted})
 
 
+def _each_user(env: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """The environment of each user: that of the Secret, and one for each line of its key `releases`."""
+    yield env
+    for line in env.get("BIREME_ETCD_RELEASES", "").splitlines():
+        values = line.split()
+        if len(values) != len(_USER):
+            raise AuthSetupError(
+                "each line of the Secret's key releases needs a user, a password and a prefix"
+            )
+        yield {**env, **dict(zip(_USER, values))}
+
+
 def set_up(env: Mapping[str, str], say: Say) -> None:
     """Wait for etcd and set up the users that the environment names; retry while etcd is unavailable.
 
@@ -175,7 +189,8 @@ def keep_up(env: Mapping[str, str], say: Say) -> None:
         try:
             secret = read_secret(folder)
             if secret != done:
-                set_up({**env, **secret}, say)
+                for each in tuple(_each_user({**env, **secret})):
+                    set_up(each, say)
                 done = secret
             asks = True
         except (AuthSetupError, etcd.EtcdError, ValueError, OSError) as error:
@@ -193,7 +208,8 @@ def main(env: Mapping[str, str] = os.environ) -> int:
     try:
         if env.get("BIREME_ETCD_USERS"):
             keep_up(env, say)
-        set_up(env, say)
+        for each in tuple(_each_user(env)):
+            set_up(each, say)
     except (AuthSetupError, etcd.EtcdError, ValueError) as error:
         say(str(error))
         return FAILED
