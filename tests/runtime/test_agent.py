@@ -214,6 +214,30 @@ def test_a_worker_succeeds_only_with_all_others_of_its_round(start: Start, on_et
     assert late.end() == 0
 
 
+@pytest.mark.parametrize(
+    ("script", "env", "code", "left"),
+    [
+        ("print('step 1')", {}, 0, ["run/done", "run/round"]),
+        ("sys.exit(3)", {"BIREME_FAILURES_WITHOUT_PROGRESS": "1"}, 70, ["run/round"]),
+    ],
+)
+def test_of_a_run_that_is_over_etcd_keeps_only_that_it_has_ended(
+    start: Start,
+    on_etcd: dict[str, str],
+    shared_etcd: EtcdServer,
+    prefix: str,
+    script: str,
+    env: dict[str, str],
+    code: int,
+    left: list[str],
+) -> None:
+    """An etcd that releases share would grow with each run."""
+    worker = start(script, **on_etcd, **env)
+    assert worker.end() == code, worker.words
+    keys = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).range(prefix).keys
+    assert [each.key[len(prefix) :] for each in keys if not each.lease] == left
+
+
 def test_a_failed_run_is_not_closed(start: Start, on_etcd: dict[str, str]) -> None:
     assert start("sys.exit(3)", **on_etcd).end() == 1
     assert start("pathlib.Path('out').write_text('2')", **on_etcd).end() == 0

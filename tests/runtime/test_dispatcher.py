@@ -641,6 +641,23 @@ def test_requests_that_are_none_are_refused_and_not_counted(shared: Dispatchers)
     assert "dance" not in _metrics(shared)
 
 
+def test_deleting_a_dataset_that_is_not_finished_changes_no_leader(
+    shared: Dispatchers, shared_etcd: EtcdServer, trainer: Callable[..., Dispatcher]
+) -> None:
+    def term() -> tuple[int, list[str]]:
+        terms = re.findall(r"^bireme_dispatcher_terms_total .*", _metrics(shared), re.MULTILINE)
+        return shared.leader(), terms
+
+    with trainer("first") as first:
+        first.add(names(30))
+        assert next(first.shards())
+    before = term()
+    trainer().delete()
+    assert term() == before
+    keys = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).range(shared.prefix).keys
+    assert not [each.key for each in keys if first.dataset in each.key]
+
+
 def test_metrics_count_states_trainers_and_returned_shards(
     shared: Dispatchers, trainer: Callable[..., Dispatcher]
 ) -> None:

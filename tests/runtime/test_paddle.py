@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.dispatcher import Dispatcher
+from bireme_runtime.etcd import client as etcd
 from bireme_runtime.paddle.run import (
     Client,
     Report,
@@ -116,6 +117,37 @@ def test_the_loss_of_a_pserver_is_not_counted_as_a_failure_of_shards(
         (dataset,) = dispatcher.status()["datasets"]
         assert (dataset["redispatched"], dataset["failedShards"]) == ({"released": 2}, [])
     finally:
+        replicas.stop()
+
+
+@pytest.mark.parametrize(("restarts", "code"), [("3", 0), ("1", 70)])
+def test_of_a_run_that_is_over_etcd_keeps_nothing(
+    tmp_path: Path, shared_etcd: EtcdServer, prefix: str, restarts: str, code: int
+) -> None:
+    """Each attempt has a dataset of its own. A run ends with success, or when its restarts are used up."""
+    attempt = "Dispatcher(dataset='uid-' + os.environ['BIREME_PADDLE_ATTEMPT'])"
+    own = SCRIPT.replace(
+        "hand = Dispatcher().shards() if",
+        f"mine = {attempt}\nmine.add(['a', 'b', 'c'])\nhand = mine.shards() if",
+    )
+    job = PaddleJob(tmp_path, own)
+    replicas = Dispatchers(shared_etcd.endpoint, prefix, trainer_seconds=60).start()
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": "uid"}
+    try:
+        job.start_all(**env, BIREME_MAX_RESTARTS=restarts)
+        for starts in (1, 2):
+            job.until(lambda n=starts: len(job.trained(0)) == len(job.trained(1)) == n, "both to train")  # type: ignore[misc]
+            assert any(f"uid-{starts}" in each.key for each in client.range(prefix).keys)
+            if starts == 1 or code:
+                job.kill("server", 1)
+                job.start("server", 1, **env, BIREME_MAX_RESTARTS=restarts)
+        if not code:
+            job.go.write_text("")
+        assert job.codes() == {code}
+        assert [each.key for each in client.range(prefix).keys if not each.lease] == []
+    finally:
+        job.stop()
         replicas.stop()
 
 

@@ -740,6 +740,48 @@ def test_who_joins_knows_the_latest_round_before_it_says_from_which_on_it_can_be
     assert json.loads(registered.value)["ready"] == 4
 
 
+def test_a_write_of_a_member_that_etcd_carries_out_late_changes_nothing(make: Make) -> None:
+    a = make(0)
+    a.join()
+    txn, late = a._client.txn, list[Any]()
+    mine = etcd.put_op(f"{a.settings.root}members/{a.identity.base}.1", "")["request_put"]["key"]
+
+    def unanswered(compare: Any, success: Any) -> Any:
+        if not late and success[0]["request_put"]["key"] == mine:
+            late.append((compare, success))
+            raise etcd.Ambiguous("no answer")
+        return txn(compare, success)
+
+    a._client.txn = unanswered  # type: ignore[method-assign]
+    assert a.join().number == 2
+    assert not txn(*late[0]).succeeded
+
+
+def test_of_two_that_leave_a_round_at_once_the_first_call_stays(make: Make, shared_etcd: EtcdServer) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    client, key = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)), a.settings.root + "call"
+    said = json.dumps({"round": 1, "leaver": f"{a.identity.base}.1", "cut": True})
+    before_writing(b, "call", lambda: client.put(key, said))
+    with ThreadPoolExecutor(1) as pool:
+        back = pool.submit(b.join)
+        until(a.waiting)
+        a.leave()
+        assert back.result().size == 1
+    assert [each.value for each in client.range(key).keys] == [said]
+
+
+def test_how_a_run_has_ended_is_not_written_again_by_who_finishes(
+    make: Make, shared_etcd: EtcdServer
+) -> None:
+    a = make(0)
+    join_all(a)
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    before_writing(a, "done", lambda: membership.end_run(client, a.settings.root, rules.CLOSED))
+    until(lambda: a.all_finished() or a.outcome)
+    assert membership.outcome_of(client, a.settings.root) == rules.CLOSED
+
+
 def test_the_first_member_of_an_older_round_publishes_no_store(make: Make) -> None:
     a = make(0)
     older, newer = a.join(), a.join()

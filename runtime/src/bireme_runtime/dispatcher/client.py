@@ -529,10 +529,7 @@ class LeaderConnection:
     """A connection to the leader, found through any of the addresses. For one thread."""
 
     def __init__(
-        self,
-        addresses: tuple[Address, ...],
-        seconds: float,
-        answer_seconds: float = _ANSWER_SECONDS,
+        self, addresses: tuple[Address, ...], seconds: float, answer_seconds: float = _ANSWER_SECONDS
     ) -> None:
         self._token = os.environ.get("BIREME_RELEASE_TOKEN", "")
         self._addresses = addresses

@@ -452,10 +452,7 @@ class Client:
 
     def begun_from(self, attempt: int) -> Save | None:
         """The save from which the attempt began."""
-        while True:
-            begun = self._ask("/begun-from", {})
-            if begun["attempt"] == attempt:
-                break
+        while (begun := self._ask("/begun-from", {}))["attempt"] != attempt:
             # The attempt is over: the supervisor is about to end this process.
             time.sleep(0.2)
         save = begun["save"]

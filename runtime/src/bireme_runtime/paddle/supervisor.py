@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.dispatcher.client import leave_for
+from bireme_runtime.dispatcher.client import Dispatcher, DispatcherError, leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
 from bireme_runtime.process import children, devices, environment, http, webhook
@@ -32,12 +32,7 @@ from bireme_runtime.process.log import last_words, log_of
 
 _USAGE = "usage: python3 -m bireme_runtime.paddle.supervisor server|trainer|collective -- SCRIPT ARGS…"
 _LAUNCHER = (sys.executable, "-m", "bireme_runtime.paddle.launch")
-_VARIABLES_OF_ONE_PROCESS = {
-    "PADDLE_TRAINER_ENDPOINTS",
-    "PADDLE_TRAINERS_NUM",
-    "PADDLE_TRAINER_ID",
-    "PADDLE_PORT",
-}
+_OF_ONE_PROCESS = {"PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", "PADDLE_PORT"}
 _TICK_SECONDS = 0.5
 _RESTART_SECONDS = 2.0
 _SAVER_SECONDS = 5.0
@@ -289,11 +284,9 @@ class Role(ABC):
     def _settings(self) -> tuple[int, int]:
         """The release's revision and number of trainers, which an upgrade may change at any time."""
         try:
-            read = [
-                (self.options.settings / name).read_text()
-                for name in ("BIREME_REVISION", "PADDLE_TRAINERS_NUM")
-            ]
-            return int(read[0]), int(read[1])
+            names = ("BIREME_REVISION", "PADDLE_TRAINERS_NUM")
+            revision, trainers = (int((self.options.settings / name).read_text()) for name in names)
+            return revision, trainers
         except (OSError, ValueError):
             return 0, self.options.rules.trainers
 
@@ -333,9 +326,11 @@ class Role(ABC):
 
     def _end(self, view: runs.View) -> int:
         self.script.kill()
+        self._settle_shards()
         self.state = runs.WAITING
         self._tell(runs.WAITING)
         self._wait_for_others()
+        self._forget_shards()
         if view.outcome == runs.FAILED:
             raise Stop(GIVEN_UP, view.reason)
         say("all trainers are done")
@@ -347,6 +342,14 @@ class Role(ABC):
         while self._run and time.monotonic() < deadline and not self._run.all_know_the_end():
             with contextlib.suppress(children.Terminated):
                 children.pause(0.1)
+
+    def _forget_shards(self) -> None:
+        """Delete what the dispatcher keeps of this run, which has a dataset for each attempt (job.py)."""
+        if self._run and self.env.get("BIREME_DISPATCHER"):
+            name = self.env.get("BIREME_DISPATCHER_DATASET") or "default"
+            with contextlib.suppress(DispatcherError):
+                for attempt in range(1, self._run.attempt + 1):
+                    Dispatcher(dataset=f"{name}-{attempt}", wait_seconds=5, env=self.env).delete()
 
     def start_script(self, view: runs.View, role: str) -> None:
         """Start the script with the variables that current and old versions of Paddle read."""
@@ -544,7 +547,7 @@ class Worker(Core):
         launch += ["--nproc_per_node", self.env.get("BIREME_PADDLE_PROCESSES", "1")]
         launch += ["--log_dir", str(self._logs)]
         # These variables would override the launcher's arguments.
-        env = {name: value for name, value in self.env.items() if name not in _VARIABLES_OF_ONE_PROCESS}
+        env = {name: value for name, value in self.env.items() if name not in _OF_ONE_PROCESS}
         env["BIREME_PADDLE_ATTEMPT"] = str(view.attempt)
         self.script.start([*launch, *self._script_of_user], env)
         self.state = runs.TRAINING

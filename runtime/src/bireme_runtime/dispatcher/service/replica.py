@@ -259,9 +259,9 @@ class _Term:
         for (verb, dataset, _), group in self._waiting.items():
             if not group or not coordinator.may_answer(group[0].request):
                 continue
-            state = coordinator.datasets[dataset]
+            state = coordinator.datasets.get(dataset)
             # At most as many requests as there are shards; the others would only be put back.
-            most = len(group) if verb != "next" or state.over else state.todo
+            most = state.todo if state and verb == "next" and not state.over else len(group)
             most = min(most, _BATCH - len(ready))
             while group and most > 0:
                 asked = group.popleft()

@@ -164,6 +164,9 @@ class Backend:
     def release(self) -> None:
         """Remove the membership of the last torchrun, which has ended."""
 
+    def forget(self) -> None:
+        """Delete what is kept of the run, which is over, but not that it has ended."""
+
     def has_begun(self) -> bool:
         """Whether torchrun has started before in a worker of this run; True also if that is unknown."""
         return False
@@ -259,6 +262,12 @@ class EtcdBackend(Backend):
                 self._client.lease_revoke(lease)
         except etcd.EtcdError as error:
             say(f"cannot revoke the lease; it will expire: {error}")
+
+    def forget(self) -> None:
+        with contextlib.suppress(etcd.EtcdError):
+            for kind in (".failures", ".history"):
+                root = f"{self._prefix}{kind}/{self._run_id}"
+                self._client.delete_span(f"{root}/", f"{root}0")
 
     def has_begun(self) -> bool:
         try:
@@ -364,12 +373,15 @@ class Supervisor:
     def run(self) -> int:
         """Run and supervise torchrun; returns the exit code of the worker."""
         children.take_charge()
+        is_over = False
         try:
             # After that: a thread that does not block SIGTERM would take it, and end this process.
             self._observer.start()
             self._serve_status()
             with _repeating(self._observer.tick, 1.0):
-                return self._run()
+                code = self._run()
+            is_over = True
+            return code
         except children.Terminated as end:
             try:
                 self._end_processes()
@@ -380,10 +392,14 @@ class Supervisor:
             self.reason = str(stop)
             say(self.reason)
             last_words("\n".join(filter(None, (self._observer.words(), self.reason))), self._env)
+            is_over = self._observer.verdict == "run"
             return self._code(stop)
         finally:
             children.kill_descendants(1.0)
             self._observer.close()
+            if is_over:
+                # After the last that this worker tells; who ends last leaves nothing.
+                self._backend.forget()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve_status(self) -> None:
@@ -414,9 +430,8 @@ class Supervisor:
         """
         if stop.code == TEMPORARY and not self._observer.verdict and self._observer.advanced():
             return UNCOUNTED
-        if stop.code not in (USAGE, CONFIG) or isinstance(stop, ScriptFailed):
-            return stop.code
-        if not self._backend.has_begun():
+        is_of_all = stop.code in (USAGE, CONFIG) and not isinstance(stop, ScriptFailed)
+        if not is_of_all or not self._backend.has_begun():
             return stop.code
         say("the run has begun: only this pod is replaced")
         return TEMPORARY
@@ -585,15 +600,10 @@ def make_backend(options: AgentSettings, env: Mapping[str, str]) -> Backend:
 def check_script(arguments: Sequence[str]) -> None:
     """Raise Stop when the script is missing. torchrun would only retry."""
     if not arguments:
-        raise Stop(
-            USAGE,
-            "no script is given; write: python3 -m bireme_runtime.elastic.agent.supervisor -- SCRIPT ARGS…",
-        )
+        raise Stop(USAGE, "no script is given: end the command with -- SCRIPT ARGS…")
     script = arguments[0]
     if not script.startswith("-") and not os.path.isfile(script):
-        raise Stop(
-            USAGE, f"the script {script} does not exist; check the image, the mounts and the first argument"
-        )
+        raise Stop(USAGE, f"the script {script} does not exist: check the image, mounts and first argument")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ, launcher: Sequence[str] = LAUNCHER) -> int:

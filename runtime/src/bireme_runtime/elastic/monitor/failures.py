@@ -236,6 +236,7 @@ class EtcdLedger(Ledger):
         super().__init__()
         self._client = client
         self._root = f"{prefix}.failures/{run_id}/"
+        self._key, self._hang = f"{self._root}progress", f"{self._root}hang"
 
     def enter(self, worker: str, node: str) -> None:
         self._client.put(f"{self._root}nodes/{worker}", node)
@@ -323,14 +324,6 @@ class EtcdLedger(Ledger):
 
     def verdict(self, mine: str, limit: int) -> Verdict:
         return judge(self.recent(), mine, self.nodes().values(), limit)
-
-    @property
-    def _key(self) -> str:
-        return f"{self._root}progress"
-
-    @property
-    def _hang(self) -> str:
-        return f"{self._root}hang"
 
     def _stacks(self, number: int) -> str:
         return f"{self._root}stacks/{number:010d}/"

@@ -274,10 +274,7 @@ class Rendezvous:
         if registration is None or registration.lost:
             return False
         value = json.dumps({"round": world.number, "address": address})
-        compare = [
-            etcd.key_is_unchanged(self._key("round"), world.mod_revision),
-            etcd.key_is_same(registration.key, registration.create_revision),
-        ]
+        compare = [etcd.key_is_unchanged(self._key("round"), world.mod_revision)]
         deadline = time.monotonic() + self.settings.join_timeout
         while True:
             try:
@@ -359,7 +356,7 @@ class Rendezvous:
             else:
                 self._finishing.log(f"{world.size - len(view.finished)} members to finish")
         except etcd.LeaseLost:
-            self._lose_registration()
+            self._mark_lost(registration)
         except (etcd.EtcdError, Unreachable) as error:
             self._finishing.log(f"etcd, to record that this member has finished: {error}")
         return False
@@ -451,14 +448,11 @@ class Rendezvous:
                     self._register(deadline)
                 else:
                     self._say_goodbye(self._registration, deadline)
-                    self._write(
-                        self._registration,
-                        self._ready(self._registration.member),
-                        deadline,
-                    )
+                    self._write(self._registration, self._ready(self._registration.member), deadline)
                 return
             except etcd.LeaseLost:
-                self._lose_registration()
+                if self._registration:
+                    self._mark_lost(self._registration)
 
     def _say_goodbye(self, registration: _Registration, deadline: float) -> None:
         """Tell the members of a round that still trains that this one does not any more."""
@@ -539,7 +533,9 @@ class Rendezvous:
         self._persist(self._find_first, deadline)
         with self._changed:
             self._registration, self._world = registration, None
-            self._see_more()
+            # Let the other thread read what this member needs to know now.
+            if self._watch and (self._needs_more() or not self._first):
+                self._watch.close()
             self._changed.notify_all()
 
     def _ready(self, member: Member) -> Member:
@@ -586,12 +582,11 @@ class Rendezvous:
     def _write(self, registration: _Registration, member: Member, deadline: float) -> None:
         """Write this value to the member's key. A delayed duplicate of an older write cannot overwrite it."""
         value = member.to_json()
+        put = etcd.put_op(registration.key, value, registration.lease)
         while True:
             try:
                 compare = [etcd.key_is_unchanged(registration.key, registration.mod_revision)]
-                outcome = self._client.txn(
-                    compare, [etcd.put_op(registration.key, value, registration.lease)]
-                )
+                outcome = self._client.txn(compare, [put])
                 if outcome.succeeded:
                     registration.wrote(member, outcome.revision)
                     return
@@ -645,10 +640,6 @@ class Rendezvous:
         put = etcd.put_op(self._key("done"), json.dumps({"outcome": SUCCESS}))
         # If it is marked already, the view will show it.
         return self._client.txn(compare, [put]).succeeded
-
-    def _lose_registration(self) -> None:
-        if self._registration:
-            self._mark_lost(self._registration)
 
     def _mark_lost(self, registration: _Registration) -> None:
         with self._changed:
@@ -736,9 +727,7 @@ class Rendezvous:
                 self._renewed(registration, asked)
                 self._mind_the_watch()
             except etcd.LeaseLost as error:
-                log.warning(
-                    "%s: the others continue without %s until it joins again", error, registration.key
-                )
+                log.warning("%s: the others go on without %s until it joins again", error, registration.key)
                 self._mark_lost(registration)
             except etcd.EtcdError as error:
                 pause = self._retry_seconds()
@@ -777,11 +766,6 @@ class Rendezvous:
         if (view.whole and view.revision) or registration is None or registration.lost:
             return False
         return registration.member.id in (self._first, view.first())
-
-    def _see_more(self) -> None:
-        """Let the other thread read what this member needs to know now."""
-        if self._watch and (self._needs_more() or not self._first):
-            self._watch.close()
 
     def _find_first(self) -> None:
         """Find the member with the first key. Only deletions change that for those that come after it."""
@@ -998,10 +982,9 @@ def spares_of(client: etcd.Client, root: str) -> tuple[str, ...]:
 
 def has_begun(client: etcd.Client, root: str) -> bool:
     """Whether a round was ever agreed, or a member is here."""
-    return bool(
-        client.get(root + "round")
-        or client.span(root + "members/", etcd.prefix_end(root + "members/"), limit=1).keys
-    )
+    members = root + "members/"
+    here = client.span(members, etcd.prefix_end(members), limit=1).keys
+    return bool(here or client.get(root + "round"))
 
 
 def end_run(client: etcd.Client, root: str, outcome: str) -> None:
