@@ -82,6 +82,7 @@ resource "aws_security_group" "efa" {
   name        = "${var.name}-efa"
   description = "Traffic among nodes with EFA"
   vpc_id      = aws_vpc.this.id
+  tags        = { "karpenter.sh/discovery" = var.name }
   ingress {
     description = "among them"
     from_port   = 0

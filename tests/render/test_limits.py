@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render
+from bireme.helm import Render, Renderer
+from bireme.testing.pytest_plugin import Request
 from tests.render.cases import CASES, Case, Matrix
 from tests.support.rendered import the
 
@@ -241,3 +242,16 @@ def test_a_policy_lets_the_load_balancer_reach_tensorboard(render: Callable[...,
         return [port["port"] for rule in rules for port in rule["ports"]]
 
     assert (ports(BOARD), ports(BALANCED)) == ([], [6006])
+
+
+@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle"])
+def test_on_eks_a_policy_lets_jobs_reach_aws_their_roles_and_prometheus(
+    renderer: Renderer, request_for: Request, chart: str
+) -> None:
+    rendered = renderer.render(request_for(chart, files=["values/network-policy-eks.yaml"]))
+    (policy,) = [each["spec"] for each in rendered.manifests if each.kind == "NetworkPolicy"]
+    agent = [each for each in policy["egress"] if "169.254.170.23/32" in str(each.get("to"))]
+    assert [each["port"] for rule in agent for each in rule["ports"]] == [80]
+    open_to_all = {each["port"] for rule in policy["egress"] if "to" not in rule for each in rule["ports"]}
+    assert open_to_all == {53, 443}
+    assert "monitoring" in str(policy["ingress"][-1]["from"])

@@ -145,6 +145,9 @@ def check_node_pool(instances: Mapping[str, Instance], name: str) -> None:
     assert (required["kubernetes.io/arch"] == ["arm64"]) == name.startswith("g5g.")
     assert template["metadata"]["labels"] == group["labels"]
     assert template["spec"]["taints"] == group["taints"]
+    tags = [each["tags"] for each in node_class["spec"]["securityGroupSelectorTerms"]]
+    assert {"aws:eks:cluster-name": "training"} in tags
+    assert {"karpenter.sh/discovery": "training"} in tags
     scripts, (config,) = parts(node_class["spec"]["userData"])
     assert scripts == [f"#!/bin/bash\n{each}" for each in group.get("preBootstrapCommands", [])]
     spec = yaml.safe_load(group["overrideBootstrapCommand"])["spec"]

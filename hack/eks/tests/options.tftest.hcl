@@ -44,6 +44,10 @@ run "defaults" {
     error_message = "no subnet gives public addresses"
   }
   assert {
+    condition     = alltrue([for each in concat(values(aws_subnet.private), [aws_security_group.efa]) : each.tags["karpenter.sh/discovery"] == var.name])
+    error_message = "bireme karpenter finds subnets and the security group of EFA by this tag"
+  }
+  assert {
     condition     = length(aws_autoscaling_schedule.expires) == 0 && length(aws_iam_role.data) == 0 && !contains(keys(aws_iam_role.addon), "gpu-metrics") && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
     error_message = "guard and CloudWatch are options"
   }

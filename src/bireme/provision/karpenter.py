@@ -16,7 +16,7 @@ def karpenter_objects(fleet: Fleet, role: str) -> list[dict[str, Any]]:
     """The objects for ``kubectl apply``, of Karpenter 1.11 or newer.
 
     ``role``: the IAM role of the nodes. Subnets and security groups are those with the tag
-    ``karpenter.sh/discovery: CLUSTER``.
+    ``karpenter.sh/discovery: CLUSTER``, and the group that EKS itself makes and tags for the cluster.
     """
     found: list[dict[str, Any]] = []
     for group in fleet.groups:
@@ -42,7 +42,7 @@ def _node_class(group: Group, fleet: Fleet, role: str) -> dict[str, Any]:
         "role": role,
         "amiSelectorTerms": [{"alias": "al2023@latest"}],
         "subnetSelectorTerms": cluster,
-        "securityGroupSelectorTerms": cluster,
+        "securityGroupSelectorTerms": [*cluster, {"tags": {"aws:eks:cluster-name": fleet.name}}],
         "blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": volume}],
         # Pods do not reach the nodes' credentials.
         "metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 1},
