@@ -142,6 +142,11 @@ def test_what_a_hook_or_an_operator_makes_is_there(maker: str) -> None:
     assert findings(POD % "volumes: [{name: v, secret: {secretName: release-own}}]", maker) == []
 
 
+def test_pods_that_an_operator_may_make_are_not_missed() -> None:
+    database = "{apiVersion: example.com/v1, kind: Database, metadata: {name: db}, spec: {replicas: 3}}"
+    assert findings(database, SERVICE % "selector: {app: db}") == []
+
+
 @pytest.mark.parametrize("spec", ["selector: [a]", "selector: {app: {a: 1}}"])
 def test_an_object_that_is_none_is_not_this_checks_to_refuse(spec: str) -> None:
     found: list[Any] = findings(WEB, SERVICE % spec)

@@ -26,14 +26,16 @@ def dangling(manifests: Sequence[Manifest], has: Callable[[str, str], bool]) -> 
     ``has``: whether an object of a kind and a name is elsewhere; with ``Pod``, one with labels a=b,c=d.
     """
     own = {(each.kind, each.name) for each in manifests}
-    pods = [each for item in manifests for each in pod_templates(item)]
+    pods = [Manifest(each) for item in manifests for each in pod_templates(item)]
     # What the spec of a hook or of a custom resource names, its controller may make.
     makers = [spec_of(each) for each in manifests if _is_maker(each)]
     made = set(re.findall(r"[\w.-]+", str(makers)))
     for item in manifests:
         names = sorted({each for each in _named(item) if each not in own and each[1] not in made})
         said = [f"there is no {kind} {name}, which it names" for kind, name in names if not has(kind, name)]
-        said += _unserved(item, pods, has) if item.kind == "Service" else ()
+        if item.kind == "Service":
+            # An operator may make the pods.
+            said += _unserved(item, pods, lambda labels: bool(made) or has("Pod", labels))
         for each in said:
             yield Finding("references", each, "correct the name, or make it first", path=item.identity)
 
@@ -53,25 +55,19 @@ def _named(item: Manifest) -> Iterator[tuple[str, str]]:
                 yield _NAMING[key] or str(each.get("kind")), str(name)
 
 
-def _unserved(
-    service: Manifest, pods: Sequence[Mapping[str, Any]], has: Callable[[str, str], bool]
-) -> Iterator[str]:
+def _unserved(service: Manifest, pods: Sequence[Manifest], has: Callable[[str], bool]) -> Iterator[str]:
     """What a Service lacks: a pod with its labels, and ports with the names that it gives."""
     labels = spec_of(service).get("selector")
     given = labels.items() if isinstance(labels, Mapping) else ()
     wanted = {key: value for key, value in given if not key.startswith(_BY_CONTROLLERS)}
+    found = [each for each in pods if wanted and wanted.items() <= each.labels.items()]
     words = ",".join(f"{key}={value}" for key, value in wanted.items())
-    found = [each for each in pods if wanted.items() <= _labels(each).items()] if wanted else []
-    if wanted and not found and not has("Pod", words):
+    if words and not found and not has(words):
         yield f"no pod has the labels {words}, which it selects"
     names = {each.get("name") for key, held in _fields(found) if key == "ports" for each in held or ()}
     for target in [each.get("targetPort") for each in spec_of(service).get("ports") or ()]:
         if found and isinstance(target, str) and target not in names:
             yield f"its pods have no port {target}"
-
-
-def _labels(pod: Mapping[str, Any]) -> Mapping[str, str]:
-    return (pod.get("metadata") or {}).get("labels") or {}
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
