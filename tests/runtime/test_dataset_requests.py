@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import calendar
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -12,10 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bireme_runtime.dataset.staging import settings_from, stage
+from bireme_runtime.dataset.staging import publish, settings_from, stage
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.sources import aws
 from bireme_runtime.sources.places import open_source
@@ -470,3 +473,22 @@ def test_files_are_on_the_disk_before_the_journal_says_so(
     stage(settings_from(env), env, lambda _: None)
     staged = [tmp_path / ".data.staging" / path for path in EXPECTED]
     assert {file.stat().st_ino for file in staged} <= synced
+
+
+def test_nothing_is_published_that_the_disk_has_not_taken(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def syncfs(descriptor: int) -> int:
+        ctypes.set_errno(errno.EIO)
+        return -1
+
+    env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+    wanted = settings_from(env)
+    stage(wanted, env, lambda _: None)
+    with monkeypatch.context() as failing:
+        failing.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
+        with pytest.raises(OSError, match="Input/output error"):
+            publish(wanted, lambda _: None)
+    assert not (tmp_path / "data").exists()
+    assert publish(wanted, lambda _: None)
+    assert (tmp_path / "data").exists()
