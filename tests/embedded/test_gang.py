@@ -86,14 +86,14 @@ def gang(
             provider.down(name)
 
 
-def workers(cluster: Cluster, release: str) -> list[dict[str, Any]]:
-    selector = f"app.kubernetes.io/instance={release},app.kubernetes.io/component=worker"
+def workers(cluster: Cluster, release: str, component: str = "worker") -> list[dict[str, Any]]:
+    selector = f"app.kubernetes.io/instance={release},app.kubernetes.io/component={component}"
     found: list[dict[str, Any]] = cluster.api.get(PODS, labelSelector=selector)["items"]
     return found
 
 
-def on_nodes(cluster: Cluster, release: str) -> int:
-    return sum("nodeName" in pod["spec"] for pod in workers(cluster, release))
+def on_nodes(cluster: Cluster, release: str, component: str = "worker") -> int:
+    return sum("nodeName" in pod["spec"] for pod in workers(cluster, release, component))
 
 
 @pytest.fixture
@@ -170,6 +170,37 @@ def test_a_gang_of_volcano_has_no_more_than_its_queue(
     install("elsewhere", chart, way, *two(chart))
     until(lambda: on_nodes(cluster, "elsewhere") == 2)
     assert on_nodes(cluster, "beyond") == 0
+
+
+@pytest.mark.parametrize("gang", ["volcano"], indirect=True)
+def test_pservers_wait_with_their_trainers(gang: tuple[str, Cluster], install: Callable[..., None]) -> None:
+    """Of the second job there is room for the pserver, and not for all trainers."""
+    way, cluster = gang
+    about = {"storageClassName": "", "accessModes": ["ReadWriteMany"]}
+    volume = {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/jobs"}, **about}
+    claim = {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": "jobs", **about}
+    for kind, path, spec in (
+        ("PersistentVolume", "/api/v1/persistentvolumes", volume),
+        ("PersistentVolumeClaim", "/api/v1/namespaces/default/persistentvolumeclaims", claim),
+    ):
+        cluster.api.create(
+            path, {"apiVersion": "v1", "kind": kind, "metadata": {"name": "jobs"}, "spec": spec}
+        )
+    sets = ["workers=3", "paddle.pservers.count=1", "paddle.useGpu=true", "data.jobClaim.existingClaim=jobs"]
+
+    def begun(release: str) -> tuple[int, int]:
+        return on_nodes(cluster, release, "trainer"), on_nodes(cluster, release, "pserver")
+
+    install("first", "paddle", way, *sets)
+    until(lambda: begun("first") == (3, 1))
+    install("second", "paddle", way, *sets)
+    install("third", "torch-elastic", way, *two("torch-elastic"))
+    until(lambda: on_nodes(cluster, "third") == 2)
+    assert [len(workers(cluster, "second", role)) for role in ("trainer", "pserver")] == [3, 1]
+    assert begun("second") == (0, 0)
+    for job in ("first-r1", "first-ps-r1"):
+        cluster.api.delete(f"{JOBS}/{job}", propagationPolicy="Background")
+    until(lambda: begun("second") == (3, 1))
 
 
 def test_without_a_gang_a_job_starts_in_part(gang: tuple[str, Cluster], install: Callable[..., None]) -> None:

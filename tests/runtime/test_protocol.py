@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bireme_runtime.elastic.rendezvous import membership, rules
+from bireme_runtime.elastic.rendezvous.lock import Holder, Locked, RunLock
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous
 from bireme_runtime.elastic.rendezvous.rules import (
     Joined,
@@ -594,6 +595,22 @@ def test_a_second_run_of_a_release_waits_says_why_and_goes_on_when_the_first_is_
         more._closing.set()
         assert joining.result(timeout=120).size == 1
     assert caplog.text.count("waiting for run first") == 1
+
+
+@pytest.mark.parametrize(("holds", "comes"), [("a", "b"), ("b", "a"), ("run", "run-2"), ("run-2", "run")])
+def test_no_run_takes_the_lock_that_another_holds_whichever_name_is_first(
+    shared_etcd: EtcdServer, settings: RunSettings, holds: str, comes: str
+) -> None:
+    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    lease = client.lease_grant(60)
+    one, other = (RunLock(client, replace(settings, run_id=run, lock="job")) for run in (holds, comes))
+    one.claim("m0", lease)
+    with pytest.raises(Locked):
+        other.claim("m0", lease)
+    assert other.holder() == Holder(holds, 1)
+    one.claim("m1", lease)
+    client.lease_revoke(lease)
+    other.claim("m0", client.lease_grant(60))
 
 
 def test_of_two_runs_that_start_at_the_same_time_one_trains(make: Make) -> None:
