@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.agent.supervisor import AgentSettings, EtcdBackend
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
@@ -341,6 +343,28 @@ time.sleep(600)
     assert worker.end() == 143
     assert not client.range(f"{prefix}run/members/").keys
     assert membership.outcome_of(client, f"{prefix}run/") == ""
+
+
+def test_while_it_saves_the_life_of_a_lease_counts_from_the_question_and_not_from_the_answer(
+    on_etcd: dict[str, str], prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = EtcdBackend(AgentSettings.from_env(on_etcd), on_etcd)
+    told, client = backend.environment(), backend._client
+    lease = client.lease_grant(10)
+    client.put(f"{prefix}run/members/{told['BIREME_MEMBER']}.1", "", lease)
+    board = fence.Board.at(told[fence.BOARD])
+    board.admit(1, fence.now() + 1)
+    renew, asked = client.lease_keepalive, list[float]()
+
+    def slowly(lease: int) -> None:
+        asked.append(fence.now())
+        renew(lease)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(client, "lease_keepalive", slowly)
+    backend.hold()
+    (question,) = asked
+    assert question + 2 < board.deadline <= question + fence.KILL_SHARE * 10
 
 
 def test_waiting_for_etcd_is_limited_logged_and_ended_by_sigterm(
