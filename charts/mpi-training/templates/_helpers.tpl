@@ -13,7 +13,8 @@ The program of the ranks and its arguments, as a JSON list.
 {{- $program := include "training.program" (dict "root" . "script" (include "mpi-training.script" .)) }}
 {{- $script := ternary (list .Values.launch.python $program) list (not (empty $program)) }}
 {{- $words := list }}
-{{- range concat .Values.launch.command $script (include "training.arguments" (dict "root" .) | fromJsonArray) .Values.launch.extraArgs }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
+{{- include "training.facts" (dict "root" .) }}
+{{- range concat .Values.launch.command $script .Facts.arguments .Values.launch.extraArgs }}{{ $words = append $words (include "training.text" (dict "value" .)) }}{{ end }}
 {{- toJson $words }}
 {{- end }}
 
@@ -30,7 +31,7 @@ The command that serves ssh, or waits for the workers and runs mpirun, as a JSON
 
 {{/*
 Its arguments as a JSON list: the program, which the runtime runs with mpirun; without the runtime also mpirun.
-Arguments: root, worker (the result of training.worker).
+Arguments: root, worker (see training.facts).
 */}}
 {{- define "mpi-training.arguments" -}}
 {{- $v := .root.Values }}
@@ -71,7 +72,7 @@ The Secret with the ssh key: that of the operator, of the values, or of the char
 
 {{/*
 The variables that the entry point reads (docs/mpi.md), as a list of EnvVar.
-Arguments: root, worker (the result of training.worker), role ("" in an Indexed Job, whose index 0 is the launcher).
+Arguments: root, worker (see training.facts), role ("" in an Indexed Job, whose index 0 is the launcher).
 */}}
 {{- define "mpi-training.env" -}}
 {{- $v := .root.Values -}}

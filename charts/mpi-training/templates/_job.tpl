@@ -13,13 +13,14 @@ The fields of the Job's spec that do not change in place. job.yaml has the other
 {{- include "common.once" (dict "root" . "template" "mpi-training.jobSpec.text" "arguments" .) }}
 {{- end }}
 {{- define "mpi-training.jobSpec.text" -}}
+{{- include "training.facts" (dict "root" .) -}}
 completionMode: Indexed
 {{- if include "mpi-training.countsEachPod" . }}
 backoffLimitPerIndex: {{ int64 .Values.recovery.backoffLimit }}
 maxFailedIndexes: 0
 {{- end }}
 podFailurePolicy:
-  {{- include "training.podFailurePolicy" (dict "root" . "worker" (include "training.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
+  {{- include "training.podFailurePolicy" (dict "root" . "worker" .Facts.worker "containers" (list "trainer") "codes" (list 64 78)) | nindent 2 }}
 successPolicy:
   rules:
     # Index 0 runs mpirun, and the job ends with it. The others only serve ssh.
@@ -35,9 +36,9 @@ The fields of the MPIJob's spec that the operator reads only when it starts pods
 {{- include "common.once" (dict "root" . "template" "mpi-training.mpiJobSpec.text" "arguments" .) }}
 {{- end }}
 {{- define "mpi-training.mpiJobSpec.text" -}}
-{{- $worker := include "training.worker" (dict "root" .) | fromJson -}}
+{{- include "training.facts" (dict "root" .) -}}
 mpiImplementation: {{ .Values.mpi.implementation | quote }}
-slotsPerWorker: {{ int64 $worker.processes }}
+slotsPerWorker: {{ int64 .Facts.worker.processes }}
 sshAuthMountPath: /bireme/ssh
 launcherCreationPolicy: WaitForWorkersReady
 mpiReplicaSpecs:

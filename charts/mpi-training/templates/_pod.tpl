@@ -6,58 +6,126 @@ Arguments: root, role (launcher or worker of an MPIJob; "" in an Indexed Job, wh
 {{- include "common.once" (dict "root" .root "template" "mpi-training.pod.text" "key" .role "arguments" .) }}
 {{- end }}
 {{- define "mpi-training.pod.text" -}}
-{{- $view := set (omit .root "Values") "Values" (include "mpi-training.values" . | fromJson) }}
-{{- $worker := include "training.worker" (dict "root" $view) | fromJson }}
-{{- $script := include "mpi-training.script" .root }}
-{{- $launches := eq .role "launcher" }}
-{{- $shm := ternary "" $worker.shm $launches }}
-{{- $container := include "training.container" (dict "root" $view "name" "trainer" "script" $script "shm" $shm
-    "command" (include "mpi-training.entryPoint" .root | fromJsonArray)
-    "arguments" (include "mpi-training.arguments" (dict "root" .root "worker" $worker) | fromJsonArray)
-    "fixed" (include "mpi-training.env" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
-    "derived" (merge (include "training.networkEnv" (dict "worker" $worker) | fromJson) (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1"))
-    "resources" (ternary (toYaml (dict "resources" $view.Values.mpi.launcher.resources)) (include "training.workerResources" (dict "root" $view "worker" $worker)) $launches)
-    "mounts" (include "mpi-training.mounts" .)
-    "ports" (ternary list (include "mpi-training.ports" .root | fromYamlArray) $launches)
-    "fields" (ternary "" (include "mpi-training.sshd" .root) $launches)) }}
-{{- include "training.pod" (dict "root" $view "component" (.role | default "worker") "runtime" "worker" "script" $script "shm" $shm
-    "containers" $container "worker" (ternary dict $worker $launches)
-    "placement" (ternary (include "mpi-training.launcherPlacement" .root) (include "training.workerPlacement" (dict "root" $view "worker" $worker)) $launches)
-    "volumes" (include "mpi-training.volumes" .)
-    "subdomain" (ternary (include "common.fullname" (dict "root" .root)) "" (empty .role))) }}
+{{- if eq .role "launcher" }}
+{{- include "mpi-training.launcherPod" . }}
+{{- else }}
+{{- include "mpi-training.workerPod" . }}
+{{- end }}
 {{- end }}
 
 {{/*
-The values for a role. In an MPIJob the launcher verifies datasets, because its failure fails the job, whereas workers
-are restarted without end. The workers stage data, because they read it, and have the further containers, devices and
-ports. What `launcher` names is the launcher's own: maps over those of the job, the rest in their place.
-Arguments: root, role.
+The pod of a worker, and of any index of an Indexed Job: it has the devices and serves ssh.
+Arguments: root, role (worker, or "" in an Indexed Job).
 */}}
-{{- define "mpi-training.values" -}}
-{{- $v := deepCopy .root.Values }}
-{{- if eq .role "launcher" }}
+{{- define "mpi-training.workerPod" -}}
+{{- $values := deepCopy .root.Values }}
+{{- /* An MPIJob's launcher verifies datasets, because its failure fails the job; workers restart without end. */}}
+{{- if .role }}{{ $_ := set $values.data.verify "paths" list }}{{ end }}
+{{- $view := set (omit .root "Values" "Facts") "Values" $values }}
+{{- include "training.facts" (dict "root" $view) }}
+{{- $worker := $view.Facts.worker }}
+{{- $script := include "mpi-training.script" .root }}
+{{- $subdomain := include "common.fullname" (dict "root" .root) }}
+{{- if .role }}{{ $subdomain = "" }}{{ end }}
+{{- $container := include "mpi-training.container" (dict "root" .root "view" $view "role" .role
+    "shm" $worker.shm
+    "resources" (include "training.workerResources" (dict "root" $view "worker" $worker))
+    "ports" (include "mpi-training.ports" .root | fromYamlArray)
+    "fields" (include "mpi-training.sshd" .root)) }}
+{{- include "training.pod" (dict "root" $view "component" "worker" "runtime" "worker" "script" $script
+    "containers" $container
+    "shm" $worker.shm
+    "worker" $worker
+    "placement" (include "training.workerPlacement" (dict "root" $view "worker" $worker))
+    "volumes" (include "mpi-training.volumes" .)
+    "subdomain" $subdomain) }}
+{{- end }}
+
+{{/*
+The pod of an MPIJob's launcher: it runs mpirun, without devices, ports and sshd.
+Arguments: root, role (launcher).
+*/}}
+{{- define "mpi-training.launcherPod" -}}
+{{- $values := deepCopy .root.Values }}
+{{- include "mpi-training.launcherValues" (dict "values" $values) }}
+{{- $view := set (omit .root "Values" "Facts") "Values" $values }}
+{{- include "training.facts" (dict "root" $view) }}
+{{- $script := include "mpi-training.script" .root }}
+{{- $container := include "mpi-training.container" (dict "root" .root "view" $view "role" .role
+    "shm" ""
+    "resources" (toYaml (dict "resources" $values.mpi.launcher.resources))
+    "ports" list
+    "fields" "") }}
+{{- include "training.pod" (dict "root" $view "component" "launcher" "runtime" "worker" "script" $script
+    "containers" $container
+    "shm" ""
+    "worker" dict
+    "placement" (include "mpi-training.launcherPlacement" .root)
+    "volumes" (include "mpi-training.volumes" .)
+    "subdomain" "") }}
+{{- end }}
+
+{{/*
+The container of either pod.
+Arguments: root, view (the root with the values and Facts of the pod), role, shm, resources, ports and fields (as for
+training.container).
+*/}}
+{{- define "mpi-training.container" -}}
+{{- $worker := .view.Facts.worker }}
+{{- $derived := include "training.networkEnv" (dict "worker" $worker) | fromJson }}
+{{- $derived = merge $derived (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1") }}
+{{- include "training.container" (dict "root" .view "name" "trainer"
+    "script" (include "mpi-training.script" .root)
+    "command" (include "mpi-training.entryPoint" .root | fromJsonArray)
+    "arguments" (include "mpi-training.arguments" (dict "root" .root "worker" $worker) | fromJsonArray)
+    "fixed" (include "mpi-training.env" (dict "root" .root "worker" $worker "role" .role) | fromYamlArray)
+    "derived" $derived
+    "shm" .shm
+    "resources" .resources
+    "ports" .ports
+    "mounts" (include "mpi-training.mounts" (dict "role" .role))
+    "fields" .fields) }}
+{{- end }}
+
+{{/*
+Makes a copy of the values those of the launcher. What `mpi.launcher` names is its own: maps over those of the job, the
+rest in their place. The workers stage data, because they read it, and have the further containers, devices and ports.
+Prints nothing.
+Arguments: values (the copy).
+*/}}
+{{- define "mpi-training.launcherValues" -}}
+{{- $v := .values }}
+{{- $own := $v.mpi.launcher }}
 {{- $_ := set $v.data.staging "claimName" "" }}
 {{- range $key := list "sidecars" "resourceClaims" "ports" }}{{ $_ := set $v.pod $key list }}{{ end }}
 {{- $_ := set $v.pod "resourceClaimTemplates" dict }}
-{{- $_ := set $v.pod "extraEnv" (concat $v.pod.extraEnv $v.mpi.launcher.extraEnv | default list) }}
-{{- $_ := set $v.pod "initContainers" $v.mpi.launcher.initContainers }}
-{{- with $v.mpi.launcher.image.repository }}{{ $_ := set $v.image "digest" "" }}{{ end }}
-{{- range $key := list "env" "image" "podLabels" "podAnnotations" "securityContext" }}{{ $_ := set $v $key (mergeOverwrite (index $v $key) (index $v.mpi.launcher $key)) }}{{ end }}
+{{- $_ := set $v.pod "extraEnv" (concat $v.pod.extraEnv $own.extraEnv) }}
+{{- $_ := set $v.pod "initContainers" $own.initContainers }}
+{{- if $own.image.repository }}{{ $_ := set $v.image "digest" "" }}{{ end }}
+{{- range $key := list "env" "image" "podLabels" "podAnnotations" "securityContext" }}
+{{- $_ := set $v $key (mergeOverwrite (index $v $key) (index $own $key)) }}
+{{- end }}
 {{- range $key := list "extraVolumes" "extraVolumeMounts" "hostNetwork" }}
-{{- if not (kindIs "invalid" (index $v.mpi.launcher $key)) }}{{ $_ := set $v.pod $key (index $v.mpi.launcher $key) }}{{ end }}
+{{- if not (kindIs "invalid" (index $own $key)) }}{{ $_ := set $v.pod $key (index $own $key) }}{{ end }}
 {{- end }}
-{{- end }}
-{{- if eq .role "worker" }}{{ $_ := set $v.data.verify "paths" list }}{{ end }}
-{{- toJson $v }}
 {{- end }}
 
+{{/*
+The scheduling fields of the launcher. It needs no accelerator, only nodes for which its image is built.
+*/}}
 {{- define "mpi-training.launcherPlacement" -}}
 {{- $v := .Values }}
 {{- $selector := deepCopy $v.mpi.launcher.nodeSelector }}
-{{- if not $v.mpi.launcher.image.repository }}
-{{- $selector = merge $selector (include "training.architecture" (dict "root" .) | fromJson) }}
+{{- if and (not $v.mpi.launcher.image.repository) (not (hasKey $selector "kubernetes.io/arch")) }}
+{{- with include "training.architecture" (dict "root" .) }}{{ $_ := set $selector "kubernetes.io/arch" . }}{{ end }}
 {{- end }}
-{{- range $key, $value := dict "nodeSelector" $selector "tolerations" (concat $v.tolerations $v.mpi.launcher.tolerations) "affinity" $v.mpi.launcher.affinity "priorityClassName" $v.placement.priorityClassName "schedulerName" $v.placement.schedulerName }}
+{{- $fields := dict
+    "nodeSelector" $selector
+    "tolerations" (concat $v.tolerations $v.mpi.launcher.tolerations)
+    "affinity" $v.mpi.launcher.affinity
+    "priorityClassName" $v.placement.priorityClassName
+    "schedulerName" $v.placement.schedulerName }}
+{{- range $key, $value := $fields }}
 {{- with $value }}
 {{ toYaml (dict $key .) }}
 {{- end }}

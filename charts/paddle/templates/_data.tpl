@@ -4,8 +4,8 @@ trainers wait.
 */}}
 {{- define "paddle.dataSpec" -}}
 {{- $v := .Values }}
-{{- $values := include "paddle.values" (dict "root" . "role" "server") | fromJson }}
-{{- $view := set (omit . "Values") "Values" $values -}}
+{{- include "paddle.view" (dict "root" . "role" "server") }}
+{{- $view := .Views.server -}}
 backoffLimit: 3
 template:
   metadata:
@@ -17,9 +17,9 @@ template:
     enableServiceLinks: false
     serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) | quote }}
     {{- include "common.imagePullSecrets" (dict "root" .) | nindent 4 }}
-    {{- with include "training.architecture" (dict "root" .) | fromJson }}
+    {{- with include "training.architecture" (dict "root" .) }}
     nodeSelector:
-      {{- toYaml . | nindent 6 }}
+      kubernetes.io/arch: {{ . }}
     {{- end }}
     securityContext:
       {{- toYaml $v.podSecurityContext | nindent 6 }}

@@ -1,3 +1,14 @@
+{{/*
+The facts of training.facts, and:
+  autoscale   what the controller reads on the Job (training.autoscale)
+*/}}
+{{- define "paddle.facts" -}}
+{{- include "training.facts" (dict "root" .) }}
+{{- if not (hasKey .Facts "autoscale") }}
+{{- $_ := set .Facts "autoscale" (include "paddle.autoscale" . | fromJson) }}
+{{- end }}
+{{- end }}
+
 {{- define "paddle.hasServers" -}}
 {{- if ne .Values.paddle.mode "collective" }}true{{ end }}
 {{- end }}
@@ -30,6 +41,7 @@ The number of pods that a gang starts together: pservers, and as many trainers a
 {{- add (int64 $servers) (include "paddle.counted" . | int64) }}
 {{- end }}
 
+{{- /* Others read Facts.autoscale. */}}
 {{- define "paddle.autoscale" -}}
 {{- include "training.autoscale" (dict "root" . "least" 1 "most" .Values.workers) }}
 {{- end }}
@@ -39,7 +51,8 @@ The trainers that the end of a run waits for. With autoscale more may come and g
 have found none left.
 */}}
 {{- define "paddle.counted" -}}
-{{- include "training.autoscale.least" (dict "root" . "policy" (include "paddle.autoscale" . | fromJson)) }}
+{{- include "paddle.facts" . }}
+{{- include "training.autoscale.least" (dict "root" . "policy" .Facts.autoscale) }}
 {{- end }}
 
 {{- define "paddle.serverService" -}}
@@ -104,12 +117,27 @@ The address of the pod that coordinates the run: pserver 0, or worker 0 with mod
 {{- end }}
 
 {{/*
-The values for a role: for pservers the values under pservers replace those of the same name, and trainers without
-paddle.useGpu have no accelerators.
+The root with the values of a role, kept in the root as Views.ROLE. Prints nothing. Facts of the view are the role's.
 Arguments: root, role (server or trainer).
 */}}
-{{- define "paddle.values" -}}
-{{- $v := deepCopy .root.Values }}
+{{- define "paddle.view" -}}
+{{- if not (hasKey .root "Views") }}{{ $_ := set .root "Views" dict }}{{ end }}
+{{- if not (hasKey .root.Views .role) }}
+{{- $values := deepCopy .root.Values }}
+{{- include "paddle.roleValues" (dict "root" .root "role" .role "values" $values) }}
+{{- $view := set (omit .root "Values" "Facts") "Values" $values }}
+{{- include "training.facts" (dict "root" $view) }}
+{{- $_ := set .root.Views .role $view }}
+{{- end }}
+{{- end }}
+
+{{/*
+Makes a copy of the values those of a role: for pservers the values under pservers replace those of the same name, and
+trainers without paddle.useGpu have no accelerators. Prints nothing.
+Arguments: root, role, values (the copy).
+*/}}
+{{- define "paddle.roleValues" -}}
+{{- $v := .values }}
 {{- $claims := ternary $v.paddle.pservers.claims $v.claims (eq .role "server") }}
 {{- if $v.data.jobClaim.enabled }}
 {{- $claims = prepend $claims (dict "claimName" (include "paddle.claim" .root) "mountPath" $v.data.jobPath) }}
@@ -138,7 +166,6 @@ Arguments: root, role (server or trainer).
 {{- $_ := set $v.pod.reserve "cpu" (addf $v.pod.reserve.cpu $cores) }}
 {{- $_ := set $v.pod.reserve "memoryMiB" (add (int64 $v.pod.reserve.memoryMiB) (include "common.MiB" (dict "quantity" ($requests.memory | default "0Mi")) | int64)) }}
 {{- end }}
-{{- toJson $v }}
 {{- end }}
 
 {{- define "paddle.script" -}}

@@ -7,8 +7,9 @@ Arguments: root, role (server or trainer).
 {{- end }}
 {{- define "paddle.jobSpec.text" -}}
 {{- $v := .root.Values }}
-{{- $view := set (omit .root "Values") "Values" (include "paddle.values" . | fromJson) }}
-{{- $worker := ternary dict (include "training.worker" (dict "root" $view) | fromJson) (eq .role "server") }}
+{{- include "paddle.view" . }}
+{{- $view := index .root.Views .role }}
+{{- $worker := ternary dict $view.Facts.worker (eq .role "server") }}
 {{- $containers := list (ternary "pserver" "trainer" (eq .role "server")) }}
 {{- if and (eq .role "trainer") (include "paddle.isCollocated" .root) }}{{ $containers = append $containers "pserver" }}{{ end -}}
 completionMode: Indexed

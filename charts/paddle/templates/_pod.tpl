@@ -4,8 +4,9 @@ Arguments: root, role (server or trainer).
 */}}
 {{- define "paddle.pod" -}}
 {{- $root := .root }}
-{{- $view := set (omit $root "Values") "Values" (include "paddle.values" . | fromJson) }}
-{{- $worker := include "training.worker" (dict "root" $view) | fromJson }}
+{{- include "paddle.view" . }}
+{{- $view := index $root.Views .role }}
+{{- $worker := $view.Facts.worker }}
 {{- $isServer := eq .role "server" }}
 {{- $component := ternary "pserver" "trainer" $isServer }}
 {{- /* Pservers run on any instance type. */}}
@@ -52,7 +53,7 @@ Arguments: root (with the values of the pod's role).
 {{/*
 The container of a role. A collocated pserver is a sidecar: if it fails, it restarts beside its trainer, and if the
 trainer fails, the whole pod is replaced. A pod of two ordinary containers would stay while one of them runs.
-Arguments: root, view (root with the values of the pod's role), role, worker (the result of training.worker).
+Arguments: root, view (root with the values of the pod's role), role, worker (see training.facts).
 */}}
 {{- define "paddle.container" -}}
 {{- $isServer := eq .role "server" }}
@@ -63,10 +64,11 @@ Arguments: root, view (root with the values of the pod's role), role, worker (th
 {{- end }}
 {{- $program := ternary (ternary "server" "trainer" $isServer) "collective" (not (empty (include "paddle.hasServers" .root))) }}
 {{- $script := include "paddle.script" .root }}
+{{- $path := include "training.program" (dict "root" .root "script" $script) }}
 {{- include "training.container" (dict "root" (set (omit .view "Values") "Values" $values)
     "name" (ternary "pserver" "trainer" $isServer) "script" $script "shm" .worker.shm
     "command" ($values.launch.command | default (list $values.launch.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
-    "arguments" (include "training.scriptArguments" (dict "root" .root "program" (include "training.program" (dict "root" .root "script" $script))) | fromJsonArray)
+    "arguments" (concat (compact (list $path)) .view.Facts.arguments)
     "fixed" (include "paddle.env" . | fromYamlArray)
     "derived" (set (include "training.podEnv" (dict "root" .view "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
     "resources" (ternary (include "paddle.serverResources" .root) (include "training.workerResources" (dict "root" .view "worker" .worker)) $isServer)

@@ -1,3 +1,16 @@
+{{/*
+The facts of training.facts, and:
+  autoscale   what the controller reads on the Job (training.autoscale)
+  etcd        the etcd in which workers meet (training.etcdClient); empty with backend c10d
+*/}}
+{{- define "torch-elastic.facts" -}}
+{{- include "training.facts" (dict "root" .) }}
+{{- if not (hasKey .Facts "etcd") }}
+{{- $_ := set .Facts "autoscale" (include "torch-elastic.autoscale" . | fromJson) }}
+{{- $_ := set .Facts "etcd" (include "torch-elastic.etcd" . | fromJson) }}
+{{- end }}
+{{- end }}
+
 {{- define "torch-elastic.script" -}}
 {{- include "training.script" (dict "root" . "check" "files/allreduce.py") }}
 {{- end }}
@@ -14,7 +27,7 @@ The command that starts the workers' processes, as a JSON list. Kubernetes takes
 {{- end }}
 
 {{/*
-The etcd in which workers meet, as the JSON of training.etcdClient. It is empty with backend c10d.
+The etcd in which workers meet, as the JSON of training.etcdClient. It is empty with backend c10d. Others read Facts.etcd.
 */}}
 {{- define "torch-elastic.etcd" -}}
 {{- $v := .Values.rendezvous }}
@@ -38,12 +51,13 @@ The address at which workers meet: that of etcd, or of worker 0.
 */}}
 {{- define "torch-elastic.endpoint" -}}
 {{- $worker := printf "%s-0.%s" (include "common.jobName" (dict "root" .)) (include "common.fullname" (dict "root" .)) }}
-{{- (include "torch-elastic.etcd" . | fromJson).endpoint | default (printf "%s.%s.svc:%d" $worker .Release.Namespace (int64 .Values.rendezvous.port)) }}
+{{- include "torch-elastic.facts" . }}
+{{- .Facts.etcd.endpoint | default (printf "%s.%s.svc:%d" $worker .Release.Namespace (int64 .Values.rendezvous.port)) }}
 {{- end }}
 
 {{/*
 The variables that agents read, as a list of EnvVar. None depends on the number of workers, so that scaling changes no pod.
-Arguments: root, worker (the result of training.worker).
+Arguments: root, worker (see training.facts).
 */}}
 {{- define "torch-elastic.env" -}}
 {{- $v := .root.Values }}
@@ -137,12 +151,13 @@ Arguments: root, worker (the result of training.worker).
 {{ include "training.token.env" (dict "root" .root) }}
 {{- end }}
 {{- include "training.hardwareEnv" (dict "root" .root "worker" .worker) }}
-{{- include "training.etcdClient.env" (include "torch-elastic.etcd" .root | fromJson) | nindent 0 }}
+{{- include "torch-elastic.facts" .root }}
+{{- include "training.etcdClient.env" .root.Facts.etcd | nindent 0 }}
 {{- end }}
 
 {{/*
 Variables for the all-reduce between neighbours, in front of others.
-Arguments: root, worker (the result of training.worker).
+Arguments: root, worker (see training.facts).
 */}}
 {{- define "torch-elastic.pairs" -}}
 {{- $v := .root.Values }}

@@ -5,11 +5,12 @@ The fields of the Job's spec that do not change in place. job.yaml has the other
 {{- include "common.once" (dict "root" . "template" "torch-elastic.jobSpec.text" "arguments" .) }}
 {{- end }}
 {{- define "torch-elastic.jobSpec.text" -}}
+{{- include "torch-elastic.facts" . -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.recovery.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
-  {{- include "training.podFailurePolicy" (dict "root" . "worker" (include "training.worker" (dict "root" .) | fromJson) "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
+  {{- include "training.podFailurePolicy" (dict "root" . "worker" .Facts.worker "containers" (list "trainer") "codes" (list 64 70 78)) | nindent 2 }}
 {{- if and .Values.recovery.excludeNodeSeconds (eq .Values.rendezvous.backend "etcd") (not .Values.launch.command) }}
     # A pod on an excluded node. It does not count, but the pauses before the next one grow.
     - action: Ignore
@@ -25,6 +26,7 @@ template:
   {{- include "torch-elastic.pod" . | nindent 2 }}
 {{- end }}
 
+{{- /* Others read Facts.autoscale. */}}
 {{- define "torch-elastic.autoscale" -}}
 {{- include "training.autoscale" (dict "root" . "least" .Values.elastic.minWorkers "most" .Values.elastic.maxWorkers "step" .Values.elastic.workersPerUnit "spares" .Values.elastic.spares) }}
 {{- end }}

@@ -2,12 +2,15 @@
 The template of a pod: {metadata, spec}.
 */}}
 {{- define "torch-elastic.pod" -}}
-{{- $worker := include "training.worker" (dict "root" .) | fromJson }}
-{{- $etcd := include "torch-elastic.etcd" . | fromJson }}
+{{- include "torch-elastic.facts" . }}
+{{- $worker := .Facts.worker }}
+{{- $etcd := .Facts.etcd }}
 {{- $script := include "torch-elastic.script" . }}
+{{- $program := include "training.program" (dict "root" . "script" $script) }}
+{{- if eq .Values.launch.launcher "node" }}{{ $program = "" }}{{ end }}
 {{- $container := include "training.container" (dict "root" . "name" "trainer" "script" $script "shm" $worker.shm
     "command" (.Values.launch.command | default (include "torch-elastic.entryPoint" . | fromJsonArray))
-    "arguments" (include "training.scriptArguments" (dict "root" . "program" (ternary "" (include "training.program" (dict "root" . "script" $script)) (eq .Values.launch.launcher "node"))) | fromJsonArray)
+    "arguments" (concat (compact (list $program)) .Facts.arguments)
     "fixed" (include "torch-elastic.env" (dict "root" . "worker" $worker) | fromYamlArray)
     "derived" (include "training.podEnv" (dict "root" . "worker" $worker) | fromJson)
     "ports" (include "torch-elastic.ports" . | fromYamlArray)

@@ -1,7 +1,7 @@
 {{/*
 The facts of the instance type as JSON: those of files/instances/TYPE.yaml, and over them what the values under instance
 say. On HyperPod a node's type is ml.TYPE. 0 and "" say nothing there, so `--set instance.type=TYPE` is enough for a known type.
-The key architecture (arm64 or amd64) is there if it is known.
+The key architecture (arm64 or amd64) is there if it is known. Templates read the result as Facts.instance (training.facts).
 Arguments: root (values instance).
 */}}
 {{- define "training.instance" -}}
@@ -30,56 +30,118 @@ Arguments: root (values instance).
 {{- end }}
 
 {{/*
-What one worker pod gets, computed from the instance type. Pods, environments and rules all use this result.
+One fact of an instance type whatever the values say, as a whole number; 0 if it is unknown.
+Arguments: root, type (may be empty), key.
+*/}}
+{{- define "training.knownFact" -}}
+{{- $type := .type | trimPrefix "ml." }}
+{{- $known := .root.Subcharts.training.Files.Get (printf "files/instances/%s.yaml" $type) | fromYaml }}
+{{- dig "instance" (required "training.knownFact needs key" .key) 0 $known | int64 }}
+{{- end }}
 
-Result (JSON): type, whole (accelerators of the node), accelerators, resource, efa, maxEfa, processes,
-share (0..1 of the node), cpu, memory (quantities, empty if unknown), memoryMiB, hugePages, shm.
+{{/*
+What one worker pod gets, as JSON. Pods, environments and rules read it as Facts.worker (training.facts).
 
-A worker with all accelerators of a node, or with none, gets the whole node less the reserve. A worker with some of them
-gets the same share of the rest. Huge pages are subtracted from the memory first: those of the worker, or those that
-nodes with EFA reserve at boot if these are more.
-Arguments: root (values instance, accelerators, efa, launch, mpi, pod, resources).
+  type          instance type, empty if unknown
+  whole         accelerators of the node
+  accelerators  those of the worker
+  resource      their name in Kubernetes
+  share         the worker's part of the node, 0 to 1
+  maxEfa, efa   EFA interfaces of the node and of the worker
+  hugePages     quantity
+  cpu, memory   quantities, empty if unknown
+  memoryMiB     the same memory as a number
+  shm           size of /dev/shm
+  processes     to start on the worker
+
+A worker with some of a node's accelerators gets the same share of the rest. With all of them, or with none, it gets the
+whole node less the reserve.
+Arguments: root (values accelerators, efa, launch, mpi, pod, resources), instance (the result of training.instance).
 */}}
 {{- define "training.worker" -}}
 {{- $v := (required "training.worker needs root" .root).Values }}
-{{- $instance := include "training.instance" (dict "root" .root) | fromJson }}
-{{- $type := $instance.type | default "" }}
-{{- $accelerator := $instance.accelerator }}
-{{- $whole := $accelerator.count | default 0 | int64 }}
-{{- $count := ternary $whole ($v.accelerators | default 0 | int64) (kindIs "invalid" $v.accelerators) }}
-{{- $partial := and (gt $count 0) (lt $count $whole) }}
-{{- $share := ternary (divf $count (max $whole 1)) 1.0 $partial }}
-{{- $maxEfa := $instance.efa | default 0 | int64 }}
-{{- /* Nodes of G types mostly have no interface for EFA, and it gains them little: there a job asks for it. */}}
-{{- $byShare := or (eq (toString $v.efa) "all") (and (kindIs "invalid" $v.efa) (not (regexMatch "^(ml[.])?gr?[0-9]" $type))) }}
-{{- $efa := ternary (mulf $maxEfa $share | floor) $v.efa $byShare | int64 }}
-{{- if and $byShare (eq $count 0) }}{{ $efa = 0 }}{{ end }}
-{{- $hugeMiB := include "common.MiB" (dict "quantity" ($v.pod.hugePages | default "0Mi")) | int64 }}
-{{- $answer := dict "type" $type "whole" $whole "accelerators" $count "efa" $efa "maxEfa" $maxEfa "share" $share
-    "resource" ($accelerator.resource | default "nvidia.com/gpu") "hugePages" $v.pod.hugePages "cpu" "" "memory" "" "memoryMiB" 0 }}
-{{- if $type }}
-{{- $cpu := mulf (subf ($instance.vcpu | default 0 | float64) $v.pod.reserve.cpu) $share 1000 | floor | int64 }}
-{{- $asideMiB := max $hugeMiB (ternary ($v.pod.reserve.hugePagesMiB | int64) 0 (gt $maxEfa 0)) }}
-{{- $memory := mulf (subf ($instance.allocatableMemoryMiB | default 0 | float64) $v.pod.reserve.memoryMiB $asideMiB) $share | floor | int64 }}
-{{- $_ := set $answer "cpu" (printf "%dm" $cpu) }}
-{{- $_ := set $answer "memory" (printf "%dMi" $memory) }}
-{{- $_ := set $answer "memoryMiB" $memory }}
+{{- $instance := required "training.worker needs instance" .instance }}
+{{- $device := $instance.accelerator }}
+{{- $whole := $device.count | default 0 | int64 }}
+{{- $count := $whole }}
+{{- if not (kindIs "invalid" $v.accelerators) }}{{ $count = int64 $v.accelerators }}{{ end }}
+{{- $share := 1.0 }}
+{{- if and (gt $count 0) (lt $count $whole) }}{{ $share = divf $count $whole }}{{ end }}
+{{- $cores := mul $count ($device.cores | default 1) }}
+{{- $worker := dict
+    "type" ($instance.type | default "")
+    "whole" $whole
+    "accelerators" $count
+    "resource" ($device.resource | default "nvidia.com/gpu")
+    "share" $share
+    "maxEfa" ($instance.efa | default 0 | int64)
+    "hugePages" $v.pod.hugePages
+    "cpu" ""
+    "processes" (coalesce (default dict $v.mpi).slots $v.launch.processesPerWorker (max $cores 1) | int64) }}
+{{- $given := dict "root" .root "instance" $instance "worker" $worker }}
+{{- $_ := set $worker "efa" (include "training.worker.efa" $given | int64) }}
+{{- $memoryMiB := include "training.worker.memoryMiB" $given | int64 }}
+{{- $memory := "" }}
+{{- if $worker.type }}
+{{- $_ := set $worker "cpu" (printf "%sm" (include "training.worker.millicores" $given)) }}
+{{- $memory = printf "%dMi" $memoryMiB }}
 {{- end }}
-{{- $ownMemory := dig "limits" "memory" "" $v.resources }}
-{{- if $ownMemory }}
-{{- $_ := set $answer "memory" $ownMemory }}
-{{- $_ := set $answer "memoryMiB" (include "common.MiB" (dict "quantity" $ownMemory) | int64) }}
+{{- $_ := set $worker "memoryMiB" $memoryMiB }}
+{{- $_ := set $worker "memory" (dig "limits" "memory" "" $v.resources | default $memory) }}
+{{- $half := div $memoryMiB 2 | printf "%dMi" }}
+{{- $_ := set $worker "shm" ($v.pod.shm.size | default (ternary $half "1Gi" (gt $memoryMiB 1))) }}
+{{- toJson $worker }}
 {{- end }}
-{{- $halfMiB := div $answer.memoryMiB 2 | int64 }}
-{{- $_ := set $answer "shm" ($v.pod.shm.size | default (ternary (printf "%dMi" $halfMiB) "1Gi" (gt $halfMiB 0))) }}
-{{- $_ := set $answer "processes" (coalesce (default dict $v.mpi).slots $v.launch.processesPerWorker (max (mul $count ($accelerator.cores | default 1)) 1) | int64) }}
-{{- toJson $answer }}
+
+{{/*
+The EFA interfaces of a worker: those that the values name, or its share of the node's. Nodes of G types mostly have no
+interface for EFA, and it gains them little: there a job asks for it.
+Arguments: root (value efa), worker (type, accelerators, maxEfa, share).
+*/}}
+{{- define "training.worker.efa" -}}
+{{- $asked := .root.Values.efa }}
+{{- $isG := regexMatch "^(ml[.])?gr?[0-9]" .worker.type }}
+{{- if not (or (eq (toString $asked) "all") (and (kindIs "invalid" $asked) (not $isG))) }}
+{{- int64 $asked }}
+{{- else if .worker.accelerators }}
+{{- mulf .worker.maxEfa .worker.share | floor | int64 }}
+{{- else }}0
+{{- end }}
+{{- end }}
+
+{{/*
+The CPU of a worker in thousandths: its share of the node's less the reserve.
+Arguments: root (value pod.reserve), instance, worker (share).
+*/}}
+{{- define "training.worker.millicores" -}}
+{{- $free := subf (.instance.vcpu | default 0 | float64) .root.Values.pod.reserve.cpu }}
+{{- mulf $free .worker.share 1000 | floor | int64 }}
+{{- end }}
+
+{{/*
+The memory of a worker in MiB: that of resources.limits, or its share of the node's less the reserve and the huge pages.
+These are the worker's own, or those that nodes with EFA reserve at boot if these are more.
+Arguments: root (values pod, resources), instance, worker (type, maxEfa, share).
+*/}}
+{{- define "training.worker.memoryMiB" -}}
+{{- $pod := .root.Values.pod }}
+{{- with dig "limits" "memory" "" .root.Values.resources }}
+{{- include "common.MiB" (dict "quantity" .) }}
+{{- else }}
+{{- if .worker.type }}
+{{- $hugeMiB := include "common.MiB" (dict "quantity" ($pod.hugePages | default "0Mi")) | int64 }}
+{{- if .worker.maxEfa }}{{ $hugeMiB = max $hugeMiB (int64 $pod.reserve.hugePagesMiB) }}{{ end }}
+{{- $free := subf (.instance.allocatableMemoryMiB | default 0 | float64) $pod.reserve.memoryMiB $hugeMiB }}
+{{- mulf $free .worker.share | floor | int64 }}
+{{- else }}0
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/*
 The resources of a worker's container. There is no CPU limit: it would only slow data loaders down on a node that runs
 no other worker. The values under resources win.
-Arguments: root, worker (the result of training.worker).
+Arguments: root, worker (see training.facts).
 */}}
 {{- define "training.workerResources" -}}
 {{- $root := required "training.workerResources needs root" .root }}
@@ -113,7 +175,12 @@ Arguments: root, worker.
 */}}
 {{- define "training.workerNodeSelector" -}}
 {{- $worker := required "training.workerNodeSelector needs worker" .worker }}
-{{- $own := ternary (dict "node.kubernetes.io/instance-type" $worker.type) (include "training.architecture" . | fromJson) (not (empty $worker.type)) }}
+{{- $own := dict }}
+{{- if $worker.type }}
+{{- $own = dict "node.kubernetes.io/instance-type" $worker.type }}
+{{- else }}
+{{- with include "training.architecture" . }}{{ $own = dict "kubernetes.io/arch" . }}{{ end }}
+{{- end }}
 {{- if hasPrefix "ml." $worker.type }}{{ $_ := set $own "sagemaker.amazonaws.com/node-health-status" "Schedulable" }}{{ end }}
 {{- $placed := include "training.placement.labels" . | fromJson }}
 {{- $selector := mergeOverwrite $own $placed (deepCopy (required "training.workerNodeSelector needs root" .root).Values.nodeSelector) }}
@@ -124,13 +191,13 @@ nodeSelector:
 {{- end }}
 
 {{/*
-The node selector, as JSON, of a pod that runs the workers' image and needs no accelerator.
+The label kubernetes.io/arch of nodes for a pod that runs the workers' image and needs no accelerator; empty for any.
 Arguments: root (values instance).
 */}}
 {{- define "training.architecture" -}}
-{{- $instance := include "training.instance" (dict "root" (required "training.architecture needs root" .root)) | fromJson }}
-{{- $known := $instance.architecture | default "" }}
-{{- toJson (ternary (dict "kubernetes.io/arch" $known) dict (not (empty $known))) }}
+{{- $root := required "training.architecture needs root" .root }}
+{{- include "training.facts" (dict "root" $root) }}
+{{- $root.Facts.instance.architecture | default "" }}
 {{- end }}
 
 {{/*

@@ -68,7 +68,7 @@ spec:
 
 {{/*
 The rules of every training job.
-Arguments: root (with the values of the workers' pods), worker (the result of training.worker), reserved (see
+Arguments: root (with the values of the workers' pods), worker (see training.facts), reserved (see
 training.rules.env), taken (list of the paths that the chart mounts itself), ports (list of the container ports of its own; optional), hosts (list of the longest host names), names
 (list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, parts}: the jobs of this run), least and
 scales (see training.rules.queue), starts (see training.rules.program; optional), pods (list of the specs of its pods).

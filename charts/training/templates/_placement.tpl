@@ -5,7 +5,7 @@ nodeSelector, affinity and topologySpreadConstraints of the values come on top. 
 
 {{/*
 The zone that workers share: "same", the name of a zone, or empty for any. EFA's traffic does not leave a zone.
-Arguments: root (values placement), worker (the result of training.worker).
+Arguments: root (values placement), worker (see training.facts).
 */}}
 {{- define "training.placement.zone" -}}
 {{- $zone := (required "training.placement.zone needs root" .root).Values.placement.zone }}

@@ -5,7 +5,7 @@ The pods of a training job. A chart defines its own part in CHART.pod (_pod.tpl)
 {{/*
 The template of a pod: {metadata, spec}. Its init containers verify and stage datasets, if the values ask for it.
 Arguments: root (with the values of this pod), component (for its labels), runtime (component of its runtime), containers
-(YAML), worker (the result of training.worker, if the first container has its devices), initContainers (YAML, optional),
+(YAML), worker (see training.facts, if the first container has its devices), initContainers (YAML, optional),
 placement (YAML), shm (size of /dev/shm, empty for none), script (source, empty for none), volumes (YAML, optional), subdomain (the Service of an Indexed Job's pods; empty for pods of an operator),
 group (optional: see training.queue.group).
 */}}
@@ -92,18 +92,18 @@ Arguments: root (values image, securityContext), containers (list), fields (dict
 {{- end }}
 
 {{/*
-A command that runs the setup of the values first, in one shell with it, as a JSON list: in bash where the image has it,
+The words of a command, in YAML. The setup of the values runs first, in one shell with it: in bash where the image has it,
 for which such lines are mostly written. Kubernetes takes $$ for a $, and would replace $(NAME).
 Arguments: root (values launch), command (list).
 */}}
-{{- define "training.withSetup" -}}
-{{- $command := required "training.withSetup needs command" .command }}
-{{- with (required "training.withSetup needs root" .root).Values.launch.setup }}
+{{- define "training.command" -}}
+{{- $command := required "training.command needs command" .command }}
+{{- with (required "training.command needs root" .root).Values.launch.setup }}
 {{- $lines := list "trap 'exit 143' TERM" (trim .) "trap - TERM" "exec \"$@\"" | join "\n" }}
 {{- $shell := `script=$1; shift; exec "$(command -v bash || command -v sh)" -ec "$script" setup "$@"` }}
 {{- $command = concat (list "sh" "-c" ($shell | replace "$" "$$") "setup" ($lines | replace "$" "$$")) $command }}
 {{- end }}
-{{- toJson $command }}
+{{- include "training.words" (dict "words" $command) }}
 {{- end }}
 
 {{/*
@@ -119,7 +119,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
   image: {{ include "common.image" (dict "root" $root "image" $v.image) | quote }}
   imagePullPolicy: {{ $v.image.pullPolicy | quote }}
   command:
-    {{- include "training.words" (dict "words" (include "training.withSetup" (dict "root" $root "command" .command) | fromJsonArray)) | nindent 4 }}
+    {{- include "training.command" (dict "root" $root "command" .command) | nindent 4 }}
   {{- with $v.launch.workingDir | default (or $v.launch.files $v.launch.git.url | empty | ternary "" "/bireme/script") }}
   workingDir: {{ . | quote }}
   {{- end }}
@@ -167,7 +167,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
 {{/*
 Variables of the instance family, and a home for a user whom the image does not know, as JSON {name: value}. Root and the
 user that the image names have theirs.
-Arguments: root (values podSecurityContext, securityContext), worker (the result of training.worker).
+Arguments: root (values podSecurityContext, securityContext), worker (see training.facts).
 */}}
 {{- define "training.podEnv" -}}
 {{- $v := (required "training.podEnv needs root" .root).Values }}
@@ -179,7 +179,7 @@ Arguments: root (values podSecurityContext, securityContext), worker (the result
 
 {{/*
 The scheduling fields of a worker.
-Arguments: root, worker (the result of training.worker), components (list: those whose pods stay together; optional).
+Arguments: root, worker (see training.facts), components (list: those whose pods stay together; optional).
 */}}
 {{- define "training.workerPlacement" -}}
 {{- $together := merge (dict "components" (.components | default (list "worker"))) . }}

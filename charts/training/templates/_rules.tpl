@@ -1,13 +1,14 @@
 {{/*
 Accelerators, EFA, processes, memory, huge pages and /dev/shm of a worker fit its instance type.
-Arguments: root, worker (the result of training.worker).
+Arguments: root, worker (see training.facts).
 */}}
 {{- define "training.rules.worker" -}}
 {{- $v := (required "training.rules.worker needs root" .root).Values }}
 {{- $worker := required "training.rules.worker needs worker" .worker }}
 {{- $count := int64 $worker.accelerators }}
 {{- $efa := int64 $worker.efa }}
-{{- $instance := include "training.instance" (dict "root" .root) | fromJson }}
+{{- include "training.facts" (dict "root" .root) }}
+{{- $instance := .root.Facts.instance }}
 {{- $model := $instance.accelerator.name }}
 {{- if and $worker.type (not $instance.vcpu) }}
 {{- $family := list }}
@@ -19,7 +20,7 @@ instance.type: {{ $worker.type }} is not a type that the chart knows{{ with $fam
 {{- else }}
 {{- /* A node may offer fewer vCPU than its type. Memory tells whether the facts are of another type. */}}
 {{- range $key := list "memoryMiB" "vcpu" }}
-{{- $known := index (include "training.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $worker.type)))) | fromJson) $key | default 0 | int64 }}
+{{- $known := include "training.knownFact" (dict "root" $.root "type" $worker.type "key" $key) | int64 }}
 {{- $given := index $instance $key | int64 }}
 {{- if and $known (ternary (gt $given $known) (ne $given $known) (eq $key "vcpu")) }}
 instance.{{ $key }}: a {{ $worker.type }} has {{ $known }}, not {{ $given }}; leave the facts of a known type out, or name the type that they are of
@@ -78,8 +79,7 @@ resources.limits.memory: {{ $own }} is too little for {{ $count }} accelerators,
 {{- range $label := list "node.kubernetes.io/instance-type" "beta.kubernetes.io/instance-type" }}
 {{- $selected := index $v.nodeSelector $label | default $worker.type }}
 {{- /* A type that no values file is of, such as another cloud's, can only be selected. */}}
-{{- $known := include "training.instance" (dict "root" (dict "Subcharts" $.root.Subcharts "Values" (dict "instance" (dict "type" $selected)))) | fromJson }}
-{{- if and (ne $selected $worker.type) (or $worker.type $known.vcpu) }}
+{{- if and (ne $selected $worker.type) (or $worker.type (include "training.knownFact" (dict "root" $.root "type" $selected "key" "vcpu") | int64)) }}
 nodeSelector: {{ $label }} {{ $selected }} contradicts instance.type {{ $worker.type | default "(not set)" }}; choose the type with instance.type={{ $selected }}
 {{- end }}
 {{- end }}
@@ -95,7 +95,8 @@ Arguments: root (values image), worker.
 {{- define "training.rules.kernels" -}}
 {{- $root := required "training.rules.kernels needs root" .root }}
 {{- $image := $root.Values.image }}
-{{- $instance := include "training.instance" (dict "root" $root) | fromJson }}
+{{- include "training.facts" (dict "root" $root) }}
+{{- $instance := $root.Facts.instance }}
 {{- $model := $instance.accelerator.name | default "" }}
 {{- $isNeuron := and (eq .worker.resource "aws.amazon.com/neuron") (gt (int64 .worker.accelerators) 0) }}
 {{- $isArm := eq ($instance.architecture | default "") "arm64" }}
@@ -246,7 +247,8 @@ regular expression for them, by: what runs the script, instead: the value for a 
 {{- if and (not (include "training.hasRuntime" .)) (include "training.usesDatasets" .) }}
 launch.runtime: false leaves the image's Python alone, but data.verify and data.staging run in it and need 3.9; leave them out, or launch.runtime
 {{- end }}
-{{- $arguments := include "training.arguments" (dict "root" .root) | fromJsonArray }}
+{{- include "training.facts" (dict "root" .root) }}
+{{- $arguments := .root.Facts.arguments }}
 {{- if and .starts $arguments (not (or $v.script $v.launch.git.url $v.launch.command)) }}
 {{- $first := index $arguments (ternary 1 0 (and (eq (first $arguments | toString) "-m") (gt (len $arguments) 1))) | toString | base }}
 {{- if regexMatch (printf "^(%s)$" .starts.programs) $first }}

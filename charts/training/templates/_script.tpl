@@ -105,24 +105,3 @@ binaryData:
 {{- end }}
 {{- end }}
 {{- end }}
-
-{{/*
-The arguments of the values: args, then the groups of launch.argGroups in the order of their names. Values files that each
-name a group add to each other, whereas of two lists Helm keeps the last. As a JSON list.
-Arguments: root (values args, launch).
-*/}}
-{{- define "training.arguments" -}}
-{{- $v := (required "training.arguments needs root" .root).Values }}
-{{- $words := $v.args }}
-{{- range $group := $v.launch.argGroups }}{{ $words = concat $words $group }}{{ end }}
-{{- toJson $words }}
-{{- end }}
-
-{{/*
-The arguments of a container that runs the script, or a program in the image, as a JSON list.
-Arguments: root (values args, launch), program (the path of the script, empty for none).
-*/}}
-{{- define "training.scriptArguments" -}}
-{{- $args := include "training.arguments" (dict "root" (required "training.scriptArguments needs root" .root)) | fromJsonArray }}
-{{- ternary (prepend $args .program) $args (not (empty .program)) | toJson }}
-{{- end }}

@@ -62,12 +62,13 @@ Arguments: root.
 {{/*
 The copy fits the worker's share of the NVMe less 15%, because kubelets evict pods when less than that is free
 (kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction, imagefs.available).
-Arguments: root, worker (the result of training.worker).
+Arguments: root, worker (see training.facts).
 */}}
 {{- define "training.rules.staging" -}}
 {{- $v := (required "training.rules.staging needs root" .root).Values }}
 {{- $worker := required "training.rules.staging needs worker" .worker }}
-{{- $nvmeGB := (include "training.instance" (dict "root" .root) | fromJson).nvmeGB | default 0 | int64 }}
+{{- include "training.facts" (dict "root" .root) }}
+{{- $nvmeGB := .root.Facts.instance.nvmeGB | default 0 | int64 }}
 {{- $roomGi := divf (mulf $nvmeGB 1000000000 0.85 $worker.share) 1073741824 | floor | int64 }}
 {{- $sizeMiB := include "common.MiB" (dict "quantity" ($v.data.staging.size | default "0Mi")) | int64 }}
 {{- if not $v.data.staging.claimName }}
