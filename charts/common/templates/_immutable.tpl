@@ -1,11 +1,11 @@
 {{/*
 The parts of an object that Kubernetes does not change in place (docs/adr/0003). An annotation of the object keeps their
-digests; an upgrade that would change one fails with a sentence. `parts` is a dict {name for users: content}.
+digests; an upgrade that would change one fails with a sentence. CHART.immutable makes these digests.
 */}}
 
 {{/*
 The value of the annotation bireme/immutable: JSON {part: digest}.
-Arguments: parts.
+Arguments: parts (a dict {name for users: content}).
 */}}
 {{- define "common.immutable.digests" -}}
 {{- $digests := dict }}
@@ -16,22 +16,23 @@ Arguments: parts.
 {{- end }}
 
 {{/*
-The immutable parts of a Job as JSON {part: content}, with names for users: image, env, volumes, ...
-Arguments: spec (the Job's spec less completions, parallelism and the other fields that can change in place).
+The same for a Job, whose parts are image, env, volumes, ...
+Arguments: spec (the Job's spec less completions, parallelism and the other fields that can change in place), further
+(a dict of parts that are not in it; optional).
 */}}
-{{- define "common.immutable.jobParts" -}}
-{{- $spec := required "common.immutable.jobParts needs spec" .spec }}
+{{- define "common.immutable.job" -}}
+{{- $spec := required "common.immutable.job needs spec" .spec }}
 {{- $pod := $spec.template.spec }}
 {{- $parts := merge (dict "pod labels and annotations" $spec.template.metadata) (omit $spec "template") (omit $pod "containers" "securityContext") }}
 {{- $_ := set $parts "podSecurityContext" $pod.securityContext }}
 {{- $_ := set $parts "further containers" (rest $pod.containers) }}
-{{- toJson (merge $parts (first $pod.containers)) }}
+{{- include "common.immutable.digests" (dict "parts" (merge (dict) (.further | default dict) $parts (first $pod.containers))) }}
 {{- end }}
 
 {{/*
 A sentence if the live object of that name differs in an immutable part. Nothing if it does not, or if Helm renders
 without a cluster (helm template, GitOps).
-Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
+Arguments: root, apiVersion, kind, name, digests (those of the parts), advice (what to do instead).
 */}}
 {{- define "common.immutable.sentence" -}}
 {{- $root := required "common.immutable.sentence needs root" .root }}
@@ -39,7 +40,7 @@ Arguments: root, apiVersion, kind, name, parts, advice (what to do instead).
 {{- $kept := dig "metadata" "annotations" "bireme/immutable" "" $live }}
 {{- if $kept }}
 {{- $old := fromJson $kept }}
-{{- $new := include "common.immutable.digests" (dict "parts" .parts) | fromJson }}
+{{- $new := fromJson .digests }}
 {{- $changed := list }}
 {{- range $part := concat (keys $old) (keys $new) | uniq | sortAlpha }}
 {{- if ne (get $old $part) (get $new $part) }}{{ $changed = append $changed $part }}{{ end }}

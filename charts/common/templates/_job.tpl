@@ -4,7 +4,7 @@ A Job of any chart.
 
 {{/*
 The metadata of a Job or MPIJob.
-Arguments: root (values queue, job), component, name, parts (see _immutable.tpl), least (optional: the
+Arguments: root (values queue, job), component, name, digests (see _immutable.tpl), least (optional: the
 pods with which it can start), group (optional: the number of pods that Kueue admits together, see training.queue.group),
 autoscale (optional: the result of training.autoscale), advice (optional: a sentence for whoever reads the plan).
 */}}
@@ -28,7 +28,7 @@ annotations:
   {{- with $job.annotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  bireme/immutable: {{ include "common.immutable.digests" (dict "parts" .parts) | quote }}
+  bireme/immutable: {{ required "common.jobMetadata needs digests" .digests | quote }}
   {{- with .advice }}
   bireme/advice: {{ trim . | quote }}
   {{- end }}

@@ -1,7 +1,7 @@
 {{/*
 A NetworkPolicy that lets the release work in a namespace that denies all traffic: its pods reach each other on every port
 (NCCL, MPI and parameter servers take any), and DNS; all else is closed to them unless a rule opens it.
-Arguments: root (values networkPolicy), component, egress and ingress (lists of rules that follow from the values; optional).
+Arguments: root (values networkPolicy), component, egress and ingress (lists of texts, each with rules in YAML or empty; optional).
 */}}
 {{- define "common.networkPolicy" -}}
 {{- $root := required "common.networkPolicy needs root" .root }}
@@ -23,8 +23,8 @@ spec:
   ingress:
     - from:
         {{- toYaml $within | nindent 8 }}
-    {{- with concat (.ingress | default list) $own.ingress }}
-    {{- toYaml . | nindent 4 }}
+    {{- range append (.ingress | default list) (include "common.networkPolicy.own" (dict "rules" $own.ingress)) }}
+    {{- with trim . }}{{ . | nindent 4 }}{{ end }}
     {{- end }}
   egress:
     - to:
@@ -33,64 +33,68 @@ spec:
     - ports:
         - {protocol: UDP, port: 53}
         - {protocol: TCP, port: 53}
-    {{- with concat (.egress | default list) $own.egress }}
-    {{- toYaml . | nindent 4 }}
+    {{- range append (.egress | default list) (include "common.networkPolicy.own" (dict "rules" $own.egress)) }}
+    {{- with trim . }}{{ . | nindent 4 }}{{ end }}
     {{- end }}
 {{- end }}
 {{- end }}
 
 {{/*
-The egress rule to addresses outside the release, as a JSON list: empty if there are none. Names have no place in a
-NetworkPolicy, so it opens their ports. Without a port, an address is one of HTTPS, or of HTTP if it says so.
-Arguments: addresses (list of URLs or host:port).
+Rules of the values, in YAML; empty for none.
+Arguments: rules (list).
+*/}}
+{{- define "common.networkPolicy.own" -}}
+{{- with .rules }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{/*
+The egress rule to addresses outside the release, in YAML: empty if there are none. Names have no place in a NetworkPolicy,
+so it opens their ports. Without a port, an address is one of HTTPS, or of HTTP if it says so.
+Arguments: addresses (list of URLs or host:port; empty ones are left out).
 */}}
 {{- define "common.networkPolicy.outside" -}}
 {{- $ports := list }}
-{{- range .addresses }}
+{{- range compact .addresses }}
 {{- $port := regexFind ":[0-9]+(/|$)" (toString .) | trimPrefix ":" | trimSuffix "/" }}
 {{- $ports = append $ports ($port | default (ternary "80" "443" (hasPrefix "http://" (toString .)))) }}
 {{- end }}
 {{- $rules := list }}
 {{- range $port := $ports | uniq | sortAlpha }}{{ $rules = append $rules (dict "protocol" "TCP" "port" (int64 $port)) }}{{ end }}
-{{- toJson (ternary (list (dict "ports" $rules)) list (not (empty $rules))) }}
+{{- with $rules }}{{ toYaml (list (dict "ports" .)) }}{{ end }}
 {{- end }}
 
 {{/*
-The ingress rule that opens one port to all, as a JSON list.
+A rule that opens one port to all, in YAML.
 Arguments: port.
 */}}
 {{- define "common.networkPolicy.open" -}}
-{{- list (dict "ports" (list (dict "protocol" "TCP" "port" (int64 .port)))) | toJson }}
+{{- list (dict "ports" (list (dict "protocol" "TCP" "port" (int64 .port)))) | toYaml }}
 {{- end }}
 
 {{/*
-The egress rule to the API server, as a JSON list: a policy sees the server's own port, 443 on EKS and 6443 elsewhere. The
-first is that of AWS's services, too.
+The egress rule to the API server, in YAML. Policies see the server's real port: 443 on EKS, 6443 elsewhere. 443 also opens
+AWS's APIs.
 */}}
 {{- define "common.networkPolicy.api" -}}
-{{- list (dict "ports" (list (dict "protocol" "TCP" "port" 443) (dict "protocol" "TCP" "port" 6443))) | toJson }}
+{{- list (dict "ports" (list (dict "protocol" "TCP" "port" 443) (dict "protocol" "TCP" "port" 6443))) | toYaml }}
 {{- end }}
 
 {{/*
-The egress rule to what gives credentials to pods on EC2, over HTTP, as a JSON list: EKS Pod Identity (169.254.170.23) and
+The egress rule to what gives credentials to pods on EC2, over HTTP, in YAML: EKS Pod Identity (169.254.170.23) and
 the instance metadata.
 */}}
 {{- define "common.networkPolicy.links" -}}
 {{- $links := list (dict "ipBlock" (dict "cidr" "169.254.170.23/32")) (dict "ipBlock" (dict "cidr" "169.254.169.254/32")) }}
-{{- list (dict "to" $links "ports" (list (dict "protocol" "TCP" "port" 80))) | toJson }}
+{{- list (dict "to" $links "ports" (list (dict "protocol" "TCP" "port" 80))) | toYaml }}
 {{- end }}
 
 {{/*
-What S3 needs: its server, and what gives credentials.
+The egress rules to S3, in YAML: to its server, and to what gives credentials.
 Arguments: root (values s3), urls (list; empty for no traffic).
 */}}
 {{- define "common.networkPolicy.s3" -}}
-{{- $rules := list }}
-{{- if .urls }}
-{{- $addresses := .urls }}
-{{- with .root.Values.s3.endpoint }}{{ $addresses = append $addresses . }}{{ end }}
-{{- $rules = include "common.networkPolicy.outside" (dict "addresses" $addresses) | fromJsonArray }}
-{{- $rules = concat $rules (include "common.networkPolicy.links" .root | fromJsonArray) }}
+{{- with .urls }}
+{{- include "common.networkPolicy.outside" (dict "addresses" (append . $.root.Values.s3.endpoint)) }}
+{{ include "common.networkPolicy.links" $.root }}
 {{- end }}
-{{- toJson $rules }}
 {{- end }}

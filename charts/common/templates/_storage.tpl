@@ -26,7 +26,7 @@ annotations:
 
 {{/*
 A claim for one volume, or for a storage class of its own.
-Arguments: root, name, volume {size, accessMode, storageClassName, volumeName (of a static one), keep}, parts (immutable).
+Arguments: root, name, volume {size, accessMode, storageClassName, volumeName (of a static one), keep}, digests (of the immutable parts).
 */}}
 {{- define "common.claim" -}}
 {{- $root := required "common.claim needs root" .root -}}
@@ -37,7 +37,7 @@ metadata:
   namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "common.labels" (dict "root" $root "component" "volume") | nindent 4 }}
-  {{- include "common.storageAnnotations" (dict "keep" .volume.keep "digests" (include "common.immutable.digests" (dict "parts" .parts))) | nindent 2 }}
+  {{- include "common.storageAnnotations" (dict "keep" .volume.keep "digests" .digests) | nindent 2 }}
 spec:
   accessModes: [{{ .volume.accessMode | quote }}]
   storageClassName: {{ .volume.storageClassName | quote }}

@@ -199,9 +199,9 @@ template:
       {{- end }}
 {{- end }}
 
-{{- define "dataset.immutableParts" -}}
-{{- include "common.once" (dict "root" . "template" "dataset.immutableParts.text" "arguments" .) }}
+{{- define "dataset.immutable" -}}
+{{- include "common.once" (dict "root" . "template" "dataset.immutable.text" "arguments" .) }}
 {{- end }}
-{{- define "dataset.immutableParts.text" -}}
-{{- include "common.immutable.jobParts" (dict "spec" (include "dataset.jobSpec" . | fromYaml)) }}
+{{- define "dataset.immutable.text" -}}
+{{- include "common.immutable.job" (dict "spec" (include "dataset.jobSpec" . | fromYaml)) }}
 {{- end }}

@@ -1,9 +1,15 @@
 {{/*
-The options that EFS recommends for its NFS mounts
-(docs.aws.amazon.com/efs/latest/ug/mounting-fs-nfs-mount-settings.html).
+The volumes of the values by the names of their claims, worked out once and kept in the root as Facts.volumes (efs.volume).
+Prints nothing.
 */}}
-{{- define "efs.nfsOptions" -}}
-{{- list "nfsvers=4.1" "rsize=1048576" "wsize=1048576" "hard" "timeo=600" "retrans=2" "noresvport" | toJson }}
+{{- define "efs.facts" -}}
+{{- if not (hasKey . "Facts") }}
+{{- $volumes := dict }}
+{{- range $claim, $given := .Values.volumes }}
+{{- $_ := set $volumes $claim (include "efs.volume" (dict "root" $ "claim" $claim "volume" $given) | fromJson) }}
+{{- end }}
+{{- $_ := set . "Facts" (dict "volumes" $volumes) }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -16,7 +22,10 @@ Arguments: root, claim, volume.
 {{- $name := coalesce (dig "persistentVolume" "name" "" $given) (dig "storageClass" "name" "" $given) "" }}
 {{- $own := include "common.volumeName" (dict "root" .root "claim" .claim "name" $name) }}
 {{- $options := list }}
-{{- if eq $given.type "nfs" }}{{ $options = include "efs.nfsOptions" . | fromJsonArray }}{{ end }}
+{{- if eq $given.type "nfs" }}
+{{- /* What EFS recommends: docs.aws.amazon.com/efs/latest/ug/mounting-fs-nfs-mount-settings.html. */}}
+{{- $options = list "nfsvers=4.1" "rsize=1048576" "wsize=1048576" "hard" "timeo=600" "retrans=2" "noresvport" }}
+{{- end }}
 {{- if $given.iam }}{{ $options = append $options "iam" }}{{ end }}
 {{- $size := $given.size | default "50Gi" }}
 {{- $volume := merge (dict) (deepCopy $given) (dict "size" $size "capacity" $size "accessMode" "ReadWriteMany"
@@ -72,17 +81,17 @@ Arguments: volume.
 {{- end }}
 
 {{/*
-The immutable parts of a claim and its volume, as JSON {part: content}.
+The digests of the immutable parts of a claim and its volume.
 Arguments: volume (the result of efs.volume).
 */}}
-{{- define "efs.immutableParts" -}}
+{{- define "efs.immutable" -}}
 {{- $parts := pick .volume "type" "source" "size" "accessMode" }}
 {{- range $key := list "persistentVolume" "storageClass" }}
 {{- with dig $key "name" "" $.volume }}{{ $_ := set $parts "name" . }}{{ end }}
 {{- end }}
 {{- if .volume.makesClass }}{{ $parts = merge $parts (pick .volume "parameters" "reclaimPolicy") }}
 {{- else if not .volume.source }}{{ $parts = merge $parts (pick .volume "storageClassName") }}{{ end }}
-{{- toJson $parts }}
+{{- include "common.immutable.digests" (dict "parts" $parts) }}
 {{- end }}
 
 {{/*

@@ -7,10 +7,9 @@ etcd's configuration file with the settings that all members share. A member add
 it joins. Health has a port of its own, so that probes need no client certificate.
 */}}
 {{- define "etcd.config" -}}
-{{- $tls := include "etcd.tls" . | fromJson }}
 {{- $config := dict
-    "listen-client-urls" (ternary "https://0.0.0.0:2379" "http://0.0.0.0:2379" (not (empty $tls.server)))
-    "listen-peer-urls" (ternary "https://0.0.0.0:2380" "http://0.0.0.0:2380" (not (empty $tls.peer)))
+    "listen-client-urls" "http://0.0.0.0:2379"
+    "listen-peer-urls" "http://0.0.0.0:2380"
     "listen-metrics-urls" "http://0.0.0.0:2381"
     "quota-backend-bytes" (mul (int64 .Values.quotaMiB) 1048576)
     "auto-compaction-mode" "periodic"
@@ -19,35 +18,32 @@ it joins. Health has a port of its own, so that probes need no client certificat
 {{- if .Values.v2API }}{{ $_ := set $config "enable-v2" true }}{{ end }}
 {{- /* Nobody guesses 32 random characters; with etcd's default each worker's login takes a twentieth of a second of CPU. */}}
 {{- if include "etcd.makesPassword" . }}{{ $_ := set $config "bcrypt-cost" 4 }}{{ end }}
-{{- with $tls.server }}
-{{- $_ := set $config "client-transport-security" (include "etcd.transportSecurity" (dict "folder" "/bireme/tls/server" "clientCertAuth" (not (empty $tls.client))) | fromJson) }}
+{{- range $side, $use := dict "client" "server" "peer" "peer" }}
+{{- if include "etcd.tlsSecret" (dict "root" $ "use" $use) }}
+{{- $urls := printf "listen-%s-urls" $side }}
+{{- $_ := set $config $urls (get $config $urls | replace "http:" "https:") }}
+{{- $folder := printf "/bireme/tls/%s" $use }}
+{{- $_ := set $config (printf "%s-transport-security" $side) (dict
+    "cert-file" (printf "%s/tls.crt" $folder)
+    "key-file" (printf "%s/tls.key" $folder)
+    "trusted-ca-file" (printf "%s/ca.crt" $folder)
+    "client-cert-auth" (not (empty (include "etcd.tlsSecret" (dict "root" $ "use" $side))))) }}
 {{- end }}
-{{- with $tls.peer }}
-{{- $_ := set $config "peer-transport-security" (include "etcd.transportSecurity" (dict "folder" "/bireme/tls/peer" "clientCertAuth" true) | fromJson) }}
 {{- end }}
 {{- toPrettyJson $config }}
 {{- end }}
 
 {{/*
-The Secrets for TLS, as JSON {server, client, peer}; "" where there is none.
+The Secret for one use of TLS; empty where there is none.
+Arguments: root, use (server, client or peer).
 */}}
-{{- define "etcd.tls" -}}
-{{- $tls := .Values.tls }}
-{{- $secrets := dict "server" $tls.serverSecret "client" $tls.clientSecret "peer" $tls.peerSecret }}
+{{- define "etcd.tlsSecret" -}}
+{{- $tls := .root.Values.tls }}
 {{- if $tls.certManager.enabled }}
-{{- range $use := list "server" "client" "peer" }}
-{{- $_ := set $secrets $use (printf "%s-%s-tls" (include "common.fullname" (dict "root" $)) $use) }}
+{{- printf "%s-%s-tls" (include "common.fullname" (dict "root" .root)) .use }}
+{{- else }}
+{{- index $tls (printf "%sSecret" .use) | default "" }}
 {{- end }}
-{{- end }}
-{{- toJson $secrets }}
-{{- end }}
-
-{{/*
-The TLS settings of clients or peers in etcd's configuration file, as JSON.
-Arguments: folder (where the Secret is mounted), clientCertAuth.
-*/}}
-{{- define "etcd.transportSecurity" -}}
-{{- dict "cert-file" (printf "%s/tls.crt" .folder) "key-file" (printf "%s/tls.key" .folder) "trusted-ca-file" (printf "%s/ca.crt" .folder) "client-cert-auth" .clientCertAuth | toJson }}
 {{- end }}
 
 {{/*
@@ -55,19 +51,20 @@ How clients use TLS, as JSON {secret, certificate}: the Secret with ca.crt, and 
 Arguments: the root of this chart (for a parent chart, .Subcharts.etcd).
 */}}
 {{- define "etcd.clientTls" -}}
-{{- $tls := include "etcd.tls" . | fromJson }}
-{{- dict "secret" (ternary ($tls.client | default $tls.server) "" (not (empty $tls.server))) "certificate" (not (empty $tls.client)) | toJson }}
+{{- $client := include "etcd.tlsSecret" (dict "root" . "use" "client") }}
+{{- $server := include "etcd.tlsSecret" (dict "root" . "use" "server") }}
+{{- dict "secret" (ternary "" ($client | default $server) (empty $server)) "certificate" (not (empty $client)) | toJson }}
 {{- end }}
 
 {{/*
-The host names of the members, as a JSON list: of the most that the chart allows, so that one more changes no certificate
-and no client.
+The host names of the members, with commas: of the most that the chart allows, so that one more changes no certificate and
+no client.
 */}}
 {{- define "etcd.memberNames" -}}
 {{- $fullname := include "common.fullname" (dict "root" .) }}
 {{- $names := list }}
 {{- range $ordinal := until 5 }}{{ $names = append $names (printf "%s-%d.%s.%s.svc" $fullname $ordinal (include "etcd.peerService" $) $.Release.Namespace) }}{{ end }}
-{{- toJson $names }}
+{{- join "," $names }}
 {{- end }}
 
 {{- define "etcd.serviceName" -}}
@@ -75,27 +72,19 @@ and no client.
 {{- end }}
 
 {{/*
-The host names in certificates, as a JSON list.
-*/}}
-{{- define "etcd.dnsNames" -}}
-{{- concat (list "localhost" (include "etcd.serviceName" .)) (include "etcd.memberNames" . | fromJsonArray) | toJson }}
-{{- end }}
-
-{{/*
-Where clients reach etcd, as a JSON list: the Service, and each member by its own name, because the Service goes on to
+Where clients reach etcd, with commas: at the Service, and at each member by its own name, because the Service goes on to
 send connections to a member that has just fallen silent.
 Arguments: the root of this chart (for a parent chart, .Subcharts.etcd).
 */}}
 {{- define "etcd.endpoints" -}}
-{{- $endpoints := list }}
-{{- range $name := prepend (include "etcd.memberNames" . | fromJsonArray) (include "etcd.serviceName" .) }}{{ $endpoints = append $endpoints (printf "%s:2379" $name) }}{{ end }}
-{{- toJson $endpoints }}
+{{- $names := printf "%s,%s" (include "etcd.serviceName" .) (include "etcd.memberNames" .) }}
+{{- printf "%s:2379" ($names | replace "," ":2379,") }}
 {{- end }}
 
 {{/*
 The spec of a pod that runs one command as a client of the members.
 Arguments: root, name (of the container), command, waitSeconds, credentials {env name: Secret key},
-env (list of EnvVar), mounts, volumes, serviceAccountName (optional), component (of its runtime, optional: member).
+env, mounts and volumes (YAML, optional), serviceAccountName (optional), component (of its runtime, optional: member).
 */}}
 {{- define "etcd.clientPod" -}}
 {{- $root := required "etcd.clientPod needs root" .root }}
@@ -120,9 +109,7 @@ containers:
       - {name: BIREME_WAIT_SECONDS, value: "{{ int64 (required "etcd.clientPod needs waitSeconds" .waitSeconds) }}"}
       {{- include "runtime.etcdTls.env" $tls | nindent 6 }}
       {{- include "etcd.authEnv" (dict "root" $root "keys" .credentials) | nindent 6 }}
-      {{- with .env }}
-      {{- toYaml . | nindent 6 }}
-      {{- end }}
+      {{- with .env }}{{ trim . | nindent 6 }}{{ end }}
     resources:
       {{- toYaml $root.Values.helperResources | nindent 6 }}
     securityContext:
@@ -130,15 +117,11 @@ containers:
     volumeMounts:
       - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
       {{- include "runtime.etcdTls.mount" $tls | nindent 6 }}
-      {{- with .mounts }}
-      {{- toYaml . | nindent 6 }}
-      {{- end }}
+      {{- with .mounts }}{{ trim . | nindent 6 }}{{ end }}
 volumes:
   {{- include "runtime.volume" (dict "root" $root "component" (.component | default "member")) | nindent 2 }}
   {{- include "runtime.etcdTls.volume" $tls | nindent 2 }}
-  {{- with .volumes }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- with .volumes }}{{ trim . | nindent 2 }}{{ end }}
 {{- end }}
 
 {{/*
@@ -178,9 +161,9 @@ that of member.py, so that clients see the same cluster, which has lost data, an
 */}}
 {{- define "etcd.restoreCommand" -}}
 {{- $name := printf "%s-0" (include "common.fullname" (dict "root" .)) }}
-{{- $tls := include "etcd.tls" . | fromJson }}
+{{- $scheme := ternary "http" "https" (empty (include "etcd.tlsSecret" (dict "root" . "use" "peer"))) }}
 {{- $domain := printf "%s.%s.svc" (include "etcd.peerService" .) .Release.Namespace }}
-{{- $url := printf "%s://%s.%s:2380" (ternary "https" "http" (not (empty $tls.peer))) $name $domain -}}
+{{- $url := printf "%s://%s.%s:2380" $scheme $name $domain -}}
 - etcdutl
 - snapshot
 - restore
@@ -195,26 +178,24 @@ that of member.py, so that clients see the same cluster, which has lost data, an
 {{- end }}
 
 {{/*
-Only root may take snapshots and defragment.
+The variable with the user, for only root may take snapshots and defragment. Empty without users.
 */}}
 {{- define "etcd.rootUser" -}}
 {{- if .Values.auth.enabled -}}
 - {name: BIREME_ETCD_USERNAME, value: root}
-{{- else -}}
-[]
 {{- end }}
 {{- end }}
 
 {{/*
-The mount /snapshots and its volume: the claim, or for S3 an emptyDir.
+The mount /snapshots and its volume (the claim, or for S3 an emptyDir), each as a list of one.
 Arguments: from {claimName, subPath, url}.
 */}}
 {{- define "etcd.snapshotMount" -}}
-{name: snapshots, mountPath: /snapshots{{ with .from.subPath }}, subPath: {{ . | quote }}{{ end }}}
+- {name: snapshots, mountPath: /snapshots{{ with .from.subPath }}, subPath: {{ . | quote }}{{ end }}}
 {{- end }}
 
 {{- define "etcd.snapshotVolume" -}}
-{name: snapshots, {{ if .from.url }}emptyDir: {}{{ else }}persistentVolumeClaim: {claimName: {{ .from.claimName | quote }}}{{ end }}}
+- {name: snapshots, {{ if .from.url }}emptyDir: {}{{ else }}persistentVolumeClaim: {claimName: {{ .from.claimName | quote }}}{{ end }}}
 {{- end }}
 
 {{/*
@@ -233,9 +214,12 @@ Arguments: root, from {url}.
 {{ include "runtime.s3.env" (dict "s3" .root.Values.s3) }}
 {{- end }}
 
-{{- define "etcd.immutableParts" -}}
-{{- $tls := include "etcd.tls" . | fromJson }}
-{{- dict "persistence" (pick .Values.persistence "enabled" "size" "storageClassName") "name" (include "etcd.peerService" .) "TLS between members" (not (empty $tls.peer)) | toJson }}
+{{- define "etcd.immutable" -}}
+{{- $parts := dict
+    "persistence" (pick .Values.persistence "enabled" "size" "storageClassName")
+    "name" (include "etcd.peerService" .)
+    "TLS between members" (not (empty (include "etcd.tlsSecret" (dict "root" . "use" "peer")))) }}
+{{- include "common.immutable.digests" (dict "parts" $parts) }}
 {{- end }}
 
 {{/*

@@ -1,4 +1,16 @@
 {{/*
+What the templates know, worked out once and kept in the root as Facts: volume (fsx.volume) and parameters
+(fsx.parameters). Prints nothing.
+*/}}
+{{- define "fsx.facts" -}}
+{{- if not (hasKey . "Facts") }}
+{{- $volume := include "fsx.volume" . | fromJson }}
+{{- $parameters := include "fsx.parameters" . | fromJson }}
+{{- $_ := set . "Facts" (dict "volume" $volume "parameters" $parameters) }}
+{{- end }}
+{{- end }}
+
+{{/*
 The volume as JSON: size, accessMode, keep, storageClassName, and for a static volume volumeName and source.
 */}}
 {{- define "fsx.volume" -}}
@@ -45,19 +57,20 @@ The parameters from which the driver creates a file system, as JSON {parameter: 
 {{- end }}
 
 {{/*
-The immutable parts, as JSON {part: content}. The size of a dynamic claim is not one of them, because the driver can
+The digests of the immutable parts. The size of a dynamic claim is not one of them, because the driver can
 grow a file system.
 */}}
-{{- define "fsx.immutableParts" -}}
+{{- define "fsx.immutable" -}}
 {{- $v := .Values }}
 {{- $parts := dict "provisioning" $v.provisioning "accessMode" $v.accessMode }}
 {{- if eq .Values.provisioning "static" }}
 {{- $parts = merge $parts (dict "static" .Values.static "size" .Values.size "zone" .Values.zone) }}
 {{- else }}
-{{- $parts = merge $parts (dict "dynamic" (include "fsx.parameters" . | fromJson)) (pick .Values.dynamic "reclaimPolicy" "volumeBindingMode") }}
+{{- include "fsx.facts" . }}
+{{- $parts = merge $parts (dict "dynamic" .Facts.parameters) (pick .Values.dynamic "reclaimPolicy" "volumeBindingMode") }}
 {{- end }}
 {{- with $v.persistentVolume.name | default $v.storageClass.name }}{{ $_ := set $parts "name" . }}{{ end }}
-{{- toJson $parts }}
+{{- include "common.immutable.digests" (dict "parts" $parts) }}
 {{- end }}
 
 {{/*

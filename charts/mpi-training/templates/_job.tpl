@@ -56,22 +56,24 @@ mpiReplicaSpecs:
 {{- end }}
 
 {{/*
-The parts that must not change while the job runs, as JSON {part: content}. The number of workers is one of them, unless
-the job is elastic.
+The digests of what must not change while the job runs. The number of workers is one of these parts, unless the job is
+elastic.
 */}}
-{{- define "mpi-training.immutableParts" -}}
-{{- include "common.once" (dict "root" . "template" "mpi-training.immutableParts.text" "arguments" .) }}
+{{- define "mpi-training.immutable" -}}
+{{- include "common.once" (dict "root" . "template" "mpi-training.immutable.text" "arguments" .) }}
 {{- end }}
-{{- define "mpi-training.immutableParts.text" -}}
-{{- $parts := ternary dict (dict "workers" (int64 .Values.workers)) (not (empty .Values.elastic.maxWorkers)) }}
+{{- define "mpi-training.immutable.text" -}}
+{{- $further := dict }}
+{{- if not .Values.elastic.maxWorkers }}{{ $_ := set $further "workers" (int64 .Values.workers) }}{{ end }}
+{{- $spec := dict }}
 {{- if include "mpi-training.isMpiJob" . }}
-{{- $spec := include "mpi-training.mpiJobSpec" . | fromYaml }}
-{{- $_ := set $parts "launcher" $spec.mpiReplicaSpecs.Launcher }}
-{{- $job := merge (omit $spec "mpiReplicaSpecs") (dict "template" $spec.mpiReplicaSpecs.Worker.template) }}
-{{- toJson (merge $parts (include "common.immutable.jobParts" (dict "spec" $job) | fromJson)) }}
+{{- $mpiJob := include "mpi-training.mpiJobSpec" . | fromYaml }}
+{{- $_ := set $further "launcher" $mpiJob.mpiReplicaSpecs.Launcher }}
+{{- $spec = set (omit $mpiJob "mpiReplicaSpecs") "template" $mpiJob.mpiReplicaSpecs.Worker.template }}
 {{- else }}
-{{- toJson (merge $parts (include "common.immutable.jobParts" (dict "spec" (include "mpi-training.jobSpec" . | fromYaml)) | fromJson)) }}
+{{- $spec = include "mpi-training.jobSpec" . | fromYaml }}
 {{- end }}
+{{- include "common.immutable.job" (dict "spec" $spec "further" $further) }}
 {{- end }}
 
 {{/*

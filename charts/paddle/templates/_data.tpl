@@ -60,6 +60,6 @@ template:
       {{- include "training.claimVolumes" (dict "root" $view) | nindent 6 }}
 {{- end }}
 
-{{- define "paddle.dataParts" -}}
-{{- include "common.immutable.jobParts" (dict "spec" (include "paddle.dataSpec" . | fromYaml)) }}
+{{- define "paddle.dataDigests" -}}
+{{- include "common.immutable.job" (dict "spec" (include "paddle.dataSpec" . | fromYaml)) }}
 {{- end }}

@@ -24,12 +24,12 @@ template:
 {{/*
 Arguments: root, role.
 */}}
-{{- define "paddle.immutableParts" -}}
-{{- include "common.once" (dict "root" .root "template" "paddle.immutableParts.text" "key" .role "arguments" .) }}
+{{- define "paddle.immutable" -}}
+{{- include "common.once" (dict "root" .root "template" "paddle.immutable.text" "key" .role "arguments" .) }}
 {{- end }}
-{{- define "paddle.immutableParts.text" -}}
-{{- $parts := include "common.immutable.jobParts" (dict "spec" (include "paddle.jobSpec" . | fromYaml)) | fromJson }}
-{{- toJson (set $parts "number of pservers" (include "paddle.servers" .root)) }}
+{{- define "paddle.immutable.text" -}}
+{{- include "common.immutable.job" (dict "spec" (include "paddle.jobSpec" . | fromYaml)
+    "further" (dict "number of pservers" (include "paddle.servers" .root))) }}
 {{- end }}
 
 {{/*
@@ -42,5 +42,5 @@ Arguments: root, role, name, count.
     "spec" (include "paddle.jobSpec" .)
     "autoscale" .autoscale
     "group" (include "paddle.group" .root | int64)
-    "parts" (include "paddle.immutableParts" . | fromJson)) }}
+    "digests" (include "paddle.immutable" .)) }}
 {{- end }}

@@ -31,9 +31,9 @@ template:
 {{- include "training.autoscale" (dict "root" . "least" .Values.elastic.minWorkers "most" .Values.elastic.maxWorkers "step" .Values.elastic.workersPerUnit "spares" .Values.elastic.spares) }}
 {{- end }}
 
-{{- define "torch-elastic.immutableParts" -}}
-{{- include "common.once" (dict "root" . "template" "torch-elastic.immutableParts.text" "arguments" .) }}
+{{- define "torch-elastic.immutable" -}}
+{{- include "common.once" (dict "root" . "template" "torch-elastic.immutable.text" "arguments" .) }}
 {{- end }}
-{{- define "torch-elastic.immutableParts.text" -}}
-{{- include "common.immutable.jobParts" (dict "spec" (include "torch-elastic.jobSpec" . | fromYaml)) }}
+{{- define "torch-elastic.immutable.text" -}}
+{{- include "common.immutable.job" (dict "spec" (include "torch-elastic.jobSpec" . | fromYaml)) }}
 {{- end }}

@@ -11,7 +11,7 @@ and password, optional), secret and certificate (as for runtime.etcdTls, optiona
 {{- dict "endpoint" (join "," .endpoints) "user" .user "secret" .secret "certificate" .certificate | toJson }}
 {{- else if $root.Subcharts.etcd }}
 {{- $client := include "etcd.clientTls" $root.Subcharts.etcd | fromJson }}
-{{- $_ := set $client "endpoint" (include "etcd.endpoints" $root.Subcharts.etcd | fromJsonArray | join ",") }}
+{{- $_ := set $client "endpoint" (include "etcd.endpoints" $root.Subcharts.etcd) }}
 {{- if include "etcd.makesPassword" $root.Subcharts.etcd }}{{ $_ := set $client "loginMs" 3 }}{{ end }}
 {{- set $client "user" (include "etcd.userSecret" $root.Subcharts.etcd) | toJson }}
 {{- else }}{}

@@ -1,6 +1,6 @@
 {{/*
 A training job without its pods: the Job, its Service, its rules and its notes. A chart defines its own part in
-CHART.jobSpec and CHART.immutableParts (_job.tpl), and in CHART.rules (validate.yaml).
+CHART.jobSpec and CHART.immutable (_job.tpl), and in CHART.rules (validate.yaml).
 */}}
 
 {{/*
@@ -70,7 +70,7 @@ spec:
 The rules of every training job.
 Arguments: root (with the values of the workers' pods), worker (see training.facts), reserved (see
 training.rules.env), taken (list of the paths that the chart mounts itself), ports (list of the container ports of its own; optional), hosts (list of the longest host names), names
-(list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, parts}: the jobs of this run), least and
+(list of the Jobs that this run can have), jobs (list of {apiVersion, kind, name, digests}: the jobs of this run), least and
 scales (see training.rules.queue), starts (see training.rules.program; optional), pods (list of the specs of its pods).
 */}}
 {{- define "training.rules.job" -}}
@@ -100,7 +100,7 @@ scales (see training.rules.queue), starts (see training.rules.program; optional)
 {{- end }}
 {{ include "training.immutable.otherRun" (dict "root" $root "names" .names) }}
 {{- range .jobs }}
-{{ include "common.immutable.sentence" (dict "root" $root "apiVersion" .apiVersion "kind" .kind "name" .name "parts" .parts
+{{ include "common.immutable.sentence" (dict "root" $root "apiVersion" .apiVersion "kind" .kind "name" .name "digests" .digests
     "advice" (printf "set run=%d to train on in a new %s (stop this one first with --set job.suspend=true), or keep the values as they are" (add1 (int64 $v.run)) .kind)) }}
 {{- end }}
 {{- end }}

@@ -87,12 +87,12 @@ spec:
 {{- end }}
 
 {{/*
-What a NetworkPolicy admits to a TensorBoard that is reached from outside the cluster, as a JSON list of rules.
+What a NetworkPolicy admits to a TensorBoard that is reached from outside the cluster, in YAML; empty for nothing.
 Arguments: root.
 */}}
 {{- define "training.tensorboardIngress" -}}
 {{- $board := (required "training.tensorboardIngress needs root" .root).Values.monitoring.tensorboard }}
-{{- if and $board.enabled (ne $board.service.type "ClusterIP") }}{{ include "common.networkPolicy.open" (dict "port" 6006) }}{{ else }}[]{{ end }}
+{{- if and $board.enabled (ne $board.service.type "ClusterIP") }}{{ include "common.networkPolicy.open" (dict "port" 6006) }}{{ end }}
 {{- end }}
 
 {{/*

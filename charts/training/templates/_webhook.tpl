@@ -48,11 +48,11 @@ starts of this pod are followed by the last one of the job).
 {{- end }}
 
 {{/*
-The egress that it needs, as a list of addresses: those of web hooks are HTTPS.
+The address that a NetworkPolicy lets pods reach: web hooks are HTTPS. Empty without a web hook.
 Arguments: root.
 */}}
-{{- define "training.webhook.addresses" -}}
-{{- toJson (ternary (list "webhook:443") list (not (empty (include "training.webhook" .)))) }}
+{{- define "training.webhook.address" -}}
+{{- if include "training.webhook" . }}webhook:443{{ end }}
 {{- end }}
 
 {{/*
