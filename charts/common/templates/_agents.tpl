@@ -4,13 +4,13 @@ files/instance-types.yaml, from values/instances and from what upstream lists (h
 */}}
 
 {{/*
-The instance types with EFA, or those with NVIDIA GPUs, as a JSON list.
+The instance types with EFA, or those with NVIDIA GPUs, with commas.
 Arguments: root, hardware (efa or nvidia), extra (further types).
 */}}
 {{- define "common.instanceTypes" -}}
 {{- $library := (required "common.instanceTypes needs root" .root).Subcharts.common }}
 {{- $table := $library.Files.Get "files/instance-types.yaml" | fromYaml }}
-{{- concat (get $table (required "common.instanceTypes needs hardware" .hardware)) .extra | uniq | toJson }}
+{{- concat (get $table (required "common.instanceTypes needs hardware" .hardware)) .extra | uniq | join "," }}
 {{- end }}
 
 {{/*
@@ -51,7 +51,7 @@ Rules of agents: instanceTypes does not repeat a type that the charts know.
 Arguments: root (values instanceTypes), hardware.
 */}}
 {{- define "common.rules.instanceTypes" -}}
-{{- $known := include "common.instanceTypes" (dict "root" .root "hardware" .hardware "extra" (list)) | fromJsonArray }}
+{{- $known := include "common.instanceTypes" (dict "root" .root "hardware" .hardware "extra" list) | splitList "," }}
 {{- range (required "common.rules.instanceTypes needs root" .root).Values.instanceTypes }}
 {{- if has . $known }}
 instanceTypes: {{ . }} is known already; list only types that `make instances` does not know

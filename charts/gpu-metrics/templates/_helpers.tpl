@@ -63,7 +63,7 @@ enableServiceLinks: false
 {{- end }}
 {{- end }}
 affinity:
-  {{- $types := include "common.instanceTypes" (dict "root" . "hardware" "nvidia" "extra" .Values.instanceTypes) | fromJsonArray }}
+  {{- $types := include "common.instanceTypes" (dict "root" . "hardware" "nvidia" "extra" .Values.instanceTypes) | splitList "," }}
   {{- include "common.agentAffinity" (dict "types" $types "labels" (merge dict .Values.nodeLabels (.Files.Get "files/gpu-labels.yaml" | fromYaml)) "autoMode" true) | nindent 2 }}
 tolerations:
   {{- include "common.agentTolerations" (dict "root" .) | nindent 2 }}

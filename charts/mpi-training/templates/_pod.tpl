@@ -30,7 +30,7 @@ Arguments: root, role (worker, or "" in an Indexed Job).
 {{- $container := include "mpi-training.container" (dict "root" .root "view" $view "role" .role
     "shm" $worker.shm
     "resources" (include "training.workerResources" (dict "root" $view "worker" $worker))
-    "ports" (include "mpi-training.ports" .root | fromYamlArray)
+    "ports" (include "mpi-training.ports" .root)
     "fields" (include "mpi-training.sshd" .root)) }}
 {{- include "training.pod" (dict "root" $view "component" "worker" "runtime" "worker" "script" $script
     "containers" $container
@@ -54,7 +54,7 @@ Arguments: root, role (launcher).
 {{- $container := include "mpi-training.container" (dict "root" .root "view" $view "role" .role
     "shm" ""
     "resources" (toYaml (dict "resources" $values.mpi.launcher.resources))
-    "ports" list
+    "ports" ""
     "fields" "") }}
 {{- include "training.pod" (dict "root" $view "component" "launcher" "runtime" "worker" "script" $script
     "containers" $container
@@ -72,8 +72,8 @@ training.container).
 */}}
 {{- define "mpi-training.container" -}}
 {{- $worker := .view.Facts.worker }}
-{{- $derived := include "training.networkEnv" (dict "worker" $worker) | fromJson }}
-{{- $derived = merge $derived (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1") }}
+{{- $derived := dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1" }}
+{{- include "training.networkEnv" (dict "worker" $worker "env" $derived) }}
 {{- include "training.container" (dict "root" .view "name" "trainer"
     "script" (include "mpi-training.script" .root)
     "command" (include "mpi-training.entryPoint" .root | fromJsonArray)

@@ -89,23 +89,38 @@ The job's folder on its claim, for data, output and the state of the run.
 {{- end }}
 
 {{/*
-The host names of the pods of a Job, as a JSON list.
-Arguments: root, job, service, count.
+The addresses of the pods of a Job, with commas.
+Arguments: root, job, service, count, port (empty for host names alone).
 */}}
 {{- define "paddle.hosts" -}}
 {{- $hosts := list }}
 {{- range $index := until (int .count) }}
-{{- $hosts = append $hosts (printf "%s-%d.%s.%s.svc" $.job $index $.service $.root.Release.Namespace) }}
+{{- $host := printf "%s-%d.%s.%s.svc" $.job $index $.service $.root.Release.Namespace }}
+{{- $hosts = append $hosts (compact (list $host $.port) | join ":") }}
 {{- end }}
-{{- toJson $hosts }}
+{{- join "," $hosts }}
 {{- end }}
 
+{{/*
+Those of the pservers.
+Arguments: root, port (empty for host names alone).
+*/}}
 {{- define "paddle.serverHosts" -}}
-{{- include "paddle.hosts" (dict "root" . "job" (include "paddle.serverJob" .) "service" (include "paddle.serverService" .) "count" (include "paddle.servers" .)) }}
+{{- include "paddle.hosts" (dict "root" .root "port" .port
+    "job" (include "paddle.serverJob" .root)
+    "service" (include "paddle.serverService" .root)
+    "count" (include "paddle.servers" .root)) }}
 {{- end }}
 
+{{/*
+Those of the trainers.
+Arguments: root, port (empty for host names alone).
+*/}}
 {{- define "paddle.trainerHosts" -}}
-{{- include "paddle.hosts" (dict "root" . "job" (include "common.jobName" (dict "root" .)) "service" (include "common.fullname" (dict "root" .)) "count" (include "paddle.counted" .)) }}
+{{- include "paddle.hosts" (dict "root" .root "port" .port
+    "job" (include "common.jobName" (dict "root" .root))
+    "service" (include "common.fullname" (dict "root" .root))
+    "count" (include "paddle.counted" .root)) }}
 {{- end }}
 
 {{/*

@@ -65,16 +65,18 @@ Arguments: root, view (root with the values of the pod's role), role, worker (se
 {{- $program := ternary (ternary "server" "trainer" $isServer) "collective" (not (empty (include "paddle.hasServers" .root))) }}
 {{- $script := include "paddle.script" .root }}
 {{- $path := include "training.program" (dict "root" .root "script" $script) }}
+{{- $derived := dict "FLAGS_enable_pir_api" "0" }}
+{{- include "training.podEnv" (dict "root" .view "worker" .worker "env" $derived) }}
 {{- include "training.container" (dict "root" (set (omit .view "Values") "Values" $values)
     "name" (ternary "pserver" "trainer" $isServer) "script" $script "shm" .worker.shm
     "command" ($values.launch.command | default (list $values.launch.python "-m" "bireme_runtime.paddle.supervisor" $program "--"))
     "arguments" (concat (compact (list $path)) .view.Facts.arguments)
     "fixed" (include "paddle.env" . | fromYamlArray)
-    "derived" (set (include "training.podEnv" (dict "root" .view "worker" .worker) | fromJson) "FLAGS_enable_pir_api" "0")
+    "derived" $derived
     "resources" (ternary (include "paddle.serverResources" .root) (include "training.workerResources" (dict "root" .view "worker" .worker)) $isServer)
     "mounts" "- {name: settings, mountPath: /bireme/settings, readOnly: true}"
     "envFrom" (list (dict "configMapRef" (dict "name" (include "paddle.settings" .root))))
-    "ports" (ternary (include "paddle.serverPorts" .root | fromYamlArray) list $isServer)
+    "ports" (ternary (include "paddle.serverPorts" .root) "" $isServer)
     "fields" (include "paddle.containerFields" .)) }}
 {{- end }}
 

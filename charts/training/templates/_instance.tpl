@@ -273,14 +273,14 @@ Arguments: root, worker, containers (YAML; the first is the worker's).
 {{- end }}
 
 {{/*
-Network settings for the instance family, as JSON {name: value}. Sources: the EFA notes of
+Adds network settings for the instance family to an environment {name: value}. Prints nothing. Sources: the EFA notes of
 awslabs/awsome-distributed-ai and aws-do-eks issue 54. NCCL's plugin for EFA has its name from the image: the runtime looks for it. Settings that current versions of libfabric and NCCL choose
 correctly (provider, protocol, device RDMA, fork safety) are left to them.
-Arguments: worker.
+Arguments: worker, env (the dict to fill).
 */}}
 {{- define "training.networkEnv" -}}
 {{- $worker := required "training.networkEnv needs worker" .worker }}
-{{- $env := dict }}
+{{- $env := required "training.networkEnv needs env" .env }}
 {{- if and (gt (int64 $worker.accelerators) 0) (eq $worker.resource "nvidia.com/gpu") }}
 {{- $_ := set $env "NCCL_SOCKET_IFNAME" "^lo,docker,veth,pod-id-link" }}
 {{- end }}
@@ -290,5 +290,4 @@ Arguments: worker.
 {{- if and (gt (int64 $worker.efa) 0) (not $worker.hugePages) }}
 {{- $_ := set $env "FI_EFA_USE_HUGE_PAGE" "0" }}
 {{- end }}
-{{- toJson $env }}
 {{- end }}

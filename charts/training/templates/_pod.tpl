@@ -109,7 +109,7 @@ Arguments: root (values launch), command (list).
 {{/*
 A container that trains. It has the script, the runtime and the claims.
 Arguments: root (values image, launch, env, pod, claims, data, securityContext), name,
-command and arguments (lists), fixed and derived (see training.env), envFrom and ports (lists of the chart's own, optional), resources (YAML), shm (size of
+command and arguments (lists), fixed and derived (see training.env), envFrom (a list of the chart's own, optional), ports (the chart's own in YAML, optional), resources (YAML), shm (size of
 /dev/shm, empty for none), script (source, empty for none), mounts (YAML, optional), fields (YAML, optional: further fields of the container).
 */}}
 {{- define "training.container" -}}
@@ -133,9 +133,10 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
   envFrom:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with concat (.ports | default list) $v.pod.ports }}
+  {{- if or .ports $v.pod.ports }}
   ports:
-    {{- toYaml . | nindent 4 }}
+    {{- with .ports }}{{ trim . | nindent 4 }}{{ end }}
+    {{- with $v.pod.ports }}{{ toYaml . | nindent 4 }}{{ end }}
   {{- end }}
   {{- .resources | nindent 2 }}
   {{- .fields | default "" | nindent 2 }}
@@ -165,16 +166,20 @@ command and arguments (lists), fixed and derived (see training.env), envFrom and
 {{- end }}
 
 {{/*
-Variables of the instance family, and a home for a user whom the image does not know, as JSON {name: value}. Root and the
-user that the image names have theirs.
-Arguments: root (values podSecurityContext, securityContext), worker (see training.facts).
+Adds to an environment {name: value} the variables of the instance family, and a home for a user whom the image does not
+know. Root and the user that the image names have theirs. Prints nothing.
+Arguments: root (values podSecurityContext, securityContext), worker (see training.facts), env (the dict to fill).
 */}}
 {{- define "training.podEnv" -}}
 {{- $v := (required "training.podEnv needs root" .root).Values }}
 {{- $user := dig "runAsUser" (dig "runAsUser" 0 $v.podSecurityContext) $v.securityContext | int64 }}
-{{- $home := ternary (dict "HOME" "/tmp" "USER" "trainer") dict (gt $user 0) }}
-{{- $env := include "training.networkEnv" (dict "worker" .worker) | fromJson }}
-{{- toJson (merge $env $home (dict "PYTHONPATH" "/bireme/runtime" "PYTHONUNBUFFERED" "1")) }}
+{{- include "training.networkEnv" . }}
+{{- if gt $user 0 }}
+{{- $_ := set .env "HOME" "/tmp" }}
+{{- $_ := set .env "USER" "trainer" }}
+{{- end }}
+{{- $_ := set .env "PYTHONPATH" "/bireme/runtime" }}
+{{- $_ := set .env "PYTHONUNBUFFERED" "1" }}
 {{- end }}
 
 {{/*
