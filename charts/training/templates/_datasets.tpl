@@ -37,7 +37,7 @@ Arguments: root (values data).
 An init container in the image of the workers, which runs a command of bireme_runtime.dataset before they train.
 Its exit codes 64, 77 and 78 say that no other pod would do better.
 Arguments: root (values image, launch, securityContext, pod), name, arguments (of bireme_runtime.dataset), env (list of
-EnvVar, optional), mounts (list of VolumeMount).
+EnvVar, optional), mounts (YAML).
 */}}
 {{- define "training.datasetContainer" -}}
 {{- $root := required "training.datasetContainer needs root" .root }}
@@ -58,5 +58,5 @@ EnvVar, optional), mounts (list of VolumeMount).
     {{- toYaml $v.securityContext | nindent 4 }}
   volumeMounts:
     - {name: dataset-runtime, mountPath: /bireme/runtime, readOnly: true}
-    {{- toYaml (required "training.datasetContainer needs mounts" .mounts) | nindent 4 }}
+    {{- required "training.datasetContainer needs mounts" .mounts | trim | nindent 4 }}
 {{- end }}

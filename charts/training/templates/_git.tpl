@@ -32,12 +32,12 @@ Arguments: root (values launch, pod, securityContext).
 {{- end }}
 
 {{/*
-What the pods train, as an annotation: the repository and what is cloned of it. As JSON {name: value}.
+What the pods train: the repository and what is cloned of it, as URL@REF. Empty without a repository.
 Arguments: root (values launch).
 */}}
-{{- define "training.git.annotations" -}}
-{{- with (required "training.git.annotations needs root" .root).Values.launch.git }}
-{{- toJson (ternary (dict "bireme/source" (printf "%s@%s" .url (.ref | default "HEAD"))) dict (not (empty .url))) }}
+{{- define "training.git.source" -}}
+{{- with (required "training.git.source needs root" .root).Values.launch.git }}
+{{- if .url }}{{ printf "%s@%s" .url (.ref | default "HEAD") }}{{ end }}
 {{- end }}
 {{- end }}
 

@@ -182,8 +182,8 @@ Arguments: root, worker.
 {{- with include "training.architecture" . }}{{ $own = dict "kubernetes.io/arch" . }}{{ end }}
 {{- end }}
 {{- if hasPrefix "ml." $worker.type }}{{ $_ := set $own "sagemaker.amazonaws.com/node-health-status" "Schedulable" }}{{ end }}
-{{- $placed := include "training.placement.labels" . | fromJson }}
-{{- $selector := mergeOverwrite $own $placed (deepCopy (required "training.workerNodeSelector needs root" .root).Values.nodeSelector) }}
+{{- include "training.placement.labels" (dict "root" .root "worker" $worker "labels" $own) }}
+{{- $selector := mergeOverwrite $own (deepCopy (required "training.workerNodeSelector needs root" .root).Values.nodeSelector) }}
 {{- with $selector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}

@@ -23,17 +23,16 @@ topology.k8s.aws/network-node-layer-{{ int64 . }}
 {{- end }}
 
 {{/*
-Node labels that workers need, as JSON {label: value}.
-Arguments: root (values placement), worker.
+Adds the node labels that workers need to a node selector. Prints nothing.
+Arguments: root (values placement), worker, labels (the dict to fill).
 */}}
 {{- define "training.placement.labels" -}}
 {{- $p := (required "training.placement.labels needs root" .root).Values.placement }}
-{{- $labels := dict }}
+{{- $labels := required "training.placement.labels needs labels" .labels }}
 {{- $zone := include "training.placement.zone" . }}
 {{- if and $zone (ne $zone "same") }}{{ $_ := set $labels "topology.kubernetes.io/zone" $zone }}{{ end }}
 {{- with $p.reservationId }}{{ $_ := set $labels "karpenter.k8s.aws/capacity-reservation-id" . }}{{ end }}
 {{- with $p.placementGroupId }}{{ $_ := set $labels "karpenter.k8s.aws/placement-group-id" . }}{{ end }}
-{{- toJson $labels }}
 {{- end }}
 
 {{/*
@@ -125,12 +124,12 @@ Arguments: root (values placement), components.
 {{- end }}
 
 {{/*
-Annotations of the pods, as JSON: whether Karpenter may take their node, and where Kueue places them.
-Arguments: root (values placement, queue).
+Adds the annotations of the pods: whether Karpenter may take their node, and where Kueue places them. Prints nothing.
+Arguments: root (values placement, queue), annotations (the dict to fill).
 */}}
 {{- define "training.placement.annotations" -}}
 {{- $v := (required "training.placement.annotations needs root" .root).Values }}
-{{- $annotations := dict }}
+{{- $annotations := required "training.placement.annotations needs annotations" .annotations }}
 {{- $keep := $v.placement.doNotDisrupt }}
 {{- if kindIs "invalid" $keep }}{{ $keep = ne $v.placement.capacity "spot" }}{{ end }}
 {{- if $keep }}{{ $_ := set $annotations "karpenter.sh/do-not-disrupt" "true" }}{{ end }}
@@ -141,7 +140,6 @@ Arguments: root (values placement, queue).
 {{- if eq ($v.placement.gang | default "") "volcano" }}
 {{- $_ := set $annotations "scheduling.k8s.io/group-name" (include "common.jobName" (dict "root" .root)) }}
 {{- end }}
-{{- toJson $annotations }}
 {{- end }}
 
 {{/*

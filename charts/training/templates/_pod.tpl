@@ -19,10 +19,13 @@ group (optional: see training.queue.group).
     (include "training.verify.container" (dict "root" $root))
     (include "training.staging.container" (dict "root" $root))
     (include "training.ownContainers" (dict "root" $root "containers" $v.pod.sidecars "fields" (dict "restartPolicy" "Always")))) -}}
-{{- $group := include "training.queue.group" (dict "root" $root "count" .group) | fromJson }}
-{{- $annotations := merge $group.annotations (include "training.placement.annotations" (dict "root" $root) | fromJson) (include "training.git.annotations" (dict "root" $root) | fromJson) }}
+{{- $labels := dict }}
+{{- $annotations := dict }}
+{{- with include "training.git.source" (dict "root" $root) }}{{ $_ := set $annotations "bireme/source" . }}{{ end }}
+{{- include "training.placement.annotations" (dict "root" $root "annotations" $annotations) }}
+{{- include "training.queue.group" (dict "root" $root "count" .group "labels" $labels "annotations" $annotations) }}
 metadata:
-  {{- include "common.podMetadata" (dict "root" $root "component" .component "labels" $group.labels "annotations" $annotations) | nindent 2 }}
+  {{- include "common.podMetadata" (dict "root" $root "component" .component "labels" $labels "annotations" $annotations) | nindent 2 }}
 spec:
   {{- with .subdomain }}
   restartPolicy: Never

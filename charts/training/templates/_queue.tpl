@@ -1,16 +1,14 @@
 {{/*
-Labels and annotations of pods that Kueue admits together, from several Jobs, as JSON {labels, annotations}.
-Arguments: root (values queue), count (of all pods of the group; 0 for none).
+Adds the labels and annotations of pods that Kueue admits together, from several Jobs. Prints nothing.
+Arguments: root (values queue), count (of all pods of the group; 0 for none), labels and annotations (the dicts to fill).
 */}}
 {{- define "training.queue.group" -}}
 {{- $root := required "training.queue.group needs root" .root }}
-{{- $labels := dict }}
-{{- $annotations := dict }}
 {{- if .count }}
-{{- $labels = set (include "common.queueLabels" (dict "root" $root) | fromYaml) "kueue.x-k8s.io/pod-group-name" (include "common.jobName" (dict "root" $root)) }}
-{{- $annotations = dict "kueue.x-k8s.io/pod-group-total-count" (.count | toString) }}
+{{- range $name, $value := include "common.queueLabels" (dict "root" $root) | fromYaml }}{{ $_ := set $.labels $name $value }}{{ end }}
+{{- $_ := set .labels "kueue.x-k8s.io/pod-group-name" (include "common.jobName" (dict "root" $root)) }}
+{{- $_ := set .annotations "kueue.x-k8s.io/pod-group-total-count" (.count | toString) }}
 {{- end }}
-{{- toJson (dict "labels" $labels "annotations" $annotations) }}
 {{- end }}
 
 {{/*

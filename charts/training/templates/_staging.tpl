@@ -22,7 +22,7 @@ The name of the volume with the data.
 {{- with $v.data.staging.subPath }}{{ $_ := set $source "subPath" . }}{{ end }}
 {{- include "training.datasetContainer" (dict "root" $root "name" "staging" "arguments" (list "copy")
     "env" (list (dict "name" "PYTHONUNBUFFERED" "value" "1") (dict "name" "BIREME_DATASET" "value" (toJson $settings)))
-    "mounts" (list $source (dict "name" "staging" "mountPath" "/staging"))) }}
+    "mounts" (list $source (dict "name" "staging" "mountPath" "/staging") | toYaml)) }}
 {{- end }}
 {{- end }}
 

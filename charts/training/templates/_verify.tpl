@@ -8,7 +8,7 @@ Arguments: root (values data, claims, image, launch, securityContext).
 {{- if and $v.data.verify.paths $v.claims -}}
 {{- include "training.datasetContainer" (dict "root" $root "name" "verify"
     "arguments" (concat (list "verify") $v.data.verify.paths (ternary (list) (list "--quick") $v.data.verify.sha256))
-    "mounts" (include "training.claimMounts" (dict "root" $root "readOnly" true) | fromYamlArray)) }}
+    "mounts" (include "training.claimMounts" (dict "root" $root "readOnly" true))) }}
 {{- end }}
 {{- end }}
 
