@@ -88,13 +88,21 @@ def _launchers(parts: Sequence[str]) -> Iterator[tuple[str, int]]:
 def _options(parts: Sequence[str], exports: dict[str, str]) -> dict[str, str]:
     """The options until the program begins; what mpirun exports by -x goes into ``exports``."""
     found: dict[str, str] = {}
+    for name, value, _ in options_of(parts):
+        if name == "x" and "=" in value:
+            variable, _, exports[variable] = value.partition("=")
+        found[name] = value
+    return found
+
+
+def options_of(parts: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """The options until the program begins: name with dashes and without leading ones, value, and words."""
     at = 0
     while at < len(parts) and parts[at].startswith("-"):
         name, equals, value = parts[at].lstrip("-").partition("=")
         name, following = name.replace("_", "-"), parts[at + 1] if at + 1 < len(parts) else "-"
+        words = 1
         if not equals and name not in _WITHOUT_VALUE and not re.match(r"[-;&|\n]", following):
-            value, at = following, at + (2 if name.endswith("mca") else 1)
-        if name == "x" and "=" in value:
-            variable, _, exports[variable] = value.partition("=")
-        found[name], at = value, at + 1
-    return found
+            value, words = following, (3 if name.endswith("mca") else 2)
+        yield name, value, words
+        at += words

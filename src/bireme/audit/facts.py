@@ -54,7 +54,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class _Pods:
+class Pods:
     """Pods of one template; ``holder`` is the mapping around it, ``count`` None where nothing tells it."""
 
     role: str
@@ -76,11 +76,11 @@ def files_of(documents: Sequence[Document]) -> Facts:
     for each in documents:
         if each.kind in specs:
             specs[each.kind][each.name] = within(each.content, "spec")
-    pods = [_ports(pods) for document in documents for pods in _pods_of(document)]
+    pods = [_ports(pods) for document in documents for pods in pods_of(document)]
     return {**specs, "pods": pods}
 
 
-def _ports(pods: _Pods) -> Facts:
+def _ports(pods: Pods) -> Facts:
     ports = [port for each in mappings(pods.spec.get("containers")) for port in mappings(each.get("ports"))]
     opened = [port.get(key) for port in ports for key in ("containerPort", "name")]
     return {"labels": within(pods.template, "metadata", "labels"), "ports": opened}
@@ -100,32 +100,32 @@ def facts_of(document: Document, known: Known) -> Scope:
         "doubledKeys": [f"{key} (line {line})" for key, line, _ in doubled_keys(document.node)],
         "unknown": list(_unknown(document.content, document.kind, known.fields)),
     }
-    groups = _pods_of(document)
+    groups = pods_of(document)
     return Scope("object", (), facts, [_job(document, groups, known)] if groups else [])
 
 
-def _pods_of(document: Document) -> list[_Pods]:
+def pods_of(document: Document) -> list[Pods]:
     """The pod templates in an object, with their places. A TrainJob's trainer stands for one."""
     spec = within(document.content, "spec")
     if document.kind == "Pod":
-        return [_Pods("pod", (), document.content, 1, {})]
+        return [Pods("pod", (), document.content, 1, {})]
     if document.kind == "TrainJob":
         trainer = within(spec, "trainer")
         container = {"name": "node", **trainer, "resources": within(trainer, "resourcesPerNode")}
         template, count = {"spec": {"containers": [container]}}, _whole(trainer.get("numNodes", 1))
-        return [_Pods("node", ("spec", "trainer"), template, count, {})]
+        return [Pods("node", ("spec", "trainer"), template, count, {})]
     return list(_templates(spec, ("spec",), "pod", 1, {}))
 
 
 def _templates(
     value: Any, place: Place, role: str, count: int | None, holder: Mapping[str, Any]
-) -> Iterator[_Pods]:
+) -> Iterator[Pods]:
     if isinstance(value, list):
         for at, item in enumerate(value[:500]):
             own = _text(item.get("name")) if isinstance(item, Mapping) else ""
             yield from _templates(item, (*place, at), own or role, count, value[at])
     elif isinstance(within(value, "spec").get("containers"), list):
-        yield _Pods(role, place, value, count, holder)
+        yield Pods(role, place, value, count, holder)
     elif isinstance(value, Mapping):
         for key in ("replicas", "parallelism"):
             factor = _whole(value[key]) if value.get(key) is not None else 1
@@ -135,7 +135,7 @@ def _templates(
             yield from _templates(item, (*place, key), key if is_roles else role, count, value)
 
 
-def _job(document: Document, groups: Sequence[_Pods], known: Known) -> Scope:
+def _job(document: Document, groups: Sequence[Pods], known: Known) -> Scope:
     spec, kind = within(document.content, "spec"), document.kind
     counts = [each.count for each in groups if kind != "MPIJob" or each.role != "Launcher"]
     total = None if None in counts else sum(each or 0 for each in counts)
@@ -175,7 +175,7 @@ def _name_problem(document: Document) -> str:
         return ""
 
 
-def _pod(pods: _Pods, is_partial: bool, processes: int | None, known: Known) -> Scope:
+def _pod(pods: Pods, is_partial: bool, processes: int | None, known: Known) -> Scope:
     """The facts of pods; those that are partial, as a TrainJob's, get volumes and nodes from elsewhere."""
     place: Place = pods.place if is_partial else (*pods.place, "spec")
     containers = [

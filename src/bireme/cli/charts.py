@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from rich.text import Text
 
+from bireme.adopt.jobs import Adopted, Adopter
+from bireme.adopt.tables import table
 from bireme.audit.documents import read, read_variables
 from bireme.audit.rules import Auditor
 from bireme.cli import views
@@ -31,13 +34,16 @@ from bireme.cli.options import (
     reuse_option,
     target_options,
     value_names,
+    values_file,
 )
 from bireme.cli.upgrades import begun
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import SEVERITIES, WRITERS
 from bireme.core.progress import step
+from bireme.helm import RenderRequest, SetFlags
 from bireme.helm import values as value_files
+from bireme.helm.yaml import BlockDumper
 from bireme.lint.linter import Linter, find_charts
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
@@ -53,6 +59,9 @@ def _keys(context: click.Context) -> list[str]:
 
 
 _CHARTS = ("Chart.yaml", "*/Chart.yaml")
+_env_file_option = click.option(
+    "--env-file", type=click.Path(path_type=Path), help="NAME=value lines that fill in $NAME and ${NAME}"
+)
 
 
 @cli.command()
@@ -179,9 +188,7 @@ def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
 
 @cli.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option(
-    "--env-file", type=click.Path(path_type=Path), help="NAME=value lines that fill in $NAME and ${NAME}"
-)
+@_env_file_option
 @click.option(
     "--fail-on",
     type=click.Choice([*SEVERITIES, "never"]),
@@ -205,6 +212,71 @@ def audit(app: App, /, files: tuple[str, ...], env_file: Path | None, fail_on: s
     click.echo(WRITERS[output](findings))
     worst = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
     sys.exit(1 if any(each.severity in worst for each in findings) else 0)
+
+
+@cli.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@_env_file_option
+@click.option(
+    "-f", "--values", "given", multiple=True, metavar="FILE", help="Values that the manifest does not say"
+)
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One such value")
+@click.option(
+    "-o", "--output", default="text", show_default=True, metavar="text|json|FILE", help="Where values go"
+)
+@pass_app
+def adopt(
+    app: App,
+    /,
+    files: tuple[str, ...],
+    env_file: Path | None,
+    given: tuple[str, ...],
+    sets: tuple[str, ...],
+    output: str,
+) -> None:
+    """Turn manifests of training jobs into values of a chart.
+
+    FILE is what `bireme audit` takes. The job is rendered from the values, and both jobs are shown field by
+    field: equal, better and why, or not carried over. With -o FILE the values go there, with several jobs
+    into FILE as a folder. Exits with 1 when there is a job that no chart takes.
+
+    \b
+    Example: bireme adopt job.yaml -f p4d.24xlarge -o values.yaml
+    """
+    own = value_files.load([values_file(app.paths, name) for name in given])
+    settled = app.renderer.merged(RenderRequest(Path(), own, settings=SetFlags(sets))).values
+    documents, passed_over = read(files, read_variables(env_file) if env_file else {})
+    adopter = Adopter(app.renderer, app.paths.charts, app.instances, value_files.merge(own, settled))
+    words = table("beside")
+    others = [each for each in documents if each.kind not in table("charts")]
+    beside = [f"{each.kind}/{each.name}: {words.get(each.kind, words['other'])}" for each in others]
+    adopted: list[Adopted] = []
+    failed = [f"{each.file}: {each.sentence}" for each in passed_over]
+    for found in (each for each in documents if each.kind in table("charts")):
+        try:
+            adopted.append(adopter.adopt(found))
+        except BiremeError as error:
+            failed.append(f"{found.file}:{found.line(())}: {found.kind}/{found.name}: {error}")
+    if output == "json":
+        told = {"jobs": [each.to_json() for each in adopted], "beside": beside, "failed": failed}
+        click.echo(json.dumps(told, indent=2))
+        sys.exit(0 if adopted else 1)
+    for job in adopted:
+        file = Path(output) if len(adopted) == 1 else Path(output) / f"{job.release}.yaml"
+        text = yaml.dump(job.values, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=110)
+        if output != "text":
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        type_ = (job.values.get("instance") or {}).get("type")
+        placed = f"-n {job.namespace} {f'-f {type_} ' if type_ else ''}-f {file}"
+        click.echo(f"bireme install {job.chart} {job.release} {placed}")
+        for each in job.outcomes:
+            ours = "" if each.outcome == "equal" or each.ours is None else f" → {each.ours}"
+            click.echo(f"  {each.outcome}: {each.field}: {each.theirs}{ours}{each.why and f' ({each.why})'}")
+        click.echo("".join(f"  not said: {ask}\n" for ask in job.asks) + (text if output == "text" else ""))
+    for sentence in (*beside, *failed):
+        click.echo(sentence, err=sentence in failed)
+    sys.exit(0 if adopted else 1)
 
 
 @cli.command()

@@ -248,29 +248,16 @@ replace_option = click.option(
 tables_option = output_option("table", "wide", "json", "yaml")
 
 
-_IMAGE = re.compile(
-    r"(?:(?P<registry>[^/@]*[.:][^/@]*|localhost)/)?(?P<repository>[a-z0-9][a-z0-9._/-]*)"
-    r"(?::(?P<tag>[\w][\w.-]*))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
-)
-
-
 def _image_values(context: click.Context, parameter: click.Parameter, image: str | None) -> str | None:
     """The values of an image as an argument of --set-json: registry, repository, and tag, digest or both."""
     if image is None:
         return None
-    found = _IMAGE.fullmatch(image)
-    if not found or not (found["tag"] or found["digest"]):
+    found = value_files.image_values(image)
+    if not found.get("tag") and not found.get("digest"):
         raise click.BadParameter(
             f"{image!r} is no image with a tag or a digest, as in registry.example.com/team/train:1.4"
         )
-    official = "" if found["registry"] or "/" in found["repository"] else "library/"
-    parts = {
-        "registry": found["registry"] or "docker.io",
-        "repository": official + found["repository"],
-        # A digest that a values file has would win over the tag.
-        "digest": found["digest"] or "",
-    } | ({"tag": found["tag"]} if found["tag"] else {})
-    return ",".join(f"image.{key}={json.dumps(part)}" for key, part in parts.items())
+    return ",".join(f"image.{key}={json.dumps(part)}" for key, part in found.items())
 
 
 values_options = stacked(
@@ -332,7 +319,7 @@ def request_of(
         swapped = release in app.charts.names() if release else False
         hint = f"; the chart stands first: did you mean {release} {chart}?" if swapped else ""
         raise BiremeError(f"{error}{hint}") from error
-    values = scripts.applied(value_files.load([_values_file(app.paths, name) for name in files]), script)
+    values = scripts.applied(value_files.load([values_file(app.paths, name) for name in files]), script)
     defaults = folder / "values.yaml"
     if script and "script" not in (value_files.read_file(defaults) if defaults.is_file() else {}):
         raise BiremeError(f"--script: {folder} has no value `script`: give it to a chart of a training job")
@@ -351,7 +338,7 @@ def explained(app: App, /, request: RenderRequest) -> Iterator[None]:
         raise BiremeError(shortened(refusals(app.renderer, request)) or str(error)) from error
 
 
-def _values_file(paths: Paths, name: str) -> Path:
+def values_file(paths: Paths, name: str) -> Path:
     """A values file: as it is called, or one of the collection by its name. What is there wins."""
     kept = kept_values(paths, "instances") | kept_values(paths, "workloads")
     if Path(name).exists():

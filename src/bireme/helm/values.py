@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,25 @@ metadata: {name: values}
 values: {{ toJson .Values | b64enc }}
 schemas: {{ include "schemas" . | b64enc }}
 """
+
+
+_IMAGE = re.compile(
+    r"(?:(?P<registry>[^/@]*[.:][^/@]*|localhost)/)?(?P<repository>[a-z0-9][a-z0-9._/-]*)"
+    r"(?::(?P<tag>[\w][\w.-]*))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def image_values(image: str) -> dict[str, str]:
+    """The values of an image: registry, repository, and tag if it has one. Empty for what is no image."""
+    if not (found := _IMAGE.fullmatch(image)):
+        return {}
+    official = "" if found["registry"] or "/" in found["repository"] else "library/"
+    return {
+        "registry": found["registry"] or "docker.io",
+        "repository": official + found["repository"],
+        # A digest that a values file has would win over the tag.
+        "digest": found["digest"] or "",
+    } | ({"tag": found["tag"]} if found["tag"] else {})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,300 @@
+"""A job of a manifest as values of a chart, and both jobs beside each other, field by field."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bireme.adopt.parts import Part, leaves, parts_of
+from bireme.adopt.pods import accelerators_of, at, carry, launcher_values, pod_values, pruned, put
+from bireme.adopt.programs import Program, program_of
+from bireme.adopt.tables import Row, row_of, table
+from bireme.audit.documents import Document, spelled, within
+from bireme.audit.facts import Pods, pods_of
+from bireme.core.errors import BiremeError
+from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
+from bireme.helm import Renderer, RenderRequest
+from bireme.helm.values import read_file
+from bireme.helm.yaml import Values, merge
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
+from bireme.plan.workloads import plan_of
+from bireme.plan.workloads.model import WorkloadPlan
+from bireme.schemas.problems import refusals, shortened
+
+EQUAL, BETTER, LOST = "equal", "better", "not carried over"
+_MPI = "mpi-training"
+
+
+@dataclass(frozen=True)
+class Outcome(Plain):
+    """What becomes of one ``field`` of a manifest: ``theirs`` is what it says, ``ours`` what our job has."""
+
+    field: str
+    outcome: str
+    theirs: Any
+    ours: Any = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Adopted(Plain):
+    """A job as ``values`` of ``chart``. ``asks`` says what its manifest does not."""
+
+    chart: str
+    release: str
+    namespace: str
+    values: Mapping[str, Any]
+    outcomes: tuple[Outcome, ...]
+    asks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Adopter:
+    """Adopts jobs into the charts of a folder. ``given`` are values that manifests do not say; they win."""
+
+    renderer: Renderer
+    charts: Path
+    instances: Mapping[str, Instance]
+    given: Mapping[str, Any]
+
+    def adopt(self, document: Document) -> Adopted:
+        """The job of ``document``. Raises BiremeError where a chart cannot take it, and says why."""
+        job, metadata = _Job(document, self.instances), within(document.content, "metadata")
+        name = document.name or str(metadata.get("generateName") or "job").rstrip("-.")
+        values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
+        request = RenderRequest(self.charts / job.chart, merge(values, dict(self.given)), name)
+        if not at(request.values, "image.repository"):
+            raise BiremeError("its image is not told: fill it in with --env-file, or by --set image.…")
+        if not (request.values.get("args") or at(request.values, "launch.command")):
+            raise BiremeError("it names no command: give that of its image, as --set args={train.py}")
+        refused: list[str] = []
+        while found := refusals(self.renderer, request):
+            values = copy.deepcopy(dict(request.values))
+            taken = [sentence for sentence in found if _taken_out(values, sentence)]
+            if not taken:
+                raise BiremeError(shortened(found))
+            refused, request = refused + taken, replace(request, values=values)
+        rendered = self.renderer.render(request).manifests
+        planned = expand(name, request.namespace, rendered, self.instances).workloads
+        ours = next(each for each in planned if each.kind in ("Job", "MPIJob") and each.role == "worker")
+        made = next(each for each in rendered if (each.kind, each.name) == (ours.kind, ours.name))
+        outcomes = (*job.plans(ours), *job.outcomes(made, request.values, refused))
+        namespace, asks = str(metadata.get("namespace") or "default"), tuple(job.asks(request.values))
+        return Adopted(job.chart, name, namespace, pruned(request.values), outcomes, asks)
+
+
+class _Job:
+    """One job: its ``main`` pods train, and the program of its ``leader`` is the job's."""
+
+    def __init__(self, document: Document, instances: Mapping[str, Instance]) -> None:
+        self.document, self.chart = document, table("charts")[document.kind]
+        self.groups = pods_of(document)
+        launchers = [each for each in self.groups if each.role == "Launcher"]
+        training = [each for each in self.groups if each not in launchers]
+        if not training or (self.chart == _MPI and not launchers):
+            raise BiremeError("it has no pods that train, or no launcher")
+        self.main = max(training, key=lambda each: accelerators_of(parts_of(each.template)))
+        self.leader = launchers[0] if self.chart == _MPI else self.main
+        self.program = self._program()
+        if (
+            self.chart != _MPI
+            and re.search("mpirun|mpiexec", " ".join(self.program.words))
+            and len(self.groups) > 1
+        ):
+            raise BiremeError("its mpirun starts other pods: docs/coming-from.md says how to move it")
+        started = " ".join([self.program.launcher, *self.program.words])
+        if document.kind == "StatefulSet" and "torchrun" not in started:
+            raise BiremeError("it starts no training: apply it as before")
+        counts = [each.count for each in training if _sort(each) == _sort(self.main)]
+        if None in counts:
+            raise BiremeError("the number of its pods is not told: fill it in with --env-file")
+        self.workers = sum(each or 0 for each in counts)
+        theirs = plan_of(Manifest(document.content), instances)
+        self.theirs = theirs if theirs and theirs.is_known and theirs.kind == document.kind else None
+        # The leaves outside of pod templates.
+        inside = [spelled(each.place) for each in self.groups]
+        self.around = [each for each in leaves(document.content) if not _is_below(each, inside)]
+
+    def _program(self) -> Program:
+        parts, known = parts_of(self.leader.template), table("variables").get(self.document.kind, {})
+        given = {part.key: part.given for part in parts}
+        words = [str(each) for key in ("command", "args") for each in given.get(f"container.{key}") or ()]
+        program = program_of(words, [key.removeprefix("container.env.") for key in given])
+        if self.chart == _MPI:
+            return program if program.launcher == "mpirun" and not program.setup else Program("node", words)
+        is_alone = program.launcher == "python" and ("RANK" not in known or accelerators_of(parts) > 1)
+        if not is_alone and program.launcher not in ("node", "mpirun"):
+            return program
+        told = [f"{name}={value}" for name, value in known.items() if name == "RANK" or name in str(words)]
+        start = ["bash", "-c", f'export {" ".join(told)}; exec "$@"', "bash"] if told else []
+        return Program("node", [*start, *words])
+
+    def values(self, defaults: Mapping[str, Any], instances: Mapping[str, Instance]) -> Values:
+        """The values that reproduce the job over the ``defaults`` of its chart."""
+        kind, program = self.document.kind, self.program
+        values: Values = {"workers": self.workers, **copy.deepcopy(table("values").get(kind, {}))}
+        pods = pod_values(parts_of(self.main.template), defaults, instances)
+        if self.chart == _MPI:
+            words, options = [*program.words], [*program.options]
+            is_mpirun = program.launcher == "mpirun"
+            put(values, "args" if is_mpirun else "launch.command", words)
+            put(values, "mpi.mpirunArgs", options)
+            put(values, "mpi.launcher", launcher_values(parts_of(self.leader.template), pods, defaults))
+        else:
+            bounds = self.theirs if self.theirs and self.theirs.replicas == self.workers else None
+            low, high = (bounds.min_replicas, bounds.max_replicas) if bounds else (self.workers, self.workers)
+            values |= {"args": [*program.options, *program.words], "launch": {"setup": program.setup}}
+            values["elastic"] = {"minWorkers": max(low, 1), "maxWorkers": max(high, 1)}
+            if program.launcher not in ("torchrun", "python"):
+                values["launch"]["launcher"] = program.launcher
+        for part in self.around:
+            carry(values, row_of(part.key, kind), part)
+        least, _, most = program.owned.get("nnodes", "").partition(":")
+        told = {**program.owned, **({"least": least, "most": most} if most else {})}
+        for option, path in table("torchrun").items():
+            if told.get(option, "").isdigit():
+                put(values, path, int(told[option]))
+        policy = within(self.document.content, "spec", "elasticPolicy")
+        if "c10d" in (told.get("rdzv-backend"), policy.get("rdzvBackend")):
+            values |= {"rendezvous": {"backend": "c10d"}, "etcd": {"enabled": False}}
+        return merge(values, pods)
+
+    def asks(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """What the manifest does not say."""
+        parts = parts_of(self.main.template)
+        if accelerators_of(parts) and not at(values, "instance.type"):
+            yield "the type of its nodes, which gives memory, CPU and EFA: -f p4d.24xlarge"
+        user = at(values, "podSecurityContext.runAsUser")
+        if user is None and not any(".runAs" in part.key for part in parts):
+            yield "a user, so its image's runs, often root: --set podSecurityContext.runAsUser=1000"
+
+    def plans(self, ours: WorkloadPlan) -> Iterator[Outcome]:
+        """Pods, ranks and processes of both jobs, and the options of the launcher that the chart sets."""
+        total, owned = sum(each.count or 0 for each in self.groups), self.program.owned
+        theirs = self.theirs or replace(ours.sized(total, total), pods=(), replicas=total)
+        own, made = (each.pods[-1].processes if each.pods else None for each in (theirs, ours))
+        ranks = [each.rank for each in theirs.pods]
+        unranked = "pods of an Indexed Job have ranks and names" if set(ranks) == {None} else ""
+        nodes = [int(each) for each in owned.get("nnodes", "").split(":") if each.isdigit()]
+        bounds = [theirs.min_replicas, theirs.max_replicas]
+        counts = {option: int(value) for option, value in owned.items() if value.isdigit()}
+        facts: Mapping[str, tuple[Any, Any, str]] = {
+            "pods": (theirs.replicas, ours.replicas - ours.spares, ""),
+            "ranks": (ranks, [each.rank for each in ours.pods], unranked),
+            "bounds": (nodes if len(nodes) > 1 else bounds, [ours.min_replicas, ours.max_replicas], ""),
+            "nnodes": (nodes if len(nodes) == 1 else None, [self.workers], ""),
+            "processes": (counts.pop("nproc-per-node", own), made, ""),
+            "np": (counts.pop("np", 0), self.workers * (made or 1), ""),
+        }
+        rest = {
+            each: (value, None, "the chart sets it") for each, value in owned.items() if each not in facts
+        }
+        for name, (one, other, why) in {**facts, **rest}.items():
+            if one:
+                outcome = EQUAL if one == other else BETTER if why else LOST
+                yield Outcome(name, outcome, one, other, why if outcome == BETTER else "")
+
+    def outcomes(
+        self, made: Manifest, values: Mapping[str, Any], refused: Sequence[str]
+    ) -> Iterator[Outcome]:
+        """The outcome of each part of the job. Parts hold all leaves."""
+        for part in self.around:
+            row = row_of(part.key, self.document.kind)
+            yield _outcome(part, row, _carried(values, row, part), refused)
+        own = {each.role: each for each in pods_of(replace(self.document, content=made.thaw()))}
+        for pods in self.groups:
+            found = parts_of((own.get(pods.role) or next(iter(own.values()))).template)
+            alike = _sort(pods) in (_sort(self.main), _sort(self.leader))
+            for part in self._parts(pods):
+                row = row_of(part.key)
+                of_job = row is not None and row.how in ("plan", "whole")
+                there = _carried(values, row, part) if of_job else self._found(part, found, pods)
+                yield _outcome(part, row, there, refused, "" if alike else "all workers are alike here")
+
+    def _parts(self, pods: Pods) -> Iterator[Part]:
+        """The parts of pods, with their places in the object. A trainer stands for its container."""
+        is_trainer = self.document.kind == "TrainJob"
+        for part in parts_of(pods.template):
+            place = part.place[3:] if is_trainer else part.place
+            if is_trainer and place[0] == "resources":
+                place = ("resourcesPerNode", *place[1:])
+            if not (is_trainer and part.key in ("container.name", "container.resourcesPerNode")):
+                yield replace(part, place=(*pods.place, *place))
+
+    def _found(self, part: Part, ours: Sequence[Part], pods: Pods) -> Any:
+        """What our pods say of the same thing."""
+        if part.key in ("container.command", "container.args"):
+            given = {each.key: each.given for each in ours}
+            words = [each for key in ("command", "args") for each in given.get(f"container.{key}") or ()]
+            is_there = words[len(words) - len(self.program.words) :] == [*self.program.words]
+            is_there = is_there and _sort(pods) == _sort(self.leader)
+            return part.value if is_there or (pods is not self.leader and self.chart == _MPI) else None
+        keys = [part.key, part.key.replace("spec.containers.", "spec.initContainers.")]
+        keys += [each.key for each in ours if "spec.volumes." in each.key and "spec.volumes." in part.key]
+        found = [each.value for each in ours if each.key in keys]
+        return next((part.value for each in found if _holds(each, part.value)), [*found, None][0])
+
+
+def _is_below(part: Part, fields: Sequence[str]) -> bool:
+    return f"{spelled(part.place)}.".startswith(tuple(f"{each}." for each in fields))
+
+
+def _sort(pods: Pods) -> tuple[bool, int, Any]:
+    """What pods have in common that train together."""
+    parts = parts_of(pods.template)
+    told = [part.value for part in parts if part.key in table("alike")]
+    return pods.role == "Launcher", accelerators_of(parts), told
+
+
+def _taken_out(values: Values, sentence: str) -> bool:
+    """Take out of ``values`` what ``sentence`` refuses, if it is one thing that a job can do without."""
+    path, _, said = sentence.replace("`", "").partition(":")
+    *way, last = re.findall(r"[^.\[\]]+", path.split(" ")[0]) or [""]
+    holder: Any = values
+    for key in way:
+        is_index = isinstance(holder, list) and key.isdigit()
+        holder = holder[int(key)] if is_index else within({"": holder}, "").get(key)
+    there = holder.get(last) if isinstance(holder, dict) else None
+    if there in (None, {}, []) or path.startswith(("workers", "args", "image")):
+        return False
+    words = {*re.split(r"[\s;,:]+", said)}
+    if sentence.startswith("`") or not isinstance(there, dict | list):
+        del holder[last]
+    elif isinstance(there, list):
+        holder[last] = [each for each in there if not words & {*map(str, within({"": each}, "").values())}]
+    else:
+        holder[last] = {key: each for key, each in there.items() if key not in words}
+    return bool(holder.get(last) != there)
+
+
+def _carried(values: Mapping[str, Any], row: Row | None, part: Part) -> Any:
+    """What the values say of a field outside of pods."""
+    there = at(values, row.value) if row and row.value else None
+    if row and row.how == "map":
+        there = within({"": there}, "").get(row.name_in(part.key))
+    return part.value if str(there) == str(part.value) or (row and row.how == "plan") else there
+
+
+def _holds(ours: Any, theirs: Any) -> bool:
+    """Whether ``ours`` has all that ``theirs`` has."""
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        return all(key in ours and _holds(ours[key], each) for key, each in theirs.items())
+    if isinstance(theirs, list) and isinstance(ours, list):
+        return len(ours) >= len(theirs) and all(map(_holds, ours, theirs))
+    return str(ours) == str(theirs)
+
+
+def _outcome(part: Part, row: Row | None, ours: Any, refused: Sequence[str], otherwise: str = "") -> Outcome:
+    name, field = part.key.rpartition(".")[2], spelled(part.place)
+    if ours == part.value or part.given in ({}, [], None):
+        return Outcome(field, EQUAL, part.given)
+    if row and row.why:
+        return Outcome(field, BETTER, part.given, ours, row.why)
+    said = next((each for each in refused if name in each.split()), otherwise)
+    return Outcome(field, LOST, part.given, ours, row.lost if row and row.lost else said)

@@ -1,0 +1,253 @@
+"""`bireme adopt`: the values that reproduce a job of another kind, and what becomes of each of its fields."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from bireme.adopt.jobs import BETTER, EQUAL, LOST, Adopted, Adopter
+from bireme.adopt.parts import leaves
+from bireme.adopt.programs import program_of
+from bireme.adopt.tables import table
+from bireme.audit.documents import Document, read, spelled
+from bireme.cli import cli
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.helm import Renderer
+from bireme.plan.instances import Instance
+from bireme.testing.pytest_plugin import Request
+
+HERE = Path(__file__).parent
+CASES: Mapping[str, Any] = yaml.safe_load((HERE / "adopt.yaml").read_text())
+BASES: Mapping[str, Any] = yaml.safe_load((HERE.parent / "unit/audit/bases.yaml").read_text())
+
+
+@pytest.fixture(scope="session")
+def adopter(renderer: Renderer, bireme_paths: Paths, instances: Mapping[str, Instance]) -> Adopter:
+    return Adopter(renderer, bireme_paths.charts, instances, {"args": ["train.py"]})
+
+
+def jobs(folder: Path, text: str) -> list[Document]:
+    file = folder / "job.yaml"
+    file.write_text(text)
+    documents, passed_over = read([str(file)], {})
+    assert passed_over == []
+    return [each for each in documents if each.kind in table("charts")]
+
+
+def differing(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
+    """The places at which ``found`` has not what ``wanted`` says; mappings may have more."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key, each in wanted.items():
+            yield from differing(found.get(key, "(not there)"), each, f"{place}.{key}")
+    elif found != wanted:
+        yield f"{place} is {found}, not {wanted}"
+
+
+def unnamed(document: Document, adopted: Adopted) -> list[str]:
+    """The leaves of a manifest for which no outcome stands."""
+    fields = {each.field for each in adopted.outcomes}
+    return [
+        spelled(leaf.place)
+        for leaf in leaves(document.content)
+        if not any(spelled(leaf.place[:length]) in fields for length in range(1, len(leaf.place) + 1))
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_becomes_values_and_every_other_field_is_named(
+    name: str, renderer: Renderer, bireme_paths: Paths, instances: Mapping[str, Instance], tmp_path: Path
+) -> None:
+    case = CASES[name]
+    [document] = jobs(tmp_path, case["manifest"])
+    adopted = Adopter(renderer, bireme_paths.charts, instances, case.get("given", {})).adopt(document)
+    assert adopted.chart == case["chart"]
+    assert list(differing(adopted.values, case["values"])) == []
+    said = {each.field: (each.outcome, each.why) for each in adopted.outcomes}
+    for outcome, expected in ((BETTER, case.get("better", {})), (LOST, case.get("lost", {}))):
+        for ending, word in expected.items():
+            found = [each for field, each in said.items() if field.endswith(ending)]
+            assert found, ending
+            assert [each for each in found if each[0] != outcome or word not in each[1]] == [], ending
+    lost = [each for each in adopted.outcomes if each.outcome == LOST]
+    assert [each for each in lost if not each.field.endswith(tuple(case.get("lost", {})))] == []
+    assert unnamed(document, adopted) == []
+
+
+# --- the programs ---
+
+
+SHELL = ["bash", "-c"]
+PROGRAMS = [
+    (["torchrun", "--nnodes=2", "--role", "x", "a.py", "-a"], "torchrun", "", ["--role", "x", "a.py", "-a"]),
+    (["python3", "-m", "torch.distributed.run", "-m", "pkg.train"], "torchrun", "", ["-m", "pkg.train"]),
+    (["sh", "-ec", "cd /src && torchrun a.py"], "torchrun", "cd /src", ["a.py"]),
+    ([*SHELL, "A=1 torchrun a.py"], "torchrun", "export A=1", ["a.py"]),
+    ([*SHELL, "echo $(HOME)\ntorchrun a.py $HOME"], "torchrun", "echo ${HOME}", ["a.py", "$(HOME)"]),
+    (
+        ["accelerate", "launch", "--num_processes", "8", "--dynamo", "a.py"],
+        "accelerate",
+        "",
+        ["--dynamo", "a.py"],
+    ),
+    (["deepspeed", "--hostfile", "/h", "a.py"], "deepspeed", "", ["a.py"]),
+    (["python", "-u", "a.py"], "python", "", ["a.py"]),
+    ([], "", "", []),
+]
+WHOLE = (
+    "torchrun a.py > log", "torchrun a.py $UNKNOWN", "torchrun a.py; sleep 9", "torchrun 'a.py",
+    "if true; then\n torchrun a.py\nfi", "/opt/run.sh",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "setup", "program"),
+    [*PROGRAMS, *(([*SHELL, text], "node", "", [*SHELL, text]) for text in WHOLE)],
+)
+def test_a_command_is_taken_apart_or_kept_whole(
+    words: list[str], launcher: str, setup: str, program: list[str]
+) -> None:
+    found = program_of(words, ["HOME"])
+    assert (found.launcher, found.setup, [*found.options, *found.words]) == (launcher, setup, program)
+
+
+# --- whatever is in the files ---
+
+
+@pytest.mark.parametrize("base", [name for name in BASES if name not in ("anchors", "stateful")])
+def test_no_leaf_of_any_job_is_lost_in_silence(adopter: Adopter, base: str, tmp_path: Path) -> None:
+    for document in jobs(tmp_path, yaml.safe_dump_all(BASES[base]["objects"])):
+        assert unnamed(document, adopter.adopt(document)) == []
+
+
+def test_a_stateful_set_that_serves_is_no_training(adopter: Adopter, tmp_path: Path) -> None:
+    [etcd] = jobs(tmp_path, yaml.safe_dump_all(BASES["stateful"]["objects"]))
+    with pytest.raises(BiremeError, match="starts no training"):
+        adopter.adopt(etcd)
+
+
+OURS = [
+    ("torch-elastic", "allreduce"),
+    ("torch-elastic", "c10d"),
+    ("torch-elastic", "external-etcd"),
+    ("torch-elastic", "full"),
+    ("mpi-training", "mpijob"),
+]
+
+
+@pytest.mark.parametrize(("chart", "name"), OURS)
+def test_what_our_charts_render_is_adopted_with_an_equal_plan(
+    adopter: Adopter,
+    renderer: Renderer,
+    request_for: Request,
+    instances: Mapping[str, Instance],
+    bireme_paths: Paths,
+    chart: str,
+    name: str,
+    tmp_path: Path,
+) -> None:
+    values = yaml.safe_load((bireme_paths.charts / chart / f"ci/{name}-values.yaml").read_text())
+    rendered = renderer.render(request_for(chart, values=values)).manifests
+    [job] = [each for each in rendered if each.kind in ("Job", "MPIJob") and not each.is_hook]
+    [document] = jobs(tmp_path, yaml.safe_dump(job.thaw()))
+    adopted = adopter.adopt(document)
+    assert unnamed(document, adopted) == []
+    plans = [each for each in adopted.outcomes if each.field in ("pods", "ranks", "bounds", "processes")]
+    assert [each for each in plans if each.outcome != EQUAL] == []
+
+
+# --- the command ---
+
+
+def adopt(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["adopt", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(CASES["pytorchjob"]["manifest"])
+    return file
+
+
+def test_the_values_go_to_a_file_that_plans_the_same_job(job: Path, tmp_path: Path) -> None:
+    result = adopt(job, "-o", tmp_path / "values.yaml")
+    assert result.exit_code == 0
+    command = f"bireme install torch-elastic vision -n ml -f p4d.24xlarge -f {tmp_path / 'values.yaml'}"
+    assert result.stdout.splitlines()[0] == command
+    arguments = command.removeprefix("bireme install ").split()
+    planned = CliRunner().invoke(cli, ["plan", *arguments, "-o", "json"], catch_exceptions=False)
+    workloads = {each["kind"]: each["replicas"] for each in json.loads(planned.stdout)["workloads"]}
+    assert workloads["Job"] == 2
+
+
+def test_what_the_manifest_does_not_say_is_asked_for_and_given_by_options(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(CASES["trainjob"]["manifest"])
+    [asked] = json.loads(adopt(file, "-o", "json").stdout)["jobs"]
+    assert [each.split(",")[0] for each in asked["asks"]] == ["the type of its nodes", "a user"]
+    given = adopt(file, "-f", "p5.48xlarge", "--set", "podSecurityContext.runAsUser=1000", "-o", "json")
+    [told] = json.loads(given.stdout)["jobs"]
+    assert told["asks"] == []
+    assert (told["values"]["instance"]["type"], told["values"]["podSecurityContext"]["runAsUser"]) == (
+        "p5.48xlarge",
+        1000,
+    )
+
+
+def test_placeholders_are_filled_in_or_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(CASES["jobset"]["manifest"].replace("replicas: 2", "replicas: $NODES"))
+    (tmp_path / "job.env").write_text("export NODES=3\n")
+    refused = adopt(tmp_path / "job.yaml")
+    assert (refused.exit_code, "--env-file" in refused.stderr) == (1, True)
+    filled = adopt(tmp_path / "job.yaml", "--env-file", tmp_path / "job.env", "-o", "json")
+    assert json.loads(filled.stdout)["jobs"][0]["values"]["workers"] == 6
+
+
+def test_what_comes_along_is_kept_or_replaced(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(BASES["job"]["objects"]))
+    told = json.loads(adopt(tmp_path / "job.yaml", "-o", "json").stdout)["beside"]
+    assert [each.split(":")[0] for each in told] == [
+        "Service/resnet", "PersistentVolumeClaim/data", "ConfigMap/code", "Secret/key"
+    ]  # fmt: skip
+    assert ["keep" in each for each in told] == [False, True, True, True]
+
+
+def test_several_jobs_go_into_a_folder(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(CASES["mpijob"]["manifest"])
+    assert adopt(job, tmp_path / "other.yaml", "-o", tmp_path / "values").exit_code == 0
+    assert sorted(each.name for each in (tmp_path / "values").iterdir()) == ["nccl.yaml", "vision.yaml"]
+
+
+def test_what_is_not_ours_is_passed_over_with_a_line_each(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("{{- if .Values.a }}\nkind: Job\n{{- end }}\n")
+    (tmp_path / "b.yaml").write_text("kind: Job\nspec: {a: [1,\n")
+    (tmp_path / "c.yaml").write_bytes(bytes(range(256)))
+    (tmp_path / "d.yaml").write_text("a: &a [*a]\n")
+    result = adopt(tmp_path, "-o", "json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, len(told["jobs"]), len(told["failed"])) == (0, 1, 4)
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "mpijob", "jobset"])
+def test_a_job_without_any_one_of_its_fields_is_adopted_or_refused_with_a_sentence(
+    adopter: Adopter, name: str, tmp_path: Path
+) -> None:
+    [document] = jobs(tmp_path, CASES[name]["manifest"])
+    told = [each for each in leaves(document.content) if each.key not in ("apiVersion", "kind")]
+    for leaf in told[::4]:
+        content = json.loads(json.dumps(document.content))
+        holder = content
+        for key in leaf.place[:-1]:
+            holder = holder[key]
+        holder[leaf.place[-1]] = None
+        for changed in jobs(tmp_path, yaml.safe_dump(content)):
+            with contextlib.suppress(BiremeError):
+                assert unnamed(changed, adopter.adopt(changed)) == []
