@@ -236,6 +236,24 @@ def test_what_is_not_ours_is_passed_over_with_a_line_each(job: Path, tmp_path: P
     assert (result.exit_code, len(told["jobs"]), len(told["failed"])) == (0, 1, 4)
 
 
+def test_a_job_that_no_chart_takes_ends_with_1_beside_one_that_is_adopted(job: Path, tmp_path: Path) -> None:
+    refused = CASES["jobset"]["manifest"].replace("replicas: 2", "replicas: $NODES")
+    (tmp_path / "other.yaml").write_text(refused)
+    result = adopt(job, tmp_path / "other.yaml", "-o", tmp_path / "values.yaml")
+    assert (result.exit_code, (tmp_path / "values.yaml").exists()) == (1, True)
+
+
+def test_two_jobs_of_one_name_are_not_written_over_each_other(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "again.yaml").write_text(job.read_text())
+    with pytest.raises(BiremeError, match="two jobs are called vision: adopt their files one by one"):
+        adopt(tmp_path, "-o", tmp_path / "values")
+
+
+def test_a_folder_without_jobs_is_a_sentence(tmp_path: Path) -> None:
+    result = adopt(tmp_path)
+    assert (result.exit_code, "no job of a kind" in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("name", ["pytorchjob", "mpijob", "jobset"])
 def test_a_job_without_any_one_of_its_fields_is_adopted_or_refused_with_a_sentence(
     adopter: Adopter, name: str, tmp_path: Path

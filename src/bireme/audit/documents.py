@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from bireme.helm.yaml import documents, refuse_bombs
 
 Place = tuple[str | int, ...]
 _MOST_BYTES = 2**23
+_MOST_FILES = 5000
+_SUFFIXES = (".yaml", ".yml", ".json")
 _SET = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 _PLACEHOLDER = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _TEMPLATE = re.compile(r"^[ \t]*\{\{|^[^#'\"\n]*:[ \t]+\{\{|\{%", re.MULTILINE)
@@ -111,10 +114,19 @@ def _files(path: str) -> Iterator[str]:
     if path == "-" or not Path(path).is_dir():
         yield path
         return
-    for file in sorted(Path(path).rglob("*")):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if file.suffix in (".yaml", ".yml", ".json") and file.is_file() and not is_hidden:
-            yield str(file)
+    found = 0
+    for folder, folders, names in os.walk(path):
+        # The order of the walk, which leaves hidden folders out.
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            file = Path(folder, name)
+            if not name.startswith(".") and file.suffix in _SUFFIXES and file.is_file():
+                found += 1
+                if found > _MOST_FILES:
+                    raise BiremeError(
+                        f"{path} holds more than {_MOST_FILES} manifests: name a smaller folder"
+                    )
+                yield str(file)
 
 
 def _text(name: str) -> str:

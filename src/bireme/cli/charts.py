@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -251,16 +252,23 @@ def adopt(
     others = [each for each in documents if each.kind not in table("charts")]
     beside = [f"{each.kind}/{each.name}: {words.get(each.kind, words['other'])}" for each in others]
     adopted: list[Adopted] = []
-    failed = [f"{each.file}: {each.sentence}" for each in passed_over]
+    refused: list[str] = []
     for found in (each for each in documents if each.kind in table("charts")):
         try:
             adopted.append(adopter.adopt(found))
         except BiremeError as error:
-            failed.append(f"{found.file}:{found.line(())}: {found.kind}/{found.name}: {error}")
+            refused.append(f"{found.file}:{found.line(())}: {found.kind}/{found.name}: {error}")
+    failed = [*(f"{each.file}: {each.sentence}" for each in passed_over), *refused]
+    if not (adopted or refused):
+        failed.append("there is no job of a kind that bireme adopt knows")
+    names = Counter(job.release for job in adopted)
+    if output not in ("text", "json") and names and max(names.values()) > 1:
+        raise BiremeError(f"two jobs are called {names.most_common(1)[0][0]}: adopt their files one by one")
+    code = 1 if refused or not adopted else 0
     if output == "json":
         told = {"jobs": [each.to_json() for each in adopted], "beside": beside, "failed": failed}
         click.echo(json.dumps(told, indent=2))
-        sys.exit(0 if adopted else 1)
+        sys.exit(code)
     for job in adopted:
         file = Path(output) if len(adopted) == 1 else Path(output) / f"{job.release}.yaml"
         text = yaml.dump(job.values, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=110)
@@ -276,7 +284,7 @@ def adopt(
         click.echo("".join(f"  not said: {ask}\n" for ask in job.asks) + (text if output == "text" else ""))
     for sentence in (*beside, *failed):
         click.echo(sentence, err=sentence in failed)
-    sys.exit(0 if adopted else 1)
+    sys.exit(code)
 
 
 @cli.command()

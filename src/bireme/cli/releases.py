@@ -274,9 +274,10 @@ def why_command(
     target: Target,
     output: str,
 ) -> None:
-    """Tell why RELEASE makes no step: the rank, the collective, the line, and what to do.
+    """Tell why RELEASE makes no step, and what to do.
 
-    The workers print the stacks of their ranks, and tell what torch's Flight Recorder holds. --files reads
+    It names the rank, the collective and the line. The workers print the stacks of their ranks, and tell
+    what torch's Flight Recorder holds. --files reads
     such dumps and stacks of a run that Bireme did not start. Each file has the rank last in its name.
 
     \b
