@@ -39,7 +39,7 @@ def report(what: str, job: Any, since: float, name: str, world: int) -> None:
 
 
 def test_three_workers_finish_and_a_late_one_has_nothing_to_do(job: Make) -> None:
-    run = three_workers(job, steps=30, pause=0.1)
+    run = three_workers(job, steps=30, pause=0.1, PET_NNODES="3:3")
     ranks = {run.wait_for(name, "start", world=3)["rank"] for name in NAMES}
     assert ranks == {0, 1, 2}
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
