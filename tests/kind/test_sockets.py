@@ -8,22 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.kind.paddle import Jobs
 from tests.kind.shell import NODE_TYPE, Shell, until
-from tests.kind.training import KIND
 from tests.support.documents import ROOT
 
 pytestmark = pytest.mark.whole
 
-TRAINS = """
-import time
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(1))
-print("they train", flush=True)
-time.sleep(3600)
-"""
 # Of the kernel: 0A stands for a socket that listens.
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 # Processes of a job choose theirs from this range, where nothing else is asked for.
@@ -60,18 +49,6 @@ def assert_known(found: dict[str, set[int]], *expected: int) -> None:
     assert set(expected) <= set().union(*found.values()), found
 
 
-@pytest.mark.usefixtures("torch_images")
-def test_workers_their_etcd_and_their_dispatcher_listen_where_the_table_says(
-    release: ReleaseFactory, shell: Shell
-) -> None:
-    dispatcher = {"enabled": True, "image": {"registry": "", "repository": "bireme/python", "tag": "3.13"}}
-    values = {"script": TRAINS, "workers": 2, "data": {"dispatcher": dispatcher}}
-    job = release("torch-elastic", values=values, instance=NODE_TYPE, files=[KIND], timeout=180)
-    workers = f"app.kubernetes.io/instance={job.name},app.kubernetes.io/component=worker"
-    until(lambda: shell.logs(workers, job.namespace).count("they train") == 2, 180, "both workers to train")
-    assert_known(listening(shell, job), 2379, 2380, 7190, 9464)
-
-
 def test_mpi_pods_listen_where_the_table_says(
     release: ReleaseFactory, shell: Shell, load: Callable[..., None]
 ) -> None:
@@ -82,9 +59,3 @@ def test_mpi_pods_listen_where_the_table_says(
     )
     until(lambda: 2222 in set().union(*listening(shell, job).values()), 120, "sshd to listen")
     assert_known(listening(shell, job), 2222)
-
-
-def test_pservers_and_trainers_listen_where_the_table_says(paddle: Jobs, shell: Shell) -> None:
-    job = paddle("--passes=500")
-    job.until(lambda: bool(job.events("pass")), 240, "a pass of the training")
-    assert_known(listening(shell, job.release), 7163, 7164)
