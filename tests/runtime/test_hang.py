@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from bireme_runtime.elastic.agent.observer import Limits, Observer
 from bireme_runtime.elastic.monitor import failures, hang
 from bireme_runtime.elastic.monitor.why import Cause, RankState, explain, slowest
 from tests.runtime.etcd_servers import RUNTIME, free_port
-from tests.runtime.workers import Start
+from tests.runtime.workers import Start, Worker
 from tests.support import waiting
 
 # Ranks that wait for each other in files; the last one hangs in its second step, on the first start only.
@@ -83,18 +86,17 @@ def wait_for_all(step):""",
 )
 
 
-def test_workers_tell_on_request_which_collective_a_rank_has_not_entered(
-    start: Start, on_etcd: dict[str, str]
-) -> None:
+# What it writes is torn.
+TORN = RECORDS.replace("pickle.dumps({'entries': made})", "pickle.dumps({'entries': made})[:-9]")
+
+
+def hanging(start: Start, on_etcd: dict[str, str], script: str) -> tuple[Callable[[], Cause], Worker]:
+    """Two workers of two ranks, of which the last hangs: how to ask them why, and one of them."""
     ports = {"0": str(free_port()), "1": str(free_port())}
     env = {**on_etcd, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "2"}
     workers = [
         start(
-            RECORDS,
-            **env,
-            JOB_COMPLETION_INDEX=index,
-            BIREME_NODE=f"node-{index}",
-            BIREME_METRICS_PORT=str(port),
+            script, **env, JOB_COMPLETION_INDEX=index, BIREME_NODE=f"node-{index}", BIREME_METRICS_PORT=port
         )
         for index, port in ports.items()
     ]
@@ -102,24 +104,67 @@ def test_workers_tell_on_request_which_collective_a_rank_has_not_entered(
     def asked() -> Cause:
         states = []
         for port in ports.values():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/ranks", timeout=60) as answer:
-                states += [RankState(**each) for each in json.load(answer)["ranks"]]
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/ranks", timeout=60) as answer:
+                    states += [RankState(**each) for each in json.load(answer)["ranks"]]
+            except OSError:
+                # The worker does not listen yet.
+                continue
         return explain(states)
 
-    def is_certain() -> bool:
-        try:
-            return asked().certain
-        except OSError:
-            # The worker does not listen yet.
-            return False
+    return asked, workers[0]
 
-    waiting.until(is_certain, what=lambda: workers[0].words)
+
+def test_workers_tell_on_request_which_collective_a_rank_has_not_entered(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    asked, worker = hanging(start, on_etcd, RECORDS)
+    waiting.until(lambda: asked().certain, what=lambda: worker.words)
     cause = asked()
     assert cause.ranks == (3,)
     assert cause.sentence.startswith("rank 3 on node-")
     assert "has not entered all_reduce 2 of the default group" in cause.sentence
     assert "where ranks 0, 1, 2 wait: rank 3 on node-" in cause.sentence
     assert "is in load_batch (train.py:" in cause.sentence
+
+
+def test_what_a_rank_has_recorded_and_cannot_be_read_leaves_its_stack(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    asked, worker = hanging(start, on_etcd, TORN)
+    waiting.until(lambda: "all wait for rank 3 on node-" in asked().sentence, what=lambda: worker.words)
+    assert "in load_batch (train.py:" in asked().sentence
+    assert "has recorded no collectives: it is no dump of torch's Flight Recorder" in worker.words
+
+
+RECORDER = """
+import sys, time, types
+recorder = types.ModuleType('torch._C._distributed_c10d')
+recorder._dump_fr_trace = lambda: b'recorded'
+sys.modules[recorder.__name__] = recorder
+time.sleep(600)
+"""
+
+
+def test_a_process_that_is_stopped_or_has_an_earlier_ones_number_is_asked_in_bounded_time(
+    tmp_path: Path,
+) -> None:
+    told = hang.environment({}, str(tmp_path))
+    env = {"PATH": os.environ["PATH"], "RANK": "0", "PYTHONPATH": told["PYTHONPATH"], **told}
+    # The shell becomes Python under one process number, by which an earlier process has left a file.
+    command = f'touch "$BIREME_RECORDS/$$" && exec "{sys.executable}" -c "$0"'
+    with subprocess.Popen(["sh", "-c", command, RECORDER], env=env) as process:
+        try:
+            waiting.until(lambda: hang.dumps(str(tmp_path), [process.pid]) == {process.pid: b"recorded"})
+            process.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            assert hang.dumps(str(tmp_path), [process.pid, 1]) == {}
+            assert time.monotonic() - began < 60
+            process.send_signal(signal.SIGCONT)
+            waiting.until(lambda: hang.dumps(str(tmp_path), [process.pid]) == {process.pid: b"recorded"})
+        finally:
+            process.kill()
+    assert hang.dumps(str(tmp_path), [process.pid]) == {}
 
 
 def test_without_a_limit_a_long_pause_is_only_told() -> None:

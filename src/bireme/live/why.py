@@ -10,7 +10,7 @@ from typing import Any
 
 from bireme.core.errors import BiremeError
 from bireme_runtime.elastic.monitor import hang
-from bireme_runtime.elastic.monitor.why import RankState, recorded
+from bireme_runtime.elastic.monitor.why import RankState
 
 _FILE_BYTES = 256 << 20
 
@@ -46,8 +46,7 @@ def _with(state: RankState, path: Path) -> RankState:
     frames = hang.frames_of(data.decode(errors="replace").splitlines())
     if frames:
         return replace(state, frames=frames)
-    calls, groups = recorded(data)
-    return replace(state, calls=calls, groups=groups)
+    return state.with_dump(data)
 
 
 def told(answers: Mapping[str, Mapping[str, Any] | None]) -> tuple[list[RankState], list[str]]:

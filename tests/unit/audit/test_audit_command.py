@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from bireme.audit.documents import read
 from bireme.audit.rules import Auditor
 from bireme.cli import cli
+from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest, load
 from bireme.plan.instances import Instance
@@ -60,6 +61,13 @@ def job(tmp_path: Path) -> Path:
     file = tmp_path / "job.yaml"
     file.write_text(JOB)
     return file
+
+
+def test_a_folder_with_more_manifests_than_a_person_means_is_refused(tmp_path: Path) -> None:
+    for number in range(5001):
+        (tmp_path / f"{number}.yaml").touch()
+    with pytest.raises(BiremeError, match="holds more than 5000 manifests: name a smaller folder"):
+        audit(tmp_path)
 
 
 # --- how it tells ---

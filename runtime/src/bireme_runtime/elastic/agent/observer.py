@@ -232,6 +232,8 @@ class Observer:
             # All workers together ask some twenty times a second.
             self._next_publish = now + max(_PUBLISH_SECONDS, self.starts.world / _ASKED_PER_SECOND)
             self.publish()
+            # Here, so that /metrics answers also when etcd does not.
+            self.starts.excluded = self._ask(self._ledger.excluded_nodes, self.starts.excluded)
             if self.starts.world > 1:
                 self._ask(self._follow, None)
         self._settle_shards(wait=True)
@@ -383,8 +385,12 @@ class Observer:
             lines = spied or hang.print_stacks(pid, lambda: list(self._printed or ()))
             self._printed = None
             step = steps[slot][0] if slot in steps else None
-            calls, groups = why.recorded(dumps[pid]) if dumps.get(pid) else ([], {})
-            found.append(why.RankState(rank, self._node, step, hang.frames_of(lines), calls, groups))
+            state = why.RankState(rank, self._node, step, hang.frames_of(lines))
+            try:
+                found.append(state.with_dump(dumps[pid]) if dumps.get(pid) else state)
+            except ValueError as error:
+                self._say(f"rank {rank} has recorded no collectives: {error}")
+                found.append(state)
         return found
 
     def _judge(self, failure: failures.Failure) -> bytes:

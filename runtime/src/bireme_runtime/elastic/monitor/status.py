@@ -32,6 +32,8 @@ class Starts:
     # The rank of each local rank.
     ranks: Mapping[int, int] = field(default_factory=dict)
     happened: Counter[str] = field(default_factory=Counter)
+    # The nodes on which no worker starts.
+    excluded: Sequence[str] = ()
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=20))
     _next: str = ""
 
@@ -52,9 +54,10 @@ class Starts:
 
 
 class WorkerStatus:
-    """Puts together what is known. ``waits`` says for what the worker waits, ``spares`` who waits.
+    """Puts together what is known.
 
-    ``ranks`` tells where the processes of this worker stand.
+    ``waits`` says what this worker waits for, and ``spares`` which workers wait while others train. ``ranks``
+    tells where the processes of this worker stand.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class WorkerStatus:
         metric(
             "lost_seconds_total", "counter", "Seconds between new steps at restarts", ("", seen.lost_seconds)
         )
-        out = [(f'{{node="{node}"}}', 1.0) for node in self._from_etcd()["excluded"]]
+        out = [(f'{{node="{node}"}}', 1.0) for node in starts.excluded]
         metric("node_excluded", "gauge", "1 for a node on which no worker starts for a while", *out)
         return "\n".join(lines) + "\n"
 
@@ -166,10 +169,9 @@ class WorkerStatus:
                         "spares": list(self._spares()),
                         "failures": [_told(each) for each in causes],
                         "nodes": dict(Counter(each.node for each in causes if each.node).most_common()),
-                        "excluded": self._ledger.excluded_nodes(),
                     }
                 except BiremeError as error:
-                    known = {"waits": str(error), "spares": [], "failures": [], "nodes": {}, "excluded": []}
+                    known = {"waits": str(error), "spares": [], "failures": [], "nodes": {}}
                 self._known = (time.monotonic(), known)
             return known
 

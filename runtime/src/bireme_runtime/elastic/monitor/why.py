@@ -12,7 +12,7 @@ import pickle
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from itertools import zip_longest
 from statistics import median
 from typing import Any
@@ -24,7 +24,7 @@ _NAMED = 8
 # A rank is late if it comes last to most of so many collectives, by so much.
 _COMPARED, _MOST, _LATE_SECONDS = 5, 0.8, 0.1
 # Whose shapes are the same on all ranks. Others may differ, as those of all_to_all.
-_SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
+_SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "all_gather", "reduce")
 _PEER = re.compile(r"(\d+)\s*(<-|->)\s*(\d+)")
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<|^(?:torch|numpy|bireme_runtime)/")
 
@@ -79,13 +79,17 @@ class RankState:
     @property
     def frame(self) -> str:
         """What the process does, or "" where that is not known: the innermost call in the user's own code."""
-        own = [each for each in self.frames if not _NOT_THE_USERS.search(_file(each))]
-        return _short((own or list(self.frames) or [""])[-1])
+        return _short((_users(self.frames) or list(self.frames) or [""])[-1])
 
     @property
     def communicates(self) -> bool:
         """Whether it is inside a call of torch.distributed."""
         return any(_file(each).startswith("distributed_c10d.py") for each in map(_short, self.frames))
+
+    def with_dump(self, dump: bytes) -> RankState:
+        """The same with what a dump of the Flight Recorder says. Raises ValueError as `recorded`."""
+        calls, groups = recorded(dump)
+        return replace(self, calls=calls, groups=groups)
 
     @property
     def place(self) -> str:
@@ -158,6 +162,10 @@ class _World:
                 if call.peer < 0:
                     self.made.setdefault((call.group, call.number), {})[rank] = call
                     self.members.setdefault(call.group, set()).add(rank)
+        # The ranks that wait in each group.
+        self.waiting: dict[str, set[int]] = defaultdict(set)
+        for rank, call in self.pending.items():
+            self.waiting[call.group].add(rank)
         self.recorded = {group: ranks for state in told.values() for group, ranks in state.groups.items()}
         for group, ranks in self.recorded.items():
             self.members[group] = set(ranks)
@@ -173,7 +181,7 @@ class _World:
             return call.line if by_line else call.form
 
         for (group, number), made in sorted(self.made.items(), key=lambda each: each[0][1]):
-            waiting = {rank for rank, call in self.pending.items() if call.group == group}
+            waiting = self.waiting[group]
             forms = Counter(of(call) for call in made.values())
             usual = forms.most_common(1)[0][0]
             odd = [rank for rank, call in sorted(made.items()) if of(call) != usual]
@@ -210,9 +218,8 @@ class _World:
         free = [rank for rank in free if rank not in self.told or not self.told[rank].communicates] or free
         evidence = tuple(f"{self.told[rank].place}: {self.pending[rank].text}" for rank in waiting[:_NAMED])
         if free:
-            nearest = min(
-                (rank for rank in waiting if missing[rank] & set(free)), key=lambda r: len(missing[r])
-            )
+            for_them = [rank for rank in waiting if missing[rank] & set(free)]
+            nearest = min(for_them, key=lambda rank: len(missing[rank]))
             return self.not_entered(free, self.pending[nearest], True, evidence)
         inside = [rank for rank in waiting if not missing[rank]]
         if inside:
@@ -257,11 +264,12 @@ class _World:
             for made in shared
             if rank in made
         ]
-        if len(shared) < _COMPARED or count < _MOST * len(shared) or median(behind) < _LATE_SECONDS:
+        late = median(behind) if behind else 0.0
+        if len(shared) < _COMPARED or count < _MOST * len(shared) or late < _LATE_SECONDS:
             return None
         state = self.told[rank]
         where = f", from {state.frame}" if state.frame else ""
-        what = f"comes last to {count} of {len(shared)} collectives, by {median(behind):.2g} s"
+        what = f"comes last to {count} of {len(shared)} collectives, by {late:.2g} s"
         return Cause("slow", f"{state.place} {what}{where}", (rank,))
 
     def named(self, ranks: Sequence[int]) -> str:
@@ -321,7 +329,7 @@ def recorded(dump: bytes) -> tuple[list[list[Any]], dict[str, list[int]]]:
         open_ones: dict[str, list[Call]] = defaultdict(list)
         for call in map(_call, record["entries"]):
             (over if call.done else open_ones)[call.group].append(call)
-    except (AttributeError, EOFError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except Exception as error:  # whatever torn bytes, or those of a stranger, raise
         raise ValueError(f"it is no dump of torch's Flight Recorder: {error!r}") from error
     kept = [*over.values(), *(calls[:_KEPT_CALLS] for calls in open_ones.values())]
     return [list(astuple(call)) for calls in kept for call in calls], groups
@@ -333,7 +341,7 @@ def _call(entry: Mapping[str, Any]) -> Call:
     peer = _PEER.search(name)
     # "2<-1" is rank 2 that receives from rank 1, and "2->1" one that sends.
     frames = [f"{each['name']} ({each['filename']}:{each['line']})" for each in entry.get("frames", ())]
-    own = [each for each in frames if not _NOT_THE_USERS.search(_file(each))]
+    own = _users(frames)
     number = entry["p2p_seq_id"] if entry.get("is_p2p") else entry["collective_seq_id"]
     return Call(
         group=_group(*entry["process_group"]),
@@ -365,6 +373,11 @@ def _place(frames: Sequence[str]) -> str:
     """Where a process is, by its stack: "data", "checkpoint", "lock" or "script"."""
     found = (kind for kind, pattern in _PLACES if any(map(pattern.search, frames)))
     return next(found, "script")
+
+
+def _users(frames: Iterable[str]) -> list[str]:
+    """The frames of the user's own code."""
+    return [each for each in frames if not _NOT_THE_USERS.search(_file(each))]
 
 
 def _file(frame: str) -> str:

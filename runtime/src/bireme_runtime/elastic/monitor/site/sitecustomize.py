@@ -35,6 +35,9 @@ def record_on_request() -> None:
 
 def _record(path: str) -> None:
     with contextlib.suppress(Exception):
+        # An earlier process may have had the same number.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
         os.mkfifo(path, 0o600)
         while True:
             with open(path, "rb") as request:
