@@ -89,7 +89,7 @@ The job's folder on its claim, for data, output and the state of the run.
 {{- end }}
 
 {{/*
-The addresses of the pods of a Job, with commas.
+The addresses of a Job's pods, separated by commas.
 Arguments: root, job, service, count, port (empty for host names alone).
 */}}
 {{- define "paddle.hosts" -}}

@@ -27,7 +27,7 @@ The command that starts the workers' processes, as a JSON list. Kubernetes takes
 {{- end }}
 
 {{/*
-The etcd in which workers meet, as the JSON of training.etcdClient. It is empty with backend c10d. Others read Facts.etcd.
+The etcd in which workers meet, as the JSON of training.etcdClient, or nothing with backend c10d. Other templates read Facts.etcd.
 */}}
 {{- define "torch-elastic.etcd" -}}
 {{- $v := .Values.rendezvous }}

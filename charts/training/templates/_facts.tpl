@@ -4,7 +4,7 @@ What the templates of a job know about it, worked out once and kept in the root 
   worker     what one worker pod gets (training.worker)
   arguments  the arguments of the values: args, then the groups of launch.argGroups in the order of their names
 
-Values files that each name a group add to each other, whereas of two lists Helm keeps the last. Prints nothing. A root with
+Helm merges the groups of several values files, but of two lists it keeps the last. This template prints nothing. A root with
 other values has facts of its own, so it is made without those of the first: `omit .root "Values" "Facts"`.
 Arguments: root (values args, instance, launch and those of training.worker).
 */}}

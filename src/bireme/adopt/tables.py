@@ -43,5 +43,5 @@ def _rows(kind: str) -> Sequence[Row]:
 
 
 def row_of(key: str, kind: str = "pods") -> Row | None:
-    """The row of a field of a job of ``kind``, outside its pods, or of a part of a pod template."""
+    """The row of a part of a pod template, or with ``kind`` of a field of such a job outside its pods."""
     return next((row for row in _rows(kind) if fnmatchcase(key, row.field)), None)

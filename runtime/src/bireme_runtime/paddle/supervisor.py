@@ -93,7 +93,7 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
 
 
 def _is_first(env: Mapping[str, str]) -> bool:
-    """Whether no other pod of the run has told how it ended. It leaves a file on the claim."""
+    """Whether this pod is the first of the run to tell how it ended. A file on the claim notes that."""
     with contextlib.suppress(OSError):
         Path(env["BIREME_PADDLE_OUTPUT"], "told").touch(exist_ok=False)
         return True

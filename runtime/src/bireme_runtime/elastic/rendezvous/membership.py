@@ -533,7 +533,7 @@ class Rendezvous:
         self._persist(self._find_first, deadline)
         with self._changed:
             self._registration, self._world = registration, None
-            # Let the other thread read what this member needs to know now.
+            # Without its watch the other thread reads again, which this member needs now.
             if self._watch and (self._needs_more() or not self._first):
                 self._watch.close()
             self._changed.notify_all()
