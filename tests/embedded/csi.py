@@ -50,11 +50,10 @@ def provisioning(
     command: list[str | Path],
     env: Mapping[str, str],
     folder: Path,
-    *options: str,
 ) -> Iterator[Path]:
     """The driver ``name`` and the provisioner at work for the cluster; the value is the driver's log.
 
-    ``command`` starts the driver, which listens at csi.sock in ``folder``; ``options`` are the provisioner's.
+    ``command`` starts the driver, which listens at csi.sock in ``folder``.
     """
     address, log = folder / "csi.sock", folder / "driver.log"
     provisioner: list[str | Path] = [
@@ -62,9 +61,10 @@ def provisioning(
         f"--csi-address={address}",
         f"--kubeconfig={cluster.kubeconfig}",
         "--extra-create-metadata",
+        # A stand-in for AWS makes a second volume when the provisioner asks again, as it does after 10 s.
+        "--timeout=5m",
         "--retry-interval-start=200ms",
         "--retry-interval-max=1s",
-        *options,
     ]
     cluster.api.create(DRIVERS, {"metadata": {"name": name}, "spec": {"attachRequired": False}})
     try:

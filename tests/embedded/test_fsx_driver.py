@@ -96,7 +96,7 @@ def driver(cluster: Cluster, toolbox: Toolbox, fsx: tuple[Fsx, str]) -> Iterator
         command: list[str | Path] = [toolbox.path("fsx-csi-driver"), "--mode=controller", "-v=5"]
         command.append(f"--endpoint=unix://{folder / 'csi.sock'}")
         # As in the driver's own chart: making a file system takes minutes.
-        with provisioning(cluster, toolbox, DRIVER, command, env, folder, "--timeout=5m"):
+        with provisioning(cluster, toolbox, DRIVER, command, env, folder):
             yield fsx[0]
 
 
