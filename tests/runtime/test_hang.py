@@ -157,6 +157,8 @@ def test_a_process_that_is_stopped_or_has_an_earlier_ones_number_is_asked_in_bou
         try:
             waiting.until(lambda: hang.dumps(str(tmp_path), [process.pid]) == {process.pid: b"recorded"})
             process.send_signal(signal.SIGSTOP)
+            # Its threads stop one after the other, and one that still runs would answer.
+            os.waitpid(process.pid, os.WUNTRACED)
             began = time.monotonic()
             assert hang.dumps(str(tmp_path), [process.pid, 1]) == {}
             assert time.monotonic() - began < 60
