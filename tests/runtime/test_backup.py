@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import time
@@ -141,6 +142,12 @@ def test_an_incomplete_snapshot_is_refused_and_the_older_one_is_kept(
     with pytest.raises(backup.BackupFailed, match="does not match its checksum"):
         backup.save(Torn(etcd.parse_endpoints(server.endpoint)), folder, keep=7)
     assert content(folder) == before
+
+
+def test_a_snapshot_is_not_for_everybody_on_the_claim(tmp_path: Path) -> None:
+    database = b"with the passwords of etcd's users"
+    backup.write_checked([database, hashlib.sha256(database).digest()], tmp_path / "etcd.db")
+    assert not (tmp_path / "etcd.db").stat().st_mode & 0o007
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -74,3 +74,9 @@ def test_what_a_rank_has_left_behind_is_reaped_and_nothing_else() -> None:
     command = [sys.executable, "-c", A_RANK_WITH_A_LOADER]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "False 0 1\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGXFSZ])
+def test_a_program_does_not_ignore_the_signals_that_python_ignores(number: signal.Signals) -> None:
+    pid = children.start(["sh", "-c", f"kill -{int(number)} $$"], os.environ)
+    assert children.exit_code(os.waitpid(pid, 0)[1]) == -number

@@ -132,8 +132,30 @@ def test_hosts_of_no_proxy_are_asked_directly(proxy: Proxy, tmp_path: Path) -> N
     assert proxy.asked == []
 
 
-def test_a_proxy_that_is_no_address_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("http://a:b:c", "http://a:b:c"), ("http://me:s3cret@proxy:3128", "http://proxy:3128")],
+)
+def test_a_proxy_that_is_no_address_is_told_without_its_password(
+    tmp_path: Path, address: str, told: str
+) -> None:
     source = {"url": "http://data.example.com/words.txt"}
-    code, log = run("stage", {"HTTP_PROXY": "http://a:b:c", **settings(tmp_path / "data", source)})
-    assert code == 78
-    assert "the proxy http://a:b:c is not http://HOST:PORT" in log
+    code, log = run("stage", {"HTTP_PROXY": address, **settings(tmp_path / "data", source)})
+    assert (code, "s3cret" in log) == (78, False)
+    assert f"the proxy {told} is not http://HOST:PORT" in log
+
+
+def test_the_nodes_own_credentials_are_asked_for_without_a_proxy(proxy: Proxy, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a secret of the pod")
+    with faulty_server({"data/a": b"w"}) as server:
+        agent = {
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server.url}/credentials",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token"),
+            "AWS_ENDPOINT_URL_S3": server.url,
+        }
+        run(
+            "stage", {"HTTP_PROXY": proxy.url, **agent, **settings(tmp_path / "data", {"url": "s3://b/data"})}
+        )
+        assert server.count("GET /credentials") == 1
+    assert proxy.asked
+    assert not [each for each in proxy.asked if "credentials" in each]

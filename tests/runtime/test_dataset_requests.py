@@ -432,6 +432,19 @@ def test_the_parts_of_two_versions_of_a_web_servers_file_are_not_joined(
         pass
 
 
+def test_a_file_without_a_version_is_read_in_one_piece(server: FaultyServer, tmp_path: Path) -> None:
+    server.objects["f"] = b"1" * (3 << 20)
+    server.kept["f"] = {"ETag": ""}
+    env = settings(tmp_path / "data", {"url": f"{server.url}/b/f"})
+    server.faults.append(Faults("^GET", sent=lambda body: body[: 2 << 20]))
+    code, output = run("stage", env)
+    assert (code, "may be another file now" in output) == (75, True), output
+    server.objects["f"] = b"2" * (3 << 20)
+    stage_and_publish(env)
+    assert read(tmp_path / "data") == {"f": b"2" * (3 << 20)}
+    assert server.count("^GET") == 2
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\x01b", "a\udcffb", "x" * 256, "/".join(["y" * 250] * 20)])
 def test_names_that_a_claim_cannot_have_are_refused_by_a_sentence(
     server: FaultyServer, tmp_path: Path, name: str

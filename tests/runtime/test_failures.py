@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 import urllib.request
@@ -17,7 +18,7 @@ from bireme_runtime.elastic.agent.observer import Said
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.output import Copier
-from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
 from tests.runtime.workers import MAIN, Start
 from tests.support.waiting import until
 
@@ -209,7 +210,11 @@ def test_what_processes_print_arrives_unchanged(start: Start) -> None:
         ([f"Iter(train) [  {n}/ 500]" for n in (10, 20)], True),
         ([f"\x1b[31mstep:  {n}  \x1b[32mloss:  8.1" for n in (1, 2)], True),
         ([f"epoch 001:  {n} / 1000 loss=8, num_updates={n}" for n in (1, 2)], True),
+        ([f"{n}/500 [====>....] - ETA: 1:00 - loss: 2.3" for n in (31, 32)], True),
+        ([f"\x1b[1m{n}/500\x1b[0m \x1b[32m━━\x1b[0m\x1b[37m━━\x1b[0m 9s 20ms/step" for n in (31, 32)], True),
         (["step 10", "+ torchrun train.py --steps 20 step 20"], False),
+        (["step 10", "Namespace(batch_size=64, step=1000000, lr=0.1)"], False),
+        (["step 10", "the model is saved every step 5000"], False),
         (["step 10", "running train.py --save-step 1000000"], False),
         (["step 10", "step " + "9" * 400], False),
         (["loss 1", "loss 2"], False),
@@ -231,6 +236,15 @@ def test_an_evaluation_with_a_bar_of_its_own_hides_no_later_step() -> None:
     assert seen.step == 11
 
 
+@pytest.mark.parametrize(
+    "line", ["loss: tensor(nan, device='cuda:0')", "{'loss': 'nan', 'epoch': '1'}", "loss=nan.0"]
+)
+def test_a_loss_that_is_no_number_is_noticed_as_it_is_printed(line: str) -> None:
+    seen = progress.Progress()
+    seen.take(line.encode())
+    assert seen.bad_losses == 1
+
+
 def test_a_gradient_that_is_no_number_counts_like_a_loss() -> None:
     seen = progress.Progress()
     for _ in range(3):
@@ -238,6 +252,14 @@ def test_a_gradient_that_is_no_number_counts_like_a_loss() -> None:
     assert seen.bad_losses == 3
     seen.take(b" iteration      304/  500000 | lm loss: 2.0E+00 | grad norm: 1.2 |")
     assert seen.bad_losses == 0
+
+
+def test_a_script_may_tell_a_step_that_is_no_whole_number() -> None:
+    seen = progress.Progress()
+    script = "from bireme_runtime.elastic import progress; progress.step(7.5)"
+    env = {**os.environ, "PYTHONPATH": str(RUNTIME), progress.BOARD: seen.board.path}
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=120)
+    assert seen.look() == {"told": [7]}
 
 
 def test_output_is_copied_on_when_reading_it_fails(capfd: pytest.CaptureFixture[str]) -> None:

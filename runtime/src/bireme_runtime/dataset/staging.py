@@ -503,7 +503,8 @@ class Copier:
                 yield from self._copies(item, past)
 
     def _copies(self, item: Item, past: EarlierCopies) -> Iterator[Callable[[], None]]:
-        if item.entry.size <= self._settings.part_bytes:
+        # Of a file without a version, two parts may be of two.
+        if item.entry.size <= self._settings.part_bytes or not item.entry.version:
             yield lambda: self._whole(item)
         else:
             yield from self._in_parts(item, past)

@@ -28,24 +28,24 @@ from bireme_runtime.process.page import Page, Word
 
 BOARD = "BIREME_PROGRESS"
 # `step 12`, `"step": 12`, `iter 12/9`, `Epoch: [3][ 12/900]`, `epoch 3, step 12`, `epoch 3`. Counts of the
-# whole run come first: `global_step=12` (Lightning), `num_updates=12` (fairseq). Then bars of tqdm without a
-# name (Hugging Face's Trainer), which count only beside bars of the same total. `Epoch(train)` is MMEngine's,
-# the wide space that of Megatron-LM. An option such as `--save-step 12` is no step.
+# whole run come first: `global_step=12` (Lightning), `num_updates=12` (fairseq). Then bars without a name, of
+# tqdm (Hugging Face's Trainer) and Keras, which count only beside bars of the same total. `Epoch(train)` is
+# MMEngine's, the wide space that of Megatron-LM. `--save-step 12` and `every step 12` are no steps.
 DEFAULT_PATTERN = (
     r"(?i)^.*?\b(?:global[_ ]?step|num_updates)\W{1,4}(\d+)"
-    r"|^\s*\d+%\|[^|]{0,80}\|\s*(\d+)/(?P<form>\d+) \["
+    r"|^\s*(?:\d+%\|[^|]{0,80}\|\s*)?(\d+)/(?P<form>\d+) (?:\[|━)"
     r"|\bepoch(?:\(train\))?\W{1,6}(\d+)(?::\s*\d+%\|[^|]{0,80}\|\s*(\d+)/|\W{1,6}(\d+)\s*/"
     r"|\D{1,40}?\b(?:step|iter(?:ation)?|batch)\W{1,4}(\d+))"
-    r"|(?<![\w-])(?:step|iter(?:ation)?)(?:\(train\))?\W{1,12}(\d+)"
+    r"|(?<![\w-])(?<!every )(?:step|iter(?:ation)?)(?:\(train\))?\W{1,12}(\d+)"
     r"|\bepoch\W{1,4}(\d+)"
 )
-# Colours, and what a shell with `set -x` repeats.
-_COLOUR, _ECHO = re.compile(rb"\x1b\[[0-9;]*m"), re.compile(rb"\++ ")
+# Colours, and options of a script, which a shell with `set -x` repeats or argparse shows.
+_COLOUR, _OPTIONS = re.compile(rb"\x1b\[[0-9;]*m"), re.compile(rb"\++ |.*\bNamespace\(")
 # Longer numbers are no steps, and no float has room for them.
 _MOST_DIGITS = 18
 _BAD_GRADIENT = re.compile(rb"(?i)grad(?:ient)?[ _]?norm\W{1,4}(?:nan\b|inf(?:inity)?\b)")
 # The loss, in a pattern without a group of that name.
-_LOSS = re.compile(rb"(?i)(?<![a-z])loss\W{1,4}(?P<loss>nan\b|inf(?:inity)?\b|\d)")
+_LOSS = re.compile(rb"(?i)(?<![a-z])loss\W{1,4}(?:tensor\()?(?P<loss>nan\b|inf(?:inity)?\b|\d)")
 _SAMPLES = re.compile(rb"samples_per_second\W{1,4}(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _NO_NUMBER = re.compile(rb"(?i)\W?(?:nan|inf)")
 _LONGEST_BYTES = 2000
@@ -127,17 +127,15 @@ class StepBoard(Page):
 _board: StepBoard | None = None
 
 
-def step(number: int, loss: float = 0.0) -> None:
+def step(number: float, loss: float = 0.0) -> None:
     """Tell the worker that this process has done this step of the run, and with which loss."""
-    board = _open_board()
-    if board is not None:
-        board.write(int(os.environ.get("LOCAL_RANK", "0")), number, float(loss))
+    if board := _open_board():
+        board.write(_slot(), int(number), float(loss))
 
 
 def checkpoint() -> None:
     """Tell the worker that a checkpoint has just been committed: newcomers may join now."""
-    board = _open_board()
-    if board is not None:
+    if board := _open_board():
         board.save()
 
 
@@ -151,14 +149,18 @@ def save_wanted() -> bool:
 def saving() -> Iterator[None]:
     """Tell the worker that this process writes a checkpoint while the block runs."""
     board = _open_board()
-    slot = int(os.environ.get("LOCAL_RANK", "0"))
-    if board is not None:
-        board.mark_saving(slot, True)
+    if not board:
+        yield
+        return
+    board.mark_saving(_slot(), True)
     try:
         yield
     finally:
-        if board is not None:
-            board.mark_saving(slot, False)
+        board.mark_saving(_slot(), False)
+
+
+def _slot() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _open_board() -> StepBoard | None:
@@ -298,7 +300,7 @@ class Progress:
     def take(self, line: bytes) -> None:
         """Look for a step and a loss in a line."""
         line = _COLOUR.sub(b"", line[:_LONGEST_BYTES])
-        found = None if _ECHO.match(line) else self._pattern.search(line)
+        found = None if _OPTIONS.match(line) else self._pattern.search(line)
         loss = (found if self._loss else _LOSS.search(line)) if self._loss or b"oss" in line.lower() else None
         if loss and loss["loss"]:
             is_bad = _NO_NUMBER.match(loss["loss"]) or _BAD_GRADIENT.search(line)

@@ -17,6 +17,8 @@ from pathlib import Path
 _PR_SET_CHILD_SUBREAPER = 36
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _WATCHED = {*_END_SIGNALS, signal.SIGCHLD}
+# Python ignores the last two, and what it starts would too.
+_DEFAULT = [*_WATCHED, signal.SIGPIPE, signal.SIGXFSZ]
 
 
 class Terminated(Exception):
@@ -67,7 +69,7 @@ def start(command: Sequence[str], env: Mapping[str, str], output: int | tuple[in
     pair = (output, output) if isinstance(output, int) else output or ()
     moves = [(os.POSIX_SPAWN_DUP2, writer, each) for each, writer in enumerate(pair, start=1)]
     return os.posix_spawnp(
-        command[0], list(command), dict(env), file_actions=moves, setsigmask=[], setsigdef=list(_WATCHED)
+        command[0], list(command), dict(env), file_actions=moves, setsigmask=[], setsigdef=_DEFAULT
     )
 
 

@@ -414,6 +414,9 @@ class HttpSource:
             headers["if-unmodified-since"] = entry.version
         elif entry.version.startswith('"'):
             headers["if-match"] = entry.version
+        elif start and not entry.version:
+            why = "its server tells neither ETag nor Last-Modified"
+            raise Changed(f"{self._name} was interrupted, and may be another file now: {why}")
         with contextlib.ExitStack() as stack:
             place = self._place
             answer = stack.enter_context(self._pool.request(place, self._with_token(place, headers)))

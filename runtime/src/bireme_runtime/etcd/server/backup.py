@@ -91,9 +91,12 @@ def check_newest(names: Iterable[str], saved: str) -> None:
 
 
 def write_checked(pieces: Iterable[bytes], file: Path) -> None:
-    """Write the pieces. Raises BackupFailed unless the last 32 bytes are the SHA-256 of the others."""
+    """Write the pieces. Raises BackupFailed unless the last 32 bytes are the SHA-256 of the others.
+
+    The file is for its user and group alone: a snapshot has the passwords of etcd's users, as hashes.
+    """
     digest, tail = hashlib.sha256(), b""
-    with file.open("wb") as out:
+    with open(file, "wb", opener=lambda path, flags: os.open(path, flags, 0o640)) as out:
         for piece in pieces:
             out.write(piece)
             known = tail + piece
