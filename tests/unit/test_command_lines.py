@@ -160,7 +160,7 @@ def test_ctrl_c_while_the_command_starts_is_a_word_and_no_traceback(paths: Paths
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_a_home_that_cannot_be_written_names_the_variables_for_other_folders(
     run: CliRunner, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:

@@ -378,7 +378,7 @@ class _Group(click.Group):
         except OSError as error:
             name = str(error.filename or "a file")[:200]
             elsewhere = ""
-            if error.errno in (errno.EROFS, errno.EACCES):
+            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
                 elsewhere = " (BIREME_CACHE and BIREME_STATE name folders for the cache and for clusters)"
             raise BiremeError(f"{name}: {error.strerror or error}{elsewhere}") from error
 
