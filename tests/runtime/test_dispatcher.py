@@ -25,6 +25,7 @@ import yaml
 from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, Unavailable
 from bireme_runtime.dispatcher.client import DispatcherError, leave_for
 from bireme_runtime.dispatcher.notes import Notes
+from bireme_runtime.dispatcher.service.coordinator import MOST_DATASETS
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
@@ -578,6 +579,9 @@ def test_both_replicas_are_ready_and_followers_redirect_to_the_leader(shared: Di
         ),
         ("/v1/x/settle", '{"done": [[1]]}', 400, "the request cannot be decoded"),
         ("/v1/x/settle", json.dumps({"done": [[1, 1]] * 201}), 400, "done has more than 200 shards"),
+        ("/v1/x/next", '{"trainer": "t.1", "wait": []}', 400, "could not convert string to float"),
+        ("/v1/x/block", '{"digest": "abcdef01", "block": null}', 400, "invalid literal for int"),
+        ("/v1/x/next", 100_000 * "[", 400, "the body must be a JSON object"),
     ],
 )
 def test_an_invalid_request_is_refused_with_a_sentence(
@@ -587,6 +591,31 @@ def test_an_invalid_request_is_refused_with_a_sentence(
     connection.request("POST", path, body.encode())
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["error"][: len(sentence)]) == (status, sentence)
+
+
+def test_who_asks_whether_a_dataset_is_finished_makes_none(
+    shared: Dispatchers, shared_etcd: EtcdServer
+) -> None:
+    port = shared.ports[shared.leader()]
+    # What is no time is none.
+    for wait in ("0", "nan", "-1"):
+        answer = shared.get(port, f"/v1/a-name-of-a-stranger/finished?wait={wait}")
+        assert answer == (200, {"wait": True, "defined": False})
+    assert "a-name-of-a-stranger" not in _metrics(shared)
+    keys = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).range(shared.prefix).keys
+    assert not [each.key for each in keys if "a-name-of-a-stranger" in each.key]
+
+
+def test_names_of_datasets_are_bounded(replicas: Dispatchers) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", replicas.ports[replicas.leader()])
+    said: list[tuple[int, bytes]] = []
+    for number in range(MOST_DATASETS + 1):
+        connection.request("POST", f"/v1/name-{number}/settle", b"{}")
+        answer = connection.getresponse()
+        said.append((answer.status, answer.read()))
+    *taken, (status, sentence) = said
+    assert {each for each, _ in taken} == {200}
+    assert (status, b"delete those that are over" in sentence) == (400, True)
 
 
 def test_leaving_ends_no_lease_but_that_of_a_trainer(shared: Dispatchers, shared_etcd: EtcdServer) -> None:

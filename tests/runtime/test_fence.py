@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -123,6 +127,24 @@ def test_without_etcd_a_member_may_commit_until_its_lease_may_have_ended(
     waiting.until(lambda: agent.board.expired, every=0.01)
     with pytest.raises(fence.Fenced, match="was not renewed in time"):
         fence.check(env)
+
+
+def test_a_silent_dns_holds_a_check_up_no_longer_than_a_silent_etcd(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, env = member()
+    asked, over = socket.getaddrinfo, threading.Event()
+
+    def silent(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "etcd-of-a-silent-dns":
+            over.wait(60)
+        return asked(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    began = time.monotonic()
+    fence.check({**env, "PET_RDZV_ENDPOINT": "etcd-of-a-silent-dns:2379"})
+    assert time.monotonic() - began < 30
+    over.set()
 
 
 def test_another_process_checks_with_one_command_and_gets_one_sentence(member: Member) -> None:

@@ -96,6 +96,27 @@ def test_a_connection_without_a_whole_request_is_closed(port: int, request_: byt
     assert said(port, request_) == b""
 
 
+def test_large_bodies_wait_for_each_other_and_other_requests_do_not() -> None:
+    server = Background(lambda request: Response(200, str(len(request.body)).encode()), "", 0)
+    head = b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
+    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(17)]
+    *unfinished, last = connections
+    for each in unfinished:
+        each.sendall(head + b"half of it")
+    for _ in range(3):
+        assert said(server.port, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n").endswith(b"\r\n\r\n0")
+    threading.Thread(target=last.sendall, args=(head + 1_000_000 * b"a",), daemon=True).start()
+    last.settimeout(1)
+    with pytest.raises(TimeoutError):
+        last.recv(100)
+    unfinished[0].close()
+    last.settimeout(60)
+    assert last.recv(100).startswith(b"HTTP/1.1 200 ")
+    for each in connections:
+        each.close()
+    server.close()
+
+
 def test_connections_beyond_the_limit_are_closed_at_once(port: int) -> None:
     request = b"GET / HTTP/1.1\r\n\r\n"
     first, second = (socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2))

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -531,7 +532,8 @@ def _installed(job: Job) -> Iterator[None]:
             stack.enter_context(mock.patch.multiple(module, **fields))
 
         put(membership, time=time, threading=threading, secrets=secrets, random=sim.random)
-        put(fence, time=time)
+        # The network of the simulation answers in time, and only its own threads.
+        put(fence, time=time, in_thread=lambda act: SimpleNamespace(result=lambda seconds: act()))
         put(fence.Board, at=staticmethod(board_at))
         put(etcd, time=time, secrets=secrets, connect=job.network.connect)
         put(etcd_history, time=time)

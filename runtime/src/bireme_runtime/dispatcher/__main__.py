@@ -51,12 +51,11 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
 
             return server.serve(env)
         return _act_as_client(options, Dispatcher(env=env))
-    except Unavailable as error:
-        return _fail(error, TEMPORARY)
-    except DispatcherError as error:
-        return _fail(error, FAILED)
-    except (OSError, ValueError) as error:
-        return _fail(error, CONFIG)
+    except (DispatcherError, OSError, ValueError) as error:
+        log_of("dispatcher")(str(error))
+        if isinstance(error, Unavailable):
+            return TEMPORARY
+        return FAILED if isinstance(error, DispatcherError) else CONFIG
 
 
 def _act_as_client(options: argparse.Namespace, dispatcher: Dispatcher) -> int:
@@ -99,11 +98,6 @@ def _table(status: Mapping[str, Any]) -> str:
             lines.append(f"  {trainer['trainer']}: {speed}, has {hand}")
         lines += [f"  given up: {name}" for name in each["failedShards"]]
     return "\n".join(lines)
-
-
-def _fail(error: Exception, code: int) -> int:
-    log_of("dispatcher")(str(error))
-    return code
 
 
 if __name__ == "__main__":

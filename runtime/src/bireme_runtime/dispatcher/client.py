@@ -367,9 +367,8 @@ class Dispatcher:
         self._collect()
         if self._stopping:
             return None
-        shard, self._following = self._following, None
-        self._current = shard
-        return shard
+        self._current, self._following = self._following, None
+        return self._current
 
     def _settle_rest(self, seconds: float | None = None) -> None:
         """Acknowledge what is done, and return what was got ahead."""

@@ -18,10 +18,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
 
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.page import Page, Word
+from bireme_runtime.process.threads import in_thread
 
 # Shares of the lease, from the sending of the last renewal on.
 STOP_SHARE, KILL_SHARE = 2 / 3, 5 / 6
@@ -93,8 +95,8 @@ def kept(env: Mapping[str, str]) -> dict[str, str]:
 def check(env: Mapping[str, str] = os.environ) -> None:
     """Raise Fenced unless this process may commit a checkpoint now. Outside a round it does nothing.
 
-    While etcd does not answer (two seconds for each endpoint), the worker's own clock decides alone: before
-    its lease can have ended there is no newer round.
+    While etcd does not answer, the worker's own clock decides alone: before its lease can have ended there is
+    no newer round. Each endpoint has two seconds, with those of its address.
     """
     if ROUND not in env:
         return
@@ -125,12 +127,13 @@ def _newest(env: Mapping[str, str]) -> tuple[int, int] | None:
     conf = dict(part.partition("=")[::2] for part in given.split(",") if "=" in part)
     try:
         client = etcd.client_from(endpoint, env, _ETCD_SECONDS, conf)
-        kv = client.get(env[KEY])
+        # In a thread, because nothing else limits the time for an address.
+        kv = in_thread(lambda: client.get(env[KEY])).result(_ETCD_SECONDS * len(client.endpoints))
         record = json.loads(kv.value) if kv else {"number": 0, "token": 0}
         return int(record["number"]), int(record["token"])
     except etcd.AnotherCluster as error:
         raise Fenced(f"{error}: nothing may be committed") from None
-    except (etcd.EtcdError, ValueError, KeyError, OSError):
+    except (etcd.EtcdError, ValueError, KeyError, OSError, FutureTimeout):
         return None
 
 

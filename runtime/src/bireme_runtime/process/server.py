@@ -45,7 +45,7 @@ class Request:
         """The body, a JSON object. Raises ValueError."""
         try:
             record = json.loads(self.body or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise ValueError("the body must be a JSON object")
@@ -133,7 +133,8 @@ class Server:
             try:
                 response = await self._handler(request, lambda: not reader.at_eof())
             except Exception:
-                response = _failed(request)
+                log.exception("%s %s", request.method, request.target)
+                response = Response.of(500, {"error": "the server failed; see its log"})
             limit = later(self._idle_seconds, abort)
             writer.write(response.encode())
             await writer.drain()
@@ -214,8 +215,3 @@ class Background:
 
     async def _in_thread(self, request: Request, _: Callable[[], bool]) -> Response:
         return await asyncio.wrap_future(in_thread(lambda: self._answer(request)))
-
-
-def _failed(request: Request) -> Response:
-    log.exception("%s %s", request.method, request.target)
-    return Response.of(500, {"error": "the server failed; see its log"})

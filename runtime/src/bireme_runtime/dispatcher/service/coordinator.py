@@ -276,8 +276,9 @@ class Coordinator:
 
     def _perform(self, request: TrainerRequest) -> Reply:
         """Decide on one request and add its changes to the transaction."""
-        if request.verb == "delete" and request.dataset not in self.datasets:
-            return _ready(Answer(200, {"gone": True}))
+        if request.dataset not in self.datasets and request.verb in ("delete", "finished"):
+            # Who only asks, which anybody may, makes no dataset.
+            return _ready(Answer(200, {"gone": True})) if request.verb == "delete" else None
         try:
             state = self._state_of(request.dataset)
             act: Callable[[DatasetState, TrainerRequest], Reply] = getattr(

@@ -62,12 +62,9 @@ class Leadership:
                 self._revision = outcome.revision
                 return True
             held = self._client.get(self._key)
-            if held is not None and json.loads(held.value)["id"] != self._id:
+            if self._revision if held is None else json.loads(held.value)["id"] != self._id:
                 return False
-            if held is None and self._revision:
-                return False
-            if held is not None and held.mod_revision != self._revision:
-                self._revision = held.mod_revision
+            self._revision = held.mod_revision if held is not None else 0
         raise etcd.Unavailable("five answers of etcd were lost in a row")
 
 

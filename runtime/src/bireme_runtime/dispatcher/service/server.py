@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import os
@@ -16,10 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from bireme_runtime.dispatcher.messages import DEFAULT_PORT, spans
 from bireme_runtime.dispatcher.service import metrics
+from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, last_part
 from bireme_runtime.dispatcher.service.replica import Replica
 from bireme_runtime.dispatcher.service.requests import (
@@ -152,7 +153,9 @@ class Service:
             return await self._join(dataset, body)
         if verb == "leave":
             return await self._leave(dataset, body)
-        wait = min(float(body.get("wait", request.query.get("wait", 0))), LONGEST_WAIT)
+        # As text, whatever it is in JSON: what is no number is told, and NaN is no time.
+        given = float(str(body.get("wait", request.query.get("wait", 0))))
+        wait = max(0.0, min(given, LONGEST_WAIT))
         return _response(await self._ask(TrainerRequest.from_json(verb, dataset, body), wait, is_connected))
 
     def _elsewhere(self, request: Request) -> Response:
@@ -170,24 +173,23 @@ class Service:
         )
 
     async def _metrics(self) -> Response:
-        report: Any = None
-        if self._replica.leads:
-            report = await self._in_leader_thread(lambda coordinator: coordinator.report())
-        text = metrics.text(report, self._replica.leads, self._replica.terms, self._requests)
+        text = metrics.text(await self._report(), self._replica.leads, self._replica.terms, self._requests)
         return Response(200, text.encode(), {"Content-Type": metrics.CONTENT_TYPE})
 
     async def _status(self, request: Request) -> Response:
-        if self._replica.leads:
-            report = await self._in_leader_thread(lambda coordinator: coordinator.report())
-            if report is not None:
-                return Response.of(200, {"leader": self._replica.leader, "datasets": report["datasets"]})
+        report = await self._report()
+        if report is not None:
+            return Response.of(200, {"leader": self._replica.leader, "datasets": report["datasets"]})
         leader = self._replica.leader
         if request.query.get("relayed") or not leader or leader == self._settings.advertise:
             return _response(refusal(503, "no leader at the moment: try again"))
         return await self._in_thread(_relayed, leader)
 
-    async def _in_leader_thread(self, act: Callable[[Any], Any]) -> Any:
-        answer = await self._future(lambda reply: self._replica.call(act, reply), _ANSWER_SECONDS)
+    async def _report(self) -> Any:
+        """What the leader's thread knows of the datasets; None while another replica leads."""
+        if not self._replica.leads:
+            return None
+        answer = await self._future(partial(self._replica.call, Coordinator.report), _ANSWER_SECONDS)
         return answer.body.get("result")
 
     async def _join(self, dataset: str, body: Mapping[str, Any]) -> Response:
@@ -207,7 +209,7 @@ class Service:
         return _response(answer)
 
     async def _put_block(self, dataset: str, body: Mapping[str, Any]) -> Response:
-        digest, number = str(body.get("digest", "")), int(body.get("block", -1))
+        digest, number = str(body.get("digest", "")), int(str(body.get("block", -1)))
         if not re.fullmatch(r"[0-9a-f]{8,64}", digest) or not 0 <= number < 10**7:
             raise BadRequest("a block needs its number and the digest of all names")
         names = json.dumps(checked_names(body.get("names")))
@@ -247,7 +249,7 @@ class Service:
     # Threads ----------------------------------------
 
     async def _in_thread(self, act: Callable[..., T], *arguments: Any) -> T:
-        return await self._loop.run_in_executor(self._pool, functools.partial(act, *arguments))
+        return await self._loop.run_in_executor(self._pool, partial(act, *arguments))
 
     async def _future(self, start: Callable[[Callable[[Answer], None]], None], longest: float) -> Answer:
         """Wait for an answer from the leader's thread. All answers of a batch wake the event loop once."""
