@@ -19,6 +19,7 @@ PasswordAuthentication no
 PermitRootLogin prohibit-password
 LogLevel $BIREME_SSHD_LOG
 MaxStartups 1000
+LoginGraceTime 0
 END
 cat >"$folder/ssh_config" <<END
 Port $BIREME_MPI_PORT
