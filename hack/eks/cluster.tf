@@ -1,5 +1,7 @@
 data "aws_partition" "this" {}
 
+data "aws_caller_identity" "this" {}
+
 locals {
   policies = "arn:${data.aws_partition.this.partition}:iam::aws:policy"
 }
@@ -29,6 +31,10 @@ resource "aws_eks_cluster" "this" {
   access_config {
     authentication_mode                         = "API"
     bootstrap_cluster_creator_admin_permissions = true
+  }
+
+  kubernetes_network_config {
+    ip_family = var.ipv6 ? "ipv6" : "ipv4"
   }
 
   vpc_config {

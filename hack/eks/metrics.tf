@@ -1,12 +1,3 @@
-# CloudWatch's agent of charts/gpu-metrics, in the namespace default, has the role of addons.tf.
-resource "aws_eks_pod_identity_association" "metrics" {
-  count           = var.gpu_metrics ? 1 : 0
-  cluster_name    = aws_eks_cluster.this.name
-  namespace       = "default"
-  service_account = local.accounts.gpu-metrics.account
-  role_arn        = aws_iam_role.addon["gpu-metrics"].arn
-}
-
 # A line for the first GPU of each node, also of nodes that come later.
 resource "aws_cloudwatch_dashboard" "gpus" {
   count          = var.gpu_metrics ? 1 : 0

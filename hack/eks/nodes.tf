@@ -37,7 +37,7 @@ resource "aws_launch_template" "node" {
   user_data     = each.key == "cpu" ? null : base64encode(local.user_data[each.key])
 
   # EKS adds the cluster's security group only where no interface is described.
-  vpc_security_group_ids = each.key == "cpu" || each.value.efa > 0 ? null : [aws_eks_cluster.this.vpc_config[0].cluster_security_group_id]
+  vpc_security_group_ids = each.key == "cpu" || each.value.efa > 0 ? null : [local.cluster_group]
 
   # An interface with an address for pods on the first card, and EFA alone on the others.
   dynamic "network_interfaces" {
@@ -49,7 +49,7 @@ resource "aws_launch_template" "node" {
       interface_type     = card.value > 0 ? "efa-only" : each.value.cards > each.value.efa ? "interface" : "efa"
       # EC2 allows no public address with several interfaces; the subnets give none.
       associate_public_ip_address = card.value == 0 ? false : null
-      security_groups             = [aws_eks_cluster.this.vpc_config[0].cluster_security_group_id, aws_security_group.efa.id]
+      security_groups             = [local.cluster_group, aws_security_group.efa.id]
     }
   }
 
@@ -109,7 +109,7 @@ resource "aws_eks_node_group" "cpu" {
     min_size     = 0
     max_size     = var.cpu_nodes
   }
-  depends_on = [aws_iam_role_policy_attachment.node, aws_eks_addon.early]
+  depends_on = [aws_iam_role_policy_attachment.node, aws_eks_addon.early, aws_vpc_endpoint.service]
 }
 
 resource "aws_eks_node_group" "accelerated" {
@@ -143,5 +143,5 @@ resource "aws_eks_node_group" "accelerated" {
   lifecycle {
     ignore_changes = [launch_template, release_version]
   }
-  depends_on = [aws_iam_role_policy_attachment.node, aws_eks_addon.early]
+  depends_on = [aws_iam_role_policy_attachment.node, aws_eks_addon.early, aws_vpc_endpoint.service]
 }

@@ -56,13 +56,20 @@ output "fsx_dynamic_values" {
   value = yamlencode({
     provisioning = "dynamic"
     zone         = var.zones[0]
-    dynamic      = { subnetId = aws_subnet.private[var.zones[0]].id, securityGroupIds = [aws_security_group.storage.id] }
+    dynamic      = { subnetId = aws_subnet.private[var.zones[0]].id, securityGroupIds = [local.cluster_group] }
   })
 }
 
 output "dataset_values" {
   description = "Values for charts/dataset: terraform output -raw dataset_values > dataset.yaml"
   value       = length(var.buckets) > 0 ? yamlencode({ serviceAccount = { create = true, name = "data" } }) : null
+}
+
+output "karpenter_values" {
+  description = "Values for Karpenter's chart: terraform output -raw karpenter_values > karpenter.yaml"
+  value = var.karpenter ? yamlencode({
+    settings = { clusterName = var.name, interruptionQueue = var.name, featureGates = { nodeOverlay = true } }
+  }) : null
 }
 
 output "gpu_metrics_values" {

@@ -89,6 +89,32 @@ variable "cidr" {
   default     = "10.0.0.0/16"
 }
 
+variable "internet" {
+  description = "Nodes reach the internet by a NAT gateway; false gives them VPC endpoints of AWS's services instead"
+  type        = bool
+  default     = true
+}
+
+variable "ipv6" {
+  description = "Pods and Services have IPv6 addresses, which never changes afterwards"
+  type        = bool
+  default     = false
+  validation {
+    condition     = !var.ipv6 || (var.fsx_gib == 0 && !anytrue([for type in keys(var.nodes) : startswith(type, "p3.")]))
+    error_message = "ipv6: EKS has no FSx for Lustre and no p3.2xlarge, p3.8xlarge and p3.16xlarge in such a cluster."
+  }
+}
+
+variable "karpenter" {
+  description = "A role and a queue for Karpenter's controller, the ServiceAccount karpenter of kube-system"
+  type        = bool
+  default     = false
+  validation {
+    condition     = var.internet || !var.karpenter
+    error_message = "karpenter: it asks IAM, for which a VPC has no endpoint: leave internet on."
+  }
+}
+
 variable "efs" {
   description = "Make an EFS file system"
   type        = bool

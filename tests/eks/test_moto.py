@@ -28,8 +28,8 @@ resource "aws_eks_addon" "late" {
 resource "aws_eks_pod_identity_association" "data" {
   count = 0
 }
-resource "aws_eks_pod_identity_association" "metrics" {
-  count = 0
+resource "aws_eks_pod_identity_association" "account" {
+  for_each = {}
 }
 
 # moto has no placement groups.
@@ -43,8 +43,8 @@ resource "aws_launch_template" "node" {
 }
 
 # moto gives a cluster no security group.
-resource "aws_vpc_security_group_ingress_rule" "storage" {
-  referenced_security_group_id = aws_security_group.efa.id
+resource "aws_efs_mount_target" "this" {
+  security_groups = [aws_security_group.efa.id]
 }
 """
 VARIABLES = {
@@ -55,6 +55,7 @@ VARIABLES = {
 }
 MADE = {
     "aws_cloudwatch_dashboard": 1,
+    "aws_default_security_group": 1,
     "aws_efs_file_system": 1,
     "aws_efs_mount_target": 2,
     "aws_eip": 1,
@@ -69,12 +70,10 @@ MADE = {
     "aws_nat_gateway": 1,
     "aws_route_table": 2,
     "aws_route_table_association": 4,
-    "aws_security_group": 2,
+    "aws_security_group": 1,
     "aws_subnet": 4,
     "aws_vpc": 1,
     "aws_vpc_endpoint": 1,
-    "aws_vpc_security_group_egress_rule": 1,
-    "aws_vpc_security_group_ingress_rule": 5,
 }
 
 

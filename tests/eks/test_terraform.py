@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
+import subprocess
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from email import message_from_string
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +29,7 @@ from tests.support import stand_ins
 PATHS = Paths.discover(start=ROOT)
 INSTANCES = load_instances(PATHS)
 NODES = {"cpu": 2} | dict.fromkeys(INSTANCES, 3)
+MODULE = "github.com/aws/karpenter-provider-aws@v1.14.1"
 FLEET = Fleet("bireme", "us-west-2", ("us-west-2a", "us-west-2b"), NODES, INSTANCES)
 
 
@@ -159,3 +164,39 @@ def test_roles_of_drivers_can_only_be_taken_by_pods(states: Mapping[str, Mapping
     assert all("pods.eks.amazonaws.com" in policy for policy in drivers.values())
     attached = resources(states["everything"], "aws_iam_role_policy_attachment").values()
     assert not [each["policy_arn"] for each in attached if each["policy_arn"].endswith("FullAccess")]
+
+
+def test_karpenters_role_allows_each_call_that_it_makes(states: Mapping[str, Mapping[str, Any]]) -> None:
+    (policy,) = (
+        json.loads(each["policy"])
+        for name, each in resources(states["karpenter"], "aws_iam_policy").items()
+        if name == "karpenter"
+    )
+    statements = [each for each in policy["Statement"] if each["Effect"] == "Allow"]
+    allowed = {action for each in statements for action in listed(each["Action"])}
+    called = calls_of_karpenter()
+    assert {"ec2:CreateFleet", "iam:CreateInstanceProfile", "sqs:ReceiveMessage"} <= called
+    assert sorted(called - allowed) == []
+    # Beside its calls, it gives nodes their role.
+    assert sorted(allowed - called) == ["iam:PassRole"]
+    changing = {each for each in allowed if not re.match(r"\w+:(Describe|Get|List|Receive)", each)}
+    everywhere = [each for each in statements if "*" in listed(each["Resource"])]
+    assert not changing & {action for each in everywhere for action in listed(each["Action"])}
+
+
+def listed(value: str | list[str]) -> list[str]:
+    """Of IAM's fields that are one text or several."""
+    return [value] if isinstance(value, str) else value
+
+
+def calls_of_karpenter() -> set[str]:
+    """The actions of the calls that Karpenter's module knows, without those of its tests and options."""
+    answer = subprocess.run(
+        [Toolbox(PATHS).go(), "mod", "download", "-json", MODULE], check=True, capture_output=True, text=True
+    ).stdout
+    text = Path(json.loads(answer)["Dir"], "pkg/aws/sdk.go").read_text()
+    calls = {
+        f"{service}:{call}" for call, service in re.findall(r"^\t(\w+)\(.*\*(\w+)\.\w+Input,", text, re.M)
+    }
+    # Its tests send messages and write time series. Zonal shifts are an option of its chart.
+    return {each for each in calls if not re.match("timestreamwrite|arczonalshift|sqs:SendMessage", each)}

@@ -61,7 +61,7 @@ CLUSTER: Mapping[str, Any] = {
     },
     "iam": {"withOIDC": bool},
     "addonsConfig": {"autoApplyPodIdentityAssociations": bool},
-    "addons": [{"name": str}],
+    "addons": [{"name": str, "configurationValues": str}],
     "managedNodeGroups": [NODE_GROUP],
 }
 

@@ -2,6 +2,15 @@ mock_provider "aws" {
   mock_data "aws_partition" {
     defaults = { partition = "aws" }
   }
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+  mock_resource "aws_vpc" {
+    defaults = { ipv6_cidr_block = "2001:db8:0:100::/56" }
+  }
+  mock_resource "aws_sqs_queue" {
+    defaults = { arn = "arn:aws:sqs:us-west-2:123456789012:bireme" }
+  }
   mock_resource "aws_iam_role" {
     defaults = { arn = "arn:aws:iam::123456789012:role/bireme" }
   }
@@ -51,6 +60,102 @@ run "defaults" {
     condition     = length(aws_autoscaling_schedule.expires) == 0 && length(aws_iam_role.data) == 0 && !contains(keys(aws_iam_role.addon), "gpu-metrics") && !contains(keys(aws_eks_addon.late), "amazon-cloudwatch-observability")
     error_message = "guard and CloudWatch are options"
   }
+  assert {
+    condition     = jsondecode(aws_eks_addon.early["vpc-cni"].configuration_values).enableNetworkPolicy == "true"
+    error_message = "NetworkPolicies hold"
+  }
+  assert {
+    condition     = length(aws_vpc_endpoint.service) == 0 && length(aws_sqs_queue.karpenter) == 0 && !contains(keys(aws_iam_role.addon), "karpenter")
+    error_message = "endpoints and Karpenter are options"
+  }
+}
+
+run "without_internet" {
+  command = apply
+  variables {
+    internet = false
+    fsx_gib  = 1200
+    nodes    = { "p5.48xlarge" = 2 }
+    capacity = { "p5.48xlarge" = { kind = "block", reservation = "cr-0a2" } }
+  }
+  assert {
+    condition     = length(aws_nat_gateway.this) + length(aws_internet_gateway.this) + length(aws_egress_only_internet_gateway.this) + length(aws_eip.nat) + length(aws_subnet.public) == 0
+    error_message = "there is no way outside"
+  }
+  assert {
+    condition     = length(setsubtract(["ec2", "ecr.api", "ecr.dkr", "eks", "eks-auth", "elasticfilesystem", "fsx", "logs", "sts"], keys(aws_vpc_endpoint.service))) == 0
+    error_message = "AWS's services have endpoints"
+  }
+  assert {
+    condition     = alltrue([for each in values(aws_vpc_endpoint.service) : each.private_dns_enabled && each.security_group_ids == toset(["sg-cluster"]) && length(each.subnet_ids) == 2])
+    error_message = "nodes, which are in the cluster's group, reach the endpoints by AWS's own names"
+  }
+}
+
+run "ipv6" {
+  command = apply
+  variables {
+    ipv6  = true
+    nodes = { "p4d.24xlarge" = 2, "trn2.48xlarge" = 1 }
+  }
+  assert {
+    condition     = one(aws_eks_cluster.this.kubernetes_network_config).ip_family == "ipv6"
+    error_message = "pods have IPv6"
+  }
+  assert {
+    condition     = [for each in values(aws_subnet.private) : each.ipv6_cidr_block if each.assign_ipv6_address_on_creation] == ["2001:db8:0:100::/64", "2001:db8:0:101::/64"]
+    error_message = "each subnet gives addresses of its own"
+  }
+  assert {
+    condition     = contains([for each in aws_route_table.private.route : each.ipv6_cidr_block], "::/0") && length(aws_route_table.private.route) == 2
+    error_message = "pods reach the internet by both families"
+  }
+  assert {
+    condition     = contains(jsondecode(aws_iam_policy.own["vpc-cni"].policy).Statement[0].Action, "ec2:AssignIpv6Addresses") && aws_iam_role_policy_attachment.addon["vpc-cni"].policy_arn == aws_iam_policy.own["vpc-cni"].arn
+    error_message = "the CNI may assign IPv6 addresses"
+  }
+}
+
+# tests/eks compares the role with what Karpenter calls.
+run "karpenter" {
+  command = apply
+  variables {
+    karpenter = true
+  }
+  assert {
+    condition     = aws_eks_pod_identity_association.account["karpenter"].namespace == "kube-system" && aws_iam_role_policy_attachment.addon["karpenter"].policy_arn == aws_iam_policy.own["karpenter"].arn
+    error_message = "Karpenter's ServiceAccount has the role"
+  }
+  assert {
+    condition     = length(aws_cloudwatch_event_target.karpenter) == 4 && alltrue([for each in values(aws_cloudwatch_event_target.karpenter) : each.arn == aws_sqs_queue.karpenter[0].arn])
+    error_message = "AWS tells the queue what it takes back"
+  }
+  assert {
+    condition     = jsondecode(aws_sqs_queue.karpenter[0].policy).Statement[0].Resource == aws_sqs_queue.karpenter[0].arn
+    error_message = "events may be sent to this queue"
+  }
+  assert {
+    condition     = yamldecode(output.karpenter_values).settings.interruptionQueue == aws_sqs_queue.karpenter[0].name
+    error_message = "Karpenter is told the queue"
+  }
+}
+
+run "fsx_and_ipv6_are_refused" {
+  command = plan
+  variables {
+    ipv6    = true
+    fsx_gib = 1200
+  }
+  expect_failures = [var.ipv6]
+}
+
+run "karpenter_without_internet_is_refused" {
+  command = plan
+  variables {
+    karpenter = true
+    internet  = false
+  }
+  expect_failures = [var.karpenter]
 }
 
 # tests/eks compares what this makes with the instance table.
@@ -67,7 +172,7 @@ run "everything" {
     gpu_metrics = true
   }
   assert {
-    condition     = endswith(aws_iam_role_policy_attachment.addon["gpu-metrics"].policy_arn, "/CloudWatchAgentServerPolicy") && aws_eks_pod_identity_association.metrics[0].service_account == "gpu-metrics"
+    condition     = endswith(aws_iam_role_policy_attachment.addon["gpu-metrics"].policy_arn, "/CloudWatchAgentServerPolicy") && aws_eks_pod_identity_association.account["gpu-metrics"].namespace == "default"
     error_message = "the agent of charts/gpu-metrics may send metrics"
   }
   assert {

@@ -11,15 +11,11 @@ from bireme.plan.instances import ROOT_VOLUME_GIB
 from bireme.provision.groups import NODE_CONFIG, Capacity, Fleet, Group
 
 _ADDONS = (
-    "vpc-cni",
-    "coredns",
-    "kube-proxy",
-    "eks-pod-identity-agent",
-    "eks-node-monitoring-agent",
-    "aws-ebs-csi-driver",
-    "aws-efs-csi-driver",
-    "aws-fsx-csi-driver",
+    *("coredns", "kube-proxy", "eks-pod-identity-agent", "eks-node-monitoring-agent"),
+    *("aws-ebs-csi-driver", "aws-efs-csi-driver", "aws-fsx-csi-driver"),
 )
+# Without it no NetworkPolicy holds.
+_CNI = {"name": "vpc-cni", "configurationValues": '{"enableNetworkPolicy": "true"}'}
 _RAID0 = """\
   instance:
     localStorage:
@@ -50,7 +46,7 @@ def cluster_config(fleet: Fleet, kubernetes: str, admitted: tuple[str, ...] = ()
         "vpc": {"nat": {"gateway": "Single"}, "clusterEndpoints": endpoints, **opened},
         "iam": {"withOIDC": True},
         "addonsConfig": {"autoApplyPodIdentityAssociations": True},
-        "addons": [{"name": name} for name in _ADDONS],
+        "addons": [_CNI, *({"name": name} for name in _ADDONS)],
         "managedNodeGroups": [_node_group(group, fleet.placement_group) for group in fleet.groups],
     }
 
