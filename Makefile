@@ -123,8 +123,12 @@ package: setup ## Pack the charts, their values and the Python packages into dis
 		$(if $(COSIGN_KEY),--cosign-key $(COSIGN_KEY)) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: images
-images: setup ## Build the images and push them: make images REGISTRY=123456789012.dkr.ecr.us-west-2.amazonaws.com (ONLY="paddle torch" builds these, MIRROR=1 also copies those of others, DRY_RUN=1 prints how)
-	$(BIN)/python hack/images/publish.py $(if $(DRY_RUN),--dry-run) $(if $(MIRROR),--mirror) $(if $(ONLY),--only "$(ONLY)") "$(REGISTRY)"
+images: setup ## Build the images and push them: make images REGISTRY=123456789012.dkr.ecr.us-west-2.amazonaws.com (ONLY="paddle torch" builds these, MIRROR=1 also copies those of others, COSIGN_KEY=file signs them, DRY_RUN=1 prints how)
+	$(BIN)/python hack/images/publish.py $(if $(DRY_RUN),--dry-run) $(if $(MIRROR),--mirror) $(if $(ONLY),--only "$(ONLY)") "$(REGISTRY)" $(if $(COSIGN_KEY),--cosign-key $(COSIGN_KEY))
+
+.PHONY: digests
+digests: setup ## Print the digests of the images as values of all charts: make digests REGISTRY=… > digests.yaml
+	@$(BIN)/python hack/images/publish.py --digests $(if $(ONLY),--only "$(ONLY)") "$(REGISTRY)"
 
 .PHONY: bench
 bench: setup ## Run the benchmarks (some minutes)

@@ -42,7 +42,7 @@ def controller(
 ) -> Iterator[Program]:
     """charts/autoscaler for the namespace of the tests; its controller runs as a process."""
     release = new_release()
-    sets = [f"watchNamespace={test_namespace}", "everySeconds=1", REGISTRY]
+    sets = [f"watchNamespace={{{test_namespace},kube-public}}", "everySeconds=1", REGISTRY]
     release.install("autoscaler", "autoscaler", test_namespace, sets=sets)
     with controllers.running(cluster, "autoscaler", test_namespace, BIREME) as program:
         yield program

@@ -233,6 +233,28 @@ def test_what_daemonsets_take_of_the_nodes_is_not_there_for_workers(
     assert sentence.endswith("a pod asks for 46 cpu, a whole node has 45810m")
 
 
+def test_network_policies_that_nothing_holds_pods_to(
+    cluster: EmbeddedCluster, namespace: str, before: Before
+) -> None:
+    sets = ["networkPolicy.enabled=true"]
+    (sentence,) = before("etcd", sets=sets)
+    assert sentence.startswith("Nothing that is known here holds pods to NetworkPolicies")
+    assert before("etcd") == []
+    # As EKS's add-on makes it, first with its default and then with enableNetworkPolicy.
+    path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+    labels = {"k8s-app": "aws-node"}
+    for option, found in (("false", [sentence]), ("true", [])):
+        agent = {"name": "aws-eks-nodeagent", "image": "a", "args": [f"--enable-network-policy={option}"]}
+        pod = {"containers": [{"name": "aws-node", "image": "a"}, agent], "nodeSelector": {"no": "node"}}
+        spec = {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        }
+        cluster.api.create(path, {"metadata": {"name": "aws-node"}, "spec": spec})
+        assert before("etcd", sets=sets) == found
+        cluster.api.delete(f"{path}/aws-node")
+
+
 @pytest.fixture
 def tainted(cluster: EmbeddedCluster) -> Iterator[str]:
     """A node with a taint more; its name."""
@@ -556,4 +578,4 @@ def test_the_command_prints_findings_as_json_and_ends_with_1(
     assert {(each["rule"], each["severity"]) for each in notes} == {("images", "note"), ("network", "note")}
     said = CliRunner().invoke(cli, [*command, "-o", "text"]).stderr.splitlines()[0]
     assert said.startswith(f"doctor of chart {chart}: context ")
-    assert "; looks at version, nodes, storage, drivers, kinds, references, queues" in said
+    assert "; looks at version, nodes, storage, drivers, kinds, references, policies, queues" in said

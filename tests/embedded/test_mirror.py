@@ -9,8 +9,9 @@ import io
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -37,8 +38,10 @@ def make_images(root: Path, registry: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def images_of_the_charts(toolbox: Toolbox, paths: Paths, registry: str) -> set[str]:
-    """The images of all charts with global.imageRegistry and their ci values.
+def images_of_the_charts(
+    toolbox: Toolbox, paths: Paths, registry: str, more: Mapping[str, Any] | None = None
+) -> set[str]:
+    """The images of all charts with global.imageRegistry, ``more`` and their ci values.
 
     Left out are values with registries of their own, and the containers that values add with an image.
     """
@@ -51,7 +54,11 @@ def images_of_the_charts(toolbox: Toolbox, paths: Paths, registry: str) -> set[s
             continue
         for added in ("sidecars", "initContainers"):
             values.get("pod", {}).pop(added, None)
-        requests.append(RenderRequest(file.parents[1], values, settings=SetFlags(sets=[*sets, *region])))
+        requests.append(
+            RenderRequest(
+                file.parents[1], values | dict(more or {}), settings=SetFlags(sets=[*sets, *region])
+            )
+        )
     found = set()
     for render in Renderer(toolbox, paths).render_many(requests):
         assert not isinstance(render, RenderError), render
@@ -76,7 +83,7 @@ def test_after_mirroring_the_registry_has_every_image_that_a_chart_names(
         return done.stdout.strip()
 
     commands = make_images(bireme_paths.root, registry)
-    for _, _, pushed in (words for words in commands if words[:2] == ["docker", "push"]):
+    for pushed in (words[words.index("--tag") + 1] for words in commands if "buildx" in words):
         run("append", "--new_layer", str(layer), "--new_tag", pushed)
     copies = [words[2:] for words in commands if words[:2] == ["crane", "copy"]]
     assert copies
@@ -89,3 +96,9 @@ def test_after_mirroring_the_registry_has_every_image_that_a_chart_names(
     needed = images_of_the_charts(toolbox, bireme_paths, registry)
     for image in sorted(needed):
         run("manifest", image)
+
+    # `make digests` prints values with which the charts name what the registry has, and no tags.
+    command = [sys.executable, "hack/images/publish.py", "--digests", registry]
+    done = subprocess.run(command, cwd=bireme_paths.root, capture_output=True, text=True, check=True)
+    by_digest = images_of_the_charts(toolbox, bireme_paths, registry, yaml.safe_load(done.stdout))
+    assert by_digest == {f"{each.rpartition(':')[0]}@{run('digest', each)}" for each in needed}

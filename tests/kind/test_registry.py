@@ -53,7 +53,7 @@ def registry(
         command = [sys.executable, "hack/images/publish.py", "--dry-run", "--mirror", name]
         printed = subprocess.run(command, cwd=bireme_paths.root, capture_output=True, text=True, check=True)
         lines = [line.split() for line in printed.stdout.splitlines()]
-        pushes = [words[-1] for words in lines if words[:2] == ["docker", "push"]]
+        pushes = [words[words.index("--tag") + 1] for words in lines if "buildx" in words]
         copies = [words[-1] for words in lines if words[:2] == ["crane", "copy"]]
         # etcd has a second tag, for the v2 API.
         targets = {target: "torch" for target in pushes if "/bireme/torch:" in target}

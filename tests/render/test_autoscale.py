@@ -110,3 +110,13 @@ def test_a_controller_of_one_namespace_patches_jobs_only_there(render: RenderCha
     assert role.namespace == "team"
     (container,) = kinds(found, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
     assert "--namespace=team" in container["args"]
+
+
+def test_a_controller_of_several_namespaces_has_a_role_in_each(render: RenderChart) -> None:
+    found = render("autoscaler", sets=[REGISTRY, "watchNamespace={vision,speech}"])
+    assert not any("jobs" in rule["resources"] for rule in rules(found, "ClusterRole"))
+    for kind in ("Role", "RoleBinding"):
+        in_them = [each.namespace for each in kinds(found, kind) if each.namespace != "default"]
+        assert in_them == ["vision", "speech"]
+    (container,) = kinds(found, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
+    assert {"--namespace=vision", "--namespace=speech"} <= set(container["args"])

@@ -48,6 +48,17 @@ def test_each_upstream_can_have_a_registry_of_its_own(render: Callable[..., Rend
     assert "rest.example.com/bireme/torch:0.1.0" in images(render("torch-elastic", sets=[*sets, *ours]))
 
 
+def test_digests_by_name_and_tag_win_over_tags(render: Callable[..., Render]) -> None:
+    """As `make digests` prints them, also for the etcd of the job."""
+    tagged = images(render("torch-elastic"))
+    digests = {image: f"sha256:{index:064x}" for index, image in enumerate(sorted(tagged))}
+    values = {"global": {"imageDigests": digests, "imageRegistry": "registry.example.com"}}
+    found = images(render("torch-elastic", values=values))
+    assert len(tagged) >= 3
+    in_registry = {image.split(":")[0].partition("/")[2]: digest for image, digest in digests.items()}
+    assert found == {f"registry.example.com/{name}@{digest}" for name, digest in in_registry.items()}
+
+
 def pushed_by(scripts: list[str]) -> set[str]:
     """What is in the registry afterwards."""
     return set(re.findall(r"(?:--tag|^crane copy \S+) (\S+)", "\n".join(scripts), re.MULTILINE))
@@ -69,6 +80,7 @@ def test_a_mirror_has_every_image_of_others_that_ci_values_name(matrix: Matrix) 
     rendered = {image for case in CASES if case.ci for image in images(matrix(case))}
     plugin = "/eks/aws-efa-k8s-device-plugin:"  # It has a registry for each region.
     wanted = {image for image in rendered if "bireme/" not in image and plugin not in image}
+    wanted.add("nvcr.io/nvidia/k8s-device-plugin:v0.19.0")  # Of the walkthroughs.
     assert len(wanted) >= 7
     said = [
         line for script in publish.steps("ghcr.io/team", ROOT, mirror=True) for line in script.splitlines()

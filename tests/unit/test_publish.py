@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bireme.live.doctor import PROVIDERS
+
 ROOT = Path(__file__).parents[2]
 ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 IMAGES = sorted(file.parent.name for file in ROOT.glob("images/*/Dockerfile"))
@@ -131,6 +133,36 @@ def test_a_mirror_logs_in_where_the_efa_plugin_is_and_makes_repositories() -> No
     made = {line.split()[-1] for line in said if "create-repository" in line}
     assert {"team/coreos/etcd", "team/library/python", "team/bireme/torch"} <= made
     assert not [line for line in lines("--mirror", "ghcr.io/x") if "create-repository" in line]
+
+
+def test_a_mirror_has_the_device_plugin_of_nvidia_that_the_walkthroughs_install() -> None:
+    said = "\n".join(lines("--mirror", "ghcr.io/x"))
+    (version,) = re.findall(
+        r"^helm push dist/nvidia-device-plugin-(\S+)\.tgz oci://ghcr.io/x/charts$", said, re.M
+    )
+    assert (
+        f"nvcr.io/nvidia/k8s-device-plugin:v{version} ghcr.io/x/nvidia/k8s-device-plugin:v{version}" in said
+    )
+    files = [*ROOT.glob("docs/walkthroughs/*.md"), ROOT / "docs/gpu.md", ROOT / "images/README.md"]
+    text = "\n".join(file.read_text() for file in files) + PROVIDERS["nvidia.com/gpu"]
+    assert set(re.findall(r"nvidia-device-plugin[^\n]*(?:\\\n)?[^\n]*--version (\S+)", text)) == {version}
+
+
+def test_with_a_key_each_image_is_signed_by_its_digest_and_has_an_sbom(tmp_path: Path) -> None:
+    (tmp_path / "cosign.key").write_text("")
+    key = f"{tmp_path}/cosign.key"
+    said = lines("--mirror", "--cosign-key", key, "--only", "torch", "ghcr.io/x")
+    assert not [
+        line for line in lines("--only", "torch", "ghcr.io/x") if "cosign" in line or "--sbom" in line
+    ]
+    (build,) = [line for line in said if "buildx" in line]
+    assert "--sbom=true --provenance=mode=max --push" in build
+    signed = re.findall(
+        r"^cosign sign .* --key \S+ \"(\S+)@\$\(crane digest (\S+)\)\"$", "\n".join(said), re.M
+    )
+    copied = [line.split()[-1] for line in said if line.startswith("crane copy")]
+    assert [image for image, _ in signed] == [f"ghcr.io/x/bireme/torch:{VERSION}", *copied]
+    assert all(image == asked.partition("@")[0] for image, asked in signed)
 
 
 @pytest.mark.parametrize(("chart", "keys"), [("mpi-training", ()), ("gpu-metrics", ("cloudwatch",))])

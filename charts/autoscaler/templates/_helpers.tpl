@@ -3,7 +3,7 @@ The controller's command line.
 */}}
 {{- define "autoscaler.args" -}}
 - autoscale
-{{- with .Values.watchNamespace }}
+{{- range include "autoscaler.namespaces" . | fromJsonArray }}
 - --namespace={{ . }}
 {{- end }}
 {{- with .Values.prometheus.url }}
@@ -11,6 +11,14 @@ The controller's command line.
 {{- end }}
 - --lease-namespace={{ .Release.Namespace }}
 - --direct
+{{- end }}
+
+{{/*
+The namespaces of watchNamespace, as JSON: none for all.
+*/}}
+{{- define "autoscaler.namespaces" -}}
+{{- $given := .Values.watchNamespace }}
+{{- ternary (list $given | compact) $given (kindIs "string" $given) | toJson }}
 {{- end }}
 
 {{/*

@@ -1,6 +1,6 @@
 {{/*
 An image reference. The longest key of global.imageRegistries that the image's name starts with decides its registry,
-then global.imageRegistry, then its own; a digest wins over the tag.
+then global.imageRegistry, then its own. A digest, its own or that of global.imageDigests for name and tag, wins over the tag.
 Arguments: root, image {registry, repository, tag, digest}.
 */}}
 {{- define "common.image" -}}
@@ -15,11 +15,8 @@ Arguments: root, image {registry, repository, tag, digest}.
 {{- $registry := $global.imageRegistry | default $image.registry }}
 {{- with $upstream }}{{ $registry = get $global.imageRegistries . }}{{ end }}
 {{- $name := join "/" (compact (list $registry $image.repository)) }}
-{{- if $image.digest }}
-{{- printf "%s@%s" $name $image.digest }}
-{{- else }}
-{{- printf "%s:%s" $name $image.tag }}
-{{- end }}
+{{- $digest := $image.digest | default (get ($global.imageDigests | default dict) (printf "%s:%s" $own $image.tag)) }}
+{{- ternary (printf "%s:%s" $name $image.tag) (printf "%s@%s" $name $digest) (empty $digest) }}
 {{- end }}
 
 {{/*

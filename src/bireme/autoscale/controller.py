@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,14 +25,15 @@ MANAGER = "bireme-autoscaler"
 """The field manager of what the controller writes."""
 # Decisions on older facts are not carried out.
 _STALE_SECONDS = 60
+_JOBS = "/apis/batch/v1/jobs"
 
 
 class Controller:
     """Resizes the jobs of a cluster. ``ask`` reaches workers, ``tell`` gets a line for people.
 
-    ``lease`` is what it must hold to change anything. Without one it acts alone. Only Jobs of ``namespace``
-    change, all if it is empty. With ``dry_run`` it says what would change. ``prometheus`` is the address for
-    jobs with a metric.
+    ``lease`` is what it must hold to change anything. Without one it acts alone. Only Jobs of ``namespaces``
+    change, all if there are none. With ``dry_run`` it says what would change. ``prometheus`` is the address
+    for jobs with a metric.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Controller:
         ask: Ask,
         tell: Callable[[str], None],
         lease: Lease | None = None,
-        namespace: str = "",
+        namespaces: Sequence[str] = (),
         dry_run: bool = False,
         prometheus: str = "",
     ) -> None:
         self._api, self._ask, self._tell, self._lease = api, ask, tell, lease
-        self._namespace, self._dry_run, self._prometheus = namespace, dry_run, prometheus
+        self._namespaces, self._dry_run, self._prometheus = namespaces, dry_run, prometheus
         self._told: set[str] = set()
         self._saving: frozenset[str] = frozenset()
         self._state = ""
@@ -87,8 +88,9 @@ class Controller:
         return tuple(each for each in decided if self._apply(world, each))
 
     def _look(self) -> World:
-        scope = f"namespaces/{self._namespace}/" if self._namespace else ""
-        jobs = self._api.get(f"/apis/batch/v1/{scope}jobs", labelSelector=AUTOSCALE_ANNOTATION)["items"]
+        paths = [f"/apis/batch/v1/namespaces/{each}/jobs" for each in self._namespaces]
+        lists = (self._api.get(each, labelSelector=AUTOSCALE_ANNOTATION) for each in paths or [_JOBS])
+        jobs = [job for each in lists for job in each["items"]]
         if not jobs:
             return World((), (), ())
         pods = self._api.get("/api/v1/pods")["items"]

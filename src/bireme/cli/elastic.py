@@ -27,9 +27,10 @@ _LEASE = "bireme-autoscaler"
 @click.option(
     "-n",
     "--namespace",
-    default="",
+    "namespaces",
+    multiple=True,
     callback=a_namespace,
-    help="Namespace of the jobs to resize (default: all)",
+    help="Namespace of the jobs to resize, also several times (default: all)",
 )
 @click.option("--once", is_flag=True, help="Look and resize once, then end")
 @click.option("--dry-run", is_flag=True, help="Say what would change, once; change nothing")
@@ -61,7 +62,7 @@ _LEASE = "bireme-autoscaler"
 def autoscale_command(
     app: App,
     /,
-    namespace: str,
+    namespaces: tuple[str, ...],
     once: bool,
     dry_run: bool,
     every: float,
@@ -83,7 +84,7 @@ def autoscale_command(
     ask = pod_http.directly(WORKER_SECONDS) if direct else pod_http.through_the_api(api, WORKER_SECONDS)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = None if dry_run else Lease(api, lease_namespace, _LEASE, holder)
-    controller = Controller(api, ask, _tell, lease, namespace, dry_run, prometheus)
+    controller = Controller(api, ask, _tell, lease, namespaces, dry_run, prometheus)
     if once or dry_run:
         if not controller.leads():
             raise BiremeError(

@@ -154,10 +154,11 @@ def refuse_name(option: str, name: str, longest: int, inner: str = "-") -> None:
         )
 
 
-def a_namespace(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A click callback: refuses what cannot be the name of a namespace."""
-    if value is not None and value != parameter.default:
-        refuse_name(parameter.opts[-1], value, 63)
+def a_namespace(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """A click callback: refuses what cannot be the name of a namespace, or of each of several."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if each is not None and each != parameter.default:
+            refuse_name(parameter.opts[-1], each, 63)
     return value
 
 

@@ -31,7 +31,8 @@ _FORBIDDEN = (401, 403)
 _RESTARTS = 3
 PROVIDERS = {
     ACCELERATORS[0]: "helm repo add nvdp https://nvidia.github.io/k8s-device-plugin && "
-    "helm install nvdp nvdp/nvidia-device-plugin --namespace kube-system -f values/nvidia-device-plugin.yaml",
+    "helm install nvdp nvdp/nvidia-device-plugin --version 0.19.0 --namespace kube-system "
+    "-f values/nvidia-device-plugin.yaml",
     ACCELERATORS[
         1
     ]: "helm install neuron oci://public.ecr.aws/neuron/neuron-helm-chart --namespace kube-system",
@@ -41,6 +42,9 @@ PROVIDERS = {
 """What makes nodes offer a resource."""
 _SMALL = "instance.threadsPerCore=1 where cores have one thread, or more pod.reserve.cpu or .memoryMiB"
 _ADDONS = {"efs.csi.aws.com": "aws-efs-csi-driver", "fsx.csi.aws.com": "aws-fsx-csi-driver"}
+# What holds pods to NetworkPolicies, by its DaemonSet or container. AWS's agent does so with this option.
+_ENFORCERS = re.compile(r"calico|canal|cilium|antrea|kube-router|ovnkube|anetd|kindnet|kube-network-policies")
+_AWS_ENFORCES = "--enable-network-policy=true"
 _FAULTS = {
     "ImagePullBackOff": "its image cannot be pulled",
     "ErrImagePull": "its image cannot be pulled",
@@ -84,6 +88,7 @@ class Doctor:
             "drivers": self._drivers,
             "kinds": self._kinds,
             "references": lambda: dangling(self.manifests, self._has),
+            "policies": self._policies,
             "queues": self._queues,
         }
         if not installed:
@@ -167,6 +172,11 @@ class Doctor:
         return nodes
 
     @cached_property
+    def _daemons(self) -> list[Mapping[str, Any]]:
+        daemons: list[Mapping[str, Any]] = self.api.get("/apis/apps/v1/daemonsets")["items"]
+        return daemons
+
+    @cached_property
     def _types(self) -> set[str]:
         """The instance types that the job's pods are bound to."""
         return {pod.instance_type for pod in self.plan.pods if pod.instance_type}
@@ -185,11 +195,10 @@ class Doctor:
         for name in () if is_made else sorted(missing):
             yield Finding("nodes", f"No node offers {name}, which the job asks for", PROVIDERS[name])
         rooms: dict[str, list[Mapping[str, str]]] = {}
-        daemons = self.api.get("/apis/apps/v1/daemonsets")["items"]
         for node in usable:
             kind = _labels(node).get(INSTANCE_TYPE_LABEL, "")
             if kind in self._types and kind in self.instances:
-                rooms.setdefault(kind, []).append(_room(node, daemons))
+                rooms.setdefault(kind, []).append(_room(node, self._daemons))
         bound = [pod for pod in self.plan.pods if pod.instance_type]
         for said in fit(bound, rooms, self.instances):
             if NEVER in said and not any(name in said for name in missing):
@@ -298,6 +307,20 @@ class Doctor:
             return self.api.find(f"{folder}/{kind.lower()}s/{name}") is not None
         known = KINDS.get(kind)
         return not known or self.api.find(f"{known.path(self.plan.namespace)}/{name}") is not None
+
+    def _policies(self) -> Iterator[Finding]:
+        """NetworkPolicies that nothing holds pods to: the API server takes them all the same."""
+        containers = [c for each in self._daemons for c in each["spec"]["template"]["spec"]["containers"]]
+        names = " ".join(str(each["name"]) for each in (*(d["metadata"] for d in self._daemons), *containers))
+        holds = _ENFORCERS.search(names) or any(_AWS_ENFORCES in (c.get("args") or ()) for c in containers)
+        if not holds and any(item.kind == "NetworkPolicy" for item in self.manifests):
+            yield Finding(
+                "policies",
+                "Nothing that is known here holds pods to NetworkPolicies, so any pod reaches the job's",
+                "aws eks update-addon --cluster-name CLUSTER --addon-name vpc-cni "
+                """--configuration-values '{"enableNetworkPolicy": "true"}'""",
+                "warning",
+            )
 
     def _queues(self) -> Iterator[Finding]:
         namespace = self.plan.namespace
