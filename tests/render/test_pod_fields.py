@@ -128,7 +128,7 @@ def test_the_launcher_of_an_mpijob_has_a_place_and_variables_of_its_own(
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
     roles = {role: spec["template"]["spec"] for role, spec in job["spec"]["mpiReplicaSpecs"].items()}
     launcher, worker = (container_of(roles[role], "trainer") for role in ("Launcher", "Worker"))
-    assert roles["Launcher"]["nodeSelector"] == {"pool": "cpu"}
+    assert roles["Launcher"]["nodeSelector"] == {"pool": "cpu", "kubernetes.io/os": "linux"}
     assert roles["Launcher"]["affinity"] == affinity
     assert [each["key"] for each in roles["Launcher"]["tolerations"]] == ["team", "pool"]
     assert "pool" not in {each["key"] for each in roles["Worker"]["tolerations"]}
@@ -527,6 +527,8 @@ def test_running_as_root_leaves_the_number_of_workers_alone(renderer: Renderer, 
         ("autoscaler", ["image.registry=registry.example"]),
         ("dataset", ["sources[0].url=s3://bucket/data", "claim.name=data", "claim.path=photos"]),
         ("torch-elastic", ["data.dispatcher.enabled=true", "etcd.persistence.enabled=true"]),
+        ("mpi-training", ["image.repository=bireme/mpi", "image.registry=", "image.tag=0.1.0"]),
+        ("paddle", ["paddle.pservers.count=2", "data.prep.enabled=true", "data.prep.args={prepare.py}"]),
     ],
 )
 def test_pods_that_are_for_no_instance_type_run_on_linux(

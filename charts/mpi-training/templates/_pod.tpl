@@ -115,7 +115,7 @@ The scheduling fields of the launcher. It needs no accelerator, only nodes for w
 */}}
 {{- define "mpi-training.launcherPlacement" -}}
 {{- $v := .Values }}
-{{- $selector := deepCopy $v.mpi.launcher.nodeSelector }}
+{{- $selector := merge (deepCopy $v.mpi.launcher.nodeSelector) (dict "kubernetes.io/os" "linux") }}
 {{- if and (not $v.mpi.launcher.image.repository) (not (hasKey $selector "kubernetes.io/arch")) }}
 {{- with include "training.architecture" (dict "root" .) }}{{ $_ := set $selector "kubernetes.io/arch" . }}{{ end }}
 {{- end }}

@@ -17,10 +17,11 @@ template:
     enableServiceLinks: false
     serviceAccountName: {{ include "common.serviceAccountName" (dict "root" .) | quote }}
     {{- include "common.imagePullSecrets" (dict "root" .) | nindent 4 }}
-    {{- with include "training.architecture" (dict "root" .) }}
     nodeSelector:
+      kubernetes.io/os: linux
+      {{- with include "training.architecture" (dict "root" .) }}
       kubernetes.io/arch: {{ . }}
-    {{- end }}
+      {{- end }}
     securityContext:
       {{- toYaml $v.podSecurityContext | nindent 6 }}
     {{- with include "training.git.container" (dict "root" .) }}

@@ -169,8 +169,8 @@ resources:
 
 {{/*
 The node selector of a worker: its instance type, what placement adds, and the values' nodeSelector. HyperPod labels the
-nodes that are healthy (docs.aws.amazon.com/sagemaker, sagemaker-hyperpod-eks-resiliency-node-labels). A pod that runs the
-workers' image on any type needs their architecture.
+nodes that are healthy (docs.aws.amazon.com/sagemaker, sagemaker-hyperpod-eks-resiliency-node-labels). A pod that runs on
+any type needs Linux and the architecture of the workers' image.
 Arguments: root, worker.
 */}}
 {{- define "training.workerNodeSelector" -}}
@@ -184,6 +184,7 @@ Arguments: root, worker.
 {{- if hasPrefix "ml." $worker.type }}{{ $_ := set $own "sagemaker.amazonaws.com/node-health-status" "Schedulable" }}{{ end }}
 {{- include "training.placement.labels" (dict "root" .root "worker" $worker "labels" $own) }}
 {{- $selector := mergeOverwrite $own (deepCopy (required "training.workerNodeSelector needs root" .root).Values.nodeSelector) }}
+{{- if not (hasKey $selector "node.kubernetes.io/instance-type") }}{{ $selector = merge $selector (dict "kubernetes.io/os" "linux") }}{{ end }}
 {{- with $selector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
