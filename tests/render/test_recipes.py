@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from bireme.cli import cli
 from bireme.core.paths import Paths
 from bireme.helm import Render
+from bireme_runtime.elastic.monitor.failures import Failure
 from tests.render.test_files import pods
 from tests.support.documents import ROOT, blocks
 from tests.support.rendered import container_of, environment_of, the
@@ -149,3 +150,10 @@ def test_the_price_of_a_node_is_that_of_the_table(bireme_paths: Paths) -> None:
     assert (
         f"costs {prices['onDemand']['g5.xlarge']} USD an hour on demand in us-east-1" in DOCUMENT.read_text()
     )
+
+
+def test_the_question_to_cloudwatch_finds_the_sentence_of_a_failure() -> None:
+    pods, sentence = re.findall(r"like /(.+?)/", DOCUMENT.read_text())
+    failure = Failure(3, 128, "worker-37", "node-9", 37, 1, 0.0, "Traceback\nValueError: no data")
+    assert re.search(sentence, failure.sentence)
+    assert re.search(pods, "mnist-r1-37-x7k2p")
