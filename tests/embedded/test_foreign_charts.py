@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bireme.cli import cli
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
@@ -67,6 +70,25 @@ apiVersion: example.com/v1
 kind: Database
 metadata: {name: "{{ .Release.Name }}-db"}
 """
+# As NVIDIA's chart chooses its nodes, and by a label that somebody has to give them.
+DAEMONS = f"""
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {{name: "{{{{ .Release.Name }}}}"}}
+spec:
+  selector: {{matchLabels: {{app: mps}}}}
+  template:
+    metadata: {{labels: {{app: mps}}}}
+    spec:
+      {{{{- .Values.nodes | toYaml | nindent 6 }}}}
+      tolerations: [{{operator: Exists}}]
+      containers: [{{name: mps, image: {IMAGE}}}]
+"""
+SELECTOR = {"nodeSelector": {"nvidia.com/mps.capable": "true"}}
+KEYS = ("feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present")
+TERMS = [{"matchExpressions": [{"key": key, "operator": "In", "values": ["true"]}]} for key in KEYS]
+REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": TERMS}}
+AFFINITY = {"affinity": {"nodeAffinity": REQUIRED}}
 
 
 @pytest.fixture
@@ -145,3 +167,40 @@ def test_objects_of_any_kind_are_found_by_their_plural(release: ReleaseFactory, 
     assert all(name.startswith(f"{one.name}-web-") for name in one.names("replicasets"))
     assert set(one.names("pods")) & set(other.names("pods")) == set()
     assert len(one.names("pods")) == len(other.names("pods")) == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "labels"),
+    [(SELECTOR, "nvidia.com/mps.capable=true"), (AFFINITY, " or ".join(f"{key}=true" for key in KEYS))],
+    ids=["selector", "affinity"],
+)
+def test_a_daemonset_that_no_node_takes_is_told_by_plan_status_and_doctor(
+    cluster: Cluster, release: ReleaseFactory, tmp_path: Path, nodes: dict[str, Any], labels: str
+) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: mps, version: 1.0.0}")
+    (tmp_path / "values.yaml").write_text(json.dumps({"nodes": nodes}))
+    (tmp_path / "templates/daemons.yaml").write_text(DAEMONS)
+    made = release(tmp_path)
+
+    def said(*command: str) -> tuple[int, str]:
+        where = ["--namespace", made.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+        done = CliRunner().invoke(cli, [*command, *where])
+        return done.exit_code, " ".join(done.output.split())
+
+    told = f"No node takes pods of DaemonSet/{made.name}, which want nodes labelled {labels}"
+    assert f"on each node labelled {labels}" in made.plan.workloads[0].headline
+    assert told in said("status", made.name)[1]
+    code, text = said("doctor", made.name, "-o", "json")
+    assert (code, told in text) == (1, True), text
+    # A node of the kind, though nobody has installed what labels it.
+    (node, *_) = cluster.api.get("/api/v1/nodes")["items"]
+    path = f"/api/v1/nodes/{node['metadata']['name']}"
+    (key, *_) = nodes.get("nodeSelector") or KEYS
+    cluster.api.patch(path, {"metadata": {"labels": {key: "true"}}})
+    try:
+        made.until(lambda: len(made.names("pods")) == 1 and made.differences() == ())
+        assert told not in said("status", made.name)[1]
+        assert told not in said("doctor", made.name, "-o", "json")[1]
+    finally:
+        cluster.api.patch(path, {"metadata": {"labels": {key: None}}})

@@ -176,8 +176,44 @@ def test_a_selector_without_a_value_is_named(bireme_plan: Callable[..., str]) ->
     assert said == "Job/train: nodeSelector.team/pool has no value: give it one, or leave the key out"
 
 
-def test_a_daemonset_names_the_labels_that_nodes_must_be_given(bireme_plan: Callable[..., str]) -> None:
+def term(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("terms", "labels"),
+    [
+        ([], " labelled nvidia.com/mps.capable=true"),
+        (
+            [term("pci-10de.present", "In", "true"), term("vendor", "In", "NVIDIA", "Arm")],
+            " labelled nvidia.com/mps.capable=true and pci-10de.present=true"
+            " or nvidia.com/mps.capable=true and vendor of NVIDIA, Arm",
+        ),
+        ([term("gpus", "Exists"), term("gpus", "Gt", "3")], "capable=true and gpus over 3"),
+        (
+            [term("eks.amazonaws.com/compute-type", "NotIn", "fargate")],
+            " labelled nvidia.com/mps.capable=true",
+        ),
+    ],
+)
+def test_a_daemonset_names_the_labels_that_nodes_must_be_given(
+    bireme_plan: Callable[..., str], terms: list[dict[str, Any]], labels: str
+) -> None:
     about = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "mps"}}
-    pod = {"nodeSelector": {"nvidia.com/mps.capable": "true"}, "containers": [{"name": "mps", "image": "a"}]}
+    pod: dict[str, Any] = {
+        "nodeSelector": {"nvidia.com/mps.capable": "true"},
+        "containers": [{"name": "mps"}],
+    }
+    if terms:
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        pod["affinity"] = {"nodeAffinity": required}
     said = bireme_plan(json.dumps(about | {"spec": {"template": {"spec": pod}}}))
-    assert "a mps pod on each node labelled nvidia.com/mps.capable=true" in said
+    assert f"{labels} of" in " ".join(said.split())
+
+
+def test_labels_that_one_alternative_does_not_need_are_not_named(bireme_plan: Callable[..., str]) -> None:
+    about = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "mps"}}
+    terms = [term("gpus", "Exists"), term("node.kubernetes.io/instance-type", "In", "g4dn.12xlarge")]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    pod = {"affinity": {"nodeAffinity": required}, "containers": [{"name": "mps"}]}
+    assert "labelled" not in bireme_plan(json.dumps(about | {"spec": {"template": {"spec": pod}}}))

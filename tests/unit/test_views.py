@@ -211,6 +211,13 @@ def test_a_status_of_many_pending_workers_is_one_screen_that_begins_with_the_rea
     assert all(f" {NAME}-{index}-abcde " in wide for index in range(workers))
 
 
+def test_a_daemonset_that_no_node_takes_is_told_beside_the_rest(instances: Mapping[str, Instance]) -> None:
+    said = "No node takes pods of DaemonSet/mps, which want nodes labelled mps.capable=true"
+    status = ReleaseStatus(expand("mps", "training", [], instances), (), (), causes=(said,))
+    lines = [line.rstrip() for line in shown(views.outcome_view(status), 120).splitlines()]
+    assert lines == [f"! {said}", "✓ as planned: 0 pods, 0 accelerators, 0 EFA, nodes: any"]
+
+
 def test_a_key_of_the_values_is_explained_with_its_type_and_its_default() -> None:
     text = in_terminal(80, "explain", "torch-elastic", "pod.shm.size")
     assert "Size of the memory-backed /dev/shm" in text

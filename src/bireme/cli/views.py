@@ -286,9 +286,9 @@ def _resources(resources: Mapping[str, str]) -> str:
 
 def outcome_view(outcome: ReleaseStatus, every_pod: bool = False) -> RenderableType:
     """What differs from the plan and why, then the live pods; or these, then that all is as planned."""
-    causes = [Text(f"✗ {each}", style="red") for each in outcome.causes]
-    before: list[RenderableType] = [*causes, differences_view(outcome.differences)]
-    after = [] if outcome.differences else [Text(f"✓ as planned: {outcome.plan.summary}", style="green")]
+    # Nodes that a DaemonSet is for may come later: that alone is no difference.
+    mark, style = ("✗", "red") if outcome.differences else ("!", "yellow")
+    causes = [Text(f"{mark} {each}", style=style) for each in outcome.causes]
     notes = [Text(outcome.notes)] if outcome.notes else []
     unknown = [each for each in outcome.plan.workloads if not each.is_known]
     remarks = [Text(f"! {each.headline}", style="yellow") for each in unknown]
@@ -297,8 +297,10 @@ def outcome_view(outcome: ReleaseStatus, every_pod: bool = False) -> RenderableT
     positions = (Text(sentence(each)) for each in outcome.queue_positions if each.state != "waiting")
     runs = (*positions, *statuses, *map(shards_view, outcome.shards))
     said = (*runs, *notes, *remarks, *_lacks(outcome.pods), *_last_words(outcome.pods))
-    pods = [pods_view(outcome.pods, every_pod)] if outcome.pods else []
-    return Group(*(before if outcome.differences else []), *pods, *said, *after)
+    there = [*([pods_view(outcome.pods, every_pod)] if outcome.pods else []), *said]
+    if outcome.differences:
+        return Group(*causes, differences_view(outcome.differences), *there)
+    return Group(*there, *causes, Text(f"✓ as planned: {outcome.plan.summary}", style="green"))
 
 
 def _last_words(pods: Sequence[ObservedPod]) -> Iterable[Text]:

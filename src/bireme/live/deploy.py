@@ -256,8 +256,9 @@ class Deployer:
         return plan, found, *self._queues(plan, found.differences)
 
     def _causes(self, plan: Plan, differences: Sequence[Difference]) -> tuple[str, ...]:
-        """Why pods have no node, as far as the nodes themselves tell."""
-        if not any(each.category == "pending" and each.pod for each in differences):
+        """Why pods have no node, or a DaemonSet no pods, as far as the nodes themselves tell."""
+        is_pending = any(each.category == "pending" and each.pod for each in differences)
+        if not is_pending and not any(each.instance_types is not None for each in plan.workloads):
             return ()
         return Doctor(self.cluster.api, plan, plan.objects, self.instances).shortage()
 

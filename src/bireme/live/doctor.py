@@ -224,16 +224,16 @@ class Doctor:
                         )
 
     def _without_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """DaemonSets that no node of the cluster is labelled for: nothing else tells that they run no pod."""
+        """What no node is labelled for. Of a DaemonSet nothing else tells that it runs no pod."""
         for item in self.manifests:
-            spec = item["spec"]["template"]["spec"] if item.kind == "DaemonSet" else {}
-            labels = " and ".join(other_labels(spec))
-            if labels and not any(admits(spec, node["metadata"]["name"], _labels(node)) for node in nodes):
-                yield Finding(
-                    "nodes",
-                    f"No node has the label {labels}, so {item.identity} runs no pod",
-                    f"kubectl label node NODE {' '.join(other_labels(spec))}",
-                )
+            for spec in (template.get("spec") or {} for template in pod_templates(item)):
+                labels = other_labels(spec)
+                is_told = not labels and item.kind != "DaemonSet"
+                if is_told or any(admits(spec, node["metadata"]["name"], _labels(node)) for node in nodes):
+                    continue
+                wanted = f"labelled {labels}" if labels else "of other instance types"
+                said = f"No node takes pods of {item.identity}, which want nodes {wanted}"
+                yield Finding("nodes", said, "kubectl get nodes --show-labels")
 
     def _claims(self) -> Iterator[Finding]:
         own = {item.name for item in self.manifests if item.kind == "PersistentVolumeClaim"}

@@ -12,6 +12,7 @@ from typing import Any
 
 from bireme.core.errors import BiremeError
 from bireme.core.labels import (
+    ARCHITECTURE_LABEL,
     AUTO_GPU_MAKER_LABEL,
     GPU_PRESENT_LABEL,
     HYPERPOD_HEALTH_LABEL,
@@ -22,6 +23,7 @@ from bireme.core.labels import (
     INSTANCE_MEMORY_LABEL,
     INSTANCE_SIZE_LABEL,
     INSTANCE_TYPE_LABEL,
+    OS_LABEL,
 )
 from bireme.core.paths import Paths
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES
@@ -41,6 +43,8 @@ _GIVEN = frozenset(
         GPU_PRESENT_LABEL,
     }
 )
+# What nodes have without somebody who gives it to them.
+_BY_THEMSELVES = _GIVEN - {GPU_PRESENT_LABEL} | {ARCHITECTURE_LABEL, OS_LABEL}
 # What ``--nodes`` calls a node without accelerators, for etcd and operators, and its type.
 CPU_TYPE = "cpu"
 CPU_INSTANCE_TYPE = "m7i.2xlarge"
@@ -197,6 +201,15 @@ class _Requirement:
                 return number > limit if operator == "Gt" else number < limit
         return False
 
+    def __str__(self) -> str:
+        words = {"Gt": " over ", "Lt": " under ", "In": "=" if len(self.values) == 1 else " of "}
+        return f"{self.key}{words.get(self.operator, '')}{', '.join(map(str, self.values))}"
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether it wants a label that nodes do not have by themselves."""
+        return self.key not in _BY_THEMSELVES and self.operator not in ("NotIn", "DoesNotExist")
+
     @property
     def is_open(self) -> bool:
         """Whether nodes of types that values/instances does not know can satisfy it too."""
@@ -230,10 +243,10 @@ def admits(pod_spec: Mapping[str, Any], name: str, labels: Mapping[str, str]) ->
     return any(all(each.accepts(facts) for each in term) for term in _terms(pod_spec))
 
 
-def other_labels(pod_spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels of a pod's node selector that no instance type gives its nodes, as KEY=VALUE."""
-    selector = pod_spec.get("nodeSelector") or {}
-    return tuple(f"{key}={value}" for key, value in selector.items() if key not in _GIVEN)
+def other_labels(pod_spec: Mapping[str, Any]) -> str:
+    """The labels that a pod needs and nodes do not have by themselves, in words; "" if it needs none."""
+    terms = [" and ".join(str(each) for each in term if each.is_extra) for term in _terms(pod_spec)]
+    return " or ".join(dict.fromkeys(terms)) if all(terms) else ""
 
 
 def _terms(pod_spec: Mapping[str, Any]) -> Iterator[list[_Requirement]]:

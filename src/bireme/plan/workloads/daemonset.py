@@ -7,13 +7,7 @@ from typing import Any
 
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import HYPERPOD, Instance, choose_nodes, other_labels
-from bireme.plan.workloads.model import (
-    ObservedWorkload,
-    WorkloadKind,
-    WorkloadPlan,
-    role_of,
-    spec_of,
-)
+from bireme.plan.workloads.model import ObservedWorkload, WorkloadKind, WorkloadPlan, role_of, spec_of
 
 
 class DaemonSet(WorkloadKind):
@@ -32,7 +26,7 @@ class DaemonSet(WorkloadKind):
         # A type of HyperPod has the facts of another one, which stands for both.
         named = {each for each in choice.types or () if each.removeprefix(HYPERPOD) not in known}
         types = tuple(sorted(known | named))
-        labels = " and ".join(other_labels(pod_spec))
+        labels = other_labels(pod_spec)
         note = f"a {role} pod on each node" + (f" labelled {labels}" if labels else "")
         return WorkloadPlan(manifest.name, self.name, role, 0, 0, 0, (), instance_types=types, note=note)
 
