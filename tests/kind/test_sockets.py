@@ -8,7 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
+from tests.kind.paddle import DYNAMIC, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, Shell, until
+from tests.kind.test_paddle import COLLECTIVE
+from tests.kind.test_torch_dispatcher import DISPATCHER
+from tests.kind.training import ANYWHERE, Training
 from tests.support.documents import ROOT
 
 pytestmark = pytest.mark.whole
@@ -43,10 +47,13 @@ def listening(shell: Shell, job: InstalledRelease) -> dict[str, set[int]]:
     return found
 
 
-def assert_known(found: dict[str, set[int]], *expected: int) -> None:
-    unknown = {pod: ports - in_the_table().keys() for pod, ports in found.items()}
+def assert_known(shell: Shell, job: InstalledRelease, *expected: int) -> None:
+    """All of these ports are open in the pods of the release, and none that the table does not name."""
+    until(
+        lambda: set(expected) <= set().union(*listening(shell, job).values()), 180, f"{expected} to be open"
+    )
+    unknown = {pod: ports - in_the_table().keys() for pod, ports in listening(shell, job).items()}
     assert not any(unknown.values()), unknown
-    assert set(expected) <= set().union(*found.values()), found
 
 
 def test_mpi_pods_listen_where_the_table_says(
@@ -57,5 +64,37 @@ def test_mpi_pods_listen_where_the_table_says(
     job = release(
         "mpi-training", values=values, instance=NODE_TYPE, files=["values/kind-mpi.yaml"], timeout=180
     )
-    until(lambda: 2222 in set().union(*listening(shell, job).values()), 120, "sshd to listen")
-    assert_known(listening(shell, job), 2222)
+    assert_known(shell, job, 2222)
+
+
+@pytest.mark.usefixtures("torch_images")
+def test_pods_of_an_elastic_job_listen_where_the_table_says(
+    train: Callable[..., Training], shell: Shell
+) -> None:
+    values = {
+        **ANYWHERE,
+        "monitoring": {"tensorboard": {"enabled": True, "logDir": "/runs"}},
+        "data": {"dispatcher": DISPATCHER},
+        "etcd": {"persistence": {"enabled": True, "whenDeleted": "Delete"}},
+    }
+    training = train(workers=2, steps=100_000, values=values)
+    training.until_trained(10, world_size=2)
+    assert_known(shell, training.job, 2379, 2380, 2381, 2382, 6006, 7190, 9464)
+
+
+def test_pservers_and_trainers_listen_where_the_table_says(paddle: Jobs, shell: Shell) -> None:
+    job = paddle("--passes=1000", **DYNAMIC)
+    until_begun(job)
+    assert_known(shell, job.release, 2379, 2380, 2381, 2382, 7163, 7164, 7190)
+
+
+def test_collective_workers_of_paddle_listen_where_the_table_says(paddle: Jobs, shell: Shell) -> None:
+    arguments = ["/opt/bireme/collective.py", "--checkpoints=$(JOB_PATH)/$(JOB_NAME)/kept", "--passes=1000"]
+    job = paddle(**COLLECTIVE, workers=2, args=arguments)
+    until_begun(job)
+    assert_known(shell, job.release, 7163)
+
+
+def until_begun(job: PaddleJob) -> None:
+    """Its processes have begun to train, so what they open is open."""
+    job.until(lambda: bool(job.events("step") or job.events("pass")), 300, "the first step")
