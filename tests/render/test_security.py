@@ -22,6 +22,19 @@ OF_VALUES = {"5678", "9090", "9901"}
 _ROW = re.compile(r"^\| (\d+) \S+ \|(.*)$", re.MULTILINE)
 
 
+def test_the_charts_whose_pods_get_a_token_are_those_that_security_names(matrix: Matrix) -> None:
+    has_token = re.compile(r'"automountServiceAccountToken": true|"serviceAccountToken":')
+    found = {
+        case.chart
+        for case in CASES
+        if case.ci
+        for manifest in matrix(case).manifests
+        if has_token.search(json.dumps(manifest.thaw()))
+    }
+    (said,) = re.findall(r"^- Pods get no API token(.*?)^-", (ROOT / "SECURITY.md").read_text(), re.M | re.S)
+    assert found == set(re.findall(r"`([a-z-]+)`", said))
+
+
 @pytest.fixture(scope="module")
 def rows() -> dict[str, str]:
     return dict(_ROW.findall((ROOT / "SECURITY.md").read_text()))

@@ -29,6 +29,14 @@ def test_every_chart_accepts_the_oldest_kubernetes_that_eks_supports(chart: Path
     assert "home" not in about
 
 
+@pytest.mark.parametrize("chart", ["efa-device-plugin", "etcd", "mpijob", "paddle", "torch-elastic"])
+def test_the_version_label_is_that_of_the_image(chart: str) -> None:
+    about, values = (
+        yaml.safe_load((ROOT / f"charts/{chart}/{name}.yaml").read_text()) for name in ("Chart", "values")
+    )
+    assert values["image"]["tag"].removeprefix("v").startswith(about["appVersion"])
+
+
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_labels_are_valid_when_flux_adds_a_digest_to_the_version(
     render: Callable[..., Render], tmp_path: Path, case: Case
