@@ -204,3 +204,20 @@ def test_a_daemonset_that_no_node_takes_is_told_by_plan_status_and_doctor(
         assert told not in said("doctor", made.name, "-o", "json")[1]
     finally:
         cluster.api.patch(path, {"metadata": {"labels": {key: None}}})
+
+
+def test_what_a_list_has_is_planned_installed_and_compared(release: ReleaseFactory, tmp_path: Path) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: listed, version: 1.0.0}")
+    spec: dict[str, Any] = {
+        "containers": [{"name": "main", "image": IMAGE, "resources": {"limits": {"nvidia.com/gpu": 8}}}]
+    }
+    spec["nodeSelector"] = {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+    job = {"parallelism": 2, "template": {"spec": {**spec, "restartPolicy": "Never"}}}
+    about = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "listed"}, "spec": job}
+    listed = {"apiVersion": "v1", "kind": "List", "items": [about]}
+    (tmp_path / "templates/list.yaml").write_text(json.dumps(listed))
+    made = release(tmp_path, expect_differences=True)
+    assert (len(made.plan.pods), made.plan.totals.accelerators) == (2, 16)
+    # No node of the cluster is of that type, so both wait.
+    assert [each.category for each in made.differences()] == ["pending", "pending"]
