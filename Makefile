@@ -48,7 +48,7 @@ lint: setup ## Check style and types of the Python code, the Dockerfiles and the
 
 .PHONY: test
 test: lint tools ## Lint, types, charts, unit, render and embedded tests
-	$(BIN)/bireme lint charts
+	$(BIN)/bireme check charts
 	$(PYTEST) $(PARALLEL) $(REMEMBER) --durations 10 -m "not whole" tests/embedded tests/runtime tests/unit tests/render
 
 .PHONY: test-full

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from bireme.check.checker import object_findings
+from bireme.check.kubeconform import kubeconform
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
-from bireme.lint.kubeconform import kubeconform
-from bireme.lint.linter import object_findings
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
 from tests.render.cases import CASES, HELMS, KUBERNETES, OTHER_CASES, ROOT, WORKLOADS, Case, Matrix

@@ -48,11 +48,11 @@ def test_lint_looks_at_the_charts_of_the_folder_where_it_runs(
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    assert "there is no chart in this folder" in said("lint")
+    assert "there is no chart in this folder" in said("check")
     chart = make_chart("web", within=tmp_path, templates={"a.yaml": "kind: [\n"})
     for folder in (tmp_path, tmp_path / "charts", chart):
         monkeypatch.chdir(folder)
-        found = CliRunner().invoke(cli, ["lint", "-o", "json"])
+        found = CliRunner().invoke(cli, ["check", "-o", "json"])
         assert found.exit_code == 1
         assert "web" in found.stdout
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from bireme.check.checker import object_findings
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
-from bireme.lint.linter import object_findings
 from bireme.live.observe import compare
 from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from bireme.check.checker import object_findings
 from bireme.core.manifests import Manifest
-from bireme.lint.linter import object_findings
 
 WEB = """
 apiVersion: apps/v1

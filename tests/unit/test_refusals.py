@@ -159,7 +159,7 @@ def test_square_brackets_are_text(text: str) -> None:
             "values file mine.yaml does not exist: check the path",
         ),
         (["nccl", "--file", "log", "--instance", "p4d"], "unknown type 'p4d': did you mean p4d.24xlarge?"),
-        (["lint", "x" * 5000], "File name too long"),
+        (["check", "x" * 5000], "File name too long"),
         (["plan", "torch-elastic", "-f", "x" * 5000], "File name too long"),
     ],
 )
@@ -215,7 +215,7 @@ def test_settings_that_no_process_can_take_are_one_sentence() -> None:
     assert said == "the --set options are too long together: write a values file"
 
 
-@pytest.mark.parametrize("command", ["plan", "validate", "lint"])
+@pytest.mark.parametrize("command", ["plan", "validate", "check"])
 @pytest.mark.parametrize("depth", [150, 900, 5000])
 def test_what_a_foreign_chart_nests_too_deep_is_one_sentence(
     tmp_path: Path, command: str, depth: int

@@ -176,7 +176,7 @@ def test_a_process_killed_within_an_answer_leaves_no_render_waiting(tmp_path: Pa
     process = RenderProcess(half, {"PATH": os.environ["PATH"]})
     for _ in range(2):
         with pytest.raises(NoAnswer):
-            process.text({}, chart="web")
+            process.answer({}, chart="web")
 
 
 def test_without_room_for_values_the_command_renders(

@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
+from bireme.check.files import file_findings
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
-from bireme.lint.files import file_findings
 from bireme.schemas.bundle import BUNDLE, bundled, drift, write
 from bireme.schemas.problems import problems
 

@@ -35,7 +35,7 @@ def strings(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "file",
-    [*PACKAGE.glob("*.py"), *PACKAGE.glob("lint/*.py")],
+    [*PACKAGE.glob("*.py"), *PACKAGE.glob("check/*.py")],
     ids=lambda file: str(file.relative_to(PACKAGE)),
 )
 def test_no_module_outside_of_workloads_names_a_kind(file: Path) -> None:
@@ -74,7 +74,7 @@ def test_an_object_without_a_spec_can_be_planned(kind: str, instances: Mapping[s
         (
             "Job",
             {"template": "x"},
-            "Job/a is not valid in Kubernetes: bireme lint CHART says where",
+            "Job/a is not valid in Kubernetes: bireme check CHART says where",
         ),
         (
             "Job",

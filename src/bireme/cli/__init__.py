@@ -7,14 +7,14 @@ import sys
 
 from rich.console import Console
 
-from bireme.cli import charts, elastic, nodes, releases
+from bireme.cli import charts, checks, elastic, nodes, releases
 from bireme.cli.options import cli
 from bireme.core.errors import BiremeError
 
 __all__ = ["cli", "main"]
 
 # Importing them adds their commands to the group.
-_COMMANDS = (charts, elastic, nodes, releases)
+_COMMANDS = (charts, checks, elastic, nodes, releases)
 
 
 def main() -> None:

@@ -30,7 +30,6 @@ from bireme.cli.options import (
     kept_values,
     output_option,
     pass_app,
-    report,
     request_of,
     reuse_option,
     target_options,
@@ -41,11 +40,9 @@ from bireme.cli.upgrades import begun
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import SEVERITIES, WRITERS
-from bireme.core.progress import step
 from bireme.helm import RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.helm.yaml import BlockDumper
-from bireme.lint.linter import Linter, find_charts
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
 from bireme.schemas.bundle import comments
@@ -59,7 +56,6 @@ def _keys(context: click.Context) -> list[str]:
     return [".".join(path) for path in comments(values.read_text("utf-8"))]
 
 
-_CHARTS = ("Chart.yaml", "*/Chart.yaml")
 _env_file_option = click.option(
     "--env-file", type=click.Path(path_type=Path), help="NAME=value lines that fill in $NAME and ${NAME}"
 )
@@ -162,29 +158,6 @@ def validate(app: App, /, output: str, **options: Any) -> None:
         lambda: Text(shortened(found) or f"{request.chart}: the values are valid"),
     )
     sys.exit(1 if found else 0)
-
-
-@cli.command()
-@click.argument("charts", metavar="[CHART]...", nargs=-1, type=click.Path(path_type=Path))
-@output_option(*WRITERS)
-@pass_app
-def lint(app: App, /, charts: tuple[Path, ...], output: str) -> None:
-    """Check charts: values, schema, and the objects they render to.
-
-    The objects are those of the defaults and of every ci/*-values.yaml.
-    CHART is a chart or a folder of charts. Without any, it is the chart here, ./charts, or the charts in
-    folders here. Exits with 1 when there is something to change.
-
-    \b
-    Example: bireme lint charts/torch-elastic
-    """
-    here = [each for each in (Path(), Path("charts")) if any(map(list, map(each.glob, _CHARTS)))]
-    if not charts and not here:
-        raise BiremeError("there is no chart in this folder: name one, as in bireme lint charts/web")
-    chosen = find_charts(charts or here[:1])
-    with step(app.err, f"Checking {len(chosen)} charts"):
-        findings = Linter(app.renderer, app.toolbox).lint(chosen)
-    report(output, findings)
 
 
 @cli.command()

@@ -122,9 +122,18 @@ def where(cluster: Cluster, namespace: str) -> str:
     return f"context {context}, namespace {namespace}"
 
 
-def report(output: str, findings: Sequence[Finding]) -> NoReturn:
-    """Print ``findings`` and exit, with 1 if one of them is wrong."""
-    click.echo(WRITERS[output](findings))
+def report(output: str, findings: Sequence[Finding], **beside: Sequence[Any]) -> NoReturn:
+    """Print ``findings`` and exit, with 1 if one is wrong.
+
+    What stands ``beside`` them is for people, and for JSON under these names.
+    """
+    told = WRITERS[output](findings)
+    if output == "json":
+        others = {name: [each.to_json() for each in facts] for name, facts in beside.items()}
+        told = json.dumps(json.loads(told) | others, indent=2)
+    elif output == "text":
+        told = "\n".join([told, *(str(each) for facts in beside.values() for each in facts)])
+    click.echo(told)
     sys.exit(1 if any(each.is_wrong for each in findings) else 0)
 
 

@@ -111,7 +111,7 @@ def read_as_kubernetes(manifest: Manifest) -> Iterator[None]:
         raise BiremeError(said if manifest.identity in said else f"{manifest.identity}: {said}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BiremeError(
-            f"{manifest.identity} is not valid in Kubernetes: bireme lint CHART says where"
+            f"{manifest.identity} is not valid in Kubernetes: bireme check CHART says where"
         ) from error
 
 

@@ -36,10 +36,11 @@ class RenderProcess:
         self._questions, self._answers = process.stdin, process.stdout
         weakref.finalize(self, _end, process)
 
-    def text(self, values: Mapping[str, Any], **asked: Any) -> tuple[str, str]:
-        """Helm's output, and its error or "". For one thread at a time. Raises NoAnswer.
+    def answer(self, values: Mapping[str, Any], **asked: Any) -> Mapping[str, Any]:
+        """Helm's output as text, its error if there is one, and what covers asks for. Raises NoAnswer.
 
-        After any exception nobody may ask this process again: it may still answer.
+        It is for one thread at a time. After any exception nobody may ask this process again: it may still
+        answer.
         """
         try:
             with tempfile.NamedTemporaryFile(
@@ -49,11 +50,11 @@ class RenderProcess:
                 file.flush()
                 self._questions.write(json.dumps({"file": file.name, **asked}) + "\n")
                 self._questions.flush()
-                made = json.loads(self._answers.readline())
+                made: Mapping[str, Any] = json.loads(self._answers.readline())
         # The last line of a process that was killed may lack its end.
         except (OSError, ValueError):
             raise NoAnswer from None
-        return made["text"], made.get("error", "")
+        return made
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -85,6 +85,34 @@ class Render:
     manifests: tuple[Manifest, ...]
 
 
+@dataclass(frozen=True)
+class Arm:
+    """A part of a template that runs as a whole or not at all, and how often it ran.
+
+    The ``file`` is relative to the chart. Arms of one branch share its number, which is 0 for whole
+    files and definitions. The ``name`` is the keyword, or what is defined. It holds the ``lines``.
+    """
+
+    file: str
+    line: int
+    branch: int
+    name: str
+    lines: tuple[int, ...]
+    runs: int
+
+
+@dataclass(frozen=True)
+class Covered:
+    """What one render ran, and the paths of the values that it read: a last key "*" is all below.
+
+    ``reads`` are all of them, ``own_reads`` those of the chart's own templates.
+    """
+
+    arms: tuple[Arm, ...]
+    reads: frozenset[tuple[str, ...]]
+    own_reads: frozenset[tuple[str, ...]]
+
+
 class RenderError(BiremeError):
     """The chart refused the values, or is broken: its own sentences; ``raw`` is Helm's standard error."""
 
@@ -164,19 +192,28 @@ class Renderer:
         made = self._in_process(request)
         if made is None:
             finished = self._finished(request, "template", *request.flags())
-            made = finished.stdout, finished.stderr if finished.returncode else ""
-        text, error = made
-        if error:
+            made = {"text": finished.stdout, "error": finished.stderr if finished.returncode else ""}
+        if error := made.get("error"):
             raise RenderError(sentences(error), error)
-        return text
+        return str(made["text"])
+
+    def covered(self, request: RenderRequest) -> Covered | None:
+        """What a render of ``request`` runs and reads, refused or not. None where there is no helm-render."""
+        made = self._in_process(request, covers=True)
+        if made is None:
+            return None
+        arms = tuple(Arm(**{**each, "lines": tuple(each["lines"])}) for each in made.get("arms", ()))
+        reads = [(file, tuple(path)) for file, *path in made.get("reads", ())]
+        own = frozenset(path for file, path in reads if file.startswith("templates/"))
+        return Covered(arms, frozenset(path for _, path in reads), own)
 
     @cached_property
     def render_binary(self) -> Path | None:
         """The program whose processes renders of Helm 4 share, if it is there."""
         return self._toolbox.ready("helm-render", instead_of="helm")
 
-    def _in_process(self, request: RenderRequest) -> tuple[str, str] | None:
-        """Helm's output and its error, or None where a process of its own has to say."""
+    def _in_process(self, request: RenderRequest, covers: bool = False) -> Mapping[str, Any] | None:
+        """What a shared process answers, or None where a process of its own has to say."""
         binary = self.render_binary if request.helm == "helm" else None
         flags = "".join(request.settings.flags())
         # Helm reads --set-file from the working directory, and refuses what no command line can take.
@@ -186,7 +223,7 @@ class Renderer:
             process = self._idle.pop() if self._idle else None
         process = process or RenderProcess(binary, self._environment() | {"GOGC": "200"})
         try:
-            made = process.text(request.values, **request.asked())
+            made = process.answer(request.values, covers=covers, **request.asked())
         except NoAnswer:
             return None
         with self._lock:

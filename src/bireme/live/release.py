@@ -150,6 +150,11 @@ class Releases:
         notes = (made["info"].get("notes") or "").strip() if made["version"] == 1 else ""
         return Release(self, release, namespace, made["manifest"], notes)
 
+    def rollback(self, release: str, namespace: str, timeout: float = 300) -> None:
+        """Go back to the revision before the latest, without a wait for pods."""
+        command = ["rollback", release, "--namespace", namespace, "--timeout", _duration(timeout)]
+        _run(self._command.run(command), release, namespace)
+
     def uninstall(self, release: str, namespace: str, timeout: float = 300, wait: bool = False) -> bool:
         """Uninstall a release; False when there was none. ``wait`` until its objects are gone."""
         uninstall = self._command.uninstall(

@@ -16,6 +16,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/loader"
+	"helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/cli"
 	"helm.sh/helm/v4/pkg/cli/values"
 	"helm.sh/helm/v4/pkg/getter"
@@ -25,12 +26,14 @@ import (
 type request struct {
 	Chart, File, Release, Namespace, KubeVersion string
 	APIVersions, JSONs, Sets, Strings, Files     []string
-	IsUpgrade, SkipsSchema                       bool
+	IsUpgrade, SkipsSchema, Covers               bool
 }
 
 type answer struct {
-	Text  string `json:"text"`
-	Error string `json:"error,omitempty"`
+	Text  string     `json:"text"`
+	Error string     `json:"error,omitempty"`
+	Arms  []*arm     `json:"arms,omitempty"`
+	Reads [][]string `json:"reads,omitempty"`
 }
 
 func main() {
@@ -45,8 +48,8 @@ func main() {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(2)
 		}
-		text, err := next.render()
-		made := answer{Text: text}
+		var made answer
+		err := next.render(&made)
 		if err != nil {
 			made.Error = "Error: " + err.Error() + "\n"
 		}
@@ -56,13 +59,14 @@ func main() {
 	}
 }
 
-// render is Helm's output for a request.
-func (asked request) render() (string, error) {
-	client := action.NewInstall(action.NewConfiguration())
+// render answers a request with Helm's output, and with what ran for it if that is asked.
+func (asked request) render(made *answer) error {
+	configuration := action.NewConfiguration()
+	client := action.NewInstall(configuration)
 	if asked.KubeVersion != "" {
 		version, err := common.ParseKubeVersion(asked.KubeVersion)
 		if err != nil {
-			return "", fmt.Errorf("invalid kube version '%s': %w", asked.KubeVersion, err)
+			return fmt.Errorf("invalid kube version '%s': %w", asked.KubeVersion, err)
 		}
 		client.KubeVersion = version
 	}
@@ -76,33 +80,39 @@ func (asked request) render() (string, error) {
 	}
 	merged, err := options.MergeValues(getter.All(cli.New()))
 	if err != nil {
-		return "", err
+		return err
 	}
 	loaded, err := loader.Load(asked.Chart)
 	if err != nil {
-		return "", err
+		return err
 	}
 	described, err := chart.NewAccessor(loaded)
 	if err != nil {
-		return "", err
+		return err
 	}
 	if kind := described.MetadataAsMap()["Type"]; kind != "" && kind != "application" {
-		return "", fmt.Errorf("%s charts are not installable", kind)
+		return fmt.Errorf("%s charts are not installable", kind)
 	}
 	if err := action.CheckDependencies(loaded, described.MetaDependencies()); err != nil {
-		return "", fmt.Errorf("an error occurred while checking for chart dependencies. You may need to run 'helm dependency build' to fetch missing dependencies: %w", err)
+		return fmt.Errorf("an error occurred while checking for chart dependencies. You may need to run 'helm dependency build' to fetch missing dependencies: %w", err)
 	}
-	made, err := client.RunWithContext(context.Background(), loaded, merged)
-	rendered, _ := made.(*release.Release)
+	if one, is := loaded.(*v2.Chart); is && asked.Covers {
+		covered := cover(one)
+		configuration.CustomTemplateFuncs = covered.functions()
+		defer func() { made.Arms, made.Reads = covered.arms, covered.paths() }()
+	}
+	done, err := client.RunWithContext(context.Background(), loaded, merged)
+	rendered, _ := done.(*release.Release)
 	if err != nil && rendered != nil {
-		return "", fmt.Errorf("%w\n\nUse --debug flag to render out invalid YAML", err)
+		return fmt.Errorf("%w\n\nUse --debug flag to render out invalid YAML", err)
 	} else if err != nil {
-		return "", err
+		return err
 	}
 	var text bytes.Buffer
 	fmt.Fprintln(&text, strings.TrimSpace(rendered.Manifest))
 	for _, hook := range rendered.Hooks {
 		fmt.Fprintf(&text, "---\n# Source: %s\n%s\n", hook.Path, hook.Manifest)
 	}
-	return text.String(), nil
+	made.Text = text.String()
+	return nil
 }

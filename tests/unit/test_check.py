@@ -1,4 +1,4 @@
-"""`bireme lint`: every check finds what it is for, in charts with and without a schema, and nothing else."""
+"""`bireme check`: every check finds what it is for, in charts with and without a schema, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bireme.check.checker import Checker, find_charts, object_findings
+from bireme.check.files import file_findings
+from bireme.check.kubeconform import kubeconform
 from bireme.cli import cli
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.lint.files import file_findings
-from bireme.lint.kubeconform import kubeconform
-from bireme.lint.linter import Linter, find_charts, object_findings
 from bireme.schemas import bundle
 from bireme.tools import Toolbox
 
@@ -30,8 +30,8 @@ NEEDS_A = '{{ if not .Values.a }}{{ fail "a: the chart needs it" }}{{ end }}\n' 
 
 
 @pytest.fixture
-def linter(renderer: Renderer, toolbox: Toolbox) -> Linter:
-    return Linter(renderer, toolbox)
+def checker(renderer: Renderer, toolbox: Toolbox) -> Checker:
+    return Checker(renderer, toolbox)
 
 
 def add_values(chart: Path, name: str, **values: Any) -> None:
@@ -42,10 +42,10 @@ def add_values(chart: Path, name: str, **values: Any) -> None:
 # --- renders ---
 
 
-def test_a_chart_that_renders_valid_objects_has_no_findings(linter: Linter, make_chart: MakeChart) -> None:
+def test_a_chart_that_renders_valid_objects_has_no_findings(checker: Checker, make_chart: MakeChart) -> None:
     chart = make_chart("web", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
     add_values(chart, "two", a=2)
-    assert linter.lint([chart]) == []
+    assert checker.check([chart]).findings == []
 
 
 @pytest.mark.parametrize(
@@ -97,84 +97,84 @@ def test_what_is_wrong_with_an_object_is_found_once_and_names_its_template(
     path: str,
     sentence: str,
     remedy: str,
-    linter: Linter,
+    checker: Checker,
     make_chart: MakeChart,
 ) -> None:
     chart = make_chart("web", templates={"a.yaml": template})
     add_values(chart, "more", more=True)
     expected = Finding(rule, sentence, remedy, file=f"{chart}/templates/a.yaml", path=path)
-    assert linter.lint([chart]) == [expected]
+    assert checker.check([chart]).findings == [expected]
 
 
 def test_a_finding_that_only_a_values_file_shows_names_that_file(
-    linter: Linter, make_chart: MakeChart
+    checker: Checker, make_chart: MakeChart
 ) -> None:
     chart = make_chart("web", values="a: web\n", templates={"a.yaml": CONFIG % "{{ .Values.a }}"})
     add_values(chart, "fine", a="blue")
     add_values(chart, "upper", a="Web")
-    [finding] = linter.lint([chart])
+    [finding] = checker.check([chart]).findings
     assert str(finding).startswith(f"{chart}/templates/a.yaml: object name does not conform to Kubernetes")
     assert str(finding).endswith("(with ci/upper-values.yaml)")
 
 
 def test_a_finding_on_one_version_of_kubernetes_names_that_version(
-    linter: Linter, make_chart: MakeChart
+    checker: Checker, make_chart: MakeChart
 ) -> None:
     newest = '{{ if semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version }}wrong: 1{{ end }}\n'
     chart = make_chart("web", values="a: 1\n", templates={"a.yaml": CONFIG % "web" + newest})
-    [finding] = linter.lint([chart])
+    [finding] = checker.check([chart]).findings
     assert "'wrong' not allowed (with Kubernetes 1.36." in finding.sentence
 
 
 def test_a_version_that_the_chart_does_not_support_is_left_out(
-    linter: Linter, make_chart: MakeChart, toolbox: Toolbox, own_paths: Paths
+    checker: Checker, make_chart: MakeChart, toolbox: Toolbox, own_paths: Paths
 ) -> None:
     chart = make_chart("web", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
     about = json.loads((chart / "Chart.yaml").read_text())
     (chart / "Chart.yaml").write_text(json.dumps(about | {"kubeVersion": ">=1.36.0-0"}))
-    assert linter.lint([chart]) == []
+    assert checker.check([chart]).findings == []
     (chart / "Chart.yaml").write_text(json.dumps(about | {"kubeVersion": ">=1.99.0-0"}))
-    [finding] = Linter(Renderer(toolbox, own_paths), toolbox).lint([chart])
+    [finding] = Checker(Renderer(toolbox, own_paths), toolbox).check([chart]).findings
     assert (finding.rule, finding.file) == ("render", f"{chart}/Chart.yaml")
     assert "chart requires kubeVersion: >=1.99.0-0" in finding.sentence
 
 
-def test_a_template_that_does_not_render_is_found_once(linter: Linter, make_chart: MakeChart) -> None:
+def test_a_template_that_does_not_render_is_found_once(checker: Checker, make_chart: MakeChart) -> None:
     chart = make_chart("web", templates={"a.yaml": "a: {{ .Values.a.b.c }}\n"})
     add_values(chart, "more", more=True)
-    [finding] = linter.lint([chart])
+    [finding] = checker.check([chart]).findings
     assert (finding.rule, finding.file, finding.line) == ("render", f"{chart}/templates/a.yaml", 1)
     assert "nil pointer evaluating" in finding.sentence
 
 
-def test_defaults_may_be_refused_if_a_values_file_renders(linter: Linter, make_chart: MakeChart) -> None:
+def test_defaults_may_be_refused_if_a_values_file_renders(checker: Checker, make_chart: MakeChart) -> None:
     chart = make_chart("web", values={"a": ""}, templates={"a.yaml": NEEDS_A})
-    assert [str(finding) for finding in linter.lint([chart])] == [
+    assert [str(finding) for finding in checker.check([chart]).findings] == [
         f"{chart}/values.yaml: a: the chart needs it\n"
         "    add a ci/*-values.yaml that gives what the chart needs"
     ]
     add_values(chart, "given", a="x")
-    assert linter.lint([chart]) == []
+    assert checker.check([chart]).findings == []
     add_values(chart, "refused", a="")
-    assert linter.lint([chart]) == [
+    assert checker.check([chart]).findings == [
         Finding("render", "a: the chart needs it", file=f"{chart}/ci/refused-values.yaml")
     ]
 
 
-def test_a_library_chart_is_not_rendered(linter: Linter, make_chart: MakeChart) -> None:
+def test_a_library_chart_is_not_rendered(checker: Checker, make_chart: MakeChart) -> None:
     chart = make_chart("parts", templates={"_parts.tpl": ""})
     about = json.loads((chart / "Chart.yaml").read_text())
     (chart / "Chart.yaml").write_text(json.dumps(about | {"type": "library"}))
-    assert linter.lint([chart]) == []
+    assert checker.check([chart]).findings == []
 
 
 def test_what_helm_lint_finds_is_a_finding_on_the_newest_kubernetes(
-    linter: Linter, make_chart: MakeChart
+    checker: Checker, make_chart: MakeChart
 ) -> None:
     old = "{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: %s}}"
     chart = make_chart("web", templates={"a.yaml": old % "web", "b.yaml": old % "Web"})
     add_values(chart, "more", more=True)
-    found = [each for each in linter.lint([chart]) if each.rule == "helm"]
+    found = [each for each in checker.check([chart]).findings if each.rule == "helm"]
     assert [(each.severity, each.file.removeprefix(f"{chart}/")) for each in found] == [
         ("warning", "templates/a.yaml"),
         ("warning", "templates/b.yaml"),
@@ -186,7 +186,7 @@ def test_what_helm_lint_finds_is_a_finding_on_the_newest_kubernetes(
 
 
 def test_a_schema_that_helm_cannot_read_is_one_finding_in_its_file(
-    linter: Linter, make_chart: MakeChart
+    checker: Checker, make_chart: MakeChart
 ) -> None:
     chart = make_chart(
         "web",
@@ -195,7 +195,7 @@ def test_a_schema_that_helm_cannot_read_is_one_finding_in_its_file(
         templates={"a.yaml": CONFIG % "web"},
     )
     add_values(chart, "more", a="more")
-    [finding] = linter.lint([chart])
+    [finding] = checker.check([chart]).findings
     assert (finding.rule, finding.file) == ("render", f"{chart}/values.schema.json")
     assert finding.sentence.splitlines() == [
         "web: values.schema.json is not a JSON Schema",
@@ -212,10 +212,11 @@ def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp
     wrong = "{apiVersion: v1, kind: Secret, metadata: {name: web}, dat: {}}"
     bad = make_chart("bad", templates={"a.yaml": wrong})
     sentence = "the object: additional properties 'dat' not allowed"
-    done = CliRunner().invoke(cli, ["lint", str(tmp_path)])
-    assert (done.exit_code, done.stdout) == (1, f"✗ {bad}/templates/a.yaml: Secret/web: {sentence}\n")
+    done = CliRunner().invoke(cli, ["check", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[:-1] == [f"✗ {bad}/templates/a.yaml: Secret/web: {sentence}"]
 
-    done = CliRunner().invoke(cli, ["lint", str(bad), "-o", "sarif"])
+    done = CliRunner().invoke(cli, ["check", str(bad), "-o", "sarif"])
     assert done.exit_code == 1
     [result] = json.loads(done.output)["runs"][0]["results"]
     assert (result["ruleId"], result["message"]) == ("kubernetes", {"text": sentence})
@@ -223,8 +224,9 @@ def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp
 
 def test_the_command_exits_with_0_without_findings(make_chart: MakeChart) -> None:
     chart = make_chart("good", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
-    done = CliRunner().invoke(cli, ["lint", str(chart)])
-    assert (done.exit_code, done.output) == (0, "✓ nothing found\n")
+    done = CliRunner().invoke(cli, ["check", str(chart)])
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0] == "✓ nothing found"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_the_command_exits_with_0_without_findings(make_chart: MakeChart) -> Non
 )
 def test_a_path_without_a_chart_is_one_sentence(path: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    command = [str(Path(sys.executable).with_name("bireme")), "lint", path]
+    command = [str(Path(sys.executable).with_name("bireme")), "check", path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence)
 
@@ -512,7 +514,7 @@ def test_the_schemas_of_kubernetes_are_applied_to_many_renders_at_once(toolbox: 
     assert "spec.containers.0.image" in finding.sentence
 
 
-def test_what_helm_3_renders_otherwise_is_told(linter: Linter, make_chart: MakeChart) -> None:
+def test_what_helm_3_renders_otherwise_is_told(checker: Checker, make_chart: MakeChart) -> None:
     parent = make_chart(
         "parent",
         values="child: {user: null}\n",
@@ -525,5 +527,5 @@ def test_what_helm_3_renders_otherwise_is_told(linter: Linter, make_chart: MakeC
         "chance.yaml": text % ("chance", "{{ randAlphaNum 32 | quote }}"),
     }
     make_chart("child", values={"user": "1000"}, templates=templates, within=parent)
-    told = [(each.path, each.sentence) for each in linter.lint([parent]) if each.rule == "helm"]
+    told = [(each.path, each.sentence) for each in checker.check([parent]).findings if each.rule == "helm"]
     assert told == [("ConfigMap/user", "Helm 3 makes this object otherwise")]

@@ -6,12 +6,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from bireme.check.parity import Parity
 from bireme.core.findings import Finding
 from bireme.core.paths import Paths
 from bireme.helm.values import read_file, read_text
 from bireme.helm.yaml import parse_yaml
-from bireme.lint.parity import Parity
 from bireme.schemas.bundle import BUNDLE, comments, drift
+
+
+def dependencies(chart: Path) -> set[str]:
+    """The keys of values.yaml that hold the values of other charts."""
+    entries = read_file(chart / "Chart.yaml").get("dependencies") or []
+    return {str(entry.get("alias") or entry.get("name")) for entry in entries}
 
 
 def file_findings(chart: Path, project: Paths) -> list[Finding]:
@@ -28,10 +34,8 @@ def file_findings(chart: Path, project: Paths) -> list[Finding]:
     except ValueError as error:
         return [Finding("schema", f"it is not valid JSON: {error}", file=str(bundle))]
     text = read_text(values_file, "chart file") if values_file.is_file() else ""
-    entries = read_file(chart / "Chart.yaml").get("dependencies") or []
-    dependencies = {str(entry.get("alias") or entry.get("name")) for entry in entries}
     values = parse_yaml(text, str(values_file))
-    found = Parity(schema, comments(text), dependencies).findings(values)
+    found = Parity(schema, comments(text), dependencies(chart)).findings(values)
     is_of_project = chart.resolve().parent == project.charts.resolve()
     if is_of_project and chart.resolve() / BUNDLE in map(Path.resolve, drift(project)):
         drifted = "it does not follow from schemas/ and values.yaml"

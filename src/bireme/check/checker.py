@@ -10,15 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bireme.check.coverage import Coverage, coverage, value_findings
+from bireme.check.duplicates import duplicates
+from bireme.check.files import file_findings
+from bireme.check.kubeconform import kubeconform
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer, RenderError, RenderRequest, load
 from bireme.helm.output import split
 from bireme.helm.values import read_file
-from bireme.lint.duplicates import duplicates
-from bireme.lint.files import file_findings
-from bireme.lint.kubeconform import kubeconform
 from bireme.plan.references import dangling
 from bireme.plan.workloads import kind_of
 from bireme.schemas.bundle import BUNDLE
@@ -82,7 +83,15 @@ class _Case:
         return RenderRequest(self.chart, load(files), kube_version=self.kubernetes)
 
 
-class Linter:
+@dataclass(frozen=True)
+class Checked:
+    """What a check found. ``coverage`` is None where there is no helm-render to tell it."""
+
+    findings: Sequence[Finding]
+    coverage: Coverage | None
+
+
+class Checker:
     """Checks the files of charts, and what their defaults and each ci/*-values.yaml render to.
 
     They are rendered for the oldest and the newest Kubernetes that is pinned, if the chart supports it.
@@ -94,20 +103,28 @@ class Linter:
         versions = sorted(toolbox.versions("kubectl"), key=lambda each: [int(n) for n in each.split(".")])
         self._kubernetes = tuple(dict.fromkeys((versions[0], versions[-1])))
 
-    def lint(self, charts: Sequence[Path]) -> list[Finding]:
-        """The findings in ``charts``, chart by chart.
+    def check(self, charts: Sequence[Path]) -> Checked:
+        """The findings in ``charts``, chart by chart, and what ran of their templates.
 
-        Raises BiremeError for a folder that is not a chart, and for a file that cannot be read.
+        Raises BiremeError for a folder that is
+        not a chart, and for a file that cannot be read.
         """
         found = {chart: file_findings(chart, self._toolbox.paths) for chart in charts}
         cases = [case for chart in charts for case in self._cases(chart)]
         results = self._renderer.render_many([case.request() for case in cases])
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            told = list(pool.map(self._renderer.covered, [case.request() for case in cases]))
+        covered = [(case.chart, each) for case, each in zip(cases, told, strict=True) if each]
         outcomes = dict(zip(cases, results, strict=True))
         by_tools = self._by_tools({case: each for case, each in outcomes.items() if isinstance(each, Render)})
         for chart in charts:
             own = {case: outcome for case, outcome in outcomes.items() if case.chart == chart}
             found[chart] += _chart_findings(own, by_tools)
-        return [finding for chart in charts for finding in found[chart]]
+            made = [each for case, each in zip(cases, told, strict=True) if isinstance(own.get(case), Render)]
+            if renders := [each for each in made if each]:
+                found[chart] += value_findings(chart, renders)
+        findings = [finding for chart in charts for finding in found[chart]]
+        return Checked(findings, coverage(charts, covered) if covered else None)
 
     def _cases(self, chart: Path) -> Iterator[_Case]:
         if read_file(chart / "Chart.yaml").get("type") == "library":

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bireme.check.kubernetes import kubernetes_schemas
 from bireme.core.paths import Paths
-from bireme.lint.kubernetes import kubernetes_schemas
 from bireme.tools import Toolbox
 from bireme.tools.pins import load_pins
 

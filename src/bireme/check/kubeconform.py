@@ -11,10 +11,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bireme.check.kubernetes import kubernetes_schemas
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
-from bireme.lint.kubernetes import kubernetes_schemas
 from bireme.tools import Toolbox
 
 Key = TypeVar("Key", bound=Hashable)

@@ -1,0 +1,1 @@
+"""`bireme check`: checks for authors of charts."""

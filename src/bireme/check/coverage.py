@@ -1,0 +1,163 @@
+"""What the values files of charts reach in their templates, and the values that no template reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bireme.check.files import dependencies
+from bireme.core.findings import Finding
+from bireme.helm import Arm, Covered
+from bireme.helm.values import read_file
+
+# Helm itself reads or adds these keys.
+_OF_HELM = ("enabled", "global")
+
+
+@dataclass(frozen=True)
+class FileCoverage:
+    """The arms of one template, each with its runs in all renders together."""
+
+    file: str
+    arms: tuple[Arm, ...]
+
+    @cached_property
+    def lines(self) -> Mapping[int, int]:
+        """How often each line with text or an action ran."""
+        found: dict[int, int] = defaultdict(int)
+        for arm in self.arms:
+            for line in arm.lines:
+                found[line] = max(found[line], arm.runs)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def branches(self) -> Sequence[Arm]:
+        """The arms of branches. What refuses values is none, because no values file can reach it."""
+        return [arm for arm in self.arms if arm.branch]
+
+    def missed(self) -> list[str]:
+        """The lines and the arms that never ran, for people."""
+        lines = [str(line) for line, runs in self.lines.items() if not runs]
+        arms = [f"{arm.line} {arm.name}" for arm in self.branches if not arm.runs and not arm.lines]
+        return [*lines, *arms]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What ran of the templates of charts."""
+
+    files: tuple[FileCoverage, ...]
+
+    @property
+    def lines(self) -> float:
+        """The part of the lines that ran, from 0 to 1."""
+        return _part(runs for file in self.files for runs in file.lines.values())
+
+    @property
+    def branches(self) -> float:
+        """The part of the arms of branches that ran, from 0 to 1."""
+        return _part(arm.runs for file in self.files for arm in file.branches)
+
+    def __str__(self) -> str:
+        """A line for all templates, and one for each that did not run as a whole."""
+        told = [f"templates: {self.lines:.1%} of lines and {self.branches:.1%} of branches ran"]
+        for file in self.files:
+            if missed := file.missed():
+                one = Coverage((file,))
+                parts = f"lines {one.lines:.0%}, branches {one.branches:.0%}"
+                told.append(f"  {file.file}: {parts}, not: {', '.join(missed)}")
+        return "\n".join(told)
+
+    def to_json(self) -> dict[str, Any]:
+        """The parts that ran, of all templates and of each."""
+        files = [{"file": each.file, **Coverage((each,))._parts} for each in self.files]
+        return {**self._parts, "files": files}
+
+    @property
+    def _parts(self) -> dict[str, float]:
+        return {"lines": round(self.lines, 4), "branches": round(self.branches, 4)}
+
+    def lcov(self) -> str:
+        """A tracefile of LCOV, as `geninfo` documents it, which editors and code hosts read."""
+        told: list[str] = []
+        for file in self.files:
+            told.append(f"SF:{file.file}")
+            runs = [arm.runs for arm in file.branches]
+            for number, arm in enumerate(file.branches):
+                told.append(f"BRDA:{arm.line},{arm.branch},{number},{arm.runs or '-'}")
+            told += [f"BRF:{len(runs)}", f"BRH:{sum(map(bool, runs))}"]
+            told += [f"DA:{line},{count}" for line, count in file.lines.items()]
+            told += [f"LF:{len(file.lines)}", f"LH:{sum(map(bool, file.lines.values()))}", "end_of_record"]
+        return "\n".join([*told, ""])
+
+
+def coverage(charts: Sequence[Path], renders: Iterable[tuple[Path, Covered]]) -> Coverage:
+    """What ``renders`` ran of ``charts``, by file.
+
+    A library counts where it is one of the charts: what others ran of it is added up.
+    """
+    runs: dict[Path, list[Arm]] = {}
+    for chart, covered in renders:
+        by_file: dict[str, list[Arm]] = defaultdict(list)
+        for arm in covered.arms:
+            by_file[arm.file].append(arm)
+        for name, arms in by_file.items():
+            file = (chart / name).resolve()
+            before = runs.get(file, [replace(arm, runs=0) for arm in arms])
+            # All renders of a file number its arms alike.
+            runs[file] = [
+                replace(arm, runs=arm.runs + one.runs) for arm, one in zip(arms, before, strict=True)
+            ]
+    found = []
+    for file, arms in sorted(runs.items()):
+        for chart in charts:
+            if file.is_relative_to(chart.resolve() / "templates"):
+                named = str(chart / file.relative_to(chart.resolve()))
+                found.append(FileCoverage(named, tuple(arms)))
+    return Coverage(tuple(found))
+
+
+def value_findings(chart: Path, renders: Sequence[Covered]) -> Iterator[Finding]:
+    """Values that no render read, and those that a template reads and values.yaml does not have.
+
+    What a library reads beside them is another chart's. A map that is handed on as a whole takes other keys.
+    """
+    read = {path for covered in renders for path in covered.reads}
+    others = {*dependencies(chart), *_OF_HELM}
+    own = {key: value for key, value in read_file(chart / "values.yaml").items() if key not in others}
+    for path in _leaves(own, ()):
+        if path not in read and not any((*path[:end], "*") in read for end in range(len(path))):
+            sentence = f"no template reads it with any of the {len(renders)} sets of values"
+            advice = "remove it, correct its name, or add a ci/*-values.yaml that uses it"
+            yield _finding(chart, path, sentence, advice)
+    for path in sorted({path for covered in renders for path in covered.own_reads}):
+        *above, last = path
+        holder: Any = own
+        for key in above:
+            holder = holder.get(key) if isinstance(holder, Mapping) else None
+        is_open = not isinstance(holder, Mapping) or not holder or (*above, "*") in read
+        if not is_open and last not in (*holder, *others, "*"):
+            sentence = "a template reads it, values.yaml does not have it"
+            yield _finding(chart, path, sentence, "add it with its default")
+
+
+def _finding(chart: Path, path: tuple[str, ...], sentence: str, remedy: str) -> Finding:
+    file = f"{chart}/values.yaml"
+    return Finding("values", sentence, remedy, severity="warning", file=file, path=".".join(path))
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key)
+
+
+def _part(runs: Iterable[int]) -> float:
+    found = list(runs)
+    return sum(map(bool, found)) / len(found) if found else 1.0

@@ -1,0 +1,102 @@
+"""Tests of any chart, none of which must be written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from bireme.check.checker import Checker, find_charts
+from bireme.check.upgrades import Upgrades
+from bireme.cli.options import App, Target, cli, output_option, pass_app, report, target_options
+from bireme.clusters.base import Cluster
+from bireme.clusters.registry import provider
+from bireme.core.errors import BiremeError
+from bireme.core.findings import WRITERS, Finding
+from bireme.core.progress import step
+
+_CHARTS = ("Chart.yaml", "*/Chart.yaml")
+
+
+@cli.command()
+@click.argument("charts", metavar="[CHART]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "earlier",
+    multiple=True,
+    metavar="VERSION",
+    help="Also upgrade from a folder, an archive, oci://… or git:REVISION",
+)
+@click.option(
+    "--coverage",
+    "lcov",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what ran as LCOV's tracefile",
+)
+@click.option(
+    "--branches", type=click.FloatRange(0, 100), help="Exit with 1 below this percentage of branches"
+)
+@target_options
+@output_option(*WRITERS)
+@pass_app
+def check(
+    app: App,
+    /,
+    charts: tuple[Path, ...],
+    earlier: tuple[str, ...],
+    lcov: Path | None,
+    branches: float | None,
+    target: Target,
+    output: str,
+) -> None:
+    """Check charts: values, schema, templates, objects and upgrades.
+
+    The objects are those of the defaults and of every ci/*-values.yaml. The lines and branches of templates
+    that these values run are told too. With --from, an API server says what an upgrade does to each object:
+    one of its own, or that of --kubeconfig.
+    CHART is a chart or a folder of charts. Without any, it is the chart here, ./charts, or the charts in
+    folders here. Exits with 1 when there is something to change.
+
+    \b
+    Example: bireme check charts/torch-elastic
+             bireme check charts/torch-elastic --from git:v0.3.0
+    """
+    here = [each for each in (Path(), Path("charts")) if any(map(list, map(each.glob, _CHARTS)))]
+    if not charts and not here:
+        raise BiremeError("there is no chart in this folder: name one, as in bireme check charts/web")
+    chosen = find_charts(charts or here[:1])
+    with step(app.err, f"Checking {len(chosen)} charts"):
+        checked = Checker(app.renderer, app.toolbox).check(chosen)
+    findings, covered = [*checked.findings], checked.coverage
+    if covered is None and (lcov or branches):
+        raise BiremeError("what runs is told by helm-render: get it with: bireme tools --get helm-render")
+    if covered and lcov:
+        lcov.write_text(covered.lcov(), encoding="utf-8")
+    if covered and branches and 100 * covered.branches < branches:
+        few = f"{covered.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
+        findings.append(Finding("coverage", few, "add ci/*-values.yaml files for what did not run"))
+    upgrades = []
+    if earlier:
+        with _cluster(app, target) as cluster, step(app.err, f"Upgrading {len(chosen)} charts"):
+            tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts)
+            upgrades = [each for chart in chosen for each in tried.verdicts(chart, earlier)]
+        findings += [finding for each in upgrades for finding in each.findings()]
+    report(output, findings, upgrades=upgrades, coverage=[covered] if covered else [])
+
+
+@contextmanager
+def _cluster(app: App, target: Target) -> Iterator[Cluster]:
+    """The cluster that is named, else one that is there for this alone."""
+    if target != Target(None, None, None):
+        yield app.cluster(target)
+        return
+    name = f"check-{os.getpid()}"
+    clusters = provider("embedded", app.paths, app.toolbox, app.err)
+    try:
+        yield clusters.up(name, {})
+    finally:
+        clusters.down(name)

@@ -1,1 +1,0 @@
-"""`bireme lint`: checks for authors of charts."""

@@ -1,0 +1,198 @@
+"""`bireme check --from`: what an upgrade does to each object is what a real API server and Helm then do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bireme.check.upgrades import Upgrades, UpgradeVerdict
+from bireme.cli import cli
+from bireme.clusters.base import Cluster
+from bireme.core.paths import Paths
+from bireme.helm import Charts, Renderer
+from bireme.tools import Toolbox
+
+Chart = Callable[..., Path]
+POD = """
+    metadata: {labels: {app: %(label)s}}
+    spec: {containers: [{name: web, image: "registry.example.com/web:%(tag)s"}]}
+"""
+DEPLOYMENT = (
+    """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: %(replicas)s
+  selector: {matchLabels: {app: %(label)s}}
+  template:
+"""
+    + POD
+)
+STATEFUL_SET = """
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: store}
+spec:
+  serviceName: store
+  replicas: 1
+  updateStrategy: {type: %(strategy)s}
+  selector: {matchLabels: {app: store}}
+  template:
+    metadata: {labels: {app: store}}
+    spec: {containers: [{name: store, image: "registry.example.com/store:%(tag)s"}]}
+  volumeClaimTemplates:
+    - metadata: {name: %(claim)s}
+      spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+"""
+OTHERS = """
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {tag: "%(tag)s"}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: %(secret)s}
+"""
+TWO_KEYS = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: keys}
+data:
+  a: b
+  b: c
+---
+"""
+PLAIN = {
+    "label": "web",
+    "tag": "1",
+    "replicas": "1",
+    "strategy": "RollingUpdate",
+    "claim": "data",
+    "secret": "token",
+}
+
+
+@pytest.fixture
+def chart(tmp_path: Path) -> Chart:
+    """Write a chart: ``chart("2.0.0", tag="2")`` differs from the plain one in its image."""
+
+    def write(version: str, before: str = "", home: Path | None = None, **differing: str) -> Path:
+        folder = home or tmp_path / version / "shop"
+        (folder / "templates").mkdir(parents=True, exist_ok=True)
+        (folder / "Chart.yaml").write_text(f"{{apiVersion: v2, name: shop, version: {version}}}")
+        (folder / "values.yaml").write_text("size: 1\n")
+        text = (DEPLOYMENT + STATEFUL_SET + OTHERS) % (PLAIN | differing)
+        (folder / "templates" / "all.yaml").write_text(before + text)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def verdict(
+    cluster: Cluster, toolbox: Toolbox, renderer: Renderer, bireme_paths: Paths
+) -> Callable[[Path, Path], UpgradeVerdict]:
+    upgrades = Upgrades(cluster, toolbox, renderer, Charts(bireme_paths, toolbox))
+
+    def ask(old: Path, new: Path) -> UpgradeVerdict:
+        [found] = upgrades.verdicts(new, [str(old)])
+        return found
+
+    return ask
+
+
+Ask = Callable[[Path, Path], UpgradeVerdict]
+
+
+def told(verdict: UpgradeVerdict) -> dict[str, str]:
+    return {each.object: each.verdict for each in verdict.objects if each.verdict != "unchanged"}
+
+
+def test_an_upgrade_that_changes_nothing_and_one_that_restarts_pods(verdict: Ask, chart: Chart) -> None:
+    old = chart("1.0.0")
+    same = verdict(old, chart("1.0.1"))
+    assert told(same) == {}
+    assert str(same).splitlines()[1:] == ["  nothing changes"]
+    found = verdict(old, chart("2.0.0", tag="2", secret="key"))
+    assert told(found) == {
+        "ConfigMap/settings": "in place",
+        "Deployment/web": "restarts pods",
+        "StatefulSet/store": "restarts pods",
+        "Secret/key": "added",
+        "Secret/token": "removed",
+    }
+    assert "  Deployment/web: restarts pods (containers)" in str(found).splitlines()
+    assert (found.refusal, found.rollback, list(found.findings())) == ("", "", [])
+    assert told(verdict(old, chart("2.1.0", replicas="3"))) == {"Deployment/web": "in place"}
+    fewer = verdict(chart("1.2.0", TWO_KEYS), chart("2.3.0", TWO_KEYS.replace("  b: c\n", "")))
+    assert told(fewer) == {"ConfigMap/keys": "in place"}
+    quiet = verdict(chart("1.1.0", strategy="OnDelete"), chart("2.2.0", strategy="OnDelete", tag="2"))
+    assert told(quiet)["StatefulSet/store"] == "in place"
+
+
+def test_what_the_api_server_refuses_is_said_in_its_own_words_for_each_object(
+    verdict: Ask, chart: Chart
+) -> None:
+    found = verdict(chart("1.0.0"), chart("2.0.0", label="shop", claim="disk"))
+    why = {each.object: each.why for each in found.objects if each.verdict == "refused"}
+    assert "spec.selector: Invalid value" in why["Deployment/web"]
+    assert "updates to statefulset spec for fields other than" in why["StatefulSet/store"]
+    assert set(why) == {"Deployment/web", "StatefulSet/store"}
+    # Helm's own upgrade agrees.
+    assert "field is immutable" in found.refusal
+    assert [(each.rule, each.path, each.severity) for each in found.findings()] == [
+        ("upgrade", "Deployment/web", "error"),
+        ("upgrade", "StatefulSet/store", "error"),
+    ]
+
+
+def test_values_that_the_new_version_does_not_take_are_a_refusal(verdict: Ask, chart: Chart) -> None:
+    gone = '{{ if .Values.size }}{{ fail "size: it is called replicas now" }}{{ end }}'
+    found = verdict(chart("1.0.0"), chart("2.0.0", gone))
+    assert found.refusal.endswith("size: it is called replicas now")
+    [finding] = found.findings()
+    assert finding.sentence.startswith("the upgrade from ")
+
+
+def test_a_hook_that_fails_before_the_upgrade_is_a_refusal(verdict: Ask, chart: Chart) -> None:
+    hook = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: Hook_, annotations: {helm.sh/hook: pre-upgrade}}
+---
+"""
+    found = verdict(chart("1.0.0"), chart("2.0.0", hook))
+    assert "Hook_" in found.refusal
+
+
+def test_a_revision_of_the_repository_is_an_earlier_version(
+    cluster: Cluster, chart: Chart, tmp_path: Path
+) -> None:
+    home = tmp_path / "repository" / "charts" / "shop"
+    chart("1.0.0", home=home)
+    git = ["git", "-C", str(home), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"], ["tag", "v1"]):
+        subprocess.run([*git, *command], check=True)
+    chart("2.0.0", home=home, claim="disk")
+    arguments = ["check", str(home), "--from", "git:v1", "--kubeconfig", str(cluster.kubeconfig)]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 1
+    assert "StatefulSet/store: the upgrade from git:v1 with the defaults is refused" in done.stdout
+    [upgrade] = json.loads(CliRunner().invoke(cli, [*arguments, "-o", "json"]).stdout)["upgrades"]
+    assert {"object": "Service/web", "verdict": "unchanged"} in upgrade["objects"]
+    done = CliRunner().invoke(cli, ["check", str(home), "--from", "git:v7"])
+    assert "git archive in " in str(done.exception)

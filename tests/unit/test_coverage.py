@@ -1,0 +1,193 @@
+"""What `bireme check` tells of templates: which lines and branches ran, and which values nobody reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bireme.check.checker import Checker
+from bireme.check.coverage import Coverage, FileCoverage, value_findings
+from bireme.cli import cli
+from bireme.core.paths import Paths
+from bireme.helm import Renderer, RenderRequest
+from bireme.helm.process import RenderProcess
+from bireme.helm.values import read_file
+from bireme.tools import Toolbox
+
+MakeChart = Callable[..., Path]
+CHARTS = sorted(file.parent for file in Paths.discover().charts.glob("*/ci"))
+
+# A person counts 10 lines with text or an action, and two arms of each of four branches.
+WEB = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: web}
+data:
+  {{- if .Values.first }}
+  first: "yes"
+  {{- else if .Values.second }}
+  second: "yes"
+  {{- end }}
+  {{- range .Values.items }}
+  {{ . }}: {{ $.Values.text | default "none" }}
+  {{- end }}
+"""
+
+
+@pytest.fixture
+def checker(renderer: Renderer, toolbox: Toolbox) -> Checker:
+    toolbox.ensure(["helm-render"])
+    return Checker(renderer, toolbox)
+
+
+def covered(checker: Checker, chart: Path, **cases: Mapping[str, Any]) -> Coverage:
+    (chart / "ci").mkdir(exist_ok=True)
+    for name, values in cases.items():
+        (chart / "ci" / f"{name}-values.yaml").write_text(json.dumps(values))
+    made = checker.check([chart]).coverage
+    assert made
+    return made
+
+
+def missed(made: Coverage) -> list[list[str]]:
+    return [file.missed() for file in made.files]
+
+
+def test_lines_and_branches_are_those_that_a_person_counts(checker: Checker, make_chart: MakeChart) -> None:
+    values = {"first": False, "second": False, "items": [], "text": ""}
+    chart = make_chart("web", values=values, templates={"web.yaml": WEB})
+    made = covered(checker, chart)
+    # With the defaults there is no item: three lines do not run, and three branches have their else.
+    assert missed(made) == [["6", "8", "11", "11 default: given", "11 default: other"]]
+    assert (made.lines, made.branches) == (7 / 10, 3 / 8)
+    made = covered(checker, chart, first={"first": True, "items": ["a"]})
+    assert missed(made) == [["8", "11 default: given"]]
+    made = covered(checker, chart, second={"second": True, "items": ["a"], "text": "b"})
+    assert missed(made) == [[]]
+    assert (made.lines, made.branches) == (1, 1)
+    assert str(made) == "templates: 100.0% of lines and 100.0% of branches ran"
+
+
+def test_definitions_that_nothing_includes_are_lines_that_never_ran(
+    checker: Checker, make_chart: MakeChart
+) -> None:
+    helpers = '{{ define "used" }}a{{ end }}\n{{ define "lost" }}\nb\n{{ end }}\n'
+    web = 'apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ include "used" . }}}\n'
+    chart = make_chart("web", templates={"_helpers.tpl": helpers, "web.yaml": web})
+    assert missed(covered(checker, chart)) == [["3"], []]
+
+
+def test_what_a_library_gives_counts_where_the_library_is_checked_too(
+    checker: Checker, make_chart: MakeChart
+) -> None:
+    part = '{{ define "part" }}{{ if .Values.a }}\na: "1"\n{{ end }}{{ end }}'
+    library = make_chart("part", templates={"_part.tpl": part})
+    (library / "Chart.yaml").write_text("{apiVersion: v2, name: part, version: 0.1.0, type: library}")
+    web = 'apiVersion: v1\nkind: ConfigMap\nmetadata: {name: web}\ndata: {{ include "part" . }}\n'
+    needs = [{"name": "part", "version": "0.1.0", "repository": "file://../part"}]
+    chart = make_chart("web", values={"a": False}, templates={"web.yaml": web}, dependencies=needs)
+    (chart / "charts").mkdir()
+    (chart / "charts" / "part").symlink_to(library)
+    [alone] = covered(checker, chart).files
+    assert alone.file == f"{chart}/templates/web.yaml"
+    both = checker.check([chart, library]).coverage
+    assert both
+    assert {file.file: file.missed() for file in both.files} == {
+        f"{chart}/templates/web.yaml": [],
+        f"{library}/templates/_part.tpl": ["2"],
+    }
+
+
+READS = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: web, labels: {{ .Values.labels | toJson }}}
+data:
+  a: {{ .Values.pod.image | quote }}
+  {{- with .Values.pod }}
+  b: {{ .policy | quote }}
+  {{- end }}
+  {{- $pod := .Values.pod }}
+  c: {{ $pod.wiht | quote }}
+  d: {{ index .Values "ports" "http" | quote }}
+  e: {{ include "whole" (dict "it" .Values.resources "root" $) | quote }}
+  {{- range $name, $one := .Values.extra }}
+  f-{{ $name }}: {{ $one | quote }}
+  {{- end }}
+  g: {{ .Values.security | toJson | quote }}
+  h: {{ .Values.security.privileged | quote }}
+"""
+
+
+def test_values_that_no_template_reads_and_keys_that_only_templates_have_are_found(
+    checker: Checker, make_chart: MakeChart
+) -> None:
+    values = {
+        "labels": {"a": "b"},
+        "pod": {"image": "web", "policy": "Always", "width": 1},
+        "ports": {"http": 80, "https": 443},
+        "resources": {"cpu": 1},
+        "extra": {"one": 1},
+        "security": {"runAsUser": 1},
+        "global": {"region": ""},
+        "typo": True,
+    }
+    helpers = '{{ define "whole" }}{{ .it | toYaml }}{{ end }}'
+    chart = make_chart("web", values=values, templates={"web.yaml": READS, "_helpers.tpl": helpers})
+    found = {each.path: each.sentence for each in checker.check([chart]).findings if each.rule == "values"}
+    assert found == {
+        "pod.width": "no template reads it with any of the 2 sets of values",
+        "ports.https": "no template reads it with any of the 2 sets of values",
+        "typo": "no template reads it with any of the 2 sets of values",
+        "pod.wiht": "a template reads it, values.yaml does not have it",
+    }
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_a_covered_render_is_the_render_and_each_chart_uses_its_values(
+    renderer: Renderer, toolbox: Toolbox, chart: Path
+) -> None:
+    toolbox.ensure(["helm-render"])
+    assert renderer.render_binary
+    process = RenderProcess(renderer.render_binary, {})
+    files = sorted(chart.glob("ci/*-values.yaml"))
+    requests = [RenderRequest(chart, read_file(each)) for each in files]
+    for request in requests:
+        plain = process.answer(request.values, **request.asked())
+        assert process.answer(request.values, covers=True, **request.asked())["text"] == plain["text"]
+    made = [renderer.covered(request) for request in requests]
+    assert list(value_findings(chart, [each for each in made if each])) == []
+
+
+def test_a_tracefile_of_lcov_has_each_line_and_branch_and_few_branches_are_a_finding(
+    toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+) -> None:
+    toolbox.ensure(["helm-render"])
+    web = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: web}\n{{ if .Values.a }}\ndata: {}\n{{ end }}"
+    chart = make_chart("web", values="a: false\n", templates={"web.yaml": web})
+    trace = tmp_path / "lcov.info"
+    done = CliRunner().invoke(cli, ["check", str(chart), "--coverage", str(trace), "--branches", "90"])
+    assert done.exit_code == 1
+    assert "50.0% of the branches ran, and --branches asks for 90 %" in done.stdout
+    assert f"{chart}/templates/web.yaml: lines 80%, branches 50%, not: 5" in done.stdout
+    assert trace.read_text().splitlines() == [
+        f"SF:{chart}/templates/web.yaml",
+        "BRDA:4,1,0,-",
+        "BRDA:4,1,1,2",
+        "BRF:2",
+        "BRH:1",
+        *("DA:1,2", "DA:2,2", "DA:3,2", "DA:4,2", "DA:5,0"),
+        *("LF:5", "LH:4", "end_of_record"),
+    ]
+    done = CliRunner().invoke(cli, ["check", str(chart), "-o", "json"])
+    [told] = json.loads(done.stdout)["coverage"]
+    assert (told["lines"], told["branches"]) == (0.8, 0.5)
+
+
+def test_nothing_to_reach_is_wholly_reached() -> None:
+    assert Coverage((FileCoverage("a.yaml", ()),)).branches == 1
