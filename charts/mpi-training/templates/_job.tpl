@@ -56,6 +56,22 @@ mpiReplicaSpecs:
 {{- end }}
 
 {{/*
+Keeps these fields in the root as Facts.spec, with the pod of the workers as the template, and an MPIJob's launcher as
+Facts.launcher, for templates that read some of them. Prints nothing.
+*/}}
+{{- define "mpi-training.spec" -}}
+{{- include "training.facts" (dict "root" .) }}
+{{- if hasKey .Facts "spec" }}
+{{- else if include "mpi-training.isMpiJob" . }}
+{{- $mpiJob := include "mpi-training.mpiJobSpec" . | fromYaml }}
+{{- $_ := set .Facts "launcher" $mpiJob.mpiReplicaSpecs.Launcher }}
+{{- $_ := set .Facts "spec" (set (omit $mpiJob "mpiReplicaSpecs") "template" $mpiJob.mpiReplicaSpecs.Worker.template) }}
+{{- else }}
+{{- $_ := set .Facts "spec" (include "mpi-training.jobSpec" . | fromYaml) }}
+{{- end }}
+{{- end }}
+
+{{/*
 The digests of what must not change while the job runs. The number of workers is one of these parts, unless the job is
 elastic.
 */}}
@@ -63,17 +79,10 @@ elastic.
 {{- include "common.once" (dict "root" . "template" "mpi-training.immutable.text" "arguments" .) }}
 {{- end }}
 {{- define "mpi-training.immutable.text" -}}
-{{- $further := dict }}
+{{- include "mpi-training.spec" . }}
+{{- $further := pick .Facts "launcher" }}
 {{- if not .Values.elastic.maxWorkers }}{{ $_ := set $further "workers" (int64 .Values.workers) }}{{ end }}
-{{- $spec := dict }}
-{{- if include "mpi-training.isMpiJob" . }}
-{{- $mpiJob := include "mpi-training.mpiJobSpec" . | fromYaml }}
-{{- $_ := set $further "launcher" $mpiJob.mpiReplicaSpecs.Launcher }}
-{{- $spec = set (omit $mpiJob "mpiReplicaSpecs") "template" $mpiJob.mpiReplicaSpecs.Worker.template }}
-{{- else }}
-{{- $spec = include "mpi-training.jobSpec" . | fromYaml }}
-{{- end }}
-{{- include "common.immutable.job" (dict "spec" $spec "further" $further) }}
+{{- include "common.immutable.job" (dict "spec" .Facts.spec "further" $further) }}
 {{- end }}
 
 {{/*

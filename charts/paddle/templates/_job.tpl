@@ -22,13 +22,24 @@ template:
 {{- end }}
 
 {{/*
+Keeps these fields in the view of the role as Facts.spec, for templates that read some of them. Prints nothing.
+Arguments: root, role.
+*/}}
+{{- define "paddle.spec" -}}
+{{- include "paddle.view" . }}
+{{- $facts := (index .root.Views .role).Facts }}
+{{- if not (hasKey $facts "spec") }}{{ $_ := set $facts "spec" (include "paddle.jobSpec" . | fromYaml) }}{{ end }}
+{{- end }}
+
+{{/*
 Arguments: root, role.
 */}}
 {{- define "paddle.immutable" -}}
 {{- include "common.once" (dict "root" .root "template" "paddle.immutable.text" "key" .role "arguments" .) }}
 {{- end }}
 {{- define "paddle.immutable.text" -}}
-{{- include "common.immutable.job" (dict "spec" (include "paddle.jobSpec" . | fromYaml)
+{{- include "paddle.spec" . }}
+{{- include "common.immutable.job" (dict "spec" (index .root.Views .role).Facts.spec
     "further" (dict "number of pservers" (include "paddle.servers" .root))) }}
 {{- end }}
 

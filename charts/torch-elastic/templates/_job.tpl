@@ -26,6 +26,12 @@ template:
   {{- include "torch-elastic.pod" . | nindent 2 }}
 {{- end }}
 
+{{- /* Keeps these fields in the root as Facts.spec, for templates that read some of them. Prints nothing. */}}
+{{- define "torch-elastic.spec" -}}
+{{- include "torch-elastic.facts" . }}
+{{- if not (hasKey .Facts "spec") }}{{ $_ := set .Facts "spec" (include "torch-elastic.jobSpec" . | fromYaml) }}{{ end }}
+{{- end }}
+
 {{- /* Others read Facts.autoscale. */}}
 {{- define "torch-elastic.autoscale" -}}
 {{- include "training.autoscale" (dict "root" . "least" .Values.elastic.minWorkers "most" .Values.elastic.maxWorkers "step" .Values.elastic.workersPerUnit "spares" .Values.elastic.spares) }}
@@ -35,5 +41,6 @@ template:
 {{- include "common.once" (dict "root" . "template" "torch-elastic.immutable.text" "arguments" .) }}
 {{- end }}
 {{- define "torch-elastic.immutable.text" -}}
-{{- include "common.immutable.job" (dict "spec" (include "torch-elastic.jobSpec" . | fromYaml)) }}
+{{- include "torch-elastic.spec" . }}
+{{- include "common.immutable.job" (dict "spec" .Facts.spec) }}
 {{- end }}

@@ -35,7 +35,7 @@ spec:
 {{- end }}
 
 {{/*
-The claims of a pod, as a JSON list: those of the values, and one by each template.
+The claims of a pod: those of the values, and one by each template. Nothing if there are none.
 Arguments: root (values pod).
 */}}
 {{- define "training.resourceClaims" -}}
@@ -45,7 +45,10 @@ Arguments: root (values pod).
 {{- $template := include "training.resourceClaimTemplateName" (dict "root" $root "name" $name "devices" $devices) }}
 {{- $claims = append $claims (dict "name" $name "resourceClaimTemplateName" $template) }}
 {{- end }}
-{{- toJson $claims }}
+{{- with $claims }}
+resourceClaims:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/*

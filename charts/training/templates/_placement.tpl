@@ -36,8 +36,8 @@ Arguments: root (values placement), worker, labels (the dict to fill).
 {{- end }}
 
 {{/*
-The affinity of workers as JSON: that of the values, and what placement adds to it. A pod satisfies an affinity to itself,
-so that the first one chooses for all.
+The affinity of workers: that of the values, and what placement adds to it. A pod satisfies an affinity to itself, so that
+the first one chooses for all. Nothing if there is none.
 Arguments: root (values affinity, placement, queue), worker, components (list: those whose pods stay together).
 */}}
 {{- define "training.placement.affinity" -}}
@@ -64,12 +64,17 @@ Arguments: root (values affinity, placement, queue), worker, components (list: t
 {{- $_ := set $pods $key (append ((get $pods $key) | default list) $wish) }}
 {{- end }}
 {{- if $pods }}{{ $_ := set $affinity "podAffinity" $pods }}{{ end }}
-{{- with include "training.placement.capacityTerms" . | fromJsonArray }}
+{{- with $p.capacity }}
+{{- /* Nodes of Karpenter and EKS Auto Mode, or of managed node groups. */}}
+{{- $group := get (dict "on-demand" "ON_DEMAND" "spot" "SPOT" "reserved" "CAPACITY_BLOCK") . }}
+{{- $kinds := list
+    (dict "key" "karpenter.sh/capacity-type" "operator" "In" "values" (list .))
+    (dict "key" "eks.amazonaws.com/capacityType" "operator" "In" "values" (list $group)) }}
 {{- $nodes := $affinity.nodeAffinity | default dict }}
 {{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
 {{- $terms := list }}
 {{- /* Terms are alternatives: each of ours with each of theirs. */}}
-{{- range $ours := . }}
+{{- range $ours := $kinds }}
 {{- range $theirs := (dig $key "nodeSelectorTerms" (list dict) $nodes) }}
 {{- $terms = append $terms (merge (dict "matchExpressions" (append ($theirs.matchExpressions | default list) $ours)) $theirs) }}
 {{- end }}
@@ -77,7 +82,10 @@ Arguments: root (values affinity, placement, queue), worker, components (list: t
 {{- $_ := set $nodes $key (dict "nodeSelectorTerms" $terms) }}
 {{- $_ := set $affinity "nodeAffinity" $nodes }}
 {{- end }}
-{{- toJson $affinity }}
+{{- with $affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -95,21 +103,7 @@ Arguments: root, components.
 {{- end }}
 
 {{/*
-The nodes of a kind of capacity, as alternatives: those of Karpenter and EKS Auto Mode, and those of managed node groups.
-Arguments: root (values placement).
-*/}}
-{{- define "training.placement.capacityTerms" -}}
-{{- $groups := dict "on-demand" "ON_DEMAND" "spot" "SPOT" "reserved" "CAPACITY_BLOCK" }}
-{{- $terms := list }}
-{{- with .root.Values.placement.capacity }}
-{{- $terms = list (dict "key" "karpenter.sh/capacity-type" "operator" "In" "values" (list .))
-    (dict "key" "eks.amazonaws.com/capacityType" "operator" "In" "values" (list (get $groups .))) }}
-{{- end }}
-{{- toJson $terms }}
-{{- end }}
-
-{{/*
-Topology spread constraints of workers as JSON: those of the values, and networkMode: spread.
+Topology spread constraints of workers: those of the values, and networkMode: spread. Nothing if there are none.
 Arguments: root (values placement), components.
 */}}
 {{- define "training.placement.spread" -}}
@@ -120,7 +114,10 @@ Arguments: root (values placement), components.
 {{- $constraints = append $constraints (dict "maxSkew" 1 "topologyKey" $network "whenUnsatisfiable" "ScheduleAnyway"
     "labelSelector" (include "training.placement.selector" . | fromJson)) }}
 {{- end }}
-{{- toJson $constraints }}
+{{- with $constraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/*

@@ -47,12 +47,13 @@ spec:
   {{- with $v.pod.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" $v.pod.hostNetwork) }}
   dnsPolicy: {{ . | quote }}
   {{- end }}
-  {{- range $key, $value := dict "dnsConfig" $v.pod.dnsConfig "hostAliases" $v.pod.hostAliases "resourceClaims" (include "training.resourceClaims" (dict "root" $root) | fromJsonArray) }}
-  {{- with $value }}
+  {{- range $key := list "dnsConfig" "hostAliases" }}
+  {{- with index $v.pod $key }}
   {{ $key }}:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- end }}
+  {{- include "training.resourceClaims" (dict "root" $root) | nindent 2 }}
   {{- with $first }}
   initContainers:
     {{- join "\n" . | nindent 4 }}
@@ -193,14 +194,19 @@ Arguments: root, worker (see training.facts), components (list: those whose pods
 {{- $together := merge (dict "components" (.components | default (list "worker"))) . }}
 {{- $p := .root.Values.placement }}
 {{- $gang := $p.gang | default "" }}
-{{- $values := dict "affinity" (include "training.placement.affinity" $together | fromJson)
-    "topologySpreadConstraints" (include "training.placement.spread" $together | fromJsonArray)
-    "priorityClassName" $p.priorityClassName
-    "schedulerName" ($p.schedulerName | default (ternary $gang "" (eq $gang "volcano")))
-    "runtimeClassName" .root.Values.pod.runtimeClassName }}
 {{- include "training.workerNodeSelector" . }}
 {{ include "training.workerTolerations" . }}
-{{ include "common.scheduling" (dict "root" (dict "Values" $values)) }}
+{{- include "training.placement.affinity" $together }}
+{{- include "training.placement.spread" $together }}
+{{- with $p.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with $p.schedulerName | default (ternary $gang "" (eq $gang "volcano")) }}
+schedulerName: {{ . | quote }}
+{{- end }}
+{{- with .root.Values.pod.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
 {{- if eq $gang "kubernetes" }}
 schedulingGroup: {podGroupName: {{ include "common.jobName" (dict "root" .root) | quote }}}
 {{- end }}
