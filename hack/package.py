@@ -19,6 +19,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -84,7 +85,7 @@ def pack_chart(
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         (made,) = Path(own).glob("*.tgz")
         archive = folder / made.name
-        files = _with_runtime_in_use(contents(made))
+        files = _needed(contents(made))
     about = f"{chart.name}/Chart.yaml"
     changes = changes_of(chart.parent.parent / "CHANGELOG.md", chart.name)
     files[about] = _annotated(files[about], {CHANGES_ANNOTATION: _as_yaml(changes), **annotations})
@@ -98,13 +99,17 @@ def pack_chart(
     return archive
 
 
-def _with_runtime_in_use(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """``files`` of a packed chart, of the runtime only what a container of it or its subcharts mounts."""
+def _needed(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What a packed chart has of ``files``: of the runtime, only what a container of its charts mounts."""
     kept = {}
     for name, content in files.items():
         chart, carried, file = name.rpartition(RUNTIME_IN_CHART)
         folder = file.rpartition("/")[0].removeprefix("bireme_runtime/")
-        if not carried or folder in {"bireme_runtime", *_mounted(files, chart)}:
+        if carried and folder not in {"bireme_runtime", *_mounted(files, chart)}:
+            continue
+        if name.endswith("/values.schema.json"):
+            kept[name] = json.dumps(json.loads(content), separators=(",", ":")).encode()
+        elif not re.search("/charts/.*README.md$", name):
             kept[name] = content
     return kept
 
@@ -117,20 +122,22 @@ def _mounted(files: Mapping[str, bytes], chart: str) -> Iterator[str]:
             yield from folders
 
 
-def changes_of(changelog: Path, chart: str) -> list[str]:
-    """What the newest section of the changelog says about a chart, an entry each.
+def changes_of(changelog: Path, chart: str) -> list[dict[str, str]]:
+    """What the newest release in the changelog says about a chart, as Artifact Hub reads it.
 
     An entry that begins with names of charts is about those, any other one about all.
     """
-    charts = [file.parent.name for file in changelog.parent.glob("charts/*/Chart.yaml")]
-    section = changelog.read_text(encoding="utf-8").partition("\n### Charts\n")[2].partition("\n#")[0]
-    found = []
-    for entry in re.split(r"^- ", section, flags=re.MULTILINE)[1:]:
-        head = re.match(r"(`[a-z-]+`(, | and )?)*", entry)
-        named = set(re.findall(r"[a-z-]+", head[0])) & set(charts) if head else set()
-        if not named or chart in named:
-            found.append(" ".join(entry.split()))
-    return found
+    charts = {file.parent.name for file in changelog.parent.glob("charts/*/Chart.yaml")}
+    for section in changelog.read_text(encoding="utf-8").split("\n## ")[1:]:
+        found = []
+        for kind, text in re.findall(r"\n### (\w+) \w+ charts\n(.*?)(?=\n### |\Z)", section, re.DOTALL):
+            for entry in text.split("\n- ")[1:]:
+                named = charts.intersection(re.findall("[a-z-]+", entry[: entry.find(": ")]))
+                if not entry.startswith("`") or not named or chart in named:
+                    found.append({"kind": kind.lower(), "description": " ".join(entry.split())})
+        if found:
+            return found
+    return []
 
 
 def images_of(renderer: Renderer, chart: Path) -> list[dict[str, str]]:
@@ -199,22 +206,17 @@ def _as_yaml(content: object) -> str:
 def contents(archive: Path) -> dict[str, bytes]:
     """The files of a packed chart by their names, which begin with the chart's."""
     with tarfile.open(archive) as packed:
-        return {each.name: _content(packed, each) for each in packed if each.isfile()}
-
-
-def _content(packed: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    content = packed.extractfile(entry)
-    assert content is not None, entry.name
-    return content.read()
+        files = ((each.name, packed.extractfile(each)) for each in packed)
+        return {name: file.read() for name, file in files if file}
 
 
 def _order(name: str) -> tuple[bool, str, str]:
     """Helm reads the name of a chart from the start of its archive.
 
-    Equal files of the chart and of its subcharts follow each other: gzip sees only 32 KiB at a time.
+    Files with the same words follow each other, because gzip sees only 32 KiB at a time.
     """
     is_about = name.count("/") == 1 and name.endswith("/Chart.yaml")
-    return not is_about, name.rpartition("charts/")[2], name
+    return not is_about, name.rpartition("charts/")[2].replace("README.md", "values.t"), name
 
 
 def index(archives: list[Path], url: str, time: int) -> str:
@@ -231,8 +233,7 @@ def index(archives: list[Path], url: str, time: int) -> str:
 
 def chart_yaml(archive: Path) -> str:
     """Chart.yaml of a packed chart."""
-    with tarfile.open(archive) as packed:
-        return _content(packed, packed.getmembers()[0]).decode()
+    return next(iter(contents(archive).values())).decode()
 
 
 def sign(archives: list[Path], key: Path) -> None:

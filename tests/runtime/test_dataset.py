@@ -25,7 +25,7 @@ import pytest
 
 from bireme_runtime.dataset import manifest as dataset
 from bireme_runtime.sources.aws import Credentials, CredentialsProvider, sign
-from bireme_runtime.sources.source import ConnectionPool, S3Source
+from bireme_runtime.sources.web import ConnectionPool, S3Source
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.s3_servers import S3Server, s3_server
 from tests.support.waiting import until

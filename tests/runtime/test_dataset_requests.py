@@ -22,7 +22,8 @@ from bireme_runtime.dataset.staging import publish, settings_from, stage
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.sources import aws
 from bireme_runtime.sources.places import open_source
-from bireme_runtime.sources.source import S3Source, SourceError, safe_path
+from bireme_runtime.sources.source import SourceError, safe_path
+from bireme_runtime.sources.web import S3Source
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, tag
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 

@@ -23,7 +23,8 @@ from bireme.tools import Toolbox
 RUNTIME = "runtime/src/bireme_runtime/__init__.py"
 CARRIED = "charts/web/charts/bireme-runtime/files/runtime/bireme_runtime/__init__.py"
 CHANGELOG = (
-    "# Changelog\n\n## [Unreleased]\n\n### Charts\n\n- `web`: a key.\n- `other`: no.\n- All: two\n  lines.\n"
+    "# Changelog\n\n## [Unreleased]\n\n### Added to charts\n\n- `web`: a key.\n- `other`: no.\n\n"
+    "### Fixed in charts\n\n- All: two\n  lines.\n\n### Added to commands\n\n- `bireme x`.\n"
 )
 
 
@@ -161,7 +162,7 @@ def test_a_cut_closes_the_changelog_and_tags_what_the_next_is_held_against(
     assert git(project.root, "tag").split() == ["v0.2.0"]
     assert git(project.root, "status", "--porcelain") == ""
     changelog = (project.root / "CHANGELOG.md").read_text()
-    assert "## [Unreleased]\n\n## [0.2.0] - 2026-11-24\n\n### Charts\n\n- `web`: a key." in changelog
+    assert "## [Unreleased]\n\n## [0.2.0] - 2026-11-24\n\n### Added to charts\n\n- `web`: a key." in changelog
     write(project.root, "web", {"image": {"type": "string"}, "port": {}}, version="0.2.0")
     (sentence,) = release.Tree.read(project).findings()
     assert sentence.startswith("charts/web differs from its release 0.2.0, and its version is 0.2.0")
@@ -194,7 +195,10 @@ def test_nothing_is_cut_without_a_word_in_the_changelog() -> None:
 def test_a_packed_chart_says_what_changed_in_it(project: Paths, tmp_path: Path) -> None:
     packed = package.pack_chart(Toolbox(project), project.charts / "web", tmp_path, 0)
     annotations = yaml.safe_load(package.chart_yaml(packed))["annotations"]
-    assert yaml.safe_load(annotations["artifacthub.io/changes"]) == ["`web`: a key.", "All: two lines."]
+    assert yaml.safe_load(annotations["artifacthub.io/changes"]) == [
+        {"kind": "added", "description": "`web`: a key."},
+        {"kind": "fixed", "description": "All: two lines."},
+    ]
 
 
 def test_every_chart_of_the_project_has_a_version_for_what_changed(paths: Paths) -> None:

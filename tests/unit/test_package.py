@@ -107,6 +107,15 @@ def test_a_packed_chart_has_of_the_runtime_what_its_containers_mount(
     assert {name.partition("/")[0] for name in carried if "/" in name} == folders
 
 
+@pytest.mark.parametrize(
+    ("chart", "kilobytes"),
+    [("autoscaler", 25), ("efa-device-plugin", 25), ("gpu-metrics", 25), ("torch-elastic", 290)],
+)
+def test_a_packed_chart_is_small(dist: Path, chart: str, kilobytes: int) -> None:
+    (archive,) = dist.glob(f"{chart}-0*.tgz")
+    assert archive.stat().st_size < kilobytes * 1000
+
+
 def test_equal_sources_give_equal_bytes(dist: Path, paths: Paths, tmp_path: Path) -> None:
     package.package(paths, tmp_path / "again")
     sums = [set((folder / "SHA256SUMS").read_text().splitlines()) for folder in (tmp_path / "again", dist)]

@@ -286,6 +286,7 @@ def chart(make_chart: MakeChart) -> Path:
         ({"backend": "zk"}, '`backend` is "zk", it must be one of "etcd", "c10d"'),
         ({"shm": {"size": "5GB"}}, '`shm.size` is "5GB", it must match ^[0-9]+Gi$ (Memory, like 5Gi)'),
         ({"shm": []}, "`shm` is [], it must be a mapping"),
+        ({"image": "a/b:1"}, '`image` is "a/b:1", it must be a mapping: --image takes it as one text'),
         ({"image": {"repository": ""}}, '`image.repository` is "", it must not be empty'),
         ({"image": {"repository": None}}, "`image.repository` is missing: web needs it"),
         ({"image": {"tag": "latest"}}, '`image.tag` is "latest", it must be anything but "latest"'),

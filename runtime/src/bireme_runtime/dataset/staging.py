@@ -50,7 +50,6 @@ from bireme_runtime.sources.source import (
     Entry,
     FolderSource,
     Part,
-    S3Source,
     Source,
     SourceError,
     files_below,
@@ -60,6 +59,7 @@ from bireme_runtime.sources.source import (
     shown,
     sums,
 )
+from bireme_runtime.sources.web import S3Source
 
 _STATE = ".bireme"
 _STAGING = "staging"
@@ -215,7 +215,7 @@ def alone(settings: StagingSettings, say: Say) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Item:
-    """An object, its path below the target, its source, and its digest if that is known."""
+    """An object with its path below the target, its source and its digest, if known."""
 
     path: str
     entry: Entry

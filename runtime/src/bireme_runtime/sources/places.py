@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bireme_runtime.sources.rclone import RcloneSource
-from bireme_runtime.sources.source import FolderSource, HttpSource, S3Source, Source, SourceError, shown
+from bireme_runtime.sources.source import FolderSource, Source, SourceError, shown
+from bireme_runtime.sources.web import HttpSource, S3Source
 
 _KEYS = frozenset(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "BIREME_S3_ANONYMOUS"))
 

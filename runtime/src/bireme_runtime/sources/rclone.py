@@ -25,17 +25,8 @@ from typing import Any
 from bireme_runtime.process.errors import Unreachable
 from bireme_runtime.sources.aws import unix_time
 from bireme_runtime.sources.checksums import Checksum
-from bireme_runtime.sources.source import (
-    Body,
-    Changed,
-    ConnectionPool,
-    Entry,
-    SourceError,
-    check_status,
-    retry,
-    safe_path,
-    some,
-)
+from bireme_runtime.sources.source import Body, Changed, Entry, SourceError, retry, safe_path, some
+from bireme_runtime.sources.web import ConnectionPool, check_status
 
 _STARTS_SECONDS = 60
 # Exit codes of rclone after which another attempt does not help (rclone.org/docs/#list-of-exit-codes).
