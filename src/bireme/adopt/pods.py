@@ -168,7 +168,7 @@ def launcher_values(parts: Sequence[Part], workers: Values, defaults: Mapping[st
 
 
 def pruned(values: Any) -> Any:
-    """Values without what is empty, which the chart has by itself."""
+    """Values without the empty ones, which are the chart's defaults."""
     if not isinstance(values, Mapping):
         return values
     found = {key: pruned(each) for key, each in values.items()}

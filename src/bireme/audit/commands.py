@@ -51,7 +51,7 @@ class Command:
 
 
 def take_apart(words: Sequence[str], variables: Mapping[str, str]) -> Command:
-    """The command that ``words`` (command and args) are, with ``variables`` of the container filled in."""
+    """The command in ``words`` (command and args), with the container's ``variables`` filled in."""
     flagged = (word for flag, word in pairwise(words) if flag[:1] == "-" and flag[-1] == "c")
     script = next(flagged, "") if words and words[0].rpartition("/")[2] in _SHELLS else ""
     exports: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Manifests as people keep them: files, folders and stdin, with placeholders, beside much that is none."""
+"""Manifests as people keep them: files, folders and stdin, with placeholders, beside other documents."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def within(value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """The first 500 items of a list, an empty mapping for what is none; no items of what is no list."""
+    """The first 500 items of a list, with {} for what is no mapping. Another value has no items."""
     return [within(each) for each in value[:500]] if isinstance(value, list) else []
 
 

@@ -368,7 +368,7 @@ def _existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
 
 
 class _Group(click.Group):
-    """Commands listed under the titles of their modules; their trouble with a file is a sentence too."""
+    """Commands, listed under the titles of their modules. A file that cannot be read ends in a sentence."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

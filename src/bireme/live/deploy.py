@@ -59,7 +59,7 @@ class ReleaseStatus(Plain):
     """The plan, the live pods, and how they differ.
 
     ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
-    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about nodes that lack.
+    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about missing nodes.
     """
 
     hidden = ("notes",)

@@ -68,7 +68,7 @@ def without_waiting(
 
 
 def are_held(differences: Iterable[Difference], found: Iterable[QueuePosition]) -> bool:
-    """Whether ``differences`` of `without_waiting` are of nothing but jobs that wait in their queues."""
+    """Whether all of ``differences``, a result of `without_waiting`, are jobs that wait in their queues."""
     differences = set(differences)
     return bool(differences) and differences <= {_waits(each) for each in found if each.state == "waiting"}
 

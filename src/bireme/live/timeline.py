@@ -26,8 +26,8 @@ class WorldMember:
 class World:
     """One round. Times are in seconds since 1970; ``seats`` are by rank; ``steps`` are times and steps.
 
-    ``end`` is when a process failed, or else when the next world began. ``lost_steps`` were made again, and
-    ``lost_seconds`` passed from the last step before until there was a new one.
+    ``end`` is when a process failed, or else when the next world began. ``lost_steps`` were repeated.
+    ``lost_seconds`` passed between the last step of the round before and the first new one.
     """
 
     round: int

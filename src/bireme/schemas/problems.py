@@ -40,9 +40,9 @@ def problems(renderer: Renderer, request: RenderRequest) -> list[Problem]:
 
 
 def refusals(renderer: Renderer, request: RenderRequest) -> list[str]:
-    """All that is wrong with the values of ``request``: what the schemas refuse, then what the rules do.
+    """All refusals of the values of ``request``: those of the schemas, then those of the rules.
 
-    Rules about a key that a schema refuses are left out, because they read a value that cannot be. Raises
+    A key that a schema refuses needs no refusal of a rule, which reads a value of the wrong type. Raises
     BiremeError as `problems` does.
     """
     by_schema = problems(renderer, request)
@@ -102,6 +102,8 @@ _TYPES = {
     "array": "a list",
     "null": "null",
 }
+# What to write for values that people know in another form.
+_INSTEAD = {"image": ": --image takes it as one text", "imagePullSecrets": ": the name of a Secret"}
 
 
 def explain(error: Error, chart: ChartValues, prefix: KeyPath = ()) -> Iterator[Problem]:
@@ -127,9 +129,10 @@ def explain(error: Error, chart: ChartValues, prefix: KeyPath = ()) -> Iterator[
     else:
         wanted = _WANTED.get(str(error.validator), _any_other_rule)(error)
         description = _description(chart, error.absolute_path) if error.validator == "pattern" else ""
+        instead = _INSTEAD.get(where.partition("[")[0], "") if error.validator == "type" else ""
         is_key = "propertyNames" in error.absolute_schema_path
         what = f"a key of `{where}`" if is_key else f"`{where or chart.name}`"
-        yield Problem(where, f"{what} is {_given(error.instance)}, it must {wanted}{description}")
+        yield Problem(where, f"{what} is {_given(error.instance)}, it must {wanted}{description}{instead}")
 
 
 def _alternatives(error: Error, chart: ChartValues, prefix: KeyPath, where: str) -> Iterator[Problem]:

@@ -33,12 +33,7 @@ from bireme.live.release import Releases
 from bireme.plan.changes import Changes
 from bireme.plan.instances import Instance, load_instances
 from bireme.plan.topology import Plan, expand
-from bireme.testing.session_cluster import (
-    SharedCluster,
-    cluster_type,
-    session_cluster,
-    shares_cluster,
-)
+from bireme.testing.session_cluster import SharedCluster, cluster_type, session_cluster, shares_cluster
 from bireme.tools import Toolbox
 
 MARKERS = {

@@ -184,11 +184,10 @@ class Dispatcher:
         """Take shards until all passes are over, or `stop` was called.
 
         A shard is acknowledged when the loop asks for the next one. Leaving the loop's body, for example by
-        an exception, reports the shard as failed; where there is a supervisor, that decides it when this
-        process has ended. In elastic Horovod a process that enters the loop again returns the shard that it
-        had, without a failure. With `prefetch`, both the acknowledgement and the request for the next shard
-        are sent while the body runs, and the trainer waits for neither. `for_all`: all ranks of the world
-        work on the shard, so a failure of any of them is one of the shard.
+        an exception, reports the shard as failed. A supervisor, if there is one, reports it after the end of
+        this process. In elastic Horovod a process that enters the loop again returns its shard without a
+        failure. With `prefetch`, the acknowledgement and the request for the next shard are sent while the
+        body runs. With `for_all`, all ranks of the world work on the shard, and it fails with any of them.
         """
         if self._current is not None:
             if self._is_elastic:

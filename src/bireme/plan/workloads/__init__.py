@@ -35,8 +35,8 @@ def kind_of(manifest: Manifest) -> WorkloadKind | None:
 def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan | None:
     """The pods that an object becomes; None for objects that make none.
 
-    Raises BiremeError for a number that is none, for a name that leaves its pods none, and for an object that
-    Kubernetes would not read either.
+    Raises BiremeError for an invalid number, for a name that is too long for those of pods, and for an object
+    that Kubernetes could not read.
     """
     kind = kind_of(manifest)
     with read_as_kubernetes(manifest):
@@ -50,7 +50,7 @@ def plan_of(manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPl
 def trace(pod: Mapping[str, Any]) -> tuple[str, str, str | None]:
     """Kind and name of the workload that made a live pod, and the planned pod that it stands for.
 
-    A kind that makes pods through objects of another kind, as an MPIJob does with a Job, stands for those.
+    An object between the workload and the pod, such as the Job of an MPIJob, is passed over.
     """
     controller = controller_of(pod)
     claims = {name: owner for name, kind in KINDS.items() if (owner := kind.owner(pod)) is not None}

@@ -7,14 +7,7 @@ from typing import Any
 
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
-from bireme.plan.workloads.model import (
-    WorkloadKind,
-    WorkloadPlan,
-    controller_of,
-    pod_plans,
-    role_of,
-    spec_of,
-)
+from bireme.plan.workloads.model import WorkloadKind, WorkloadPlan, controller_of, pod_plans, role_of, spec_of
 
 
 class Pod(WorkloadKind):

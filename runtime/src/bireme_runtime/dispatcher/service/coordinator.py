@@ -662,7 +662,7 @@ class Coordinator:
         self._change_held(state, held, [etcd.put_op(key, json.dumps(record))], [key])
 
     def _return_ahead(self, state: DatasetState, trainer: str) -> None:
-        """Return what a trainer has got ahead, without counting a failure: it has not begun it."""
+        """Return shards that a trainer was given ahead. It has not begun them, so no failure counts."""
         hand = state.trainers[trainer].hand if trainer in state.trainers else {}
         for held in [held for held in hand.values() if not held.is_begun]:
             if not held.token:

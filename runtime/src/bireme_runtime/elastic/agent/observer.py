@@ -256,7 +256,7 @@ class Observer:
             self._ask(lambda: past.steps(starts.round, points, lost, last), None)
 
     def ranks(self) -> list[why.RankState]:
-        """Where the processes of this worker stand now, or did some seconds ago."""
+        """Latest known state of the processes of this worker, some seconds old at most."""
         with self._printing:
             if time.monotonic() - self._told[0] > _RANKS_SECONDS:
                 self._told = (time.monotonic(), self._stands())

@@ -168,7 +168,7 @@ class Backend:
         """Delete what is kept of the run, which is over, but not that it has ended."""
 
     def has_begun(self) -> bool:
-        """Whether torchrun has started before in a worker of this run; True also if that is unknown."""
+        """Whether torchrun has started before in a worker of this run. True if that is unknown."""
         return False
 
     def waits(self) -> str:

@@ -199,7 +199,7 @@ def _handler_class() -> Any:
 
 
 class Tether:
-    """An idle connection to rank 0, by which a worker sees that the network to it has gone; or none.
+    """An idle connection to rank 0, which breaks when the network to it does. Without a host there is none.
 
     etcd does not show that, and processes would wait for the time-out of their collective operations.
     """

@@ -370,7 +370,7 @@ def _with_template(agent: ForkRequest, run_agent: RunAgent) -> int:
 
 
 def _run_script(arguments: Sequence[str]) -> None:
-    """Run a script or module as `python3 -u` does; what it raises ends this process as it would that."""
+    """Run a script or module as `python3 -u` does. Its exceptions end this process in the same way."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw, old = os.fdopen(descriptor, "wb", 0, closefd=False), getattr(sys, name)
         fresh = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True)

@@ -39,7 +39,7 @@ def environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
 
 
 def overdue(seen: progress.Progress, seconds: float, first_seconds: float, now: float) -> float:
-    """For how many seconds there has been no step, if that is too long; else 0.
+    """Seconds since the last step if they are too many, else 0.
 
     ``seconds`` may pass between two steps, and ``first_seconds`` until the first one of a start. With 0 they
     are learnt, and only pauses between two steps count.

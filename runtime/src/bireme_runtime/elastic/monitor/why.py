@@ -146,7 +146,7 @@ def explain(states: Iterable[RankState], world: int = 0) -> Cause:
 
 
 class _World:
-    """What the ranks of a world told, and the calls of each group by their number and rank."""
+    """A world: the states that its ranks told, and the collective calls by group, number and rank."""
 
     def __init__(self, told: Mapping[int, RankState], calls: Mapping[int, Sequence[Call]], size: int) -> None:
         self.told = told
