@@ -52,6 +52,7 @@ IMAGES_ANNOTATION = "artifacthub.io/images"
 LINKS_ANNOTATION = "artifacthub.io/links"
 SCREENSHOTS_ANNOTATION = "artifacthub.io/screenshots"
 RUNTIME_IN_CHART = "charts/bireme-runtime/files/runtime/"
+_OF_JOBS = ("Job charts", "The dispatcher", "Dispatcher", "hack/", "images/", "values/")
 _A_USERS = {"sidecars", "initContainers"}
 
 
@@ -125,15 +126,17 @@ def _mounted(files: Mapping[str, bytes], chart: str) -> Iterator[str]:
 def changes_of(changelog: Path, chart: str) -> list[dict[str, str]]:
     """What the newest release in the changelog says about a chart, as Artifact Hub reads it.
 
-    An entry that begins with names of charts is about those, any other one about all.
+    An entry that begins with names of charts is about those, one of _OF_JOBS about job charts.
     """
     charts = {file.parent.name for file in changelog.parent.glob("charts/*/Chart.yaml")}
+    is_job = (changelog.parent / "charts" / chart / "charts/training").exists()
     for section in changelog.read_text(encoding="utf-8").split("\n## ")[1:]:
         found = []
         for kind, text in re.findall(r"\n### (\w+) \w+ charts\n(.*?)(?=\n### |\Z)", section, re.DOTALL):
             for entry in text.split("\n- ")[1:]:
                 named = charts.intersection(re.findall("[a-z-]+", entry[: entry.find(": ")]))
-                if not entry.startswith("`") or not named or chart in named:
+                other = bool(named) if entry[0] == "`" else not is_job and entry.startswith(_OF_JOBS)
+                if chart in named or not other:
                     found.append({"kind": kind.lower(), "description": " ".join(entry.split())})
         if found:
             return found

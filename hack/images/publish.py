@@ -82,8 +82,7 @@ def steps(
 ) -> list[str]:
     """A shell script for each image, which runs in the project's folder. Its first line names the image.
 
-    ``key``: the file with which images are signed. Raises BiremeError when ``registry`` is no address, or
-    ``only`` names an unknown image.
+    ``key`` signs images. Raises BiremeError for an invalid ``registry`` and unknown names in ``only``.
     """
     if not registry:
         raise BiremeError("no registry: say where to push, as in make images REGISTRY=ghcr.io/someone")

@@ -2,15 +2,7 @@
 
 from bireme.helm.charts import Charts
 from bireme.helm.output import parse, sentences
-from bireme.helm.render import (
-    Arm,
-    Covered,
-    Render,
-    Renderer,
-    RenderError,
-    RenderRequest,
-    tree_digest,
-)
+from bireme.helm.render import Arm, Covered, Render, Renderer, RenderError, RenderRequest, tree_digest
 from bireme.helm.values import ChartValues, SetFlags, load
 from bireme.helm.yaml import as_json
 
