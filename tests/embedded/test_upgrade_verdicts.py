@@ -106,7 +106,7 @@ def chart(tmp_path: Path) -> Chart:
 def verdict(
     cluster: Cluster, toolbox: Toolbox, renderer: Renderer, bireme_paths: Paths
 ) -> Callable[[Path, Path], UpgradeVerdict]:
-    upgrades = Upgrades(cluster, toolbox, renderer, Charts(bireme_paths, toolbox))
+    upgrades = Upgrades(cluster, toolbox, renderer, Charts(bireme_paths, toolbox), stand_ins=True)
 
     def ask(old: Path, new: Path) -> UpgradeVerdict:
         [found] = upgrades.verdicts(new, [str(old)])
@@ -177,6 +177,24 @@ metadata: {name: Hook_, annotations: {helm.sh/hook: pre-upgrade}}
 """
     found = verdict(chart("1.0.0"), chart("2.0.0", hook))
     assert "Hook_" in found.refusal
+
+
+def test_kinds_of_an_operator_that_is_not_there_are_upgraded_too(verdict: Ask, chart: Chart) -> None:
+    database = """
+apiVersion: databases.example.com/v1
+kind: Database
+metadata: {name: one}
+spec: {size: %s}
+---
+"""
+    found = verdict(chart("1.0.0", database % 1), chart("2.0.0", database % 2))
+    assert told(found) == {"Database/one": "in place"}
+
+
+def test_an_earlier_version_that_is_refused_is_told_and_is_no_fault(verdict: Ask, chart: Chart) -> None:
+    found = verdict(chart("1.0.0", '{{ fail "size: no" }}'), chart("2.0.0"))
+    assert "not tried, because the earlier version is refused: size: no" in str(found)
+    assert list(found.findings()) == []
 
 
 def test_a_revision_of_the_repository_is_an_earlier_version(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from bireme.clusters.base import Cluster
+from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
@@ -27,6 +29,7 @@ from bireme.tools import Toolbox
 Verdict = Literal["unchanged", "in place", "restarts pods", "added", "removed", "refused"]
 
 _RELEASE = "release"
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _MANAGER = "helm"
 # Helm adds these to each object.
 _MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", "meta.helm.sh/release-namespace")
@@ -52,9 +55,10 @@ class UpgradeVerdict(Plain):
     """One upgrade: ``before`` is the earlier version, ``values`` a file of it, "" for the defaults.
 
     ``refusal`` is what Helm said when it did not upgrade, ``rollback`` what it said when it did not go back.
+    ``untried`` is why the earlier version alone could not be installed.
     """
 
-    optional: ClassVar[tuple[str, ...]] = ("refusal", "rollback")
+    optional: ClassVar[tuple[str, ...]] = ("refusal", "rollback", "untried")
 
     chart: str
     before: str
@@ -62,13 +66,20 @@ class UpgradeVerdict(Plain):
     objects: tuple[ObjectVerdict, ...] = ()
     refusal: str = ""
     rollback: str = ""
+    untried: str = ""
 
     def __str__(self) -> str:
-        told = [f"{self.chart}: upgrade from {self.before} with {self.values or 'the defaults'}"]
+        if self.untried:
+            return f"{self._title}: not tried, because the earlier version is refused: {self.untried}"
+        told = [self._title]
         told += [f"  {each}" for each in self.objects if each.verdict != "unchanged"]
         told += [] if len(told) > 1 or self.refusal else ["  nothing changes"]
         told += [f"  Helm refuses it: {self.refusal}"] if self.refusal else []
         return "\n".join([*told, *([f"  Helm cannot roll back: {self.rollback}"] if self.rollback else [])])
+
+    @property
+    def _title(self) -> str:
+        return f"{self.chart}: upgrade from {self.before} with {self.values or 'the defaults'}"
 
     def findings(self) -> Iterator[Finding]:
         """What is refused, object by object where the API server says which."""
@@ -85,14 +96,20 @@ class UpgradeVerdict(Plain):
 
 
 class Upgrades:
-    """Upgrades charts on a cluster. Each upgrade has a namespace of its own, which is removed after it."""
+    """Upgrades charts on a cluster. Each upgrade has a namespace of its own, which is removed after it.
 
-    def __init__(self, cluster: Cluster, toolbox: Toolbox, renderer: Renderer, charts: Charts) -> None:
+    With ``stand_ins`` the cluster learns kinds that it does not know, with any fields, as an operator's.
+    """
+
+    def __init__(
+        self, cluster: Cluster, toolbox: Toolbox, renderer: Renderer, charts: Charts, stand_ins: bool = False
+    ) -> None:
         self._releases = Releases(cluster, toolbox)
         self._cluster = cluster
         self._kubectl = str(toolbox.path("kubectl"))
         self._renderer = renderer
         self._charts = charts
+        self._stand_ins = stand_ins
 
     def verdicts(self, chart: Path, earlier: Sequence[str]) -> list[UpgradeVerdict]:
         """Each upgrade to ``chart`` from each of its ``earlier`` versions, with each values file of these.
@@ -108,7 +125,7 @@ class Upgrades:
                     file.relative_to(before).as_posix() for file in before.glob("ci/*-values.yaml")
                 )
                 found += [self._verdict(chart, before, called, file) for file in ("", *files)]
-        return [each for each in found if each is not None]
+        return found
 
     def _find(self, chart: Path, called: str, scratch: Path) -> Path:
         if not called.startswith("git:"):
@@ -123,20 +140,35 @@ class Upgrades:
             raise BiremeError(f"{called} has no chart {chart}: name a revision that has it")
         return before
 
-    def _verdict(self, chart: Path, before: Path, called: str, file: str) -> UpgradeVerdict | None:
-        """None where the earlier version alone is refused, as values that a user must give may be missing."""
+    def _verdict(self, chart: Path, before: Path, called: str, file: str) -> UpgradeVerdict:
         values = load([before / file] if file else [])
         namespace = f"check-{uuid.uuid4().hex[:12]}"
         old = RenderRequest(before, values, _RELEASE, namespace)
         try:
-            self._renderer.render(old)
+            self._learn(before, self._renderer.render(old).manifests)
             release = self._releases.install(before, _RELEASE, namespace, values, create_namespace=True)
+        except BiremeError as error:
+            return UpgradeVerdict(str(chart), called, file, untried=str(error))
+        else:
             return self._upgraded(release, chart, called, file, values)
-        except RenderError:
-            return None
         finally:
             self._releases.uninstall(_RELEASE, namespace, wait=True)
             self._cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+
+    def _learn(self, chart: Path, manifests: Iterable[Manifest]) -> None:
+        """Let the cluster serve the kinds of ``manifests`` that neither it nor the chart's crds/ defines."""
+        texts = "\n".join(file.read_text("utf-8") for file in chart.rglob("crds/*.yaml"))
+        kinds = {(item.api_version, item.kind) for item in manifests if "/" in item.api_version}
+        for api_version, kind in sorted(kinds) if self._stand_ins else ():
+            path = f"/apis/{api_version}"
+
+            def is_served(path: str = path, kind: str = kind) -> bool:
+                served = self._cluster.api.find(path) or {}
+                return any(each["kind"] == kind for each in served.get("resources", ()))
+
+            if not is_served() and not re.search(rf"\bkind: {kind}\b", texts):
+                self._cluster.api.create(_CRDS, _stand_in(api_version, kind))
+                until(is_served, 30, f"the kind {kind}")
 
     def _upgraded(
         self, release: Release, chart: Path, called: str, file: str, values: Mapping[str, Any]
@@ -144,6 +176,7 @@ class Upgrades:
         asked = RenderRequest(chart, values, _RELEASE, release.namespace, is_upgrade=True)
         try:
             wanted = by_identity(self._renderer.render(asked).manifests)
+            self._learn(chart, wanted.values())
         except RenderError as error:
             return UpgradeVerdict(str(chart), called, file, refusal=str(error))
         there = by_identity(release.manifests)
@@ -198,6 +231,21 @@ class Upgrades:
     def _run(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
         command = [self._kubectl, "--kubeconfig", str(self._cluster.kubeconfig), *arguments]
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+
+
+def _stand_in(api_version: str, kind: str) -> dict[str, Any]:
+    """The definition of a kind that takes any fields."""
+    group, version = api_version.split("/")
+    plural = f"{kind.lower()}s"
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
+    names = {"kind": kind, "plural": plural, "singular": kind.lower()}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [served]},
+    }
 
 
 def _git(folder: Path, *arguments: str) -> str:

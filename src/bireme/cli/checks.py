@@ -82,7 +82,8 @@ def check(
     upgrades = []
     if earlier:
         with _cluster(app, target) as cluster, step(app.err, f"Upgrading {len(chosen)} charts"):
-            tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts)
+            is_own = target == Target(None, None, None)
+            tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts, is_own)
             upgrades = [each for chart in chosen for each in tried.verdicts(chart, earlier)]
         findings += [finding for each in upgrades for finding in each.findings()]
     report(output, findings, upgrades=upgrades, coverage=[covered] if covered else [])
