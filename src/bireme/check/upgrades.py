@@ -21,7 +21,7 @@ from bireme.core.plain import Plain
 from bireme.helm import Charts, Renderer, RenderError, RenderRequest, load
 from bireme.helm.values import unpack
 from bireme.live.release import Release, Releases
-from bireme.plan.changes import by_identity
+from bireme.plan.changes import Identity, by_identity
 from bireme.plan.workloads import kind_of
 from bireme.plan.workloads.model import differing
 from bireme.tools import Toolbox
@@ -179,58 +179,75 @@ class Upgrades:
             self._learn(chart, wanted.values())
         except RenderError as error:
             return UpgradeVerdict(str(chart), called, file, refusal=str(error))
-        there = by_identity(release.manifests)
-        objects = [
-            ObjectVerdict(item.identity, "added" if key not in there else "removed")
-            for key, item in (wanted | there).items()
-            if (key in wanted) != (key in there)
-        ]
-        both = [item for key, item in wanted.items() if key in there]
-        objects += self._cluster.api.each(lambda item: self._compared(item, release.namespace), both)
+        there, home, api = by_identity(release.manifests), release.namespace, self._cluster.api
+        before = dict(zip(there, api.each(lambda item: self._live(item, home), there.values()), strict=True))
         refusal = rollback = ""
         try:
-            self._releases.install(chart, _RELEASE, release.namespace, values)
-            self._releases.rollback(_RELEASE, release.namespace)
+            made = self._releases.install(chart, _RELEASE, home, values)
         except BiremeError as error:
-            after = self._releases.current(_RELEASE, release.namespace)
-            refusal, rollback = (str(error), "") if after and after.number == 2 else ("", str(error))
+            refusal = str(error)
+        else:
+            # Unlike a render here, Helm's own has looked up what is on the cluster.
+            wanted = by_identity(made.manifests)
+
+        def compared(key: Identity) -> ObjectVerdict:
+            item = wanted[key]
+            try:
+                new = self._tried(item, home, before[key]) if refusal else self._live(item, home)
+            except BiremeError as error:
+                return ObjectVerdict(item.identity, "refused", str(error))
+            return _compared(item, before[key], new)
+
+        objects = api.each(compared, [key for key in wanted if key in there])
+        objects += [ObjectVerdict(wanted[key].identity, "added") for key in wanted.keys() - there.keys()]
+        objects += [ObjectVerdict(there[key].identity, "removed") for key in there.keys() - wanted.keys()]
+        if not refusal:
+            try:
+                self._releases.rollback(_RELEASE, home)
+            except BiremeError as error:
+                rollback = str(error)
         ordered = tuple(sorted(objects, key=lambda each: each.object))
         return UpgradeVerdict(str(chart), called, file, ordered, refusal, rollback)
 
-    def _compared(self, item: Manifest, namespace: str) -> ObjectVerdict:
-        """What the API server makes of the new object, without making it."""
+    def _live(self, item: Manifest, namespace: str) -> dict[str, Any]:
+        live = self._asked("get", item.thaw(), item.namespace or namespace)
+        [found] = live.get("items", [live])
+        return _without_state(found)
+
+    def _tried(self, item: Manifest, namespace: str, before: Mapping[str, Any]) -> dict[str, Any]:
+        """What the API server would make of the new object. Raises BiremeError with its own words."""
         wanted = item.thaw()
-        place = ("--namespace", item.namespace or namespace, "--output", "json", "--filename", "-")
-        live = json.loads(self._run("get", *place, given=json.dumps(wanted)).stdout)
-        [old] = live.get("items", [live])
         for field in ("labels", "annotations"):
-            marks = {key: mark for key, mark in old["metadata"].get(field, {}).items() if key in _MARKS}
+            marks = {key: mark for key, mark in before["metadata"].get(field, {}).items() if key in _MARKS}
             wanted["metadata"][field] = marks | (wanted["metadata"].get(field) or {})
         flags = ("--server-side", "--dry-run=server", "--force-conflicts", f"--field-manager={_MANAGER}")
-        made = self._run("apply", *flags, *place, given=json.dumps(wanted))
-        if made.returncode:
-            return ObjectVerdict(item.identity, "refused", " ".join(made.stderr.split()))
-        new = json.loads(made.stdout)
-        for each in (old, new):
-            each.pop("status", None)
-            for key in _OF_SERVER:
-                each["metadata"].pop(key, None)
-        if old == new:
-            return ObjectVerdict(item.identity, "unchanged")
-        pods = [each.get("spec", {}).get("template", {}) for each in (old, new)]
-        strategy = new.get("spec", {}).get("updateStrategy", {}).get("type")
-        if kind_of(item) and pods[0] != pods[1] and strategy != "OnDelete":
-            parts = [
-                part for key in ("spec", "metadata") for part in differing(*(pod.get(key) for pod in pods))
-            ]
-            return ObjectVerdict(item.identity, "restarts pods", ", ".join(parts))
-        parts = [*differing(old.get("spec"), new.get("spec")), *differing(old["metadata"], new["metadata"])]
-        parts += [key for key in differing(old, new) if key not in ("spec", "metadata")]
-        return ObjectVerdict(item.identity, "in place", ", ".join(parts))
+        return _without_state(self._asked("apply", wanted, item.namespace or namespace, *flags))
 
-    def _run(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        command = [self._kubectl, "--kubeconfig", str(self._cluster.kubeconfig), *arguments]
-        return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    def _asked(self, verb: str, item: Mapping[str, Any], namespace: str, *flags: str) -> dict[str, Any]:
+        command = [self._kubectl, "--kubeconfig", str(self._cluster.kubeconfig), verb, *flags]
+        command += ["--namespace", namespace, "--output", "json", "--filename", "-"]
+        done = subprocess.run(command, input=json.dumps(item), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BiremeError(" ".join(done.stderr.split()))
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+def _without_state(item: dict[str, Any]) -> dict[str, Any]:
+    metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
+    return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
+
+
+def _compared(item: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]) -> ObjectVerdict:
+    if old == new:
+        return ObjectVerdict(item.identity, "unchanged")
+    pods = [each.get("spec", {}).get("template", {}) for each in (old, new)]
+    strategy = new.get("spec", {}).get("updateStrategy", {}).get("type")
+    restarts = kind_of(item) and pods[0] != pods[1] and strategy != "OnDelete"
+    one, other = pods if restarts else (old, new)
+    parts = [part for key in ("spec", "metadata") for part in differing(one.get(key), other.get(key))]
+    parts += [key for key in differing(one, other) if key not in ("spec", "metadata")]
+    return ObjectVerdict(item.identity, "restarts pods" if restarts else "in place", ", ".join(parts))
 
 
 def _stand_in(api_version: str, kind: str) -> dict[str, Any]:
