@@ -27,7 +27,7 @@ IMAGES = "/bireme/images"
 """The path on every node of the host directory that images are loaded from."""
 STANDARD_CLASS = "standard"
 """kind's default storage class."""
-POD_NETWORK = "10.244.0.0/16"
+POD_NETWORKS = {"ipv4": "10.244.0.0/16", "ipv6": "fd00:10:244::/56"}
 NETWORK_FILE = "/etc/cni/net.d/10-bireme.conflist"
 
 _CLUSTER_LABEL = "io.x-k8s.kind.cluster"
@@ -282,6 +282,8 @@ def kind_name(name: str) -> str:
 def _network_script(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> str:
     """A script that sets up a node's CNI plugins, its routes to the other nodes, and NAT to the outside."""
     subnet = node["spec"]["podCIDR"]
+    is_ipv6 = ":" in subnet
+    pods, everywhere = POD_NETWORKS["ipv6" if is_ipv6 else "ipv4"], "::/0" if is_ipv6 else "0.0.0.0/0"
     network = {
         "cniVersion": "1.0.0",
         "name": "bireme",
@@ -291,7 +293,7 @@ def _network_script(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
                 "ipam": {
                     "type": "host-local",
                     "dataDir": "/run/cni-ipam-state",
-                    "routes": [{"dst": "0.0.0.0/0"}],
+                    "routes": [{"dst": everywhere}],
                     "ranges": [[{"subnet": subnet}]],
                 },
             },
@@ -307,8 +309,9 @@ def _network_script(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
         for other in nodes
         if other["metadata"]["name"] != node["metadata"]["name"]
     ]
-    outside = f"POSTROUTING -s {POD_NETWORK} ! -d {POD_NETWORK} -j MASQUERADE"
-    lines.append(f"iptables -t nat -C {outside} 2>/dev/null || iptables -t nat -A {outside}")
+    outside = f"POSTROUTING -s {pods} ! -d {pods} -j MASQUERADE"
+    nat = f"{'ip6tables' if is_ipv6 else 'iptables'} -t nat"
+    lines.append(f"{nat} -C {outside} 2>/dev/null || {nat} -A {outside}")
     return "\n".join(["mkdir -p /etc/cni/net.d", *lines])
 
 

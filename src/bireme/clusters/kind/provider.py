@@ -23,7 +23,7 @@ import yaml
 from rich.console import Console
 
 from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
-from bireme.clusters.kind.cluster import IMAGES, POD_NETWORK, SHARED, KindCluster, containers_of, kind_name
+from bireme.clusters.kind.cluster import IMAGES, POD_NETWORKS, SHARED, KindCluster, containers_of, kind_name
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
 from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
@@ -65,13 +65,15 @@ class KindProvider:
         nodes: Mapping[str, int] | None = None,
         kubernetes: str | None = None,
         fake: Mapping[str, int] | None = None,
+        ip_family: str = "ipv4",
     ) -> KindCluster:
         """Start a cluster; returns when all nodes are Ready and names resolve.
 
         ``nodes``: number of containers by type. The control plane's container is the first ``cpu`` node, for
         pods without accelerators. ``fake``: number of nodes by type that kwok simulates; when all nodes are
-        fake, the control plane takes no pods, so that every pod is placed on a fake node. When an error or
-        Ctrl-C ends this early, no containers, networks or files stay. Raises BiremeError.
+        fake, the control plane takes no pods, so that every pod is placed on a fake node. Pods and Services
+        have addresses of ``ip_family``, ipv4 or ipv6. When an error or Ctrl-C ends this early, no containers,
+        networks or files stay. Raises BiremeError.
         """
         kubernetes = kubernetes or self._toolbox.pin("kube-apiserver").version
         folder = cluster_dir(self._paths, name)
@@ -91,7 +93,7 @@ class KindProvider:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted | fakes, kubernetes)
             cluster = KindCluster.of(info, self._paths, self._engine, self._toolbox)
             with step(self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"):
-                self._create(folder, name, self._config(folder, image, shapes, kubernetes))
+                self._create(folder, name, self._config(folder, image, shapes, kubernetes, ip_family))
             with step(self._console, "Waiting for the nodes"):
                 cluster.prepare_nodes()
             for node_type, count in fakes.items():
@@ -126,7 +128,7 @@ class KindProvider:
         return KindCluster.of(info, self._paths, self._engine, self._toolbox)
 
     def _config(
-        self, folder: Path, image: str, shapes: Sequence[NodeShape], kubernetes: str
+        self, folder: Path, image: str, shapes: Sequence[NodeShape], kubernetes: str, ip_family: str
     ) -> dict[str, Any]:
         images = self._paths.cache / "kind" / "images"
         shared = folder / "shared"
@@ -151,7 +153,11 @@ class KindProvider:
             "kind": "Cluster",
             "apiVersion": "kind.x-k8s.io/v1alpha4",
             # KindCluster configures the plain CNI plugins instead, which every node image has.
-            "networking": {"disableDefaultCNI": True, "podSubnet": POD_NETWORK},
+            "networking": {
+                "disableDefaultCNI": True,
+                "ipFamily": ip_family,
+                "podSubnet": POD_NETWORKS[ip_family],
+            },
             "kubeadmConfigPatches": self._kubeadm_patches(image),
             # Registries of one's own: files below this folder of a node.
             "containerdConfigPatches": [_REGISTRIES],
