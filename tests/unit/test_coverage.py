@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.check.checker import Checker
-from bireme.check.coverage import Coverage, FileCoverage, value_findings
+from bireme.check.coverage import Coverage, value_findings
 from bireme.cli import cli
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
@@ -141,11 +141,41 @@ def test_values_that_no_template_reads_and_keys_that_only_templates_have_are_fou
     chart = make_chart("web", values=values, templates={"web.yaml": READS, "_helpers.tpl": helpers})
     found = {each.path: each.sentence for each in checker.check([chart]).findings if each.rule == "values"}
     assert found == {
-        "pod.width": "no template reads it with any of the 2 sets of values",
-        "ports.https": "no template reads it with any of the 2 sets of values",
-        "typo": "no template reads it with any of the 2 sets of values",
+        "pod.width": "no template reads it",
+        "ports.https": "no template reads it",
+        "typo": "no template reads it",
         "pod.wiht": "a template reads it, values.yaml does not have it",
     }
+
+
+NOT_REACHED = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: web}
+data:
+  {{- if .Values.tls.enabled }}
+  port: {{ .Values.tls.port | quote }}
+  {{- toYaml .Values.tls.extra | nindent 2 }}
+  {{- end }}
+  {{- if and .Values.job .Values.seconds }}
+  a: b
+  {{- end }}
+  c: {{ if .Values.tls.enabled }}{{ .Values.inline }}{{ end }}
+"""
+
+
+def test_what_is_read_where_no_values_lead_is_no_finding(checker: Checker, make_chart: MakeChart) -> None:
+    values = {
+        "tls": {"enabled": False, "port": 1, "extra": {"a": 1}, "prot": 2},
+        "job": False,
+        "seconds": 1,
+        "inline": 1,
+    }
+    chart = make_chart("web", values=values, templates={"web.yaml": NOT_REACHED})
+    checked = checker.check([chart])
+    assert [each.path for each in checked.findings if each.rule == "values"] == ["tls.prot"]
+    assert checked.coverage
+    assert missed(checked.coverage) == [["6-7", "10", "12 if"]]
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
@@ -189,5 +219,22 @@ def test_a_tracefile_of_lcov_has_each_line_and_branch_and_few_branches_are_a_fin
     assert (told["lines"], told["branches"]) == (0.8, 0.5)
 
 
-def test_nothing_to_reach_is_wholly_reached() -> None:
-    assert Coverage((FileCoverage("a.yaml", ()),)).branches == 1
+def test_a_chart_without_values_and_branches_is_wholly_reached(
+    checker: Checker, make_chart: MakeChart
+) -> None:
+    chart = make_chart("web", templates={"a.yaml": "{apiVersion: v1, kind: Secret, metadata: {name: web}}"})
+    (chart / "values.yaml").unlink()
+    made = covered(checker, chart)
+    assert (made.lines, made.branches) == (1, 1)
+
+
+def test_where_nothing_tells_what_ran_the_command_says_what_would(
+    make_chart: MakeChart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toolbox, "ready", lambda self, name, instead_of: None)
+    chart = make_chart("web", templates={"a.yaml": "{apiVersion: v1, kind: Secret, metadata: {name: web}}"})
+    done = CliRunner().invoke(cli, ["check", str(chart)])
+    assert (done.exit_code, done.stdout) == (0, "✓ nothing found\n")
+    assert "bireme tools --get helm-render" in done.stderr
+    done = CliRunner().invoke(cli, ["check", str(chart), "--branches", "90"])
+    assert "bireme tools --get helm-render" in str(done.exception)

@@ -106,8 +106,7 @@ class Checker:
     def check(self, charts: Sequence[Path]) -> Checked:
         """The findings in ``charts``, chart by chart, and what ran of their templates.
 
-        Raises BiremeError for a folder that is
-        not a chart, and for a file that cannot be read.
+        Raises BiremeError for a folder that is not a chart, and for a file that cannot be read.
         """
         found = {chart: file_findings(chart, self._toolbox.paths) for chart in charts}
         cases = [case for chart in charts for case in self._cases(chart)]

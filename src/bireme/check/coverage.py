@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +38,17 @@ class FileCoverage:
 
     @cached_property
     def branches(self) -> Sequence[Arm]:
-        """The arms of branches. What refuses values is none, because no values file can reach it."""
+        """The arms of branches, in the order of the file."""
         return [arm for arm in self.arms if arm.branch]
 
     def missed(self) -> list[str]:
         """The lines and the arms that never ran, for people."""
-        lines = [str(line) for line, runs in self.lines.items() if not runs]
-        arms = [f"{arm.line} {arm.name}" for arm in self.branches if not arm.runs and not arm.lines]
-        return [*lines, *arms]
+        groups = [
+            (ran, [*group]) for ran, group in groupby(self.lines, key=lambda line: self.lines[line] > 0)
+        ]
+        lines = ["-".join(map(str, dict.fromkeys((them[0], them[-1])))) for ran, them in groups if not ran]
+        missed = (arm for arm in self.branches if not arm.runs and all(map(self.lines.get, arm.lines)))
+        return [*lines, *(f"{arm.line} {arm.name}" for arm in missed)]
 
 
 @dataclass(frozen=True)
@@ -128,12 +133,18 @@ def value_findings(chart: Path, renders: Sequence[Covered]) -> Iterator[Finding]
     """
     read = {path for covered in renders for path in covered.reads}
     others = {*dependencies(chart), *_OF_HELM}
-    own = {key: value for key, value in read_file(chart / "values.yaml").items() if key not in others}
+    file = chart / "values.yaml"
+    own = {
+        key: value for key, value in (read_file(file) if file.is_file() else {}).items() if key not in others
+    }
+    left = _unreached(chart, renders)
     for path in _leaves(own, ()):
-        if path not in read and not any((*path[:end], "*") in read for end in range(len(path))):
-            sentence = f"no template reads it with any of the {len(renders)} sets of values"
-            advice = "remove it, correct its name, or add a ci/*-values.yaml that uses it"
-            yield _finding(chart, path, sentence, advice)
+        is_read = path in read or any((*path[:end], "*") in read for end in range(len(path)))
+        *above, last = map(re.escape, path)
+        # What did not run may read it, or hand on a map that holds it.
+        maps = "".join(rf"|\b{key}\b(?!\.)" for key in above)
+        if not is_read and not re.search(rf"\b{last}\b{maps}", left):
+            yield _finding(chart, path, "no template reads it", "remove it, or correct its name")
     for path in sorted({path for covered in renders for path in covered.own_reads}):
         *above, last = path
         holder: Any = own
@@ -143,6 +154,22 @@ def value_findings(chart: Path, renders: Sequence[Covered]) -> Iterator[Finding]
         if not is_open and last not in (*holder, *others, "*"):
             sentence = "a template reads it, values.yaml does not have it"
             yield _finding(chart, path, sentence, "add it with its default")
+
+
+def _unreached(chart: Path, renders: Sequence[Covered]) -> str:
+    """The lines of templates that did not run, or only in part, as those with `and` and `or` may."""
+    ran: dict[str, set[int]] = defaultdict(set)
+    missed: dict[str, set[int]] = defaultdict(set)
+    for arms in zip(*(covered.arms for covered in renders), strict=True):
+        lines = ran if any(arm.runs for arm in arms) else missed
+        lines[arms[0].file].update(arms[0].lines)
+    found = []
+    for name in ran.keys() | missed.keys():
+        text = (chart / name).read_text("utf-8") if (chart / name).is_file() else ""
+        for number, line in enumerate(text.splitlines(), 1):
+            if number not in ran[name] - missed[name] or re.search(r"\b(and|or)\b", line):
+                found.append(line)
+    return "\n".join(found)
 
 
 def _finding(chart: Path, path: tuple[str, ...], sentence: str, remedy: str) -> Finding:

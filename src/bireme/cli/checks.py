@@ -16,7 +16,7 @@ from bireme.clusters.base import Cluster
 from bireme.clusters.registry import provider
 from bireme.core.errors import BiremeError
 from bireme.core.findings import WRITERS, Finding
-from bireme.core.progress import step
+from bireme.core.progress import note, step
 
 _CHARTS = ("Chart.yaml", "*/Chart.yaml")
 
@@ -72,8 +72,11 @@ def check(
     with step(app.err, f"Checking {len(chosen)} charts"):
         checked = Checker(app.renderer, app.toolbox).check(chosen)
     findings, covered = [*checked.findings], checked.coverage
-    if covered is None and (lcov or branches):
-        raise BiremeError("what runs is told by helm-render: get it with: bireme tools --get helm-render")
+    if covered is None:
+        advice = "to see what of the templates ran: bireme tools --get helm-render"
+        if lcov or branches:
+            raise BiremeError(advice)
+        note(app.err, advice)
     if covered and lcov:
         lcov.write_text(covered.lcov(), encoding="utf-8")
     if covered and branches and 100 * covered.branches < branches:
