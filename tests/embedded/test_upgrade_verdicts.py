@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from bireme.check.upgrades import Upgrades, UpgradeVerdict
@@ -206,7 +207,20 @@ def test_a_revision_of_the_repository_is_an_earlier_version(
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"], ["tag", "v1"]):
         subprocess.run([*git, *command], check=True)
     chart("2.0.0", home=home, claim="disk")
-    arguments = ["check", str(home), "--from", "git:v1", "--kubeconfig", str(cluster.kubeconfig)]
+    known = yaml.safe_load(cluster.kubeconfig.read_text())
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(known | {"current-context": "nowhere"}))
+    context = known["current-context"]
+    arguments = [
+        "check",
+        str(home),
+        "--from",
+        "git:v1",
+        "--kubeconfig",
+        str(kubeconfig),
+        "--context",
+        context,
+    ]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 1
     assert "StatefulSet/store: the upgrade from git:v1 with the defaults is refused" in done.stdout

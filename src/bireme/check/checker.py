@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bireme.check.coverage import Coverage, coverage, value_findings
 from bireme.check.duplicates import duplicates
-from bireme.check.files import file_findings
+from bireme.check.files import file_findings, values_files
 from bireme.check.kubeconform import kubeconform
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
@@ -128,8 +128,7 @@ class Checker:
     def _cases(self, chart: Path) -> Iterator[_Case]:
         if read_file(chart / "Chart.yaml").get("type") == "library":
             return  # Helm refuses to render a library chart
-        files = sorted(file.relative_to(chart).as_posix() for file in chart.glob("ci/*-values.yaml"))
-        for values in ("", *files):
+        for values in values_files(chart):
             for version in self._kubernetes:
                 yield _Case(chart, values, version)
 

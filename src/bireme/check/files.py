@@ -14,6 +14,11 @@ from bireme.helm.yaml import parse_yaml
 from bireme.schemas.bundle import BUNDLE, comments, drift
 
 
+def values_files(chart: Path) -> list[str]:
+    """The sets of values that a chart is checked with: "" for the defaults, and its ci/*-values.yaml."""
+    return ["", *(f"ci/{file.name}" for file in sorted(chart.glob("ci/*-values.yaml")))]
+
+
 def dependencies(chart: Path) -> set[str]:
     """The keys of values.yaml that hold the values of other charts."""
     entries = read_file(chart / "Chart.yaml").get("dependencies") or []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from bireme.check.files import values_files
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
@@ -121,10 +122,7 @@ class Upgrades:
         with tempfile.TemporaryDirectory(prefix="bireme-check-") as scratch:
             for number, called in enumerate(earlier):
                 before = self._find(chart, called, Path(scratch) / str(number))
-                files = sorted(
-                    file.relative_to(before).as_posix() for file in before.glob("ci/*-values.yaml")
-                )
-                found += [self._verdict(chart, before, called, file) for file in ("", *files)]
+                found += [self._verdict(chart, before, called, file) for file in values_files(before)]
         return found
 
     def _find(self, chart: Path, called: str, scratch: Path) -> Path:
@@ -225,6 +223,7 @@ class Upgrades:
 
     def _asked(self, verb: str, item: Mapping[str, Any], namespace: str, *flags: str) -> dict[str, Any]:
         command = [self._kubectl, "--kubeconfig", str(self._cluster.kubeconfig), verb, *flags]
+        command += ["--context", self._cluster.context] if self._cluster.context else []
         command += ["--namespace", namespace, "--output", "json", "--filename", "-"]
         done = subprocess.run(command, input=json.dumps(item), capture_output=True, text=True, check=False)
         if done.returncode:

@@ -13,6 +13,7 @@ from bireme.check.checker import Checker, find_charts
 from bireme.check.upgrades import Upgrades
 from bireme.cli.options import App, Target, cli, output_option, pass_app, report, target_options
 from bireme.clusters.base import Cluster
+from bireme.clusters.owner import owned
 from bireme.clusters.registry import provider
 from bireme.core.errors import BiremeError
 from bireme.core.findings import WRITERS, Finding
@@ -94,13 +95,14 @@ def check(
 
 @contextmanager
 def _cluster(app: App, target: Target) -> Iterator[Cluster]:
-    """The cluster that is named, else one that is there for this alone."""
+    """The cluster that is named, else one that is there for this alone and ends with this process."""
     if target != Target(None, None, None):
         yield app.cluster(target)
         return
     name = f"check-{os.getpid()}"
     clusters = provider("embedded", app.paths, app.toolbox, app.err)
-    try:
-        yield clusters.up(name, {})
-    finally:
-        clusters.down(name)
+    with owned(app.paths, "embedded", name):
+        try:
+            yield clusters.up(name, {})
+        finally:
+            clusters.down(name)

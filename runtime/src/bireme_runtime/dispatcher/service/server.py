@@ -153,7 +153,7 @@ class Service:
             return await self._join(dataset, body)
         if verb == "leave":
             return await self._leave(dataset, body)
-        # As text, whatever it is in JSON: what is no number is told, and NaN is no time.
+        # The value is read as text. What is no number is refused, and NaN counts as no wait.
         given = float(str(body.get("wait", request.query.get("wait", 0))))
         wait = max(0.0, min(given, LONGEST_WAIT))
         return _response(await self._ask(TrainerRequest.from_json(verb, dataset, body), wait, is_connected))
