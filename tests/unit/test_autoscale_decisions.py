@@ -15,11 +15,11 @@ SEEDS = [range(20), pytest.param(range(20, 300), marks=pytest.mark.whole)]
 
 def job(name: str, workers: int, **more: object) -> ElasticJob:
     facts = {"minimum": 1, "maximum": 8, **more}
-    return ElasticJob(name, "p5", workers, **facts)  # type: ignore[arg-type]
+    return ElasticJob(name, workers, **facts)  # type: ignore[arg-type]
 
 
 def sizes(jobs: list[ElasticJob], free: int, wanted: dict[int, int] | None = None) -> dict[str, int]:
-    resized = {each.job: each.workers for each in decide(jobs, {"p5": Pool("p5", free, wanted or {})}, NOW)}
+    resized = {each.job: each.workers for each in decide(jobs, Pool("p5", free, wanted or {}), NOW)}
     return {each.name: resized.get(each.name, each.workers) for each in jobs}
 
 
@@ -81,15 +81,15 @@ def test_a_job_grows_after_its_cooldown_but_gives_way_at_once() -> None:
 
 def test_a_worker_moves_to_a_job_that_came_later() -> None:
     jobs = [job("first", 8), job("late", 1)]
-    first, then = decide(jobs, {"p5": Pool("p5", 0)}, NOW)
+    first, then = decide(jobs, Pool("p5", 0), NOW)
     assert (first.job, first.workers) == ("first", 7)
     assert (then.job, then.workers) == ("late", 2)
-    assert decide([job("a", 5), job("b", 4)], {"p5": Pool("p5", 0)}, NOW) == ()
+    assert decide([job("a", 5), job("b", 4)], Pool("p5", 0), NOW) == []
 
 
 def test_each_resize_says_why() -> None:
-    assert decide([job("a", 2)], {"p5": Pool("p5", 1)}, NOW) == (Resize("a", 3, "places are free"),)
-    (shrunk,) = decide([job("a", 2)], {"p5": Pool("p5", 0, {10: 1})}, NOW)
+    assert decide([job("a", 2)], Pool("p5", 1), NOW) == [Resize("a", 3, "places are free")]
+    (shrunk,) = decide([job("a", 2)], Pool("p5", 0, {10: 1}), NOW)
     assert shrunk.why == "pods of priority 10 wait for places in p5"
 
 
@@ -101,12 +101,8 @@ def test_bounds_and_places_hold_whatever_the_jobs(seeds: range) -> None:
 
 def assert_bounds_and_places(seed: int) -> None:
     chance = random.Random(seed)
-    pools = {
-        name: Pool(
-            name, chance.randrange(20), {chance.randrange(-5, 9): chance.randrange(9) for _ in range(3)}
-        )
-        for name in ("p4d", "p5")
-    }
+    wanted = {chance.randrange(-5, 9): chance.randrange(9) for _ in range(3)}
+    pool = Pool("p5", chance.randrange(20), wanted)
     jobs = []
     for number in range(chance.randrange(1, 30)):
         minimum = chance.randrange(1, 5)
@@ -120,21 +116,20 @@ def assert_bounds_and_places(seed: int) -> None:
             "reserve": chance.randrange(3),
             "saving": chance.random() < 0.2,
         }
-        jobs.append(ElasticJob(f"job-{number}", chance.choice(["p4d", "p5"]), workers, **facts))  # type: ignore[arg-type]
-    resized = decide(jobs, pools, NOW)
+        jobs.append(ElasticJob(f"job-{number}", workers, **facts))  # type: ignore[arg-type]
+    resized = decide(jobs, pool, NOW)
     assert len({each.job for each in resized}) == len(resized)
     before = {each.name: each for each in jobs}
-    taken = dict.fromkeys(pools, 0)
+    taken = 0
     for each in resized:
         was = before[each.job]
         assert was.minimum <= each.workers <= was.maximum
         assert each.workers != was.workers
         assert (each.workers - was.workers) % was.step == 0
         assert not was.saving
-        taken[was.pool] += each.workers - was.workers
-    for name, pool in pools.items():
-        assert taken[name] <= max(pool.free - sum(pool.wanted.values()), 0)
-    assert decide(list(reversed(jobs)), pools, NOW) or not resized
+        taken += each.workers - was.workers
+    assert taken <= max(pool.free - sum(pool.wanted.values()), 0)
+    assert decide(list(reversed(jobs)), pool, NOW) or not resized
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
@@ -148,7 +143,6 @@ def assert_rest(seed: int) -> None:
     jobs = {
         name: ElasticJob(
             name,
-            "p5",
             workers,
             1,
             chance.randrange(workers, 20),
@@ -160,7 +154,7 @@ def assert_rest(seed: int) -> None:
         for workers in [chance.randrange(1, 20)]
     }
     free, looks = chance.choice([0, chance.randrange(20)]), 0
-    while resized := decide(list(jobs.values()), {"p5": Pool("p5", free)}, NOW):
+    while resized := decide(list(jobs.values()), Pool("p5", free), NOW):
         for each in resized:
             free += jobs[each.job].workers - each.workers
             jobs[each.job] = replace(jobs[each.job], workers=each.workers)

@@ -356,18 +356,17 @@ class _Planner:
         demand = _demand(jobs[0].spec)
         free = sum(min(self._free[node].places(demand), self._soon[node].places(demand)) for node in nodes)
         quota = min((self._world.quotas[key] for key in own if key in self._world.quotas), default=free)
-        pool = Pool(name, min(free, quota))
-        return [*gone, *decide([self._elastic(job, name) for job in settled], {name: pool}, self._now)]
+        return [*gone, *decide(list(map(self._elastic, settled)), Pool(name, min(free, quota)), self._now)]
 
     def _give_way(self, counted: Sequence[_Waiting], givers: Sequence[RunningJob], name: str) -> list[Resize]:
         """As few workers go as let all of ``counted`` fit, or as many as can."""
-        elastic = [self._elastic(job, name) for job in givers]
+        elastic = list(map(self._elastic, givers))
         wanted: dict[int, int] = defaultdict(int)
-        resizes: tuple[Resize, ...] = ()
+        resizes: list[Resize] = []
         given: list[Object] = []
         while late := self._late(counted, given):
             wanted[late[0].priority] += 1
-            more = decide(elastic, {name: Pool(name, 0, dict(wanted))}, self._now)
+            more = decide(elastic, Pool(name, 0, dict(wanted)), self._now)
             if more == resizes:
                 break
             resizes = more
@@ -376,7 +375,7 @@ class _Planner:
                 for each in resizes
                 for pod in self._jobs[each.job].leaving(self._jobs[each.job].workers - each.workers)
             ]
-        return list(resizes)
+        return resizes
 
     def _would_fit(self, waiting: Sequence[_Waiting], jobs: Sequence[RunningJob]) -> list[_Waiting]:
         """Those that fit when all jobs that are not more urgent have their minimum.
@@ -432,12 +431,11 @@ class _Planner:
         step = job.policy.step
         return max(job.workers - math.ceil(count / step) * step, self._low(job))
 
-    def _elastic(self, job: RunningJob, pool: str) -> ElasticJob:
+    def _elastic(self, job: RunningJob) -> ElasticJob:
         policy = job.policy
         low, high = policy.bounds(self._now, self._world.measured.get(job.key))
         return ElasticJob(
             job.key,
-            pool,
             job.workers,
             low,
             high,

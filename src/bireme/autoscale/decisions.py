@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,12 +16,11 @@ class ElasticJob:
     """A running job whose number of workers may change.
 
     ``workers``: of now; ``minimum`` and ``maximum`` bound it, ``step`` workers come and go together.
-    ``pool``: the places that its workers fit. ``changed_at``: when it was resized last, in seconds of the
-    clock of ``now``; it grows again, and gives to others, ``cooldown`` seconds later. ``reserve``: the places
-    that it leaves free. ``saving``: it writes a checkpoint and is left alone."""
+    ``changed_at``: when it was resized last, in seconds of the clock of ``now``; it grows again, and gives to
+    others, ``cooldown`` seconds later. ``reserve``: the places that it leaves free. ``saving``: it writes a
+    checkpoint and is left alone."""
 
     name: str
-    pool: str
     workers: int
     minimum: int
     maximum: int
@@ -55,8 +53,8 @@ class Resize:
     why: str
 
 
-def decide(jobs: Sequence[ElasticJob], pools: Mapping[str, Pool], now: float) -> tuple[Resize, ...]:
-    """What changes now, at most one resize for a job, those that shrink first.
+def decide(jobs: Sequence[ElasticJob], pool: Pool, now: float) -> list[Resize]:
+    """What changes now among jobs whose workers fit these places: at most one resize each, shrinking first.
 
     What a job has beyond its minimum is borrowed: it shrinks at once when pods of its own or a higher
     priority need more places than are free. Jobs of the lowest priority give first, and among them the
@@ -64,17 +62,6 @@ def decide(jobs: Sequence[ElasticJob], pools: Mapping[str, Pool], now: float) ->
     equals the smallest. When nothing is free, a step of workers moves from a job to another of the same
     priority if the first keeps ``MARGIN`` times the workers of the second. ``now`` is in seconds.
     """
-    by_pool: dict[str, list[ElasticJob]] = defaultdict(list)
-    for job in jobs:
-        by_pool[job.pool].append(job)
-    found = [
-        resize for name, there in by_pool.items() if name in pools for resize in _one(there, pools[name], now)
-    ]
-    before = {job.name: job.workers for job in jobs}
-    return tuple(sorted(found, key=lambda resize: resize.workers > before[resize.job]))
-
-
-def _one(jobs: Sequence[ElasticJob], pool: Pool, now: float) -> list[Resize]:
     movable = [job for job in jobs if not job.saving]
     short = sum(pool.wanted.values()) - pool.free
     if short > 0:

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from bireme.autoscale.controller import Controller
+from bireme_runtime.process.server import Background, Request, Response
 
 _SILENT_SECONDS = 120
-
-
-class _Server(ThreadingHTTPServer):
-    # Of both families: Linux takes IPv4 on a socket of IPv6, too.
-    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
 
 def serve_health(controller: Controller, port: int) -> None:
     """Answer to /healthz at ``port`` until the process ends: 200, or 500 if no pass ended for two minutes."""
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 60
+    def answer(request: Request) -> Response:
+        is_well = time.monotonic() - controller.passed < _SILENT_SECONDS
+        return Response(404 if request.path != "/healthz" else 200 if is_well else 500)
 
-        def do_GET(self) -> None:
-            is_well = time.monotonic() - controller.passed < _SILENT_SECONDS
-            status = 404 if self.path != "/healthz" else 200 if is_well else 500
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Probes are no news."""
-
-    server = _Server(("", port), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Background(answer, "", port)
