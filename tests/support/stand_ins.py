@@ -18,7 +18,7 @@ import yaml
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.core.labels import NODE_TYPE_LABEL
 from bireme.core.paths import Paths
-from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE
+from bireme.plan.instances import CPU_NODE, CPU_TYPE
 from bireme.tools import Toolbox
 from tests.support import faults
 
@@ -100,7 +100,7 @@ def eksctl(arguments: list[str]) -> None:
         config = yaml.safe_load(Path(value).read_text())
         assert config["kind"] == "ClusterConfig", config["kind"]
         nodes = {
-            CPU_TYPE if group["instanceType"] == CPU_INSTANCE_TYPE else group["instanceType"]: group[
+            CPU_TYPE if group["instanceType"] == CPU_NODE.type else group["instanceType"]: group[
                 "desiredCapacity"
             ]
             for group in config["managedNodeGroups"]

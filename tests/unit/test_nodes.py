@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from bireme.clusters.nodes import node_manifest, parse_nodes, shape_of
+from bireme.clusters.nodes import node_manifest, parse_nodes
 from bireme.core.errors import BiremeError
-from bireme.plan.instances import Instance
+from bireme.plan.instances import Instance, instance_of
 
 Instances = Mapping[str, Instance]
 
@@ -46,7 +46,7 @@ def test_a_wrong_part_of_nodes_is_named_with_the_way_to_write_it(
 def test_a_p4d_node_offers_its_devices_and_huge_pages_and_keeps_other_pods_away(
     instances: Instances,
 ) -> None:
-    node = node_manifest(shape_of("p4d.24xlarge", instances), 2, "1.36.3")
+    node = node_manifest(instance_of("p4d.24xlarge", instances), 2, "1.36.3")
     offer = node["status"]["allocatable"]
     assert node["metadata"]["name"] == "p4d-24xlarge-2"
     assert offer["nvidia.com/gpu"] == "8"
@@ -56,7 +56,7 @@ def test_a_p4d_node_offers_its_devices_and_huge_pages_and_keeps_other_pods_away(
 
 
 def test_a_node_says_its_type_its_place_and_that_it_is_fake(instances: Instances) -> None:
-    labels = node_manifest(shape_of("g5.xlarge", instances), 0, "1.36.3")["metadata"]["labels"]
+    labels = node_manifest(instance_of("g5.xlarge", instances), 0, "1.36.3")["metadata"]["labels"]
     assert labels["node.kubernetes.io/instance-type"] == "g5.xlarge"
     assert labels["topology.kubernetes.io/zone"] == "us-west-2a"
     assert labels["kubernetes.io/hostname"] == "g5-xlarge-0"
@@ -64,28 +64,34 @@ def test_a_node_says_its_type_its_place_and_that_it_is_fake(instances: Instances
 
 
 def test_a_node_without_efa_sets_no_huge_pages_aside(instances: Instances) -> None:
-    offer = shape_of("p3.8xlarge", instances).allocatable
+    offer = instance_of("p3.8xlarge", instances).allocatable(huge_pages=True)
     assert not {"hugepages-2Mi", "vpc.amazonaws.com/efa"} & offer.keys()
 
 
 def test_a_trainium_node_is_tainted_by_its_own_resource(instances: Instances) -> None:
-    shape = shape_of("trn1.32xlarge", instances)
-    assert shape.taint == "aws.amazon.com/neuron"
-    assert shape.allocatable["aws.amazon.com/neuron"] == "16"
+    trainium = instance_of("trn1.32xlarge", instances)
+    assert [each["key"] for each in trainium.taints] == ["aws.amazon.com/neuron"]
+    assert trainium.allocatable()["aws.amazon.com/neuron"] == "16"
 
 
 def test_a_cpu_node_takes_any_pod(instances: Instances) -> None:
-    shape = shape_of("cpu", instances)
-    assert shape.taint is None
-    assert shape.instance_type == "m7i.2xlarge"
-    assert shape.node_name(0) == "cpu-0"
+    node = node_manifest(instance_of("cpu", instances), 0, "1.36.3")
+    assert node["spec"]["taints"] == []
+    assert node["metadata"]["labels"]["node.kubernetes.io/instance-type"] == "m7i.2xlarge"
+    assert node["metadata"]["name"] == "cpu-0"
+    assert node["status"]["allocatable"] == {
+        "cpu": "7910m",
+        "memory": "30100Mi",
+        "pods": "58",
+        "ephemeral-storage": "80Gi",
+    }
 
 
 def test_no_node_offers_more_than_it_has(instances: Instances) -> None:
     for kind in [*instances, "cpu"]:
-        shape = shape_of(kind, instances)
-        assert shape.allocatable.keys() == shape.capacity.keys()
-        assert _mib(shape.allocatable) < _mib(shape.capacity), kind
+        status = node_manifest(instance_of(kind, instances), 0, "1.36.3")["status"]
+        assert status["allocatable"].keys() == status["capacity"].keys()
+        assert _mib(status["allocatable"]) < _mib(status["capacity"]), kind
 
 
 def _mib(offer: Mapping[str, str]) -> int:

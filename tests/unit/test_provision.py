@@ -12,10 +12,10 @@ import yaml
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.clusters.nodes import node_manifest, shape_of
+from bireme.clusters.nodes import node_manifest
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.plan.instances import CPU_TYPE, Instance
+from bireme.plan.instances import CPU_TYPE, Instance, instance_of
 from bireme.provision.costs import estimate, load_prices
 from bireme.provision.eksctl import cluster_config
 from bireme.provision.groups import Capacity, Fleet
@@ -95,7 +95,7 @@ def check_nodes_of_eksctl(instances: Mapping[str, Instance], name: str) -> None:
     """Type, labels, taints, EFA and huge pages are those of the fake nodes on which the charts are tested."""
     config = cluster_config(fleet({name: 3}, instances), "1.35")
     (group,) = config["managedNodeGroups"]
-    node = node_manifest(shape_of(name, instances), 0, "1.35.0")
+    node = node_manifest(instance_of(name, instances), 0, "1.35.0")
 
     assert unknown(config, CLUSTER) == []
     assert (group["minSize"] == 0) == (name != CPU_TYPE)
@@ -140,7 +140,7 @@ def check_node_pool(instances: Mapping[str, Instance], name: str) -> None:
 
     assert required["node.kubernetes.io/instance-type"] == [group["instanceType"]]
     assert required["topology.kubernetes.io/zone"] == group["availabilityZones"]
-    node = node_manifest(shape_of(name, instances), 0, "1.35.0")
+    node = node_manifest(instance_of(name, instances), 0, "1.35.0")
     assert required["kubernetes.io/arch"] == [node["metadata"]["labels"]["kubernetes.io/arch"]]
     assert (required["kubernetes.io/arch"] == ["arm64"]) == name.startswith("g5g.")
     assert template["metadata"]["labels"] == group["labels"]

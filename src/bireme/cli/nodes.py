@@ -244,7 +244,7 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
     costs = estimate(fleet.groups, load_prices(app.paths), control_plane=False)
     note = ["Karpenter needs its feature gate: --set settings.featureGates.nodeOverlay=true"]
     objects = karpenter_objects(fleet, role or f"KarpenterNodeRole-{fleet.name}")
-    has_overlays = any(group.huge_pages_mib for group in fleet.groups)
+    has_overlays = any(group.instance.huge_pages_mib for group in fleet.groups)
     _print([*costs, *(note if has_overlays else [])], objects)
 
 

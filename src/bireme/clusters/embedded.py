@@ -23,7 +23,6 @@ from rich.console import Console
 from bireme.clusters.api import ApiError
 from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
-from bireme.clusters.nodes import shape_of
 from bireme.clusters.ports import reserved
 from bireme.clusters.programs import last_lines, run_alone
 from bireme.clusters.state import claim, cluster_dir, made_by, write_info
@@ -31,7 +30,7 @@ from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.core.progress import step
-from bireme.plan.instances import CPU_TYPE, load_instances
+from bireme.plan.instances import CPU_TYPE, instance_of, load_instances
 from bireme.tools import Toolbox
 
 # Those after the API server give up at their start when it is slow to answer.
@@ -84,7 +83,7 @@ class EmbeddedProvider:
         folder = cluster_dir(self._paths, name)
         wanted = {CPU_TYPE: 1} | dict(nodes or {})
         instances = load_instances(self._paths)
-        shapes = [(shape_of(node_type, instances), count) for node_type, count in wanted.items()]
+        nodes_of = [(instance_of(node_type, instances), count) for node_type, count in wanted.items()]
         binaries = self._binaries(kubernetes)
         claim(folder)
         try:
@@ -93,7 +92,7 @@ class EmbeddedProvider:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted, kubernetes)
             cluster = EmbeddedCluster.of(info, self._paths)
             with step(self._console, f"Creating {sum(wanted.values())} nodes"):
-                cluster.prepare(shapes)
+                cluster.prepare(nodes_of)
             write_info(self._paths, info)
         except BaseException:
             with no_interrupts():

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster, ClusterInfo
-from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
+from bireme.clusters.nodes import node_manifest
 from bireme.clusters.waiting import until
 from bireme.core.labels import (
     CUT_LABEL,
@@ -25,7 +25,7 @@ from bireme.core.labels import (
     NOT_READY_TAINT,
 )
 from bireme.core.paths import Paths
-from bireme.plan.instances import load_instances
+from bireme.plan.instances import Instance, instance_of, load_instances
 from bireme.plan.workloads.model import true_conditions
 
 STORAGE_CLASS = "fake"
@@ -59,10 +59,10 @@ class FakeNodes(Cluster):
         types = (node["metadata"]["labels"].get(NODE_TYPE_LABEL) for node in nodes)
         return dict(Counter(each for each in types if each))
 
-    def prepare(self, nodes: Sequence[tuple[NodeShape, int]]) -> None:
+    def prepare(self, nodes: Sequence[tuple[Instance, int]]) -> None:
         """Create the storage class and the nodes of a new cluster; returns when all are Ready."""
         self.add_storage_class(default=True)
-        self._create([(shape, index) for shape, count in nodes for index in range(count)])
+        self._create([(instance, index) for instance, count in nodes for index in range(count)])
 
     def add_storage_class(self, *, default: bool) -> None:
         """Create the storage class of claims that fake nodes can mount; there is no storage behind it."""
@@ -77,11 +77,12 @@ class FakeNodes(Cluster):
 
     def add_nodes(self, node_type: str, count: int) -> tuple[str, ...]:
         """Add ``count`` nodes of an instance type (or ``cpu``); their names, once they are Ready."""
-        shape = shape_of(node_type, load_instances(self.paths))
+        instance = instance_of(node_type, load_instances(self.paths))
         taken = {node["metadata"]["name"] for node in self.api.get("/api/v1/nodes")["items"]}
-        free = [index for index in range(len(taken) + count) if shape.node_name(index) not in taken][:count]
-        self._create([(shape, index) for index in free])
-        return tuple(shape.node_name(index) for index in free)
+        names = {index: f"{instance.node_name}-{index}" for index in range(len(taken) + count)}
+        free = [index for index, name in names.items() if name not in taken][:count]
+        self._create([(instance, index) for index in free])
+        return tuple(names[index] for index in free)
 
     def add_claim(self, name: str, namespace: str = "default", size: str = "1Ti") -> None:
         """Create a PersistentVolumeClaim that many nodes can share; there is no storage behind it.
@@ -99,8 +100,8 @@ class FakeNodes(Cluster):
             if error.status != 409:
                 raise
 
-    def _create(self, wanted: Sequence[tuple[NodeShape, int]]) -> None:
-        bodies = [node_manifest(shape, index, self.kubernetes) for shape, index in wanted]
+    def _create(self, wanted: Sequence[tuple[Instance, int]]) -> None:
+        bodies = [node_manifest(instance, index, self.kubernetes) for instance, index in wanted]
         self.api.each(lambda body: self.api.create("/api/v1/nodes", body), bodies)
         names = {body["metadata"]["name"] for body in bodies}
         ready = f"{len(names)} nodes to be Ready"

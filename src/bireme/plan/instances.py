@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, suggestion
 from bireme.core.labels import (
     ARCHITECTURE_LABEL,
     AUTO_GPU_MAKER_LABEL,
@@ -45,18 +45,15 @@ _GIVEN = frozenset(
 )
 # What nodes have without somebody who gives it to them.
 _BY_THEMSELVES = _GIVEN - {GPU_PRESENT_LABEL} | {ARCHITECTURE_LABEL, OS_LABEL}
-# What ``--nodes`` calls a node without accelerators, for etcd and operators, and its type.
+# What ``--nodes`` calls a node without accelerators, for etcd and operators.
 CPU_TYPE = "cpu"
-CPU_INSTANCE_TYPE = "m7i.2xlarge"
-CPU_VCPU = 8
-
 # What HyperPod puts before the types of its nodes.
 HYPERPOD = "ml."
 # Huge pages that a node with EFA sets aside: libfabric's EFA provider and NCCL's OFI plugin map their
 # buffers with them.
 EFA_HUGE_PAGES_MIB = 5120
 ROOT_VOLUME_GIB = 80
-_PODS = 110
+_PODS, _CPU_PODS = 110, 58
 
 
 # Families with accelerators and Arm processors.
@@ -87,6 +84,22 @@ class Instance:
     allocatable_memory_mib: int
     network_gbps: float
     nvme_gb: int
+
+    @property
+    def node_type(self) -> str:
+        """What ``--nodes`` calls its nodes."""
+        return self.type if self.accelerator.count else CPU_TYPE
+
+    @property
+    def node_name(self) -> str:
+        """The same as a part of names."""
+        return self.node_type.replace(".", "-")
+
+    @property
+    def taints(self) -> list[dict[str, str]]:
+        """What keeps pods away that need none of its accelerators."""
+        taint = {"key": self.accelerator.resource, "value": "present", "effect": "NoSchedule"}
+        return [taint] if self.accelerator.count else []
 
     @property
     def huge_pages_mib(self) -> int:
@@ -130,10 +143,11 @@ class Instance:
         offer = {
             "cpu": f"{self.allocatable_cpu_millis}m",
             "memory": f"{self.allocatable_memory_mib - huge_pages_mib}Mi",
-            self.accelerator.resource: str(self.accelerator.count),
-            "pods": str(_PODS),
+            "pods": str(_PODS if self.accelerator.count else _CPU_PODS),
             "ephemeral-storage": f"{self.nvme_gb * 10**9 // 2**30 if self.nvme_gb else ROOT_VOLUME_GIB}Gi",
         }
+        if self.accelerator.count:
+            offer[self.accelerator.resource] = str(self.accelerator.count)
         if self.efa:
             offer[EFA] = str(self.efa)
         if huge_pages_mib:
@@ -152,6 +166,20 @@ class Instance:
             for since, until, per_core in ((0, 1, 240), (1, 2, 40), (2, 4, 20), (4, self.vcpu, 10))
         )
         return self.vcpu * 1000 - reserved_quarters // 4
+
+
+CPU_NODE = Instance("m7i.2xlarge", Accelerator("none", 0, None, ACCELERATORS[0]), 0, 8, 32768, 30100, 0, 0)
+"""A node of ``cpu=NUMBER``."""
+
+
+def instance_of(node_type: str, instances: Mapping[str, Instance]) -> Instance:
+    """The facts of an EC2 type, or of the pseudo-type ``cpu``.
+
+    Raises BiremeError with the closest names when the type is unknown.
+    """
+    if node_type != CPU_TYPE and node_type not in instances:
+        raise BiremeError(f"unknown node type {node_type!r}: {suggestion(node_type, [*instances, CPU_TYPE])}")
+    return CPU_NODE if node_type == CPU_TYPE else instances[node_type]
 
 
 @dataclass(frozen=True)

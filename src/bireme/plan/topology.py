@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 
-from bireme.core.errors import BiremeError, suggestion
 from bireme.core.labels import ADVICE_ANNOTATION, SOURCE_ANNOTATION
 from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.core.plain import Plain
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, counted, format_quantity
-from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, Accelerator, Instance, NodeChoice
+from bireme.plan.instances import Instance, NodeChoice, instance_of
 from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.queues import Queued, queued
 from bireme.plan.storage import CLAIM, CLASS, VOLUME, Storage, storage_of
@@ -26,17 +25,6 @@ from bireme.plan.workloads.model import PodPlan, WorkloadPlan, count_in, spec_of
 
 NEVER = "can never fit"
 """In the sentences of `fit`: the nodes are too small, however many there are."""
-# A node of `cpu=NUMBER`, with the memory that `bireme up` gives such nodes.
-_CPU_NODE = Instance(
-    CPU_INSTANCE_TYPE,
-    Accelerator("none", 0, None, ACCELERATORS[0]),
-    efa=0,
-    vcpu=CPU_VCPU,
-    memory_mib=32768,
-    allocatable_memory_mib=30100,
-    network_gbps=0,
-    nvme_gb=0,
-)
 
 
 @dataclass(frozen=True)
@@ -254,13 +242,10 @@ def fit(
     run on. Taints and pod affinities are ignored. Nodes are assumed to set
     aside the huge pages that their pods ask for.
     """
-    unknown = sorted(name for name in nodes if name != CPU_TYPE and name not in instances)
-    if unknown:
-        raise BiremeError(f"unknown node type {unknown[0]!r}: {suggestion(unknown[0], instances)}")
-    types = {name: _CPU_NODE if name == CPU_TYPE else instances[name] for name in nodes}
     cluster = [
-        _Node(types[name], offered)
+        _Node(instance, offered)
         for name, there in nodes.items()
+        for instance in [instance_of(name, instances)]
         for offered in ([None] * there if isinstance(there, int) else there)
     ]
     problems: list[str] = []

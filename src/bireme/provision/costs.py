@@ -71,17 +71,17 @@ def estimate(groups: Iterable[Group], prices: Prices, control_plane: bool = True
     lines = [f"control plane: {_usd(prices.control_plane)}"] if control_plane else []
     vcpus: Counter[tuple[str, str]] = Counter()
     for group in groups:
-        price = prices.on_demand.get(group.instance_type)
-        what = f"{group.count} × {group.instance_type}"
+        price = prices.on_demand.get(group.instance.type)
+        what = f"{group.count} × {group.instance.type}"
         if price is None:
             lines.append(f"{what}: no list price, only offers (aws ec2 describe-capacity-block-offerings)")
         else:
             total += group.count * price
             lines.append(f"{what}: {_usd(group.count * price)}{_REMARKS[group.capacity.kind]}")
         if group.capacity.kind != "block":
-            quota, spot = prices.quota(group.instance_type), group.capacity.kind == "spot"
+            quota, spot = prices.quota(group.instance.type), group.capacity.kind == "spot"
             name = f"{'spot' if spot else 'on-demand'} {quota.name}"
-            vcpus[quota.spot if spot else quota.on_demand, name] += group.count * group.vcpu
+            vcpus[quota.spot if spot else quota.on_demand, name] += group.count * group.instance.vcpu
     head = (
         f"An hour costs {_usd(total)} by the list of {prices.region} on {prices.date}, "
         "without storage, NAT, traffic and tax:"

@@ -52,34 +52,34 @@ def cluster_config(fleet: Fleet, kubernetes: str, admitted: tuple[str, ...] = ()
 
 
 def _node_group(group: Group, placement_group: str | None) -> dict[str, Any]:
+    instance, is_accelerated = group.instance, bool(group.instance.taints)
     found: dict[str, Any] = {
-        "name": group.name,
+        "name": instance.node_name,
         "amiFamily": "AmazonLinux2023",
-        "instanceType": group.instance_type,
+        "instanceType": instance.type,
         "desiredCapacity": group.count,
-        "minSize": 0 if group.taint else group.count,
+        "minSize": 0 if is_accelerated else group.count,
         "maxSize": group.count,
         "privateNetworking": True,
         "disableIMDSv1": True,
         "disablePodIMDS": True,
         "volumeSize": ROOT_VOLUME_GIB,
         "volumeEncrypted": True,
-        "labels": dict(group.labels),
+        "labels": group.labels,
         "nodeRepairConfig": {"enabled": True},
     }
-    if group.taints:
-        found["taints"] = group.taints
+    if is_accelerated:
+        found["taints"] = instance.taints
+        found["overrideBootstrapCommand"] = NODE_CONFIG + _RAID0 * bool(instance.nvme_gb)
     if group.zone:
         found["availabilityZones"] = [group.zone]
-    if group.efa:
+    if instance.efa:
         # eksctl makes a placement group of its own for nodes with EFA, and an interface on each network card.
         found["efaEnabled"] = True
-    if placement_group and group.taint:
+    if placement_group and is_accelerated:
         found["placement"] = {"groupName": placement_group}
     if group.boot_script:
         found["preBootstrapCommands"] = [group.boot_script]
-    if group.taint:
-        found["overrideBootstrapCommand"] = NODE_CONFIG + _RAID0 * group.has_nvme
     return found | _bought(group.capacity)
 
 

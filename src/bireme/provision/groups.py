@@ -9,7 +9,7 @@ from functools import cached_property
 
 from bireme.core.errors import BiremeError
 from bireme.core.labels import NODE_TYPE_LABEL
-from bireme.plan.instances import CPU_INSTANCE_TYPE, CPU_TYPE, CPU_VCPU, HYPERPOD, Instance
+from bireme.plan.instances import CPU_TYPE, HYPERPOD, Instance, instance_of
 
 KINDS = ("on-demand", "spot", "reservation", "block")
 _RESERVATION = re.compile(r"cr-[0-9a-z]+")
@@ -57,37 +57,22 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Group:
-    """``count`` nodes of one type.
+    """``count`` nodes of one type. ``zone`` is the one zone they are in, or None."""
 
-    ``name`` is that of ``--nodes`` without dots; ``zone`` is the one zone they are in, or None; ``taint`` is
-    the resource whose ``=present:NoSchedule`` keeps other pods away, or None; ``accelerators`` is how many of
-    it a node has, and ``has_part_of_gpu`` whether Karpenter counts none of them.
-    """
-
-    name: str
-    instance_type: str
+    instance: Instance
     count: int
-    vcpu: int
-    labels: Mapping[str, str]
-    taint: str | None = None
-    accelerators: int = 0
-    has_part_of_gpu: bool = False
-    efa: int = 0
-    huge_pages_mib: int = 0
-    has_nvme: bool = False
     zone: str | None = None
     capacity: Capacity = Capacity()
-    architecture: str = "amd64"
 
     @property
-    def taints(self) -> list[dict[str, str]]:
-        """Its taints, as a Node has them."""
-        return [{"key": self.taint, "value": "present", "effect": "NoSchedule"}] if self.taint else []
+    def labels(self) -> dict[str, str]:
+        """What Bireme's own label says."""
+        return {NODE_TYPE_LABEL: self.instance.node_type}
 
     @property
     def boot_script(self) -> str | None:
         """What EFA needs: huge pages, before the kubelet counts them, and no limit of locked memory."""
-        pages = self.huge_pages_mib // _MIB_PER_PAGE
+        pages = self.instance.huge_pages_mib // _MIB_PER_PAGE
         return _EFA_BOOT.format(pages=pages) if pages else None
 
 
@@ -141,23 +126,7 @@ class Fleet:
         return tuple(self._group(name, count) for name, count in self.nodes.items())
 
     def _group(self, node_type: str, count: int) -> Group:
-        labels = {NODE_TYPE_LABEL: node_type}
-        if node_type == CPU_TYPE:
-            return Group(CPU_TYPE, CPU_INSTANCE_TYPE, count, CPU_VCPU, labels)
-        instance = self.instances[node_type]
-        return Group(
-            name=node_type.replace(".", "-"),
-            instance_type=node_type,
-            count=count,
-            vcpu=instance.vcpu,
-            labels=labels,
-            taint=instance.accelerator.resource,
-            accelerators=instance.accelerator.count,
-            has_part_of_gpu=instance.has_part_of_gpu,
-            efa=instance.efa,
-            huge_pages_mib=instance.huge_pages_mib,
-            has_nvme=bool(instance.nvme_gb),
-            zone=self.zones[0],
-            capacity=self.capacity,
-            architecture=instance.architecture,
-        )
+        instance = instance_of(node_type, self.instances)
+        if not instance.taints:
+            return Group(instance, count)
+        return Group(instance, count, self.zones[0], self.capacity)

@@ -6,7 +6,7 @@ from typing import Any
 
 from bireme.core.labels import ARCHITECTURE_LABEL, CAPACITY_TYPE_LABEL, INSTANCE_TYPE_LABEL, ZONE_LABEL
 from bireme.core.quantities import HUGE_PAGES
-from bireme.plan.instances import ROOT_VOLUME_GIB
+from bireme.plan.instances import ROOT_VOLUME_GIB, Instance
 from bireme.provision.groups import NODE_CONFIG, Fleet, Group
 
 _CAPACITY_TYPES = {"on-demand": "on-demand", "spot": "spot", "reservation": "reserved", "block": "reserved"}
@@ -23,10 +23,12 @@ def karpenter_objects(fleet: Fleet, role: str) -> list[dict[str, Any]]:
         found += [_node_class(group, fleet, role), _node_pool(group)]
         # Karpenter cannot know what user data sets aside, and counts no part of a GPU: without these no node
         # has them, and their pods wait forever.
-        if group.huge_pages_mib:
-            found.append(_overlay(group, "huge-pages", {HUGE_PAGES: f"{group.huge_pages_mib}Mi"}))
-        if group.has_part_of_gpu and group.taint:
-            found.append(_overlay(group, "gpus", {group.taint: str(group.accelerators)}))
+        instance = group.instance
+        if instance.huge_pages_mib:
+            found.append(_overlay(instance, "huge-pages", {HUGE_PAGES: f"{instance.huge_pages_mib}Mi"}))
+        if instance.has_part_of_gpu:
+            gpus = instance.accelerator
+            found.append(_overlay(instance, "gpus", {gpus.resource: str(gpus.count)}))
     return found
 
 
@@ -48,18 +50,18 @@ def _node_class(group: Group, fleet: Fleet, role: str) -> dict[str, Any]:
         "metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 1},
         "tags": {"bireme/cluster": fleet.name},
     }
-    if group.has_nvme:
+    if group.instance.nvme_gb:
         spec["instanceStorePolicy"] = "RAID0"
-    if group.taint:
+    if group.instance.taints:
         spec["userData"] = _user_data(group)
     if group.capacity.reservation:
         spec["capacityReservationSelectorTerms"] = [{"id": group.capacity.reservation}]
-    if fleet.placement_group and group.taint:
+    if fleet.placement_group and group.instance.taints:
         spec["placementGroupSelector"] = {"name": fleet.placement_group}
     return {
         "apiVersion": "karpenter.k8s.aws/v1",
         "kind": "EC2NodeClass",
-        "metadata": {"name": group.name},
+        "metadata": {"name": group.instance.node_name},
         "spec": spec,
     }
 
@@ -73,31 +75,32 @@ def _user_data(group: Group) -> str:
 
 
 def _node_pool(group: Group) -> dict[str, Any]:
+    instance, accelerator = group.instance, group.instance.accelerator
     requirements = [
-        _one_of(INSTANCE_TYPE_LABEL, group.instance_type),
+        _one_of(INSTANCE_TYPE_LABEL, instance.type),
         _one_of(CAPACITY_TYPE_LABEL, _CAPACITY_TYPES[group.capacity.kind]),
-        _one_of(ARCHITECTURE_LABEL, group.architecture),
+        _one_of(ARCHITECTURE_LABEL, instance.architecture),
     ]
     if group.zone:
         requirements.append(_one_of(ZONE_LABEL, group.zone))
     spec: dict[str, Any] = {
-        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": group.name},
+        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": instance.node_name},
         "requirements": requirements,
         "expireAfter": "Never",
         # Without it, pods that must not be disrupted are not told when AWS takes a node back: they are told
         # their own grace period before its end. AWS takes spot nodes two minutes after it says so.
         "terminationGracePeriod": "2m" if group.capacity.kind == "spot" else "10m",
     }
-    if group.taints:
-        spec["taints"] = group.taints
-    limit = {group.taint: group.count * group.accelerators} if group.taint else {}
+    if instance.taints:
+        spec["taints"] = instance.taints
+    limit = {accelerator.resource: group.count * accelerator.count} if accelerator.count else {}
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodePool",
-        "metadata": {"name": group.name},
+        "metadata": {"name": group.instance.node_name},
         "spec": {
-            "template": {"metadata": {"labels": dict(group.labels)}, "spec": spec},
-            "limits": limit or {"cpu": group.count * group.vcpu},
+            "template": {"metadata": {"labels": group.labels}, "spec": spec},
+            "limits": limit or {"cpu": group.count * instance.vcpu},
             "disruption": {
                 "consolidationPolicy": "WhenEmpty",
                 "consolidateAfter": "5m",
@@ -111,13 +114,13 @@ def _node_pool(group: Group) -> dict[str, Any]:
     }
 
 
-def _overlay(group: Group, of: str, capacity: dict[str, str]) -> dict[str, Any]:
+def _overlay(instance: Instance, of: str, capacity: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "karpenter.sh/v1alpha1",
         "kind": "NodeOverlay",
-        "metadata": {"name": f"{group.name}-{of}"},
+        "metadata": {"name": f"{instance.node_name}-{of}"},
         "spec": {
-            "requirements": [_one_of("karpenter.sh/nodepool", group.name)],
+            "requirements": [_one_of("karpenter.sh/nodepool", instance.node_name)],
             "capacity": capacity,
         },
     }

@@ -12,13 +12,12 @@ from typing import Any
 
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, claim, kwok_config
 from bireme.clusters.kind.engine import Engine
-from bireme.clusters.nodes import shape_of
 from bireme.clusters.state import cluster_dir
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.labels import CONTROL_PLANE_TAINT, FAKE_LABEL, NODE_TYPE_LABEL
 from bireme.core.quantities import HUGE_PAGES
-from bireme.plan.instances import load_instances
+from bireme.plan.instances import instance_of, load_instances
 from bireme.tools import Toolbox
 
 SHARED = "/bireme/shared"
@@ -163,10 +162,8 @@ class KindCluster(FakeNodes):
         instances = load_instances(self.paths)
         for node in self._real_nodes():
             node_type = node["metadata"]["labels"].get(NODE_TYPE_LABEL)
-            shape = shape_of(node_type, instances) if node_type else None
-            devices = (
-                {key: n for key, n in shape.capacity.items() if key not in _KUBELETS_OWN} if shape else {}
-            )
+            offer = instance_of(node_type, instances).allocatable() if node_type else {}
+            devices = {key: n for key, n in offer.items() if key not in _KUBELETS_OWN}
             if devices:
                 path = f"/api/v1/nodes/{node['metadata']['name']}/status"
                 self.api.patch(path, {"status": {"capacity": devices, "allocatable": devices}})

@@ -26,7 +26,7 @@ from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
 from bireme.clusters.kind.cluster import IMAGES, POD_NETWORKS, SHARED, KindCluster, containers_of, kind_name
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
-from bireme.clusters.nodes import NodeShape, node_manifest, shape_of
+from bireme.clusters.nodes import node_manifest
 from bireme.clusters.programs import last_lines, run_alone
 from bireme.clusters.state import claim, cluster_dir, made_by, write_info
 from bireme.clusters.waiting import no_interrupts
@@ -34,7 +34,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import FAKE_LABEL
 from bireme.core.paths import Paths
 from bireme.core.progress import step
-from bireme.plan.instances import CPU_TYPE, load_instances
+from bireme.plan.instances import CPU_TYPE, Instance, instance_of, load_instances
 from bireme.tools import Toolbox
 
 _UP_SECONDS = 300
@@ -82,9 +82,9 @@ class KindProvider:
         wanted = {} if only_fakes else {CPU_TYPE: 1} | dict(nodes or {})
         fakes = {CPU_TYPE: 1} | fakes if only_fakes else fakes
         instances = load_instances(self._paths)
-        shapes = [shape_of(each, instances) for each, count in wanted.items() for _ in range(count)]
+        shapes = [instance_of(each, instances) for each, count in wanted.items() for _ in range(count)]
         for node_type in fakes:
-            shape_of(node_type, instances)  # refuses an unknown type before anything is made
+            instance_of(node_type, instances)  # refuses an unknown type before anything is made
         self._engine.check()
         images = NodeImages(self._paths, self._toolbox, self._engine, self._console)
         image = images.ensure(kubernetes)
@@ -128,7 +128,7 @@ class KindProvider:
         return KindCluster.of(info, self._paths, self._engine, self._toolbox)
 
     def _config(
-        self, folder: Path, image: str, shapes: Sequence[NodeShape], kubernetes: str, ip_family: str
+        self, folder: Path, image: str, shapes: Sequence[Instance], kubernetes: str, ip_family: str
     ) -> dict[str, Any]:
         images = self._paths.cache / "kind" / "images"
         shared = folder / "shared"
@@ -208,7 +208,7 @@ class KindProvider:
                 return
 
 
-def _registration(role: str, shape: NodeShape | None, kubernetes: str) -> dict[str, Any]:
+def _registration(role: str, shape: Instance | None, kubernetes: str) -> dict[str, Any]:
     """The labels and taints of a new node; none for a control plane that takes no pods."""
     if shape is None:
         return {}
