@@ -221,6 +221,13 @@ def test_a_job_shrinks_ahead_of_a_node_that_will_be_taken() -> None:
     assert sizes(world([*there, node("n2")], workers("a", "n0", "n1"), [job("a", 2)])) == {}
 
 
+def test_a_job_shrinks_ahead_of_the_workers_that_leave_an_ill_node() -> None:
+    there = nodes(2)
+    there[1]["status"]["conditions"].append({"type": "AcceleratedHardwareReady", "status": "False"})
+    assert sizes(world(there, workers("a", "n0", "n1"), [job("a", 2)])) == {"a": 1}
+    assert sizes(world([*there, node("n2")], workers("a", "n0", "n1"), [job("a", 2)])) == {}
+
+
 def test_a_job_that_saves_is_left_alone() -> None:
     pods = [*workers("a", "n0", "n1"), pod("service", priority=100)]
     seen = world(nodes(2), pods, [job("a", 2)])

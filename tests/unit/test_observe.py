@@ -237,6 +237,16 @@ def test_a_worker_on_a_deleted_node_is_reported_as_such() -> None:
     assert "p4d-24xlarge-0, which is gone" in found.sentence
 
 
+def test_a_worker_on_an_ill_node_says_why_until_it_has_left() -> None:
+    why = "AcceleratedHardwareReady is False (NvidiaXID79Error)"
+    (found,) = compare(plan_of(job(1)), [worker(0, node_state=why)])
+    assert found.category == "node-ill"
+    assert found.sentence.endswith(f" is on p4d-24xlarge-0, which is ill ({why})")
+    (found,) = compare(plan_of(job(1)), [worker(0, node_state=why, deleted=True)])
+    assert found.category == "terminating"
+    assert f"p4d-24xlarge-0, which is ill ({why})" in found.sentence
+
+
 def test_a_deleted_worker_without_a_replacement_is_terminating() -> None:
     assert categories(compare(plan_of(job(1)), [worker(0, deleted=True)])) == [
         ("terminating", "imagenet-r1-0")

@@ -68,6 +68,14 @@ def test_a_moved_worker_and_a_restart_that_nobody_can_explain_are_told() -> None
     assert run.goodput is None
 
 
+def test_a_world_names_the_ill_node_that_a_worker_left_before_it() -> None:
+    worlds = [world(number + 1, 10 * number, f"0@node-{node}/{number}") for number, node in enumerate("abb")]
+    left = (BEGAN + 9, "worker 0 leaves node-a: GpuMemWatch is True")
+    run = Timeline.of("job", {"time": BEGAN + 30, "worlds": worlds}, [left])
+    assert [left[1] in each.why for each in run.worlds] == [False, True, False]
+    assert run.worlds[1].why.startswith("worker 0 moved to another node; ")
+
+
 def test_the_picture_names_workers_nodes_and_causes() -> None:
     words = ["".join(text.itertext()) for text in ET.fromstring(svg(a_run())).iter(f"{SVG}text")]
     assert {"0 on node-a", "1 on node-b", "1 on node-c", "2 on node-d"} <= set(words)

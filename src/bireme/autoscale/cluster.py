@@ -23,6 +23,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION, JOB_INDEX_LABEL, QUEUE_LABEL, RESIZED_ANNOTATION
 from bireme.core.quantities import ACCELERATORS, pod_requests, quantity
 from bireme.plan.instances import choose_nodes
+from bireme.plan.node_health import illness
 from bireme.plan.packing import Demand, Room, demand_of
 from bireme.plan.scheduling import takes
 from bireme.plan.workloads.model import true_conditions
@@ -190,7 +191,8 @@ class _Planner:
         self._doomed = {
             name
             for name, node in self._there.items()
-            if any(taint["key"] in DOOMED_TAINTS for taint in node["spec"].get("taints") or ())
+            if illness(node)
+            or any(taint["key"] in DOOMED_TAINTS for taint in node["spec"].get("taints") or ())
         }
         # What is free now, and when the pods that end are gone.
         offered = {name: node["status"].get("allocatable") or {} for name, node in self._there.items()}

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from bireme.autoscale.cluster import RunningJob, World, plan, running
 from bireme.autoscale.decisions import Resize
+from bireme.autoscale.events import MANAGER, record
+from bireme.autoscale.illness import IllNodes
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.sources import measured, quotas, saving
 from bireme.clusters.api import MERGE_PATCH, Api, ApiError
@@ -21,8 +22,6 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION
 from bireme.live.pod_http import Ask
 
-MANAGER = "bireme-autoscaler"
-"""The field manager of what the controller writes."""
 # Decisions on older facts are not carried out.
 _STALE_SECONDS = 60
 _JOBS = "/apis/batch/v1/jobs"
@@ -33,7 +32,7 @@ class Controller:
 
     ``lease`` is what it must hold to change anything. Without one it acts alone. Only Jobs of ``namespaces``
     change, all if there are none. With ``dry_run`` it says what would change. ``prometheus`` is the address
-    for jobs with a metric.
+    for jobs with a metric. With ``ill_nodes`` workers leave these.
     """
 
     def __init__(
@@ -45,10 +44,12 @@ class Controller:
         namespaces: Sequence[str] = (),
         dry_run: bool = False,
         prometheus: str = "",
+        ill_nodes: bool = False,
     ) -> None:
         self._api, self._ask, self._tell, self._lease = api, ask, tell, lease
         self._namespaces, self._dry_run, self._prometheus = namespaces, dry_run, prometheus
         self._told: set[str] = set()
+        self._ill = IllNodes(api, tell, self._tell_once, namespaces, dry_run) if ill_nodes else None
         self._saving: frozenset[str] = frozenset()
         self._state = ""
         self.passed = time.monotonic()
@@ -76,6 +77,8 @@ class Controller:
 
     def once(self) -> tuple[Resize, ...]:
         """Look and resize once; what was changed, or with ``dry_run`` would be. Raises ApiError."""
+        if self._ill:
+            self._ill.once()
         now = time.time()
         world = self._look()
         decided = self._decide(world, now)
@@ -150,30 +153,15 @@ class Controller:
         self._tell(f"{resize.job}: {job.workers} → {resize.workers} workers: {resize.why}")
 
     def _record(self, job: RunningJob, resize: Resize) -> None:
-        """An event of the Job, which `kubectl describe` shows."""
-        about = job.live["metadata"]
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        event: dict[str, Any] = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{job.name}.", "namespace": job.namespace},
-            "involvedObject": {
-                "apiVersion": "batch/v1",
-                "kind": "Job",
-                "namespace": job.namespace,
-                "name": job.name,
-                "uid": about["uid"],
-            },
-            "type": "Normal",
-            "reason": "Resized",
-            "message": f"{job.workers} → {resize.workers} workers: {resize.why}",
-            "source": {"component": MANAGER},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
+        said = f"{job.workers} → {resize.workers} workers: {resize.why}"
+        about = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": job.name,
+            "uid": job.live["metadata"]["uid"],
         }
         try:
-            self._api.create(f"/api/v1/namespaces/{job.namespace}/events", event)
+            record(self._api, job.namespace, about, "Resized", said)
         except ApiError as error:
             self._tell_once(f"{job.key}: its event was not recorded: {error}")
 

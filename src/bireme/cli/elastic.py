@@ -43,6 +43,9 @@ _LEASE = "bireme-autoscaler"
 )
 @click.option("--prometheus", default="", metavar="URL", help="Where the queries of jobs with a metric go")
 @click.option(
+    "--ill-nodes", is_flag=True, help="Taint nodes that are ill, and let the workers of jobs leave them"
+)
+@click.option(
     "--lease-namespace",
     default="default",
     callback=a_namespace,
@@ -67,6 +70,7 @@ def autoscale_command(
     dry_run: bool,
     every: float,
     prometheus: str,
+    ill_nodes: bool,
     lease_namespace: str,
     direct: bool,
     port: int | None,
@@ -84,7 +88,7 @@ def autoscale_command(
     ask = pod_http.directly(WORKER_SECONDS) if direct else pod_http.through_the_api(api, WORKER_SECONDS)
     holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = None if dry_run else Lease(api, lease_namespace, _LEASE, holder)
-    controller = Controller(api, ask, _tell, lease, namespaces, dry_run, prometheus)
+    controller = Controller(api, ask, _tell, lease, namespaces, dry_run, prometheus, ill_nodes)
     if once or dry_run:
         if not controller.leads():
             raise BiremeError(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
@@ -180,8 +182,22 @@ class Deployer:
         installed = self.releases.read(release, namespace)
         pods = observe.observe(self.cluster, self._planned(installed))
         for job, answer in self._answers(installed, pods, "v1/timeline").items():
-            return Timeline.of(job, answer)
+            return Timeline.of(job, answer, self._departures(job, namespace))
         raise BiremeError(f"no worker of {release} tells of its run: {_NEEDED.format(release)}")
+
+    def _departures(self, job: str, namespace: str) -> Sequence[tuple[float, str]]:
+        """When which worker had to leave an ill node; nothing for who may not read events."""
+        selector = f"involvedObject.name={job},reason=LeavesIllNode"
+        try:
+            events = self.cluster.api.get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return ()
+        return [
+            (datetime.fromisoformat(each["firstTimestamp"]).timestamp(), each["message"])
+            for each in events["items"]
+        ]
 
     def ranks(self, release: str, namespace: str) -> tuple[list[RankState], list[str]]:
         """Where each rank of a release stands now, and the pods that do not tell.

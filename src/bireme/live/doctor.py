@@ -20,6 +20,7 @@ from bireme.live.pods import container_statuses, shorten
 from bireme.live.queue_position import queue_positions, sentence
 from bireme.live.release import Revision
 from bireme.plan.instances import Instance, admits, other_labels
+from bireme.plan.node_health import illness
 from bireme.plan.packing import Room, demand_of
 from bireme.plan.references import dangling
 from bireme.plan.scheduling import takes, tolerated
@@ -185,7 +186,8 @@ class Doctor:
         return admission.pods(self.api, self._specs, own, self.plan.namespace)
 
     def _nodes_fit(self) -> Iterator[Finding]:
-        usable = [node for node in self._nodes if not node["spec"].get("unschedulable")]
+        yield from self._ill()
+        usable = [node for node in self._nodes if not node["spec"].get("unschedulable") and not illness(node)]
         # Karpenter makes the nodes that pods wait for, but none that is larger than those of the type.
         is_made = self.api.find("/apis/karpenter.sh/v1/nodepools") is not None
         offered = [node["status"].get("allocatable") or {} for node in usable]
@@ -207,6 +209,18 @@ class Doctor:
         if not is_made:
             yield from self._taints(usable)
             yield from self._without_nodes(usable)
+
+    def _ill(self) -> Iterator[Finding]:
+        for node in self._nodes:
+            kind, name = _labels(node).get(INSTANCE_TYPE_LABEL), node["metadata"]["name"]
+            if (not self._types or kind in self._types) and (why := illness(node)):
+                yield Finding(
+                    "nodes",
+                    f"Node {name} is ill: {why}",
+                    "helm upgrade autoscaler charts/autoscaler --reuse-values --set illNodes.enabled=true "
+                    "lets workers leave such nodes",
+                    "warning",
+                )
 
     def _taints(self, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         for spec in self._specs:

@@ -37,6 +37,7 @@ Category = Literal[
     "terminating",
     "unreachable",
     "node-gone",
+    "node-ill",
     "failed",
     "job-failed",
     "updating",
@@ -44,7 +45,7 @@ Category = Literal[
 
 # Differences that do not go away by waiting. An unreachable node may come back, but most do not.
 _PERMANENT: frozenset[Category] = frozenset(
-    ("extra", "resources", "node-selector", "hostname", "pending", "unreachable", "job-failed")
+    ("extra", "resources", "node-selector", "hostname", "pending", "unreachable", "node-ill", "job-failed")
 )
 # How long an embedded cluster may stay unchanged with nothing but permanent differences.
 _UNCHANGED_SECONDS = 10
@@ -231,15 +232,22 @@ def _condition(pod: ObservedPod) -> Iterator[tuple[Category, str]]:
     elif pod.node_state == "gone":
         yield "node-gone", f" was on {pod.node}, which is gone: Kubernetes replaces it in about a minute"
     elif pod.terminating:
-        on = f" on {pod.node}" if pod.node else ""
+        on = f" on {pod.node}{_ill(pod)}" if pod.node else ""
         yield "terminating", f" is being deleted{on}: its replacement comes when it is gone"
     elif pod.phase == "Failed":
         code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
         yield "failed", f" failed{code}{f' ({pod.reason})' if pod.reason else ''} and has no replacement yet"
     elif not pod.scheduled:
         yield "pending", f" is Pending: {pod.reason or 'the scheduler has not looked at it yet'}"
+    elif _ill(pod):
+        yield "node-ill", f" is on {pod.node}{_ill(pod)}"
     elif not pod.ready:
         yield "not-ready", f" is not ready on {pod.node}: {pod.reason or 'its containers are starting'}"
+
+
+def _ill(pod: ObservedPod) -> str:
+    is_ill = pod.node_state not in ("", "out-of-service", "unreachable", "gone")
+    return f", which is ill ({pod.node_state})" if is_ill else ""
 
 
 def _unreachable(pod: ObservedPod) -> str:

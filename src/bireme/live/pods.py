@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from bireme.core.labels import COMPONENT_LABEL, OUT_OF_SERVICE_TAINT, UNREACHABLE_TAINT
 from bireme.core.plain import Plain
 from bireme.core.quantities import pod_requests
+from bireme.plan.node_health import illness
 from bireme.plan.workloads import trace
 from bireme.plan.workloads.model import true_conditions
 
 # The container of charts/training (_instance.tpl).
 _DEVICES = "devices"
 
-NodeState = Literal["", "unreachable", "out-of-service", "gone"]
+NodeState = str
+"""That of a node: unreachable, out-of-service, gone, why it is ill, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,11 @@ def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> Observed
 
 
 def node_state(node: Mapping[str, Any]) -> NodeState:
-    """What the taints of a node say about it."""
+    """What a node says of itself."""
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
     if OUT_OF_SERVICE_TAINT in taints:
         return "out-of-service"
-    return "unreachable" if UNREACHABLE_TAINT in taints else ""
+    return "unreachable" if UNREACHABLE_TAINT in taints else illness(node)
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

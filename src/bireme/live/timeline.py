@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -57,8 +58,11 @@ class Timeline:
     worlds: tuple[World, ...]
 
     @classmethod
-    def of(cls, job: str, answer: Mapping[str, Any]) -> Timeline:
-        """From what a worker answers to /v1/timeline (docs/runtime.md)."""
+    def of(cls, job: str, answer: Mapping[str, Any], events: Sequence[tuple[float, str]] = ()) -> Timeline:
+        """From what a worker answers to /v1/timeline (docs/runtime.md).
+
+        ``events``: what else is known of the job, with times in seconds since 1970.
+        """
         records: Sequence[Mapping[str, Any]] = sorted(answer["worlds"], key=lambda each: int(each["round"]))
         worlds: list[World] = []
         highest: tuple[float, int] | None = None
@@ -74,10 +78,13 @@ class Timeline:
                 highest = last if highest is None or last[1] > highest[1] else highest
             seats = tuple(WorldMember(*each) for each in record["workers"])
             before = worlds[-1].seats if worlds else None
+            since, begin = worlds[-1].begin if worlds else -math.inf, float(record["time"])
+            told = (sentence for when, sentence in events if since < when <= begin)
+            why = "; ".join([_why(record, before, seats), *told])
             worlds.append(
                 World(
-                    int(record["round"]), float(record["time"]), _end(record, after, float(answer["time"])),
-                    _why(record, before, seats), seats, steps, int(record.get("lostSteps", 0)), lost,
+                    int(record["round"]), begin, _end(record, after, float(answer["time"])),
+                    why, seats, steps, int(record.get("lostSteps", 0)), lost,
                 )
             )  # fmt: skip
         return cls(job, float(answer["time"]), tuple(worlds))

@@ -1,0 +1,140 @@
+"""Workers leave ill nodes: a taint keeps new pods away, and an eviction lets the workers save and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bireme.autoscale.events import record
+from bireme.clusters.api import MERGE_PATCH, Api, ApiError
+from bireme.core.labels import COMPONENT_LABEL, ILL_TAINT, JOB_INDEX_LABEL
+from bireme.plan.node_health import device_illness, illness
+from bireme.plan.scheduling import takes
+
+Object = Mapping[str, Any]
+
+_WORKERS = f"app.kubernetes.io/part-of=bireme,{COMPONENT_LABEL} in (worker,trainer)"
+_DRA = "/apis/resource.k8s.io"
+
+
+class IllNodes:
+    """Marks the ill nodes of a cluster, and evicts the workers of Bireme's jobs from them.
+
+    Only workers of ``namespaces`` leave, all if there are none. ``tell`` gets a sentence for people about
+    what happens, ``tell_once`` about what stays as it is. With ``dry_run`` nothing changes.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        tell: Callable[[str], None],
+        tell_once: Callable[[str], None],
+        namespaces: Sequence[str],
+        dry_run: bool,
+    ) -> None:
+        self._api, self._tell, self._tell_once, self._dry_run = api, tell, tell_once, dry_run
+        self._paths = [f"/api/v1/namespaces/{each}/pods" for each in namespaces] or ["/api/v1/pods"]
+
+    def once(self) -> None:
+        """Look at all nodes and devices, and act, once. Raises ApiError."""
+        nodes = {each["metadata"]["name"]: self._marked(each) for each in self._items("/api/v1/nodes")}
+        ill = {name: sign for name, node in nodes.items() if (sign := illness(node))}
+        claims = dict(self._ill_claims())
+        for pod in self._workers() if ill or claims else ():
+            where = pod["spec"].get("nodeName", "")
+            of_devices = (claims[each] for each in _claims(pod) if each in claims)
+            why = ill.get(where) or next(of_devices, "")
+            if why and where in nodes:
+                # A device that is ill takes no pod again, whatever its node does.
+                if where in ill and takes(nodes[where], pod["spec"]):
+                    self._tell_once(f"{_key(pod)} stays on {where}, to which it would come back: {why}")
+                else:
+                    self._evict(pod, why)
+
+    def _marked(self, node: Object) -> Object:
+        """The node with the taint if it is ill, and without it if it is well."""
+        why, name = illness(node), node["metadata"]["name"]
+        taints = node["spec"].get("taints") or []
+        wanted = [each for each in taints if each["key"] != ILL_TAINT]
+        wanted += [{"key": ILL_TAINT, "effect": "NoSchedule"}] if why else []
+        if len(wanted) == len(taints):
+            return node
+        self._tell(f"{name} is ill: {why}" if why else f"{name} is well again")
+        if self._dry_run:
+            return {**node, "spec": {**node["spec"], "taints": wanted}}
+        # The server refuses the patch of a node that has changed since it was read: the next look sees it.
+        change = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
+        with _unless_gone():
+            return self._api.patch(
+                f"/api/v1/nodes/{name}", change | {"spec": {"taints": wanted}}, MERGE_PATCH
+            )
+        return node
+
+    def _workers(self) -> Iterator[Object]:
+        for path in self._paths:
+            for pod in self._api.get(path, labelSelector=_WORKERS)["items"]:
+                has_ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+                if not has_ended and "deletionTimestamp" not in pod["metadata"]:
+                    yield pod
+
+    def _ill_claims(self) -> Iterator[tuple[tuple[str, str], str]]:
+        """The namespace and name of each claim that has an ill device, and why it is ill."""
+        slices = self._items(f"{_DRA}/v1/resourceslices")
+        rules = self._items(f"{_DRA}/v1beta2/devicetaintrules")
+        if rules or any("taints" in str(each["spec"].get("devices")) for each in slices):
+            for claim in self._items(f"{_DRA}/v1/resourceclaims"):
+                if why := device_illness(claim, slices, rules):
+                    yield (claim["metadata"]["namespace"], claim["metadata"]["name"]), why
+
+    def _items(self, path: str) -> Sequence[Object]:
+        """The objects of a list; none where the server does not have it."""
+        return (self._api.find(path) or {}).get("items") or ()
+
+    def _evict(self, pod: Object, why: str) -> None:
+        about, where = pod["metadata"], pod["spec"]["nodeName"]
+        index = (about.get("labels") or {}).get(JOB_INDEX_LABEL, about["name"])
+        said = f"worker {index} leaves {where}: {why}"
+        if self._dry_run:
+            self._tell(f"{_key(pod)}: {said}")
+            return
+        path = f"/api/v1/namespaces/{about['namespace']}/pods/{about['name']}/eviction"
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": about["name"], "namespace": about["namespace"]},
+            "deleteOptions": {"preconditions": {"uid": about["uid"]}},
+        }
+        with _unless_gone():
+            try:
+                self._api.create(path, body)
+            except ApiError as error:
+                if error.status not in (403, 429):
+                    raise
+                self._tell_once(f"{_key(pod)} stays on {where}: {error}")
+                return
+            self._tell(f"{_key(pod)}: {said}")
+            for owner in (each for each in about.get("ownerReferences") or () if each.get("controller")):
+                record(self._api, about["namespace"], owner, "LeavesIllNode", said)
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Passes over what has gone, or has changed, since it was read."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
+
+
+def _key(pod: Object) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def _claims(pod: Object) -> Iterator[tuple[str, str]]:
+    """The namespace and name of each ResourceClaim that a pod uses."""
+    made = pod["status"].get("resourceClaimStatuses") or ()
+    for each in (*(pod["spec"].get("resourceClaims") or ()), *made):
+        if name := each.get("resourceClaimName"):
+            yield pod["metadata"]["namespace"], name
