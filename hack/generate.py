@@ -50,11 +50,6 @@ def instance_types(paths: Paths) -> str:
     return head + yaml.safe_dump({**lists, "bandwidth": bandwidth})
 
 
-def write_instance_types(paths: Paths) -> None:
-    """Write `instance_types` to its file."""
-    (paths.charts / INSTANCE_TYPES).write_text(instance_types(paths))
-
-
 def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
     """The README of ``chart`` as helm-docs makes it from values.yaml, Chart.yaml and README.md.gotmpl."""
     command = [str(toolbox.path("helm-docs")), "--chart-search-root", str(paths.charts / chart)]
@@ -73,25 +68,16 @@ def readme_picture(paths: Paths, toolbox: Toolbox) -> str:
     return svg(expand(request.release, request.namespace, manifests, load_instances(paths)))
 
 
-def documented_charts(paths: Paths) -> list[str]:
-    """The charts that have a README of their own."""
-    return sorted(template.parent.name for template in paths.charts.glob("*/README.md.gotmpl"))
-
-
 def write_docs(paths: Paths) -> None:
     """Write all generated documents."""
     toolbox = Toolbox(paths)
-    for name in documented_charts(paths):
-        (paths.charts / name / "README.md").write_text(chart_readme(paths, toolbox, name))
+    for template in paths.charts.glob("*/README.md.gotmpl"):
+        made = chart_readme(paths, toolbox, template.parent.name)
+        template.with_name("README.md").write_text(made)
     (paths.root / "docs/plan.svg").write_text(readme_picture(paths, toolbox))
     audit = paths.root / "docs/audit.md"
-    audit.write_text(with_rules(audit.read_text()))
-
-
-def with_rules(page: str) -> str:
-    """``page`` with today's list of the rules of `bireme audit` under its last heading."""
-    before, heading, _ = page.rpartition("## The rules\n")
-    return f"{before}{heading}\n{list_of_rules()}"
+    before, heading, _ = audit.read_text().rpartition("## The rules\n")
+    audit.write_text(f"{before}{heading}\n{list_of_rules()}")
 
 
 MPI_JOB_CRD = "charts/mpijob/files/mpijobs.kubeflow.org.yaml"
@@ -136,12 +122,16 @@ def _shorten(schema: Any, in_template: bool = False) -> None:
             _shorten(schema[keyword], in_template)
 
 
-def write_crds(paths: Paths) -> None:
-    """Write all generated CustomResourceDefinitions."""
-    (paths.root / MPI_JOB_CRD).write_text(mpi_job_crd(paths, Toolbox(paths)))
+def main(what: str, paths: Paths) -> None:
+    """Write the files of this name."""
+    match what:
+        case "instances":
+            (paths.charts / INSTANCE_TYPES).write_text(instance_types(paths))
+        case "crds":
+            (paths.root / MPI_JOB_CRD).write_text(mpi_job_crd(paths, Toolbox(paths)))
+        case _:
+            {"schemas": bundle.write, "docs": write_docs}[what](paths)
 
 
 if __name__ == "__main__":
-    {"instances": write_instance_types, "schemas": bundle.write, "docs": write_docs, "crds": write_crds}[
-        sys.argv[1]
-    ](Paths.discover())
+    main(sys.argv[1], Paths.discover())

@@ -54,10 +54,6 @@ def _text(findings: Sequence[Finding]) -> str:
     return "\n".join([*nothing, *(f"{marks[each.severity]} {each}" for each in findings)])
 
 
-def _json(findings: Sequence[Finding]) -> str:
-    return json.dumps({"findings": [asdict(each) for each in findings]}, indent=2)
-
-
 def _sarif(findings: Sequence[Finding]) -> str:
     sources = {each.rule: each.source for each in findings}
     rules = [{"id": rule} | ({"helpUri": url} if url else {}) for rule, url in sources.items()]
@@ -107,7 +103,7 @@ def _junit(findings: Sequence[Finding]) -> str:
 
 WRITERS: Mapping[str, Callable[[Sequence[Finding]], str]] = {
     "text": _text,
-    "json": _json,
+    "json": lambda findings: json.dumps({"findings": [asdict(each) for each in findings]}, indent=2),
     "sarif": _sarif,
     "junit": _junit,
 }

@@ -44,7 +44,8 @@ def rights(api: Api, manifests: Iterable[Manifest], namespace: str) -> Iterator[
                 continue
             where = {"namespace": namespace} if each["namespaced"] else {}
             asked = {"verb": "create", "group": group, "resource": each["name"], **where}
-            if not _is_allowed(api, asked):
+            review = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+            if not api.create(review, {"spec": {"resourceAttributes": asked}})["status"]["allowed"]:
                 inside = f" in namespace {namespace}" if where else ""
                 option = f" --namespace {namespace}" if where else ""
                 yield Finding(
@@ -120,10 +121,3 @@ def _claimed(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     mounted = {mount["name"] for each in containers for mount in each.get("volumeMounts", ())}
     listed = {volume["name"] for volume in spec.get("volumes", ())}
     yield from ({"name": name, "emptyDir": {}} for name in sorted(mounted - listed))
-
-
-def _is_allowed(api: Api, asked: Mapping[str, str]) -> bool:
-    review = api.create(
-        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {"spec": {"resourceAttributes": asked}}
-    )
-    return bool(review["status"]["allowed"])

@@ -356,7 +356,7 @@ class Deployer:
             foreseen = self._foreseen(live, wanted)
         if foreseen.is_refused:
             raise BiremeError("\n".join(foreseen.sentences()))
-        if foreseen.replaces_a_run:
+        if any(change.action == "replace" for change in foreseen.changes):
             for job, kind in jobs:
                 self._stop(job, kind, wanted, timeout)
         return wanted

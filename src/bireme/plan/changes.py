@@ -57,11 +57,6 @@ class Changes:
         """Whether Kubernetes, or the chart before it, will refuse the upgrade as a whole."""
         return any(change.action == "refuse" for change in self.changes)
 
-    @property
-    def replaces_a_run(self) -> bool:
-        """Whether the job of one run is replaced by the job of another."""
-        return any(change.action == "replace" for change in self.changes)
-
     def sentences(self) -> list[str]:
         """One sentence for each workload, and for each other object that changes."""
         shown = [each.sentence for each in self.changes if each.action != "nothing" or each.is_workload]

@@ -318,7 +318,9 @@ class Client:
             answer = patient._exchange(endpoint, "/v3/auth/authenticate", body, "")
             shared.token = str(answer.get("token", ""))
             shared.login_pace.reset()
-            self._share_login(shared.token)
+            with contextlib.suppress(OSError):
+                if self._login_file:
+                    Path(self._login_file).write_text(shared.token, encoding="utf-8")
 
     def _use_login_of_others(self) -> bool:
         """Take the login in the file, if it is not one that has failed."""
@@ -332,11 +334,6 @@ class Client:
                     shared.login_pace.reset()
                     return True
         return False
-
-    def _share_login(self, token: str) -> None:
-        with contextlib.suppress(OSError):
-            if self._login_file:
-                Path(self._login_file).write_text(token, encoding="utf-8")
 
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         connection = self._shared.connections.take(endpoint) or self._new_connection(endpoint)

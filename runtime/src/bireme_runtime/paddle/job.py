@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -110,7 +111,7 @@ class Job:
         self._servers.pull()
         if save and self.index == 0 and self._save_steps and self._steps % self._save_steps == 0:
             self._save(save, self._name_of_steps(), self._standing(self._pass))
-        if self._shards and self._shards.has_no_more_time:
+        if self._shards and time.monotonic() > self._shards.leave_by:
             self._shards.release()
             self._leave(self._shards)
 
@@ -250,7 +251,7 @@ class _DispatchedShards:
         self._names, self._first_pass = names, first_pass
         self._trained_before = numbers_of(save.trained) if save and save.shards == self.digest else set()
         self._hand: dispatching.Shard | None = None
-        self._leave_by: float | None = None
+        self.leave_by = math.inf
 
     def __enter__(self) -> _DispatchedShards:
         return self
@@ -260,16 +261,11 @@ class _DispatchedShards:
 
     @property
     def is_asked_to_go(self) -> bool:
-        return self._leave_by is not None
-
-    @property
-    def has_no_more_time(self) -> bool:
-        """Whether it was asked to go, and the time for the shard in hand is over."""
-        return self._leave_by is not None and time.monotonic() > self._leave_by
+        return self.leave_by < math.inf
 
     def stop(self, seconds: float) -> None:
         """End after the shard in hand, which has so many seconds. May be called by a signal's handler."""
-        self._leave_by = time.monotonic() + seconds
+        self.leave_by = time.monotonic() + seconds
         self._dispatcher.stop()
 
     def take(self, passes: int) -> Iterator[Shard]:

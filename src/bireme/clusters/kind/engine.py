@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping
 from functools import cached_property
 
 from bireme.core.errors import BiremeError
@@ -28,30 +27,25 @@ class Engine:
     @property
     def answers(self) -> bool:
         """Whether there is an engine, and it runs."""
-        return shutil.which("docker") is not None and bool(self._facts)
+        return shutil.which("docker") is not None and bool(self.cgroups)
 
     def check(self) -> None:
         """Raise BiremeError when no engine answers."""
-        if not self._facts:
+        if not self.cgroups:
             raise BiremeError(
                 "no container engine answers: start Docker, or on Debian let root run hack/engine/start"
             )
 
-    @property
-    def has_cgroup_v1(self) -> bool:
-        """Whether its host has version 1 of cgroups."""
-        return self._facts.get("cgroups") == "1"
+    @cached_property
+    def cgroups(self) -> str:
+        """The version of cgroups of its host, empty when no engine answers."""
+        done = self._run(("info", "--format", "{{.CgroupVersion}}"))
+        return "" if done.returncode else done.stdout.strip()
 
     def image_id(self, image: str) -> str | None:
         """The identity of a local image, or None when there is none of this name."""
         done = self._run(("image", "inspect", "--format", "{{.Id}}", image))
         return None if done.returncode else done.stdout.strip()
-
-    @cached_property
-    def _facts(self) -> Mapping[str, str]:
-        done = self._run(("info", "--format", "{{.ServerVersion}} {{.CgroupVersion}}"))
-        parts = done.stdout.split()
-        return {"version": parts[0], "cgroups": parts[1]} if not done.returncode and len(parts) == 2 else {}
 
     @staticmethod
     def _run(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:

@@ -93,7 +93,8 @@ class NodeImages:
     def _build(self, image: str, kubernetes: str, archive: Path) -> None:
         note(self.console, f"no registry answers: {image} is built here")
         binaries = self.toolbox.ensure([f"{name}@{kubernetes}" for name in _KUBERNETES] + list(_OTHERS))
-        roots = self._root_file_systems()
+        build = str(self.paths.hack / "images" / "build.py")
+        roots = self._run([sys.executable, build, "rootfs", *_ROOT_FILE_SYSTEMS]).split()
         with tempfile.TemporaryDirectory() as scratch:
             for name, binary in binaries.items():
                 Path(scratch, name.partition("@")[0]).symlink_to(binary)
@@ -102,10 +103,6 @@ class NodeImages:
                 self._run([str(self._recipe / "build"), scratch, str(kind), *roots, image])
         with step(self.console, f"saving {image}"):
             self.engine("save", "--output", str(archive), image)
-
-    def _root_file_systems(self) -> list[str]:
-        build = str(self.paths.hack / "images" / "build.py")
-        return self._run([sys.executable, build, "rootfs", *_ROOT_FILE_SYSTEMS]).split()
 
     def _run(self, command: list[str]) -> str:
         # Its progress is for the person at the terminal, and so is what it says when it fails.

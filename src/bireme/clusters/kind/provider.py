@@ -166,7 +166,7 @@ class KindProvider:
 
     def _kubeadm_patches(self, image: str) -> Sequence[str]:
         patches: list[dict[str, Any]] = []
-        if self._engine.has_cgroup_v1:
+        if self._engine.cgroups == "1":
             patches.append({"kind": "KubeletConfiguration", "failCgroupV1": False})
         if image.startswith(f"{LOCAL}:"):
             etcd = self._toolbox.pin("etcd").version

@@ -162,11 +162,6 @@ class WorkloadKind(Protocol):
         """Its API group, "" for Kubernetes' core."""
         return self.api_version.rpartition("/")[0]
 
-    @property
-    def is_built_in(self) -> bool:
-        """Whether every cluster has it, without a CustomResourceDefinition."""
-        return "." not in self.group
-
     def path(self, namespace: str, api_version: str | None = None) -> str:
         """The API server's path of its objects in ``namespace``, in another version than its own if given."""
         root = "/apis" if self.group else "/api"

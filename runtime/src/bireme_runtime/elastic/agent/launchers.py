@@ -129,10 +129,6 @@ class Node:
         }
         return {**usual, **own, **place}
 
-    def host_file(self) -> str:
-        """The host file of DeepSpeed, in the order of the ranks."""
-        return "".join(f"{node} slots={self.processes}\n" for node in self.nodes)
-
     def command(self, kind: str, files: Path, arguments: Sequence[str]) -> list[str]:
         """The command of the launcher, whose files are in ``files``."""
         if kind == "node":
@@ -153,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
     files = Path(environment.required(os.environ, FOLDER))
     own = json.loads(os.environ.get("BIREME_ACCELERATE") or "{}")
     (files / "accelerate.json").write_text(json.dumps(node.accelerate(own)))
-    (files / "hostfile").write_text(node.host_file())
+    (files / "hostfile").write_text("".join(f"{each} slots={node.processes}\n" for each in node.nodes))
     inherited = {
         key: value
         for key, value in os.environ.items()
