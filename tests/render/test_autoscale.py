@@ -82,25 +82,44 @@ def test_the_end_of_a_paddle_job_waits_for_trainers_that_are_always_there(render
     assert "bireme/autoscale" not in only(found, "Job", "pserver")["metadata"]["annotations"]
 
 
+RIGHTS = {
+    "nodes": {"list"},
+    "pods": {"list"},
+    "jobs": {"list", "patch"},
+    "events": {"create"},
+    "clusterqueues": {"get"},
+    "localqueues": {"get"},
+    "leases": {"create", "get", "update"},
+}
+
+
 def rules(found: Render, kind: str) -> list[Any]:
     return [rule for each in kinds(found, kind) for rule in each["rules"]]
 
 
-def test_the_controller_makes_and_deletes_no_pods(render: RenderChart) -> None:
-    found = render("autoscaler", sets=[REGISTRY])
+def verbs(found: Render) -> dict[str, set[str]]:
+    """What the controller may do, by resource."""
     verbs: dict[str, set[str]] = {}
     for rule in [*rules(found, "ClusterRole"), *rules(found, "Role")]:
         for resource in rule["resources"]:
             verbs.setdefault(resource, set()).update(rule["verbs"])
-    assert verbs == {
-        "nodes": {"list"},
-        "pods": {"list"},
-        "jobs": {"list", "patch"},
-        "events": {"create"},
-        "clusterqueues": {"get"},
-        "localqueues": {"get"},
-        "leases": {"create", "get", "update"},
-    }
+    return verbs
+
+
+def test_the_controller_makes_and_deletes_no_pods(render: RenderChart) -> None:
+    assert verbs(render("autoscaler", sets=[REGISTRY])) == RIGHTS
+
+
+def test_where_workers_leave_ill_nodes_it_taints_these_and_evicts_pods_of_its_namespaces(
+    render: RenderChart,
+) -> None:
+    found = render("autoscaler", sets=[REGISTRY, "illNodes.enabled=true", "watchNamespace=team"])
+    of_devices = {key: {"list"} for key in ("resourceslices", "resourceclaims", "devicetaintrules")}
+    evicts = {"pods/eviction": {"create"}}
+    assert verbs(found) == RIGHTS | {"nodes": {"list", "patch"}} | of_devices | evicts
+    assert not any("pods/eviction" in rule["resources"] for rule in rules(found, "ClusterRole"))
+    (container,) = kinds(found, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
+    assert "--ill-nodes" in container["args"]
 
 
 def test_a_controller_of_one_namespace_patches_jobs_only_there(render: RenderChart) -> None:

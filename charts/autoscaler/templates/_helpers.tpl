@@ -9,6 +9,9 @@ The controller's command line.
 {{- with .Values.prometheus.url }}
 - --prometheus={{ . }}
 {{- end }}
+{{- if .Values.illNodes.enabled }}
+- --ill-nodes
+{{- end }}
 - --lease-namespace={{ .Release.Namespace }}
 - --direct
 {{- end }}
@@ -29,7 +32,7 @@ The name of objects that have no namespace. Releases in two namespaces can have 
 {{- end }}
 
 {{/*
-What the controller may do in the namespaces of its jobs. It makes and deletes no pods.
+What the controller may do in the namespaces of its jobs. It makes no pods, and evicts them only from ill nodes.
 */}}
 {{- define "autoscaler.rules" -}}
 - apiGroups: [batch]
@@ -41,6 +44,11 @@ What the controller may do in the namespaces of its jobs. It makes and deletes n
 - apiGroups: [kueue.x-k8s.io]
   resources: [localqueues]
   verbs: [get]
+{{- if .Values.illNodes.enabled }}
+- apiGroups: [""]
+  resources: [pods/eviction]
+  verbs: [create]
+{{- end }}
 {{- end }}
 
 {{/*

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bireme.autoscale.events import record
-from bireme.clusters.api import MERGE_PATCH, Api, ApiError
+from bireme.clusters.api import Api, ApiError
 from bireme.core.labels import COMPONENT_LABEL, ILL_TAINT, JOB_INDEX_LABEL
 from bireme.plan.node_health import device_illness, illness
 from bireme.plan.scheduling import takes
@@ -66,9 +66,7 @@ class IllNodes:
         # The server refuses the patch of a node that has changed since it was read: the next look sees it.
         change = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
         with _unless_gone():
-            return self._api.patch(
-                f"/api/v1/nodes/{name}", change | {"spec": {"taints": wanted}}, MERGE_PATCH
-            )
+            return self._api.patch(f"/api/v1/nodes/{name}", change | {"spec": {"taints": wanted}})
         return node
 
     def _workers(self) -> Iterator[Object]:
