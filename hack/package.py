@@ -7,10 +7,11 @@ Hub their links and pictures, and with OWNER, such as "Ann <ann@example.com>", a
 whose they are. Equal sources give equal bytes: the only time in them is SOURCE_DATE_EPOCH, or
 that of the last commit. With FILE, a secret key of gpg without a passphrase, each chart also gets its
 provenance, which `helm verify` reads. With a secret key of cosign, whose password is COSIGN_PASSWORD, each
-chart and SHA256SUMS get a signature (CHART.sig), which `cosign verify-blob` reads.
+chart and SHA256SUMS get a signature (CHART.sig), which `cosign verify-blob` reads. CHART.cdx.json is the SBOM
+of a chart (CycloneDX).
 
-With --registry oci://HOST/PATH each chart is also pushed there, with its provenance, and signed in the
-registry with the key of cosign, for `cosign verify`.
+With --registry oci://HOST/PATH each chart is also pushed there, with its provenance. With the key of cosign
+it is signed there, for `cosign verify`, and its SBOM attested, for `cosign verify-attestation`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parseaddr
 from pathlib import Path
@@ -161,6 +163,54 @@ def images_of(renderer: Renderer, chart: Path) -> list[dict[str, str]]:
     ]
 
 
+def write_sbom(archive: Path, images: Iterable[str], time: int) -> Path:
+    """Write the SBOM of a packed chart beside it: the charts in it, and the images that it names.
+
+    Its form is CycloneDX 1.6 (https://cyclonedx.org/docs/1.6/json/). Returns its file.
+    """
+    abouts = [
+        yaml.load(content, Loader=yaml.CSafeLoader)
+        for name, content in contents(archive).items()
+        if name.endswith("/Chart.yaml")
+    ]
+    of_charts = (("application", f"pkg:helm/{each['name']}@{each['version']}", each) for each in abouts)
+    # A library is in several charts of an archive, and named once.
+    found = {
+        purl: {"type": kind, "name": each["name"], "version": each["version"], "bom-ref": purl, "purl": purl}
+        for kind, purl, each in (*of_charts, *map(_of_image, sorted(images)))
+    }
+    own, *parts = found.values()
+    digest = _sha256(archive)
+    licence = [{"license": {"id": "Apache-2.0"}}]
+    bom = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, digest)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": _timestamp(time),
+            "component": own | {"hashes": [{"alg": "SHA-256", "content": digest}], "licenses": licence},
+        },
+        "components": parts,
+        "dependencies": [{"ref": own["bom-ref"], "dependsOn": [each["bom-ref"] for each in parts]}],
+    }
+    file = _sbom(archive)
+    file.write_text(json.dumps(bom, indent=1) + "\n")
+    return file
+
+
+def _of_image(image: str) -> tuple[str, str, dict[str, str]]:
+    address, _, digest = image.partition("@")
+    repository, _, tag = address.rpartition(":")
+    version = f"@{digest.replace(':', '%3A')}" if digest else ""
+    purl = f"pkg:oci/{repository.rpartition('/')[2]}{version}?repository_url={repository}&tag={tag}"
+    return "container", purl, {"name": repository, "version": digest or tag}
+
+
+def _sbom(archive: Path) -> Path:
+    return archive.with_suffix(".cdx.json")
+
+
 def draw_plans(paths: Paths, renderer: Renderer, folder: Path) -> set[str]:
     """Draw what the first ci/*-values.yaml of each chart plan, as ``folder``/CHART.svg.
 
@@ -224,7 +274,7 @@ def _order(name: str) -> tuple[bool, str, str]:
 
 def index(archives: list[Path], url: str, time: int) -> str:
     """The index of a Helm repository that has ``archives`` at ``url``."""
-    created = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    created = _timestamp(time)
     entries: dict[str, list[Any]] = {}
     for archive in archives:
         about = yaml.load(chart_yaml(archive), Loader=yaml.CSafeLoader)
@@ -232,6 +282,10 @@ def index(archives: list[Path], url: str, time: int) -> str:
         entries[about["name"]] = [about | {"created": created, "digest": _sha256(archive), "urls": [address]}]
     content = {"apiVersion": "v1", "entries": entries, "generated": created}
     return yaml.dump(content, Dumper=yaml.CSafeDumper)
+
+
+def _timestamp(time: int) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def chart_yaml(archive: Path) -> str:
@@ -274,7 +328,7 @@ def push(
     cosign_key: Path | None = None,
     plain_http: bool = False,
 ) -> list[str]:
-    """Push charts to ``registry`` (oci://HOST/PATH), and sign them there with a key.
+    """Push charts to ``registry`` (oci://HOST/PATH), and sign them and their SBOMs there with a key.
 
     Returns the address of each by its digest, as cosign takes it.
     """
@@ -288,8 +342,10 @@ def push(
         pushed.append(f"{registry.removeprefix('oci://').rstrip('/')}/{name}@{digest[0]}")
     if cosign_key:
         http = ["--allow-http-registry"] if plain_http else []
-        for address in pushed:
+        for archive, address in zip(archives, pushed, strict=True):
             _cosign(toolbox, cosign_key, "sign", *http, address)
+            statement = ["--type", "cyclonedx", "--predicate", str(_sbom(archive))]
+            _cosign(toolbox, cosign_key, "attest", *http, *statement, address)
     return pushed
 
 
@@ -320,10 +376,12 @@ def package(
     drawn = draw_plans(paths, renderer, folder / "plans")
     archives = []
     for chart in application_charts(paths):
-        told = {IMAGES_ANNOTATION: _as_yaml(images_of(renderer, chart))}
+        images = images_of(renderer, chart)
+        told = {IMAGES_ANNOTATION: _as_yaml(images)}
         if url != _DEFAULT_URL:
             told |= addresses(chart.name, url, chart.name in drawn)
         archives.append(pack_chart(toolbox, chart, folder, time, told))
+        write_sbom(archives[-1], (each["image"] for each in images), time)
     if key:
         sign(archives, key)
     (folder / "index.yaml").write_text(index(archives, url, time))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -49,8 +51,10 @@ def registry(toolbox: Toolbox, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def archive(toolbox: Toolbox, bireme_paths: Paths, tmp_path: Path) -> Path:
-    """A packed chart."""
-    return package.pack_chart(toolbox, bireme_paths.charts / "efs", tmp_path, 0)
+    """A packed chart with its SBOM."""
+    packed = package.pack_chart(toolbox, bireme_paths.charts / "efs", tmp_path, 0)
+    package.write_sbom(packed, ["docker.io/library/python:3"], 0)
+    return packed
 
 
 def change_one_byte(file: Path, place: int = -1) -> None:
@@ -70,6 +74,10 @@ def test_cosign_verifies_a_chart_of_a_registry_and_refuses_another_key_or_chart(
     for address in (pushed, tag):
         verified = cosign(*VERIFY, "cosign.pub", address)
         assert verified.returncode == 0, verified.stderr
+    statement = cosign("verify-attestation", "--type=cyclonedx", *VERIFY[1:], "cosign.pub", pushed)
+    assert statement.returncode == 0, statement.stderr
+    payload = json.loads(base64.b64decode(json.loads(statement.stdout)["payload"]))
+    assert payload["predicate"]["metadata"]["component"]["name"] == "efs"
     refused = cosign(*VERIFY, "other.pub", pushed)
     assert refused.returncode != 0
     assert "no matching signatures" in refused.stderr

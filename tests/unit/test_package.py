@@ -158,6 +158,19 @@ def test_artifact_hub_reads_licence_changes_and_images(dist: Path, chart: str) -
     assert {each["name"] for each in images} == IMAGES[chart]
 
 
+def test_the_sbom_of_a_chart_names_the_charts_in_it_and_its_images(dist: Path) -> None:
+    (archive,) = dist.glob("torch-elastic-*.tgz")
+    bom = json.loads(archive.with_suffix(".cdx.json").read_text())
+    assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
+    own, parts = bom["metadata"]["component"], bom["components"]
+    assert own["purl"] == f"pkg:helm/{archive.stem.replace('-elastic-', '-elastic@')}"
+    assert own["hashes"][0]["content"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    names = {each["name"] for each in parts}
+    assert {"etcd", "training", "common", "docker.io/pytorch/pytorch"} <= names
+    assert bom["dependencies"] == [{"ref": own["bom-ref"], "dependsOn": [each["bom-ref"] for each in parts]}]
+    assert len({each["bom-ref"] for each in parts}) == len(parts)
+
+
 def test_artifact_hub_finds_the_picture_of_a_plan_beside_the_charts(dist: Path) -> None:
     drawn = {file.stem for file in dist.glob("plans/*.svg")}
     assert {"torch-elastic", "mpi-training", "paddle", "etcd"} <= drawn
