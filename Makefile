@@ -11,7 +11,7 @@ PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ONLY ?=
 REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
-TEST_TOOLS := helm,helm3,helm-render,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,efs-csi-driver,csi-provisioner,etcd,etcdutl,kwok,kwokctl,kueue,karpenter-kwok,$(CONTROL_PLANE)
+TEST_TOOLS := helm,helm3,helm-render,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
 
 .DEFAULT_GOAL := help
 
@@ -35,7 +35,7 @@ demo: setup ## Plan, install and check imagenet-efa on a cluster without contain
 	$(BIN)/bireme demo
 
 .PHONY: tools
-tools: setup ## Get the tools that the tests need, built where no download answers
+tools: setup ## Get the tools that `make test` needs, built where no download answers
 	$(BIN)/bireme tools --get $(TEST_TOOLS)
 
 .PHONY: lint

@@ -79,6 +79,7 @@ def test_the_workflow_of_this_repository_runs_what_ci_run_runs() -> None:
     assert {target for cell in cells for target in cell["targets"].split()} == set(ours)
 
 
+@pytest.mark.whole
 def test_the_commands_pass_in_the_repository_of_a_team(repository: Path, tmp_path: Path) -> None:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment = {

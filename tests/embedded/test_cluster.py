@@ -148,6 +148,7 @@ def test_an_invalid_cluster_name_is_refused(provider: EmbeddedProvider, name: st
         provider.up(name, {})
 
 
+@pytest.mark.whole
 def test_clusters_started_at_once_live_side_by_side(
     provider: EmbeddedProvider, bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
 ) -> None:
@@ -210,9 +211,9 @@ def makes_nodes(state: Path) -> bool:
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(lambda state: True, id="at-once"),
-        pytest.param(runs("--data-dir"), id="etcd-runs"),
-        pytest.param(runs("--manage-all-nodes"), id="kwok-runs"),
+        pytest.param(lambda state: True, id="at-once", marks=pytest.mark.whole),
+        pytest.param(runs("--data-dir"), id="etcd-runs", marks=pytest.mark.whole),
+        pytest.param(runs("--manage-all-nodes"), id="kwok-runs", marks=pytest.mark.whole),
         pytest.param(makes_nodes, id="nodes-are-made"),
     ],
 )

@@ -64,6 +64,7 @@ def test_the_commands_can_be_followed_line_by_line(shell: Shell) -> None:
     assert shell("bireme clusters -o json").stdout.strip() == "[]"
 
 
+@pytest.mark.whole
 def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
     commands = helm_installs(ROOT / "docs/charts.md")
     assert len(commands) >= 13
@@ -105,6 +106,7 @@ def test_the_demo_compares_plan_and_cluster_and_leaves_nothing(shell: Shell) -> 
     assert shell("bireme clusters -o json").stdout.strip() == "[]"
 
 
+@pytest.mark.whole
 def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> None:
     """A module beside it counts too, and `diff` shows its lines. What NOTES tell to set can be set."""
     work = tmp_path / "work"
@@ -185,6 +187,7 @@ def test_install_that_does_not_fit_names_the_difference_and_exits_1(shell: Shell
         shell("bireme down")
 
 
+@pytest.mark.whole
 def test_the_values_of_a_release_count_alike_for_plan_diff_and_install(shell: Shell) -> None:
     """The first line says where it happens, and which values go."""
     here = 'on the cluster of bireme up "bireme", namespace default'

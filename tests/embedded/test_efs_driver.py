@@ -32,6 +32,8 @@ from tests.embedded.csi import (
 from tests.runtime.s3_servers import LOCK, environment_of
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.whole
+
 DRIVER = "efs.csi.aws.com"
 REGION = "us-east-1"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": REGION}

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
@@ -40,6 +42,7 @@ def test_a_team_tests_its_own_chart_with_the_fixtures(bireme_paths: Paths, toolb
     assert "3 passed" in pytest_run(bireme_paths, toolbox, "-q", "tests/example")
 
 
+@pytest.mark.whole
 def test_two_workers_share_one_cluster_which_is_removed(
     bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ from bireme.testing.pytest_plugin import Request
 from tests.embedded.addons import WithAddon
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.whole
+
 PODS, NODES = "/api/v1/namespaces/default/pods", "/api/v1/nodes"
 KARPENTER = "/apis/karpenter.sh/v1"
 TYPE = "g5.12xlarge"
@@ -100,7 +102,6 @@ def test_a_job_gets_the_planned_nodes_from_none_and_they_go_afterwards(site: Sit
     until(lambda: site.nodes() == {}, what="the nodes to go")
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(("kept", "left"), [(True, 2), (False, 1)])
 def test_consolidation_leaves_alone_only_jobs_that_must_not_be_disrupted(
     clean: Site, kept: bool, left: int
@@ -130,7 +131,6 @@ def told_to_stop(site: Site, pod: Mapping[str, Any]) -> bool:
     return found is None or found["metadata"]["uid"] != pod["metadata"]["uid"]
 
 
-@pytest.mark.whole
 def test_a_worker_that_may_be_disrupted_moves_when_its_node_is_taken_back(clean: Site) -> None:
     """Interruption: Karpenter deletes the NodeClaim when AWS says that it takes the instance."""
     clean.install("first", *HALF, "placement.doNotDisrupt=false")
@@ -141,7 +141,6 @@ def test_a_worker_that_may_be_disrupted_moves_when_its_node_is_taken_back(clean:
     assert clean.worker("first")["spec"]["nodeName"] != worker["spec"]["nodeName"]
 
 
-@pytest.mark.whole
 def test_a_worker_that_must_not_be_disrupted_is_told_its_grace_period_before_the_end(clean: Site) -> None:
     clean.pool({"template": {"spec": {"terminationGracePeriod": "45s"}}})
     clean.install("first", *HALF, "pod.terminationGracePeriodSeconds=20")
@@ -153,7 +152,6 @@ def test_a_worker_that_must_not_be_disrupted_is_told_its_grace_period_before_the
     assert 15 < time.monotonic() - started < 40
 
 
-@pytest.mark.whole
 def test_without_a_termination_grace_period_it_stays_as_long_as_it_runs(clean: Site) -> None:
     clean.pool({"template": {"spec": {"terminationGracePeriod": None}}})
     clean.install("first", *HALF)
@@ -166,7 +164,6 @@ def test_without_a_termination_grace_period_it_stays_as_long_as_it_runs(clean: S
     until(lambda: clean.cluster.api.find(claim) is None, what="the node to go")
 
 
-@pytest.mark.whole
 def test_a_node_that_is_too_old_is_replaced_as_one_that_is_taken_back(clean: Site) -> None:
     clean.pool({"template": {"spec": {"expireAfter": "20s", "terminationGracePeriod": "30s"}}})
     clean.install("first", *HALF, "pod.terminationGracePeriodSeconds=20")

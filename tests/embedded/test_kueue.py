@@ -21,6 +21,8 @@ from tests.support import controllers, faults
 from tests.support.processes import autoscaler
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.whole
+
 VERSION = "kueue.x-k8s.io/v1beta2"
 KUEUE = f"/apis/{VERSION}"
 KINDS = {
@@ -179,7 +181,6 @@ def test_a_job_of_higher_priority_goes_first(queues: Queues) -> None:
     assert queues.phases("patient") == []
 
 
-@pytest.mark.whole
 def test_a_team_borrows_what_another_does_not_use_and_gives_it_back(queues: Queues) -> None:
     reclaiming = {"reclaimWithinCohort": "Any"}
     queues.queue("vision", nodes=2, cohortName="lab", preemption=reclaiming)
@@ -194,7 +195,6 @@ def test_a_team_borrows_what_another_does_not_use_and_gives_it_back(queues: Queu
     queues.runs("borrower", 4)
 
 
-@pytest.mark.whole
 def test_a_job_of_higher_priority_takes_the_place_of_one_that_runs(queues: Queues) -> None:
     for name, value in {"low": 1, "high": 10}.items():
         queues.make("workloadpriorityclasses", name, {"value": value})
@@ -219,7 +219,6 @@ def test_install_does_not_wait_for_a_job_that_its_queue_holds(queues: Queues) ->
     assert not queues.install("holder", "training", "workers=1").is_held
 
 
-@pytest.mark.whole
 @ELASTIC
 def test_a_job_starts_with_as_many_workers_as_there_is_quota_for(
     queues: Queues, chart: str, limits: tuple[str, ...]
@@ -232,7 +231,6 @@ def test_a_job_starts_with_as_many_workers_as_there_is_quota_for(
     assert "waits" in queues.waits("late", "training", *sets, chart=chart)
 
 
-@pytest.mark.whole
 @ELASTIC
 def test_an_elastic_job_grows_and_shrinks_in_place_within_its_quota(
     queues: Queues, chart: str, limits: tuple[str, ...]
@@ -254,7 +252,6 @@ def test_an_elastic_job_grows_and_shrinks_in_place_within_its_quota(
     assert first in {pod["metadata"]["uid"] for pod in queues.pods("elastic")}
 
 
-@pytest.mark.whole
 def test_workers_are_packed_below_one_switch_or_wait(queues: Queues) -> None:
     layers = [f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2)]
     levels = [{"nodeLabel": each} for each in (*layers, "kubernetes.io/hostname")]
@@ -278,7 +275,6 @@ def test_workers_are_packed_below_one_switch_or_wait(queues: Queues) -> None:
     assert len(nodes) == 1, "both are below one switch"
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
 def test_an_mpi_job_starts_as_a_whole(queues: Queues, mpi_kind_there: None, orchestrator: str) -> None:
     queues.queue("training", nodes=2)
@@ -291,7 +287,6 @@ def test_an_mpi_job_starts_as_a_whole(queues: Queues, mpi_kind_there: None, orch
     until(lambda: queues.sentence("second") == "", what=lambda: queues.sentence("second"))
 
 
-@pytest.mark.whole
 def test_pservers_and_trainers_start_together_or_not_at_all(queues: Queues) -> None:
     queues.cluster.add_claim("efsvol")
     queues.queue("training", nodes=2)
@@ -321,7 +316,6 @@ def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Ite
 AUTOSCALE = ("elastic.autoscale.enabled=true", "elastic.autoscale.max=4", "elastic.autoscale.cooldown=0")
 
 
-@pytest.mark.whole
 def test_the_autoscaler_grows_a_job_within_the_quota_of_its_queue(queues: Queues, tmp_path: Path) -> None:
     queues.queue("training", nodes=3)
     sets = ("workers=1", "queue.admission=elastic", "rendezvous.backend=c10d", "etcd.enabled=false")

@@ -12,10 +12,11 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.support import faults
+from tests.support.tiers import core
 
 # The types on which the AWS walkthrough trains Mask R-CNN, with their GPUs and EFA interfaces.
 TYPES = {"p3.16xlarge": (8, 0), "p3dn.24xlarge": (8, 1), "p4d.24xlarge": (8, 4)}
-EACH_TYPE = pytest.mark.parametrize("instance", TYPES)
+EACH_TYPE = pytest.mark.parametrize("instance", core("p4d.24xlarge", of=TYPES))
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge", "workload": "maskrcnn"}
 ALONE = "monitoring.tensorboard.enabled=false"
 
@@ -100,7 +101,7 @@ def key(job: InstalledRelease) -> bytes:
     return base64.b64decode(secret["data"]["ssh-privatekey"])
 
 
-@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize("helm", core("helm", of=["helm", "helm3"]))
 def test_the_ssh_key_is_generated_once_and_kept_by_upgrades(release: ReleaseFactory, helm: str) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], helm=helm, **P4D)
     made = key(job)

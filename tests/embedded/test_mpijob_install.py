@@ -18,6 +18,7 @@ from bireme.core.paths import Paths
 from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 from tests.support import controllers
+from tests.support.tiers import core
 
 Install = Callable[..., InstalledRelease]
 
@@ -86,7 +87,7 @@ def older(paths: Paths, folder: Path) -> Path:
     return folder / "mpijob"
 
 
-@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize("helm", core("helm", of=["helm", "helm3"]))
 def test_upgrading_the_chart_upgrades_the_kind_and_keeps_the_jobs(
     cluster: EmbeddedCluster,
     install: Install,
@@ -106,6 +107,7 @@ def test_upgrading_the_chart_upgrades_the_kind_and_keeps_the_jobs(
     assert cluster.api.get(second)["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
 
 
+@pytest.mark.whole
 def test_uninstalling_keeps_the_kind_and_its_jobs_for_the_next_release(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_kind_that_another_release_owns_is_left_alone(
         install(one, name="second", sets=["crds.enabled=false"])
 
 
+@pytest.mark.whole
 def test_a_kind_without_helms_labels_is_left_alone(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], mpi_kind: str
 ) -> None:
@@ -208,6 +211,7 @@ RIGHTS: Mapping[str, set[str]] = {
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 
 
+@pytest.mark.whole
 def test_an_operator_for_all_namespaces_has_exactly_the_rights_it_uses(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
 ) -> None:

@@ -15,6 +15,7 @@ from bireme.clusters.owner import owned, remove_orphans
 from bireme.clusters.state import claim, cluster_dir
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
+from tests.support.tiers import core
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.embedded
@@ -43,7 +44,7 @@ def processes_of(state: Path) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", core(signal.SIGTERM, of=[signal.SIGKILL, signal.SIGTERM]))
 def test_the_cluster_of_a_run_ends_with_it(bireme_paths: Paths, tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "test_one.py").write_text(TEST)
     state, ready = tmp_path / "state", tmp_path / "ready"

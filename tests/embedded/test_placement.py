@@ -70,6 +70,7 @@ def test_workers_are_packed_into_one_part_of_the_network(
 PACKED = "g5.12xlarge"
 
 
+@pytest.mark.whole
 def test_a_trainer_a_service_with_much_memory_and_a_pod_with_much_disk_share_a_node(
     cluster: EmbeddedCluster, release: ReleaseFactory, test_namespace: str
 ) -> None:

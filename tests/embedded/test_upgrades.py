@@ -17,6 +17,7 @@ from bireme.schemas.moves import migrated
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.support.fsx import STATIC
+from tests.support.tiers import core
 
 IN_POD = "persistence.enabled=false"
 NFS = {"type": "nfs", "server": "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com", "size": "5Gi"}
@@ -72,7 +73,7 @@ def roll_back(release: InstalledRelease, toolbox: Toolbox, cluster: Cluster) -> 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("chart", sorted(JOBS))
+@pytest.mark.parametrize("chart", core("torch-elastic", of=sorted(JOBS)))
 def test_an_upgraded_job_keeps_its_pods_or_is_refused_and_can_be_rolled_back(
     release: ReleaseFactory,
     released: Path,
@@ -112,7 +113,7 @@ def fsx_driver(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fsx_driver")
-@pytest.mark.parametrize("chart", sorted(OTHERS))
+@pytest.mark.parametrize("chart", core("etcd", of=sorted(OTHERS)))
 def test_an_upgrade_of_other_charts_works_in_place_and_back(
     release: ReleaseFactory, released: Path, toolbox: Toolbox, cluster: Cluster, chart: str
 ) -> None:
