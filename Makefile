@@ -71,7 +71,7 @@ test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debi
 	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) --durations 10 -m "not whole" tests/runtime/with_torch
 
 KIND_NODES := p5.4xlarge=3
-KIND_IMAGES := etcd python torch mpi-5 mpi-operator paddle nfs moto
+KIND_IMAGES := etcd python torch mpi-5 mpi-operator paddle moto
 # Two workers share one cluster: its tests wait more than they compute. KIND_WORKERS=0 runs one test at a time.
 KIND_WORKERS ?= 2
 TOPOLOGY_TESTS := $(patsubst %,tests/embedded/test_%.py,torch_elastic mpi_training mpijob paddle)

@@ -14,7 +14,7 @@ from bireme.clusters.kind import KindCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, Values, until
 
-pytestmark = pytest.mark.usefixtures("etcd_images")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("etcd_images")]
 
 CLIENT = """
 import os
@@ -128,7 +128,6 @@ def test_all_members_are_lost_and_a_snapshot_brings_data_and_users_back(
     shell.helm("test", name, "-n", etcd.namespace, "--timeout", "2m")
 
 
-@pytest.mark.whole
 def test_a_snapshot_in_s3_brings_a_lost_etcd_back(
     release: ReleaseFactory, shell: Shell, kind_values: Values, test_namespace: str, s3_server: Values
 ) -> None:

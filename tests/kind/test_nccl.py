@@ -16,6 +16,8 @@ from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import outcome
 
+pytestmark = pytest.mark.whole
+
 SWEEP = Path(__file__).parents[2] / "images/mpi/all_reduce_bandwidth.py"
 
 

@@ -12,6 +12,8 @@ from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.shell import Shell, until
 from tests.kind.training import Training
 
+pytestmark = pytest.mark.whole
+
 SERVER = "nfs-server"
 FILES = Path(__file__).with_name("nfs")
 PYTHON = {"registry": "", "repository": "bireme/python", "tag": "3.13"}
@@ -52,7 +54,6 @@ def exported(shell: Shell, *command: str) -> str:
     return shell.kubectl("exec", "-n", SERVER, SERVER, "--", "env", "-C", "/export", *command)
 
 
-@pytest.mark.whole
 def test_two_pods_on_two_nodes_write_one_file_by_turns(efs: InstalledRelease, shell: Shell) -> None:
     where = ("-n", efs.namespace)
     shell.helm("test", efs.name, *where, "--timeout", "2m")

@@ -94,6 +94,7 @@ def by_shards(paddle: Jobs, passes: int, shards: int) -> PaddleJob:
     )
 
 
+@pytest.mark.whole
 def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(paddle: Jobs) -> None:
     passes, shards = 3, 12
     job = by_shards(paddle, passes, shards)

@@ -28,6 +28,7 @@ def test_the_example_of_the_readme_trains(release: ReleaseFactory, shell: Shell,
     assert "step 100 loss 0.0" in shell.logs(workers, job.namespace)
 
 
+@pytest.mark.whole
 def test_a_changed_folder_runs_seconds_after_it_is_asked_for(
     release: ReleaseFactory, shell: Shell, tmp_path: Path
 ) -> None:

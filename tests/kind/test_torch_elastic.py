@@ -17,6 +17,7 @@ from tests.kind.training import ANYWHERE, KIND, Training, outcome
 pytestmark = pytest.mark.usefixtures("torch_images")
 
 
+@pytest.mark.whole
 def test_two_workers_on_two_nodes_all_reduce(release: ReleaseFactory, shell: Shell) -> None:
     job = release(
         "torch-elastic",

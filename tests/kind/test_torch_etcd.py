@@ -11,7 +11,7 @@ from bireme.clusters.kind import KindCluster
 from tests.kind.shell import until
 from tests.kind.training import ANYWHERE, Training
 
-pytestmark = pytest.mark.usefixtures("torch_images")
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 
 
 def member(training: Training, ordinal: int = 0) -> str:
@@ -73,7 +73,6 @@ def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
     training.until_complete(steps)
 
 
-@pytest.mark.whole
 def test_etcd_grows_to_three_members_while_training_and_loses_each_in_turn(
     train: Callable[..., Training],
 ) -> None:
@@ -104,7 +103,6 @@ print(client.get(sys.argv[1]).value)
 """
 
 
-@pytest.mark.whole
 def test_an_etcd_that_is_replaced_finds_its_data_on_its_claim(train: Callable[..., Training]) -> None:
     steps, kept = 1000, {"enabled": True, "whenDeleted": "Delete"}
     training = train(workers=2, steps=steps, values={**ANYWHERE, "etcd": {"persistence": kept}})

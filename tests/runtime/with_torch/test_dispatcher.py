@@ -16,6 +16,8 @@ from bireme_runtime.process import children
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer
 
+pytestmark = pytest.mark.whole
+
 NAMES = ("a", "b", "c")
 SHARDS = 24
 DOCS = Path(__file__).parents[3] / "docs" / "dispatcher.md"
@@ -78,7 +80,6 @@ def end(run: Any, replicas: Dispatchers, names: Sequence[str], failed: Sequence[
     return again
 
 
-@pytest.mark.whole
 def test_a_shard_does_not_fail_because_a_peer_is_lost(run: Callable[..., Any], replicas: Dispatchers) -> None:
     here = run(failures=1)
     gone = ranks(here)[2]
@@ -94,14 +95,12 @@ def test_a_shard_that_makes_any_rank_fail_is_given_up_and_the_others_are_done(
     assert "ValueError: shard-003 cannot be read" in "".join(map(here.words, NAMES))
 
 
-@pytest.mark.whole
 def test_a_shard_does_not_fail_because_a_worker_joins(run: Callable[..., Any], replicas: Dispatchers) -> None:
     here = run(failures=1, names=NAMES[:2])
     start_worker(here, NAMES[2])
     end(here, replicas, NAMES)
 
 
-@pytest.mark.whole
 def test_a_shard_does_not_fail_because_the_worker_that_has_it_is_told_to_end(
     run: Callable[..., Any], replicas: Dispatchers
 ) -> None:
@@ -111,7 +110,6 @@ def test_a_shard_does_not_fail_because_the_worker_that_has_it_is_told_to_end(
     end(here, replicas, [name for name in NAMES if name != gone])
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("lost", ["rank", "worker"])
 def test_a_kill_of_the_rank_that_has_a_shard_counts_one_failure_and_loses_no_shard(
     run: Callable[..., Any], replicas: Dispatchers, lost: str

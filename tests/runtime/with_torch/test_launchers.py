@@ -19,6 +19,8 @@ from bireme.tools.store import make_once
 from tests.runtime.with_torch.conftest import ROOT
 from tests.support.processes import gone
 
+pytestmark = pytest.mark.whole
+
 Make = Callable[..., Any]
 # Debian's torch has no libuv, which torchrun asks for.
 WITHOUT_LIBUV = Path(__file__).parents[2] / "kind/without_libuv/sitecustomize.py"
@@ -42,7 +44,6 @@ def packages() -> Path:
     return folder
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("library", ["accelerate", "deepspeed"])
 def test_the_real_launcher_trains_on_two_nodes_and_again_after_a_failure(
     job: Make, packages: Path, library: str
@@ -94,7 +95,6 @@ def test_a_lost_node_lets_the_other_train_on_and_rejoins(job: Make) -> None:
     run.check_steps(120)
 
 
-@pytest.mark.whole
 def test_a_killed_launcher_leaves_no_training_process_behind(job: Make) -> None:
     run = two_nodes(job, steps=60, pause=0.2)
     run.wait_for("b", "step", world=4)

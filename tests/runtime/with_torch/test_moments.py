@@ -8,7 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import waiting
+
+pytestmark = pytest.mark.whole
 
 IMAGE = Path(__file__).parents[3] / "images" / "torch"
 

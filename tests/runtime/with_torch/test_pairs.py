@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 Make = Callable[..., Any]
 PAIRS = {"BIREME_PREFLIGHT_PAIRS": "true"}
 # More than any loopback: this worker finds its pairs slow, as one with a bad cable does.
@@ -26,7 +28,6 @@ def test_a_worker_whose_pairs_are_slow_ends_and_the_others_train(job: Make) -> N
         assert run.workers[name].poll() is None
 
 
-@pytest.mark.whole
 def test_only_a_newcomer_is_tried_and_a_bad_one_ends_beside_one_that_trains(job: Make) -> None:
     run = job(**PAIRS, PET_NNODES="1:2", steps=4000)
     run.start("a", 0)

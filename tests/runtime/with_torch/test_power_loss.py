@@ -27,6 +27,8 @@ for name in ("numpy", "paddle", "sklearn", "sklearn.datasets"):
     sys.modules[name] = MagicMock()
 sys.modules["paddle"].save = lambda state, path: Path(path).write_bytes(pickle.dumps(state))
 import collective
+
+pytestmark = pytest.mark.whole
 model = MagicMock()
 model.state_dict = lambda: "x" * 100_000
 collective.save(model, Path(sys.argv[1]), 7)
@@ -50,7 +52,6 @@ def test_a_finished_run_has_its_last_checkpoint_after_a_loss_of_power(
         assert (left / "run" / "checkpoint-000000200.pt").stat().st_size > 1000
 
 
-@pytest.mark.whole
 def test_the_checkpoint_of_collective_py_is_there_after_a_loss_of_power(disk: disks.Disk) -> None:
     folder = disk.folder / "checkpoints"
     env = os.environ | {"PYTHONPATH": str(PADDLE_IMAGE)}

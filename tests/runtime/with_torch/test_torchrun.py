@@ -128,6 +128,7 @@ def first_success(run: Any, seconds: float) -> None:
     assert (run.folder / "final").exists(), "a worker has succeeded before the final checkpoint was there"
 
 
+@pytest.mark.whole
 def test_no_worker_succeeds_while_another_of_its_round_still_saves(job: Make) -> None:
     run = two_that_save(job, "", SAVE_SECONDS)
     first_success(run, SAVE_SECONDS + 180)
@@ -193,6 +194,7 @@ def test_a_run_survives_a_restart_and_the_loss_of_etcds_data(
         assert not run.notes("a", "start", since), "a short outage interrupts no training"
 
 
+@pytest.mark.whole
 def test_the_exit_code_of_a_script_that_always_fails_is_returned(job: Make) -> None:
     run = job(PET_NNODES="1:1", PET_MAX_RESTARTS="1")
     (run.folder / "train.py").write_text("import sys; sys.exit(42)")
@@ -201,6 +203,7 @@ def test_the_exit_code_of_a_script_that_always_fails_is_returned(job: Make) -> N
     assert "the script failed for good, with code 42" in run.words("a")
 
 
+@pytest.mark.whole
 def test_with_c10d_a_worker_that_receives_sigterm_does_not_close_the_run(job: Make) -> None:
     run = job(PET_NNODES="1:2", **c10d())
     run.start("a", 0)
