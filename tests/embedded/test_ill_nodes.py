@@ -139,7 +139,7 @@ def test_a_worker_that_would_come_back_stays_and_status_and_doctor_name_its_node
     release: ReleaseFactory,
     ail: Callable[[str, Mapping[str, Any]], None],
 ) -> None:
-    values = {"placement": {"tolerations": [{"operator": "Exists"}]}}
+    values = {"tolerations": [{"operator": "Exists"}]}
     job = release("torch-elastic", sets=SETS, values=values, **JOB)
     until(lambda: place(job, 0)[1] and place(job, 1)[1], what="both workers to run")
     node, pod = place(job, 0)

@@ -91,24 +91,26 @@ def test_a_message_when_a_run_has_ended_has_its_address_from_a_secret(recipe: Re
     assert about["format"] == "slack"
 
 
-@pytest.mark.parametrize(("heading", "path"), [("Resume", "/fsx"), ("Checkpoints on S3, as a claim", "/s3")])
-def test_the_folder_of_checkpoints_is_on_a_claim(recipe: Recipe, heading: str, path: str) -> None:
-    _, container = trainer(recipe(heading))
-    assert path in [each["mountPath"] for each in container["volumeMounts"]]
-    assert container["args"][-1].startswith(path)
+def test_the_folder_of_checkpoints_is_on_a_claim(recipe: Recipe) -> None:
+    _, container = trainer(recipe("Resume"))
+    assert "/fsx" in [each["mountPath"] for each in container["volumeMounts"]]
+    assert container["args"][-1].startswith("/fsx")
 
 
 def test_the_claim_on_s3_is_bound_to_its_volume_and_belongs_to_the_pods(
-    recipe: Recipe,
+    render: Callable[..., Render],
 ) -> None:
-    heading = "Checkpoints on S3, as a claim"
-    volume, claim = (each for each in recipes()[heading] if "kind" in each)
-    pod, _ = trainer(recipe(heading))
-    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
-    assert volume["spec"]["claimRef"]["name"] == claim["metadata"]["name"]
+    files = ["values/checkpoints-s3.yaml"]
+    rendered = render("torch-elastic", files=files, release="mnist", values={"script": "print(1)"})
+    volume, claim = the(rendered, "PersistentVolume"), the(rendered, "PersistentVolumeClaim", "checkpoints")
+    pod, container = trainer(rendered)
+    assert claim["spec"]["volumeName"] == volume.name
+    assert volume["spec"]["claimRef"] == {"namespace": "default", "name": claim.name}
     mounted = [each["persistentVolumeClaim"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
-    assert claim["metadata"]["name"] in [each["claimName"] for each in mounted]
+    assert claim.name in [each["claimName"] for each in mounted]
+    assert "/s3" in [each["mountPath"] for each in container["volumeMounts"]]
     assert f"uid={pod['securityContext']['runAsUser']}" in volume["spec"]["mountOptions"]
+    assert "prefix mnist/" in volume["spec"]["mountOptions"]
     assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"]
 
 
