@@ -56,6 +56,7 @@ USUAL = {
     "charts": "none",
     "trace": "none.csv",
     "nodes": "p4d.24xlarge=1",
+    "as": "Job",
 }
 # It has no container engine here, so that `up` never starts a cluster.
 ALWAYS = {"up": ["--provider", "kind"]}

@@ -1,1 +1,1 @@
-"""`bireme adopt`: the values with which a chart runs the job of a manifest that others wrote."""
+"""`bireme adopt` and `export`: values for the job of a manifest that others wrote, and manifests for ours."""

@@ -73,13 +73,7 @@ class Adopter:
             raise BiremeError("its image is not told: fill it in with --env-file, or by --set image.…")
         if not (request.values.get("args") or at(request.values, "launch.command")):
             raise BiremeError("it names no command: give that of its image, as --set args={train.py}")
-        refused: list[str] = []
-        while found := refusals(self.renderer, request):
-            values = copy.deepcopy(dict(request.values))
-            taken = [sentence for sentence in found if _taken_out(values, sentence)]
-            if not taken:
-                raise BiremeError(shortened(found))
-            refused, request = refused + taken, replace(request, values=values)
+        request, refused = accepted(self.renderer, request)
         rendered = self.renderer.render(request).manifests
         planned = expand(name, request.namespace, rendered, self.instances).workloads
         ours = next(each for each in planned if each.kind in ("Job", "MPIJob") and each.role == "worker")
@@ -250,6 +244,21 @@ def _sort(pods: Pods) -> tuple[bool, int, Any]:
     parts = parts_of(pods.template)
     told = [part.value for part in parts if part.key in table("alike")]
     return pods.role == "Launcher", accelerators_of(parts), told
+
+
+def accepted(renderer: Renderer, request: RenderRequest) -> tuple[RenderRequest, list[str]]:
+    """``request`` without the values that its chart refuses, and the sentences that refuse them.
+
+    Raises BiremeError for what a job cannot do without.
+    """
+    refused: list[str] = []
+    while found := refusals(renderer, request):
+        values = copy.deepcopy(dict(request.values))
+        taken = [sentence for sentence in found if _taken_out(values, sentence)]
+        if not taken:
+            raise BiremeError(shortened(found))
+        refused, request = refused + taken, replace(request, values=values)
+    return request, refused
 
 
 def _taken_out(values: Values, sentence: str) -> bool:

@@ -13,6 +13,8 @@ from bireme.audit.commands import options_of
 _SHELL = re.compile(r"(.*/)?(ba|da|z)?sh")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+# The entry point of our charts without the runtime (files/torchrun.sh).
+_STOCK = 'exec "$$0" -m torch.distributed.run "$$@"'
 # What only a shell understands. A quoted word may hold it, but then the words alone would not tell.
 _FOR_SHELLS = re.compile(r"[;&|<>`*~]|\$\(|\$\{\w+[^\w}]|'[^']*\$")
 
@@ -36,6 +38,8 @@ class Program:
 def program_of(words: Sequence[str], variables: Collection[str]) -> Program:
     """The program that ``words`` (command and args) are, in a container with ``variables``."""
     whole = Program("node" if words else "", words)
+    if words[3:] and _STOCK in words[2]:
+        return _launched([words[3], "-m", "torch.distributed.run", *words[4:]]) or whole
     if not words or not _SHELL.fullmatch(words[0]):
         return _launched(words) or whole
     if len(words) != 3 or not re.fullmatch(r"-\w*c", words[1]):

@@ -13,6 +13,7 @@ import click
 import yaml
 from rich.text import Text
 
+from bireme.adopt import export as exporting
 from bireme.adopt.jobs import Adopted, Adopter
 from bireme.adopt.tables import table
 from bireme.audit.documents import read, read_variables
@@ -258,6 +259,37 @@ def adopt(
     for sentence in (*beside, *failed):
         click.echo(sentence, err=sentence in failed)
     sys.exit(code)
+
+
+@cli.command()
+@chart_and_values
+@click.option(
+    "--as", "kind", type=click.Choice([*exporting.KINDS]), required=True, help="What the job becomes"
+)
+@reuse_option
+@target_options
+@output_option("yaml", "json")
+@pass_app
+def export(app: App, /, kind: str, reuses: bool, target: Target, output: str, **options: Any) -> None:
+    """Print the job of CHART as manifests that need no Bireme.
+
+    They need no Helm either. Stock torchrun starts the job, and what is lost with the runtime is listed on
+    stderr. With --reuse-values it is the job of RELEASE, which is there.
+
+    \b
+    Example: bireme export torch-elastic imagenet -f p4d.24xlarge --as JobSet > job.yaml
+    """
+    request = request_of(app, **options)
+    if reuses:
+        request = begun(app, app.cluster(target), request, reuses, "yaml").request
+    with explained(app, request):
+        found = exporting.export(app.renderer, request, kind, app.instances)
+    if output == "json":
+        click.echo(json.dumps(found.to_json(), indent=2))
+        return
+    click.echo(yaml.dump_all(found.objects, Dumper=BlockDumper, sort_keys=False, width=110), nl=False)
+    for sentence in found.lost:
+        click.echo(f"lost: {sentence}", err=True)
 
 
 @cli.command()

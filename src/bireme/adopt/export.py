@@ -1,0 +1,238 @@
+"""The way out: a job of our charts as plain manifests of another kind, without our runtime."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bireme.adopt.jobs import accepted
+from bireme.adopt.parts import leaves
+from bireme.adopt.pods import at
+from bireme.core.errors import BiremeError
+from bireme.core.labels import COMPONENT_LABEL
+from bireme.core.manifests import Manifest
+from bireme.core.plain import Plain
+from bireme.helm import Renderer, RenderRequest
+from bireme.helm.yaml import merge
+from bireme.plan.instances import Instance
+from bireme.plan.topology import expand
+from bireme.plan.workloads import kind_of
+from bireme.plan.workloads.model import WorkloadPlan
+
+Object = dict[str, Any]
+
+_CHART = "torch-elastic"
+# Every job: stock torchrun with its own rendezvous.
+_ALWAYS = {"launch.runtime": False, "rendezvous.backend": "c10d", "etcd.enabled": False}
+# What only our runtime does; a job that has it loses it.
+_WITHOUT: Mapping[str, Any] = {
+    "rendezvous": {"join": "now", "order": "slot"},
+    "elastic": {"autoscale": {"enabled": False}},
+    "recovery": {
+        "hang": {"seconds": 0, "learnt": False},
+        "warmStart": {"enabled": False},
+        "preflight": {"folder": "", "freeMiB": 0, "writeMiBps": 0},
+    },
+}
+_LOST = (
+    "rendezvous: torchrun keeps it on worker 0, so the loss of that worker ends the run of all",
+    "fence: a worker that is cut off may write checkpoints beside the one that replaces it",
+    "recovery: nothing watches steps and losses, tries nodes before training, or leaves one out",
+    "monitoring: workers tell neither Prometheus nor `bireme status` of their steps",
+)
+_FIXED = "workers: their number is fixed once the job is there"
+# What the operator of PyTorchJobs sets itself, from the elastic policy.
+_POLICY = {"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_NNODES", "PET_NPROC_PER_NODE"}
+
+
+@dataclass(frozen=True)
+class Exported(Plain):
+    """The ``objects`` of a job, and sentences that say what is ``lost`` with them."""
+
+    objects: Sequence[Object]
+    lost: Sequence[str]
+
+
+def export(
+    renderer: Renderer, request: RenderRequest, kind: str, instances: Mapping[str, Instance]
+) -> Exported:
+    """The job of ``request`` as ``kind``, one of KINDS. Raises BiremeError where torchrun cannot run it."""
+    if request.chart.name != _CHART:
+        raise BiremeError(
+            f"bireme export takes the chart {_CHART}; for mpi-training, bireme render with "
+            "--set mpi.orchestrator=MPIJob,launch.runtime=false prints what needs no Bireme"
+        )
+    request = renderer.merged(request)
+    planned = expand(
+        request.release, request.namespace, renderer.render(request).manifests, instances
+    ).workloads
+    lost = [
+        f"{path}: {there} is done by our runtime"
+        for each in leaves(_WITHOUT)
+        for path in [".".join(map(str, each.place))]
+        if (there := at(request.values, path)) not in (None, each.given)
+    ]
+    stock = {name: {key: each} for path, each in _ALWAYS.items() for name, key in [path.split(".")]}
+    request = replace(request, values=merge(merge(dict(request.values), _WITHOUT), stock))
+    request, refused = accepted(renderer, request)
+    if any(at(request.values, path) != each for path, each in _ALWAYS.items()):
+        raise BiremeError(f"stock torchrun cannot run this job: {' '.join(refused)}")
+    rendered = [each for each in renderer.render(request).manifests if not each.is_hook]
+    job = next(each for each in rendered if each.kind == "Job" and _is_worker(each))
+    made, further = KINDS[kind](_plain(job))
+    # The controllers of the other kinds make a Service of their own.
+    kept = [each for each in rendered if each is not job and (kind == "Job" or not _is_worker(each))]
+    objects = [*map(_plain, kept), *made]
+    for each in map(Manifest, made):
+        known = kind_of(each)
+        if known and (problem := known.name_problem(each)):
+            raise BiremeError(f"{each.identity}: {problem}")
+    now = expand(request.release, request.namespace, map(Manifest, objects), instances).workloads
+    return Exported(objects, [*_LOST, *lost, *refused, *further, *_unequal(planned, now)])
+
+
+def _is_worker(item: Manifest) -> bool:
+    return item.kind in ("Job", "Service") and item.labels.get(COMPONENT_LABEL) == "worker"
+
+
+def _unequal(planned: Sequence[WorkloadPlan], now: Sequence[WorkloadPlan]) -> Iterator[str]:
+    """How the pods that train differ. Their names do, and the kinds that no plan knows are passed over."""
+    ours, theirs = (
+        [each for each in workloads if each.role == "worker" and each.is_known]
+        for workloads in (planned, now)
+    )
+    for one, other in zip(ours, theirs, strict=False):
+        own, made = ((each.min_replicas, each.max_replicas) for each in (one, other))
+        if own != made:
+            yield f"workers: {made[0]} to {made[1]} are planned, not {own[0]} to {own[1]}"
+        pods = (each.pods[: each.replicas - each.spares] for each in (one, other))
+        told, there = ([(pod.rank, pod.processes, pod.resources, pod.nodes) for pod in each] for each in pods)
+        if told != there:
+            yield "workers: their ranks, processes, resources or nodes are not those of the chart"
+
+
+def _plain(item: Manifest) -> Object:
+    """The object without what is Helm's and ours."""
+    found: Object = item.thaw()
+    metadata = found["metadata"]
+    for key in ("labels", "annotations"):
+        kept = {
+            name: each
+            for name, each in (metadata.pop(key, None) or {}).items()
+            if not name.startswith(("helm.sh/", "bireme/", "app.kubernetes.io/managed-by"))
+        }
+        metadata |= {key: kept} if kept else {}
+    for container in at(found, "spec.template.spec.containers") or ():
+        rest = json.dumps({**container, "env": None})
+        container["env"] = [
+            each
+            for each in container.get("env") or ()
+            if not each["name"].startswith("BIREME_") or each["name"] in rest
+        ]
+    return found
+
+
+def _renamed(job: Object, container: str, host: str) -> Object:
+    """The Job with another name of its container, and ``host`` as the name of worker 0."""
+    pod = job["spec"]["template"]["spec"]
+    name, subdomain = job["metadata"]["name"], pod["subdomain"]
+    text = json.dumps(job).replace(f"{name}-0.{subdomain}.{job['metadata']['namespace']}.svc", host)
+    found: Object = json.loads(re.sub(r'("(name|containerName)": )"trainer"', rf'\1"{container}"', text))
+    return found
+
+
+def _job(job: Object) -> tuple[list[Object], Sequence[str]]:
+    return [job], ()
+
+
+def _group(job: Object, group: str) -> tuple[Object, Object]:
+    """The spec of a JobSet with this Job as its only group, and the fields that the object around it has."""
+    spec = job["spec"]
+    outer = {
+        key: spec.pop(key) for key in ("suspend", "ttlSecondsAfterFinished") if spec.get(key) is not None
+    }
+    network = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    network["subdomain"] = spec["template"]["spec"].pop("subdomain")
+    jobs = [{"name": group, "replicas": 1, "template": {"spec": spec}}]
+    return {"network": network, "replicatedJobs": jobs}, outer
+
+
+def _host(job: Object, group: str) -> str:
+    metadata, subdomain = job["metadata"], at(job, "spec.template.spec.subdomain")
+    return f"{metadata['name']}-{group}-0-0.{subdomain}.{metadata['namespace']}.svc"
+
+
+def _jobset(job: Object) -> tuple[list[Object], Sequence[str]]:
+    spec, outer = _group(_renamed(job, "trainer", _host(job, "worker")), "worker")
+    about = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": job["metadata"]}
+    return [{**about, "spec": {**outer, **spec}}], [_FIXED]
+
+
+def _train_job(job: Object) -> tuple[list[Object], Sequence[str]]:
+    """A TrainJob with a runtime of its own, whose plain policy leaves the variables of torchrun alone."""
+    version, metadata = "trainer.kubeflow.org/v1alpha1", job["metadata"]
+    spec, outer = _group(_renamed(job, "node", _host(job, "node")), "node")
+    [group] = spec["replicatedJobs"]
+    count = group["template"]["spec"].pop("completions")
+    del group["template"]["spec"]["parallelism"]
+    group["template"]["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    node = next(
+        each for each in at(group, "template.spec.template.spec.containers") if each["name"] == "node"
+    )
+    own = {key: node.pop(key) for key in ("image", "command", "args", "env") if key in node}
+    trainer = {"numNodes": count, **own, "resourcesPerNode": node.pop("resources")}
+    about = {key: metadata[key] for key in ("name", "namespace")}
+    reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": metadata["name"]}
+    runtime = {"mlPolicy": {"numNodes": count}, "template": {"spec": spec}}
+    suspend = {"suspend": outer["suspend"]} if "suspend" in outer else {}
+    ttl = ["job.ttlSecondsAfterFinished: a TrainJob stays"] if "ttlSecondsAfterFinished" in outer else []
+    return [
+        {"apiVersion": version, "kind": "TrainingRuntime", "metadata": about, "spec": runtime},
+        {
+            "apiVersion": version,
+            "kind": "TrainJob",
+            "metadata": metadata,
+            "spec": {**suspend, "runtimeRef": reference, "trainer": trainer},
+        },
+    ], [_FIXED, *ttl]
+
+
+def _pytorch_job(job: Object) -> tuple[list[Object], Sequence[str]]:
+    metadata = job["metadata"]
+    spec = _renamed(job, "pytorch", f"{metadata['name']}-worker-0")["spec"]
+    template = spec["template"]
+    pod = template["spec"]
+    del pod["subdomain"]
+    pod.pop("restartPolicy", None)
+    trainer = next(each for each in pod["containers"] if each["name"] == "pytorch")
+    env = {each["name"]: each.get("value", "") for each in trainer["env"]}
+    low, _, high = env["PET_NNODES"].partition(":")
+    processes = env.get("PET_NPROC_PER_NODE", "")
+    policy = {"minReplicas": int(low), "maxReplicas": int(high or low), "rdzvBackend": "c10d"}
+    policy |= {"rdzvPort": int(env["PET_RDZV_ENDPOINT"].rpartition(":")[2]), "rdzvId": metadata["name"]}
+    policy |= {"nProcPerNode": int(processes)} if processes.isdigit() else {}
+    index = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
+    kept = [each for each in trainer["env"] if each["name"] not in _POLICY]
+    trainer["env"] = [{"name": "JOB_COMPLETION_INDEX", "valueFrom": index}, *kept]
+    limits = ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds")
+    run = {key: spec[key] for key in limits if spec.get(key) is not None}
+    run |= {"backoffLimit": spec["backoffLimitPerIndex"], "cleanPodPolicy": "Running"}
+    worker = {"replicas": spec["completions"], "restartPolicy": "OnFailure", "template": template}
+    made = {"runPolicy": run, "elasticPolicy": policy, "pytorchReplicaSpecs": {"Worker": worker}}
+    about = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata}
+    said = (
+        "podFailurePolicy: a PyTorchJob has none, so drains count as failures, and no exit code ends the job"
+    )
+    return [{**about, "spec": made}], [said]
+
+
+KINDS: Mapping[str, Callable[[Object], tuple[list[Object], Sequence[str]]]] = {
+    "TrainJob": _train_job,
+    "JobSet": _jobset,
+    "PyTorchJob": _pytorch_job,
+    "Job": _job,
+}
+"""What makes each kind: from the Job, its objects and what is lost with them."""

@@ -1,0 +1,102 @@
+"""`bireme export`: the way out, as plain manifests of another kind with the same plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from bireme.adopt.export import KINDS, export
+from bireme.adopt.jobs import EQUAL, Adopter
+from bireme.audit.documents import read
+from bireme.audit.rules import Auditor
+from bireme.cli import cli
+from bireme.core.errors import BiremeError
+from bireme.core.paths import Paths
+from bireme.helm import Renderer
+from bireme.plan.instances import Instance
+from bireme.testing.pytest_plugin import Request
+
+# Pods of EFA nodes, with what the runtime alone can do.
+VALUES: Mapping[str, Any] = {
+    "workers": 3,
+    "instance": {"type": "p4d.24xlarge"},
+    "args": ["/app/train.py", "--epochs=3"],
+    "launch": {"files": {"more.txt": "trainer"}},
+    "elastic": {"minWorkers": 2, "maxWorkers": 4, "spares": 1},
+    "recovery": {"hang": {"seconds": 100}},
+    "queue": {"name": "team-a"},
+    "job": {"suspend": None, "ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 900},
+    "env": {"NAME": "trainer"},
+}
+HOSTS = {
+    "Job": "train-r1-0.train.default.svc",
+    "JobSet": "train-r1-worker-0-0.train.default.svc",
+    "TrainJob": "train-r1-node-0-0.train.default.svc",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_stays_and_what_is_lost_is_named(
+    kind: str,
+    renderer: Renderer,
+    request_for: Request,
+    instances: Mapping[str, Instance],
+    bireme_paths: Paths,
+    tmp_path: Path,
+) -> None:
+    request = request_for("torch-elastic", values=VALUES, release="train")
+    found = export(renderer, request, kind, instances)
+    lost = [each.partition(":")[0] for each in found.lost]
+    assert lost[:6] == [
+        "rendezvous", "fence", "recovery", "monitoring", "recovery.hang.seconds", "elastic.spares",
+    ]  # fmt: skip
+    # No further difference of the plans.
+    assert not [each for each in found.lost if "of the chart" in each or "are planned" in each]
+    text = yaml.safe_dump_all(found.objects)
+    assert not [word for word in ("helm.sh", "BIREME_", "bireme_runtime", "etcd") if word in text]
+    if kind in HOSTS:
+        assert f"{HOSTS[kind]}:29400" in text
+    assert "value: trainer" in text
+    assert "team-a" in str(found.objects[-1]["metadata"]["labels"])
+
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    documents, passed_over = read([str(file)], {})
+    assert passed_over == []
+    assert [str(each) for each in Auditor(instances).audit(documents) if each.severity == "error"] == []
+    adopted = Adopter(renderer, bireme_paths.charts, instances, {"instance": VALUES["instance"]}).adopt(
+        documents[-1]
+    )
+    assert (adopted.values["workers"], adopted.values["args"]) == (3, VALUES["args"])
+    plans = [each for each in adopted.outcomes if each.field in ("pods", "ranks", "bounds", "processes")]
+    assert [each for each in plans if each.outcome != EQUAL] == []
+
+
+def test_what_stock_torchrun_cannot_run_is_refused(
+    renderer: Renderer, request_for: Request, instances: Mapping[str, Instance]
+) -> None:
+    values = {"launch": {"launcher": "accelerate"}, "args": ["train.py"]}
+    with pytest.raises(BiremeError, match=r"stock torchrun .* launch.launcher"):
+        export(renderer, request_for("torch-elastic", values=values), "Job", instances)
+    with pytest.raises(BiremeError, match="takes the chart torch-elastic"):
+        export(renderer, request_for("paddle"), "Job", instances)
+
+
+def exported(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["export", "torch-elastic", *arguments], catch_exceptions=False)
+
+
+def test_manifests_go_to_stdout_and_losses_to_stderr() -> None:
+    arguments = ("train", "--set", "workers=2,args={train.py}", "--as", "PyTorchJob")
+    result = exported(*arguments)
+    assert [each["kind"] for each in yaml.safe_load_all(result.stdout)] == ["PyTorchJob"]
+    assert result.stderr.startswith("lost: rendezvous: ")
+    told = json.loads(exported(*arguments, "-o", "json").stdout)
+    assert [each["kind"] for each in told["objects"]] == ["PyTorchJob"]
+    assert len(told["lost"]) == len(result.stderr.splitlines())
