@@ -24,6 +24,7 @@ from bireme.cli.keys import explanation
 from bireme.cli.options import (
     App,
     Target,
+    a_namespace,
     chart_and_values,
     chart_argument,
     cli,
@@ -44,6 +45,7 @@ from bireme.core.findings import SEVERITIES, WRITERS
 from bireme.helm import RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.helm.yaml import BlockDumper
+from bireme.live.written import written
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
 from bireme.schemas.bundle import comments
@@ -162,8 +164,12 @@ def validate(app: App, /, output: str, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", metavar="[FILE]...", nargs=-1)
 @_env_file_option
+@target_options
+@click.option(
+    "-n", "--namespace", default="default", callback=a_namespace, help="Namespace of a cluster's jobs"
+)
 @click.option(
     "--fail-on",
     type=click.Choice([*SEVERITIES, "never"]),
@@ -173,17 +179,36 @@ def validate(app: App, /, output: str, **options: Any) -> None:
 )
 @output_option(*WRITERS)
 @pass_app
-def audit(app: App, /, files: tuple[str, ...], env_file: Path | None, fail_on: str, output: str) -> None:
+def audit(
+    app: App,
+    /,
+    files: tuple[str, ...],
+    env_file: Path | None,
+    target: Target,
+    namespace: str,
+    fail_on: str,
+    output: str,
+) -> None:
     """Check manifests of training jobs, whoever wrote them.
 
     FILE is a manifest (MPIJob, PyTorchJob, TrainJob, JobSet and more), a folder of manifests, or - for stdin.
-    docs/audit.md has all rules. No cluster is touched.
+    docs/audit.md has all rules. Without FILE, the jobs of a cluster are read that --cluster, --kubeconfig or
+    --context names.
 
     \b
     Example: bireme audit job.yaml
+             bireme audit --context production -n vision
     """
-    documents, passed_over = read(files, read_variables(env_file) if env_file else {})
-    findings = [*Auditor(app.instances).audit(documents), *passed_over]
+    if bool(files) == any((target.cluster, target.kubeconfig, target.context)):
+        raise click.UsageError("give FILE, or name a cluster by --cluster, --kubeconfig or --context")
+    auditor = Auditor(app.instances)
+    if files:
+        documents, passed_over = read(files, read_variables(env_file) if env_file else {})
+        findings = [*auditor.audit(documents), *passed_over]
+    else:
+        # Lines are those of no file, and Secrets are not read.
+        found = auditor.audit([*written(app.cluster(target).api, namespace)])
+        findings = [replace(each, line=0) for each in found if each.rule != "secret-elsewhere"]
     click.echo(WRITERS[output](findings))
     worst = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
     sys.exit(1 if any(each.severity in worst for each in findings) else 0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,6 +27,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest, load
 from bireme.plan.instances import Instance
+from tests.support import api_server
 
 BASES: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "bases.yaml").read_text())
 TEXTS = [yaml.safe_dump_all(base["objects"]) for name, base in BASES.items() if name != "anchors"]
@@ -261,6 +263,34 @@ def test_changed_manifests_are_audited_or_passed_over(
     documents, passed_over = read([str(file)], {})
     assert all(str(each) for each in auditor.audit(documents))
     assert documents or len(passed_over) == 1
+
+
+def test_the_jobs_of_a_cluster_are_read_without_what_controllers_made(tmp_path: Path) -> None:
+    job = {**yaml.safe_load(JOB), "status": {"conditions": [{"type": "Suspended", "status": "True"}]}}
+    controller = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "a", "controller": True}
+    made = {**job, "metadata": {"name": "made", "ownerReferences": [controller]}}
+    over = {
+        **job,
+        "metadata": {"name": "over"},
+        "status": {"conditions": [{"type": "Complete", "status": "True"}]},
+    }
+    asked = []
+
+    class Handler(api_server.Quiet):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            is_jobs = self.path == "/apis/batch/v1/namespaces/vision/jobs"
+            # The items of a list name neither kind nor version.
+            items = [{key: each[key] for key in ("metadata", "spec", "status")} for each in (job, made, over)]
+            self.answer(json.dumps({"kind": "JobList", "items": items}).encode(), 200 if is_jobs else 404)
+
+    with api_server.serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler), tmp_path) as kubeconfig:
+        result = audit("--kubeconfig", kubeconfig, "-n", "vision", "-o", "json")
+    told = json.loads(result.stdout)["findings"]
+    assert {each["file"] for each in told} == {"vision/Job:resnet"}
+    assert (PLACE, 0) in [(each["path"], each["line"]) for each in told]
+    assert "secrets" not in str(asked)
+    assert audit().exit_code == audit("job.yaml", "--context", "it").exit_code == 2
 
 
 def test_300_files_take_few_seconds(auditor: Auditor, tmp_path: Path) -> None:
