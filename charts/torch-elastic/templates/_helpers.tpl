@@ -138,6 +138,7 @@ Arguments: root, worker (see training.facts).
 - {name: BIREME_WARM_MODULES, value: {{ join "," . | quote }}}
 {{- end }}
 {{- end }}
+{{- include "torch-elastic.snapshots" . }}
 - {name: BIREME_WAIT_SECONDS, value: "{{ int64 $v.launch.waitSeconds }}"}
 {{- if eq $v.rendezvous.join "checkpoint" }}
 - {name: BIREME_JOIN, value: checkpoint}
@@ -172,6 +173,25 @@ Arguments: root, worker (see training.facts).
 {{- end }}
 {{- with $least }}
 - {name: BIREME_PREFLIGHT_BANDWIDTH, value: "{{ . }}"}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Variables for snapshots, in front of others.
+Arguments: root, worker (see training.facts).
+*/}}
+{{- define "torch-elastic.snapshots" -}}
+{{- with .root.Values.recovery.snapshots }}
+{{- if .enabled }}
+- {name: BIREME_SNAPSHOTS, value: /dev/shm/bireme-snapshots}
+- {name: BIREME_SNAPSHOT_EVERY, value: "{{ int64 .every }}"}
+- {name: BIREME_SNAPSHOT_COPIES, value: "{{ int64 .copies }}"}
+- {name: BIREME_SNAPSHOT_BUDGET_MIB, value: "{{ int64 (.budgetMiB | default (div (include "common.MiB" (dict "quantity" $.worker.shm) | int64) 2)) }}"}
+{{- with .flush.folder }}
+- {name: BIREME_SNAPSHOT_FLUSH, value: {{ . | quote }}}
+- {name: BIREME_SNAPSHOT_FLUSH_EVERY, value: "{{ int64 $.root.Values.recovery.snapshots.flush.every }}"}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

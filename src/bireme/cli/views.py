@@ -333,6 +333,8 @@ def worker_status_view(status: WorkerStatus, unit: int = 1) -> RenderableType:
     lines = [Text(line, style="bold")]
     if status.spares:
         lines.append(Text(f"  spare: {', '.join(status.spares)}"))
+    if status.snapshot:
+        lines.append(Text(f"newest snapshot: {status.snapshot}"))
     if status.waits:
         lines.append(Text(f"waits for {status.waits}", style="yellow"))
     lines += [Text(f"  {each}") for each in status.failures[-_SHOWN_FAILURES:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ class WorkerStatus(Plain):
     failures: tuple[str, ...]
     nodes: Mapping[str, int]
     events: tuple[str, ...] = ()
+    snapshot: str = ""
 
     @classmethod
     def of(cls, job: str, status: Mapping[str, Any]) -> WorkerStatus:
@@ -44,7 +46,22 @@ class WorkerStatus(Plain):
             job, status["round"], status["world"], status["step"], status["stepsPerSecond"],
             dict(status["restarts"]), status["lostSteps"], status["waits"], tuple(status.get("spares", ())),
             failures, dict(status["nodes"]), tuple(each["sentence"] for each in status.get("events", ())),
+            _snapshot(status.get("snapshots", {})),
         )  # fmt: skip
+
+
+def _snapshot(kept: Mapping[str, Any]) -> str:
+    """The newest snapshot of a worker, in words; empty without one."""
+    if not kept:
+        return ""
+    age, claim = (
+        max(0.0, time.time() - kept["time"]),
+        f", step {kept['flushed']} on the claim" * ("flushed" in kept),
+    )
+    return (
+        f"step {kept['step']}, {age:.0f} s ago, {kept['MiB']} MiB, copies at other workers: "
+        f"{kept['copies']}{claim}; ranks waited {kept['blockedSeconds']:.1f} s for {kept['count']}"
+    )
 
 
 def worker_answers(

@@ -35,6 +35,7 @@ from bireme_runtime.elastic.agent.report import (
     Reporter,
 )  # fmt: skip
 from bireme_runtime.elastic.rendezvous import membership
+from bireme_runtime.elastic.snapshots import plan
 from bireme_runtime.process import children, devices, environment
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.exits import as_shell
@@ -265,6 +266,7 @@ def _tell_of_processes(reporter: Reporter) -> None:
 
             here = (group.store, group.group_rank, group.group_world_size)
             _unless_broken(handler, lambda: pairs.check(*here, over, log_of("agent")))
+            _unless_broken(handler, lambda: plan.meet(*here, os.environ, log_of("agent")))
         if launchers.starts_nodes(os.environ):
             here = (group.store, group.group_rank, group.group_world_size)
             _unless_broken(handler, lambda: launchers.meet(*here))

@@ -28,6 +28,7 @@ from bireme_runtime.elastic.monitor import failures, hang, history
 from bireme_runtime.elastic.monitor.status import WorkerStatus
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.elastic.rendezvous.lock import RunLock
+from bireme_runtime.elastic.snapshots import keeper, plan
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children, devices, environment, webhook
 from bireme_runtime.process.environment import setting
@@ -369,6 +370,8 @@ class Supervisor:
         told = hang.environment(env, self._folder)
         self._env = {**env, **self._observer.environment, **told, launchers.FOLDER: self._folder}
         self._template: warm.Template | None = None
+        if env.get(plan.FOLDER):
+            self._status.snapshots = keeper.Service(env, say).state
 
     def run(self) -> int:
         """Run and supervise torchrun; returns the exit code of the worker."""

@@ -73,6 +73,7 @@ class WorkerStatus:
         self._history, self._ranks = past, ranks
         self._starts, self._progress, self._ledger, self._waits = starts, seen, ledger, waits
         self._spares = spares
+        self.snapshots: Callable[[], Mapping[str, Any]] = dict
         self._lock = threading.Lock()
         self._known: tuple[float, dict[str, Any]] = (0.0, {})
 
@@ -135,6 +136,14 @@ class WorkerStatus:
         metric(
             "lost_seconds_total", "counter", "Seconds between new steps at restarts", ("", seen.lost_seconds)
         )
+        snapshots = self.snapshots()
+        if snapshots:
+            metric("snapshot_step", "gauge", "Step of the newest snapshot", ("", snapshots["step"]))
+            age = time.time() - snapshots["time"]
+            metric("snapshot_age_seconds", "gauge", "Seconds since the newest snapshot", ("", age))
+            metric("snapshot_copies", "gauge", "Other workers that have it", ("", snapshots["copies"]))
+            blocked = "Seconds that processes have waited for snapshots"
+            metric("snapshot_blocked_seconds_total", "counter", blocked, ("", snapshots["blockedSeconds"]))
         out = [(f'{{node="{node}"}}', 1.0) for node in starts.excluded]
         metric("node_excluded", "gauge", "1 for a node on which no worker starts for a while", *out)
         return "\n".join(lines) + "\n"
@@ -155,6 +164,7 @@ class WorkerStatus:
             "lostSeconds": round(seen.lost_seconds, 1),
             "events": list(starts.events),
             "saving": seen.board.saving,
+            "snapshots": self.snapshots(),
             **self._from_etcd(),
         }
 

@@ -1,0 +1,256 @@
+"""Snapshots of the training state that no lost process, pod or node takes away (docs/snapshots.md).
+
+    from bireme_runtime.elastic import snapshots
+    found = snapshots.restore()  # (step, state) of the newest snapshot that is whole, or None
+    snapshots.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+Each rank saves its own state: a process waits only while that is copied to memory. Sharded states are for
+torch.distributed.checkpoint, with the writer and the reader of sharded.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import math
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.snapshots import keeper, plan
+from bireme_runtime.elastic.snapshots.files import Folder, NoRoom, Part, Torn, checksum
+from bireme_runtime.process import environment
+from bireme_runtime.process.log import log_of
+
+EVERY = "BIREME_SNAPSHOT_EVERY"
+_ALIGNED, _HEAD, _MARK = 64, struct.Struct("<QQ"), "bireme:tensor"
+# Sizes are rounded, because files are written again only where sizes are the same.
+_ROUNDED = 1 << 20
+# After that the copies of the snapshot before are not waited for.
+_SECONDS = 30.0
+
+say = log_of("snapshots")
+
+
+class Rank:
+    """The snapshots of one process."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        self._env = env
+        self.plan = plan.from_env(env)
+        self.on = bool(self.plan.token)
+        self.every = environment.integer(env, EVERY, 1, least=1)
+        self.rank = environment.integer(env, "RANK", 0)
+        self.world = environment.integer(env, "WORLD_SIZE", 1)
+        if self.on:
+            self._folder = keeper.folder_of(env)
+        self._before: dict[int, Part] = {}
+
+    def due(self, step: int) -> bool:
+        """Whether a snapshot is made of this step."""
+        return self.on and step % self.every == 0
+
+    @contextlib.contextmanager
+    def writing(self, step: int, parts: int, part: int, size: int) -> Iterator[mmap.mmap]:
+        """Memory for a part of the snapshot of a step, which counts when the block has ended.
+
+        Raises NoRoom, and fence.Fenced when this process no longer belongs to the world that trains.
+        """
+        since = time.monotonic()
+        made = Part(self.plan.token, step, parts, part)
+        self._wait_for_copies(part)
+        own = sorted(each.made for each in self._folder.parts() if each.part == part)
+        if len(own) > 1:
+            # All ranks have begun this step, so all have that one, and copies of it.
+            self._folder.keep_from(own[-2])
+        with self._folder.writing(-(-size // _ROUNDED) * _ROUNDED) as buffer:
+            yield buffer.memory
+            fence.check(self._env, ask=False)
+            buffer.commit(made)
+        self._tell(made, time.monotonic() - since)
+
+    def take(self, part: int) -> Any:
+        """The nearest whole copy of a part of the snapshot that the round goes on from.
+
+        Raises Torn when there is none. The next round then goes on from the snapshot before.
+        """
+        assert self.plan.made is not None
+        wanted = Part(*self.plan.made, self.plan.parts, part)
+        places = sorted(self.plan.places[part], key=lambda at: (at != self.plan.rank, at == plan.CLAIM))
+        for place in places:
+            try:
+                memory = self._take_from(place, wanted)
+                if (self._folder.path / wanted.name).exists():
+                    # The loss before may have taken its copies.
+                    self._tell(wanted)
+                return memory
+            except (OSError, Torn) as error:
+                where = "on the claim" if place == plan.CLAIM else f"at worker {place}"
+                say(f"part {part} of step {wanted.step} {where} cannot be used: {error}")
+                self._drop(place, wanted)
+        raise Torn(f"no copy of part {part} of the snapshot of step {wanted.step} is whole: start again")
+
+    def _take_from(self, place: int, wanted: Part) -> Any:
+        if place == self.plan.rank:
+            memory = self._folder.read(wanted)
+            # A process that was killed right after its snapshot has left none.
+            sum = self._folder.known(wanted).get("sum", -1)
+        elif place == plan.CLAIM:
+            claim = Folder(Path(self._env[plan.FLUSH]))
+            data, sum = (claim.path / wanted.name).read_bytes(), claim.known(wanted).get("sum", -2)
+            if checksum(memoryview(data)) != sum:
+                raise Torn("its checksum is another one")
+            return bytearray(data)
+        else:
+            with keeper.get(self.plan.keepers[place], wanted) as (size, sum, stream):
+                try:
+                    # Here it outlives the next loss, too.
+                    with self._folder.writing(size) as buffer:
+                        keeper.receive(stream, buffer.memory, sum)
+                        buffer.commit(wanted)
+                    self._folder.tell(wanted, sum=sum)
+                    return self._folder.read(wanted)
+                except NoRoom:
+                    memory = mmap.mmap(-1, size)
+                    keeper.receive(stream, memory, sum)
+                    return memory
+        if sum >= 0 and checksum(memory) != sum:
+            raise Torn("its checksum is another one")
+        return memory
+
+    def _drop(self, place: int, part: Part) -> None:
+        if place == self.plan.rank:
+            self._folder.free(part)
+        elif place == plan.CLAIM:
+            (Path(self._env[plan.FLUSH]) / part.name).unlink(missing_ok=True)
+        else:
+            keeper.drop(self.plan.keepers[place], part)
+
+    def _tell(self, part: Part, blocked: float = 0.0) -> None:
+        """Let the keeper of this worker make copies of a part."""
+        self._before[part.part] = part
+        told = {"part": [part.token, part.step, part.parts, part.part], "blocked": blocked}
+        with contextlib.suppress(OSError):
+            known = self._folder.known(part)
+            if known:
+                self._folder.tell(part, sum=known["sum"])
+            pipe = os.open(self._folder.path / keeper.TOLD, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, json.dumps(told).encode() + b"\n")
+            os.close(pipe)
+
+    def _wait_for_copies(self, part: int) -> None:
+        """Until the snapshot before has its copies: whoever is lost now, the others have it."""
+        before, deadline = self._before.get(part), time.monotonic() + _SECONDS
+        while before and "copies" not in self._folder.known(before):
+            if time.monotonic() > deadline:
+                say(f"nobody has made copies of step {before.step}: the keeper of this worker is silent")
+                return
+            time.sleep(0.002)
+
+
+_rank: Rank | None = None
+
+
+def here() -> Rank:
+    """The snapshots of this process."""
+    global _rank
+    _rank = _rank or Rank()
+    return _rank
+
+
+def save(step: int, state: Any) -> bool:
+    """Make a snapshot of a step, if one is due; returns whether it did. Outside a worker it does nothing.
+
+    ``state``: what `torch.save` takes. All ranks call it after each step, and go on together.
+    """
+    rank = here()
+    if not rank.due(step):
+        return False
+    torch, packed = importlib.import_module("torch"), Packed()
+    text = io.BytesIO()
+    torch.save(packed.without_tensors(torch, state), text)
+    try:
+        with rank.writing(step, rank.world, rank.rank, packed.size + text.tell()) as memory:
+            memory[: _HEAD.size] = _HEAD.pack(packed.size, text.tell())
+            memory[packed.size : packed.size + text.tell()] = text.getbuffer()
+            for at, tensor in packed.tensors:
+                tensor_at(torch, memory, at, tensor.dtype, tensor.shape).copy_(tensor)
+    except NoRoom as error:
+        say(f"no snapshot of step {step}: {error}")
+        return False
+    return True
+
+
+def restore() -> tuple[int, Any] | None:
+    """Step and state of the newest snapshot of all ranks; None without one, or outside a worker.
+
+    In a world of another size a rank gets what one of the ranks before has saved. The tensors are memory of
+    the snapshot itself: drop them after `load_state_dict`.
+    """
+    rank = here()
+    if rank.plan.made is None:
+        return None
+    torch, memory = importlib.import_module("torch"), rank.take(rank.rank % rank.plan.parts)
+    at, length = _HEAD.unpack_from(memory)
+    state = torch.load(io.BytesIO(memory[at : at + length]), weights_only=True)
+
+    def tensor_of(value: Any) -> Any:
+        if not (isinstance(value, tuple) and value[:1] == (_MARK,)):
+            return value
+        _, at, dtype, shape = value
+        return tensor_at(torch, memory, at, getattr(torch, dtype), shape)
+
+    return rank.plan.made[1], _replaced(state, tensor_of)
+
+
+class Packed:
+    """The tensors of a state, and their places in a part."""
+
+    def __init__(self) -> None:
+        self.tensors: list[tuple[int, Any]] = []
+        self.size = _ALIGNED
+
+    def without_tensors(self, torch: Any, state: Any) -> Any:
+        """The state with the place, type and shape of each tensor instead of it; torch saves other kinds."""
+        kinds = (torch.Tensor, torch.nn.Parameter)
+
+        def place_of(value: Any) -> Any:
+            if type(value) not in kinds or value.layout != torch.strided or value.is_quantized:
+                return value
+            return (_MARK, self.add(value.detach()), str(value.dtype).partition(".")[2], tuple(value.shape))
+
+        return _replaced(state, place_of)
+
+    def add(self, tensor: Any) -> int:
+        """Where the tensor stands."""
+        at = self.size
+        self.tensors.append((at, tensor))
+        self.size = -(-(at + tensor.numel() * tensor.element_size()) // _ALIGNED) * _ALIGNED
+        return at
+
+
+def _replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same nest of dicts, lists and tuples, with other leaves."""
+    found = leaf(value)
+    if found is not value:
+        return found
+    if isinstance(value, Mapping):
+        return {key: _replaced(each, leaf) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(each, leaf) for each in value)
+    return value
+
+
+def tensor_at(torch: Any, memory: Any, at: int, dtype: Any, shape: Any) -> Any:
+    """The tensor that is this place of the memory."""
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=at).view(shape)

@@ -1,0 +1,226 @@
+"""The keeper of a worker's snapshots, in its supervisor, which outlives the training processes.
+
+It computes checksums, sends copies to the keepers of other workers, answers theirs, and writes behind to a
+claim. A connection carries one request, a line of JSON, then the bytes of a part in one of the directions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.snapshots.files import Folder, Part, Torn, checksum, write
+from bireme_runtime.elastic.snapshots.plan import FLUSH, FOLDER, KEEPER, Keeper, Plan
+from bireme_runtime.process import environment
+from bireme_runtime.process.errors import BiremeError, Stop
+from bireme_runtime.process.exits import CONFIG
+from bireme_runtime.process.log import Say
+from bireme_runtime.process.server import listen
+from bireme_runtime.process.threads import in_thread
+
+BUDGET, FLUSH_EVERY = "BIREME_SNAPSHOT_BUDGET_MIB", "BIREME_SNAPSHOT_FLUSH_EVERY"
+TOLD = "told"
+# A keeper that is silent for so long is not waited for.
+_SECONDS = 10.0
+_LONGEST_LINE = 4096
+_KEPT_ON_CLAIM = 2
+
+
+def folder_of(env: Mapping[str, str]) -> Folder:
+    """The folder of the worker, with its budget."""
+    return Folder(Path(env[FOLDER]), environment.integer(env, BUDGET, 0) << 20)
+
+
+class Service:
+    """Keeps what the processes of this worker save, and what others send.  Ends with its process."""
+
+    def __init__(self, env: Mapping[str, str], say: Say) -> None:
+        self._env, self._say = env, say
+        self._folder = folder_of(env)
+        room = os.statvfs(self._folder.path)
+        budget = environment.integer(env, BUDGET, 0)
+        if room.f_blocks * room.f_frsize < budget << 20:
+            has = f"{self._folder.path} has {room.f_blocks * room.f_frsize >> 20} MiB"
+            raise Stop(CONFIG, f"{has} and recovery.snapshots.budgetMiB is {budget}: raise pod.shm.size")
+        self._flush = Folder(Path(env[FLUSH])) if env.get(FLUSH) else None
+        self._every = environment.integer(env, FLUSH_EVERY, 1, least=1)
+        self._listener = listen("", 0)
+        address = env.get("PET_LOCAL_ADDR") or socket.gethostname()
+        port, node = int(self._listener.getsockname()[1]), env.get("BIREME_NODE", "")
+        self._own = Keeper(address, port, secrets.token_hex(16), node)
+        write(self._folder.path / KEEPER, json.dumps(asdict(self._own)).encode())
+        told = self._folder.path / TOLD
+        told.unlink(missing_ok=True)
+        os.mkfifo(told, 0o600)
+        # Also open for writing, so that it has no end.
+        self._told = os.fdopen(os.open(told, os.O_RDWR), "rb", buffering=0)
+        self._flushing = threading.Lock()
+        self._state: dict[str, Any] = {"blockedSeconds": 0.0, "count": 0}
+        for run in (self._accept, self._listen):
+            threading.Thread(target=run, name="bireme-snapshots", daemon=True).start()
+
+    def state(self) -> dict[str, Any]:
+        """What is known of the newest snapshot: step, time, MiB, copies, flushed; empty before the first."""
+        if "step" not in self._state:
+            return {}
+        used = sum(self._folder.parts().values()) >> 20
+        return {**self._state, "usedMiB": used, "blockedSeconds": round(self._state["blockedSeconds"], 3)}
+
+    def _listen(self) -> None:
+        for line in self._told:
+            told = json.loads(line)
+            part = Part(*told["part"])
+            self._state["blockedSeconds"] += told["blocked"]
+            self._state["count"] += 1
+            in_thread(lambda part=part: self._keep(part))  # type: ignore[misc]
+
+    def _keep(self, part: Part) -> None:
+        """Do for a part what its process does not wait for."""
+        try:
+            memory = self._folder.read(part)
+            sum, copies, plan = checksum(memory), 0, Plan.read(self._folder.path)
+            self._folder.tell(part, sum=sum)
+            for keeper in plan.copy_to:
+                try:
+                    put(keeper, part, memory, sum)
+                    copies += 1
+                except (OSError, BiremeError) as error:
+                    self._say(f"snapshots: no copy of step {part.step} at {keeper.address}: {error}")
+            self._folder.tell(part, sum=sum, copies=copies)
+            self._state.update(step=part.step, time=time.time(), MiB=len(memory) >> 20, copies=copies)
+            if self._flush and part.step % self._every == 0:
+                self._write_behind(self._flush, part, memory, sum, plan)
+        except Torn as torn:
+            self._say(f"snapshots: step {part.step} is not kept: {torn}")
+
+    def _write_behind(self, claim: Folder, part: Part, memory: Any, sum: int, plan: Plan) -> None:
+        """Write to the claim, unless that still takes the part before."""
+        if not self._flushing.acquire(blocking=False):
+            return self._say(f"snapshots: step {part.step} is not written to the claim, which is too slow")
+        try:
+            write(claim.sum_path(part), json.dumps({"sum": sum}).encode(), sync=True)
+            write(claim.path / f".{part.name}", memory, sync=True)
+            fence.check({**self._env, **plan.env})
+            (claim.path / f".{part.name}").replace(claim.path / part.name)
+            self._state["flushed"] = part.step
+            if part.part == 0:
+                self._prune(claim)
+        except (OSError, fence.Fenced) as error:
+            self._say(f"snapshots: step {part.step} is not on the claim: {error}")
+        finally:
+            self._flushing.release()
+
+    def _prune(self, claim: Folder) -> None:
+        """Delete all before the newest snapshots that are whole."""
+        found: dict[tuple[tuple[int, int], int], int] = {}
+        for part in claim.parts():
+            key = (part.made, part.parts)
+            found[key] = found.get(key, 0) + 1
+        whole = sorted(key[0] for key, count in found.items() if count == key[1])
+        for part in claim.parts() if len(whole) >= _KEPT_ON_CLAIM else ():
+            if part.made < whole[-_KEPT_ON_CLAIM]:
+                (claim.path / part.name).unlink(missing_ok=True)
+                claim.sum_path(part).unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            in_thread(lambda connection=connection: self._answer(connection))  # type: ignore[misc]
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(_SECONDS)
+        with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rb") as stream:
+            asked = json.loads(stream.readline(_LONGEST_LINE))
+            part = Part.of(str(asked["part"]))
+            if part is None or not hmac.compare_digest(str(asked["key"]), self._own.key):
+                return
+            try:
+                self._do(asked, part, connection, stream)
+            except BiremeError as error:
+                _send(connection, error=str(error))
+
+    def _do(self, asked: Mapping[str, Any], part: Part, connection: socket.socket, stream: BinaryIO) -> None:
+        known = self._folder.known(part)
+        if asked["op"] == "drop":
+            self._folder.free(part)
+        elif asked["op"] == "get":
+            memory = self._folder.read(part)
+            _send(connection, size=len(memory), sum=known.get("sum", -1))
+            connection.sendall(memory)
+        elif not Plan.read(self._folder.path).allows(part):
+            raise fence.Fenced("it is of an old world")
+        elif part not in self._folder.parts() or known.get("sum") != asked["sum"]:
+            with self._folder.writing(int(asked["size"])) as buffer:
+                _send(connection, wanted=True)
+                receive(stream, buffer.memory, int(asked["sum"]))
+                buffer.commit(part)
+            self._folder.tell(part, sum=asked["sum"])
+        _send(connection, wanted=False)
+
+
+def receive(stream: BinaryIO, memory: Any, sum: int) -> None:
+    """Fill the memory from a stream. Raises Torn when it ends before, or has another checksum (-1: any)."""
+    view, at = memoryview(memory), 0
+    while at < len(view):
+        count = stream.readinto(view[at : at + (1 << 20)])  # type: ignore[attr-defined]
+        if not count:
+            raise Torn(f"it ended after {at} of {len(view)} bytes")
+        at += count
+    if sum >= 0 and checksum(view) != sum:
+        raise Torn("its checksum is another one")
+
+
+@contextlib.contextmanager
+def asking(keeper: Keeper, op: str, part: Part, **more: Any) -> Iterator[tuple[socket.socket, BinaryIO]]:
+    """A connection to a keeper, with a request on it, and a stream of its answers."""
+    with socket.create_connection((keeper.address, keeper.port), _SECONDS) as connection:
+        _send(connection, op=op, part=part.name, key=keeper.key, **more)
+        with connection.makefile("rb") as stream:
+            yield connection, stream
+
+
+def put(keeper: Keeper, part: Part, memory: Any, sum: int) -> None:
+    """Let a keeper have a copy of a part. Raises OSError, or Torn with what it says."""
+    with asking(keeper, "put", part, size=len(memory), sum=sum) as (connection, stream):
+        if _answer(stream)["wanted"]:
+            connection.sendall(memory)
+            _answer(stream)
+
+
+def drop(keeper: Keeper, part: Part) -> None:
+    """Tell a keeper that its copy is torn."""
+    with contextlib.suppress(OSError, Torn), asking(keeper, "drop", part) as (_, stream):
+        _answer(stream)
+
+
+@contextlib.contextmanager
+def get(keeper: Keeper, part: Part) -> Iterator[tuple[int, int, BinaryIO]]:
+    """The size of a keeper's copy, its checksum, and a stream of its bytes. Raises OSError, or Torn."""
+    with asking(keeper, "get", part) as (_, stream):
+        answer = _answer(stream)
+        yield int(answer["size"]), int(answer["sum"]), stream
+
+
+def _send(connection: socket.socket, **facts: Any) -> None:
+    connection.sendall(json.dumps(facts).encode() + b"\n")
+
+
+def _answer(stream: BinaryIO) -> Mapping[str, Any]:
+    try:
+        answer: Mapping[str, Any] = json.loads(stream.readline(_LONGEST_LINE))
+    except ValueError:
+        raise Torn("the connection has ended") from None
+    if "error" in answer:
+        raise Torn(str(answer["error"]))
+    return answer

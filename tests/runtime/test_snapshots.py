@@ -1,0 +1,397 @@
+"""Snapshots without torch: files in memory, keepers over TCP, and which snapshot a round goes on from."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.snapshots import Rank, keeper, plan
+from bireme_runtime.elastic.snapshots.files import Folder, NoRoom, Part, Torn, checksum
+from bireme_runtime.process.errors import Stop
+from tests.runtime.etcd_servers import RUNTIME
+from tests.support import waiting
+
+MIB = 1 << 20
+
+
+class Store:
+    """The store of a round, as its agents use it."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self._values, 60)
+            return self._values[key].encode()
+
+
+class Pod:
+    """A worker with its keeper. Its board says that it may commit in each round that it meets."""
+
+    def __init__(self, folder: Path, name: str, **env: str) -> None:
+        self.said: list[str] = []
+        self.board = fence.Board.new()
+        self.folder = folder / name
+        self.env = {
+            "BIREME_SNAPSHOTS": str(self.folder), "PET_LOCAL_ADDR": "127.0.0.1", "BIREME_NODE": name,
+            fence.BOARD: self.board.path, fence.RUN: "run", fence.KEY: "/round", **env,
+        }  # fmt: skip
+        self.service = keeper.Service(self.env, self.said.append)
+
+    def meet(self, store: Any, rank: int, size: int, token: int) -> None:
+        self.env |= {fence.TOKEN: str(token), fence.ROUND: str(token), "RANK": str(rank)}
+        self.env["WORLD_SIZE"] = str(size)
+        self.board.admit(token, fence.now() + 600)
+        plan.meet(store, rank, size, self.env, self.said.append)
+        self.rank = Rank(self.env)
+
+    def save(self, step: int, text: bytes = b"") -> None:
+        """A snapshot, and its copies."""
+        rank = self.rank
+        with rank.writing(step, rank.world, rank.rank, 10) as memory:
+            memory[:10] = text or b"%4d of %2d" % (step, rank.rank)
+        kept = Part(rank.plan.token, step, rank.world, rank.rank)
+        waiting.until(lambda: "copies" in Folder(self.folder).known(kept))
+
+    def restored(self) -> bytes:
+        return bytes(self.rank.take(self.rank.rank % self.rank.plan.parts)[:10])
+
+
+def meet(pods: list[Pod], token: int) -> plan.Plan:
+    """A round with these pods; returns its plan."""
+    store, found = Store(), queue.SimpleQueue[BaseException | None]()
+
+    def one(rank: int) -> None:
+        try:
+            pods[rank].meet(store, rank, len(pods), token)
+            found.put(None)
+        except BaseException as error:
+            found.put(error)
+
+    for rank in range(len(pods)):
+        threading.Thread(target=one, args=[rank], daemon=True).start()
+    for _ in pods:
+        error = found.get(timeout=60)
+        if error:
+            raise error
+    return pods[0].rank.plan
+
+
+NewPod = Callable[..., Pod]
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> NewPod:
+    return lambda name, **env: Pod(tmp_path, name, **env)
+
+
+def spoil(pod: Pod, part: Part) -> None:
+    """Change one byte, of which the file's name tells nothing."""
+    path = pod.folder / part.name
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+
+
+def test_memory_is_written_again_and_a_torn_part_has_no_name(tmp_path: Path) -> None:
+    folder, part = Folder(tmp_path), Part(1, 1, 1, 0)
+    with folder.writing(MIB) as buffer:
+        inode = os.stat(buffer._path).st_ino
+        buffer.commit(part)
+    folder.free(part)
+    with folder.writing(MIB):
+        assert folder.parts() == {}
+    with folder.writing(MIB) as buffer:
+        buffer.commit(part)
+    assert (tmp_path / part.name).stat().st_ino == inode
+
+
+def test_who_is_killed_while_it_writes_leaves_its_memory_to_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from bireme_runtime.elastic.snapshots.files import Folder\n"
+        "with Folder(Path(sys.argv[1])).writing(1 << 20): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env={"PYTHONPATH": str(RUNTIME)})
+    assert done.returncode == -signal.SIGKILL
+    folder = Folder(tmp_path, MIB)
+    assert folder.parts() == {}
+    with folder.writing(MIB) as buffer:
+        buffer.commit(Part(1, 1, 1, 0))
+
+
+def test_what_is_read_is_not_written_again_and_the_budget_holds(tmp_path: Path) -> None:
+    folder, part = Folder(tmp_path, 2 * MIB), Part(1, 1, 1, 0)
+    with folder.writing(MIB) as buffer:
+        buffer.memory[:3] = b"old"
+        buffer.commit(part)
+    memory = folder.read(part)
+    folder.free(part)
+    with folder.writing(MIB) as buffer:
+        buffer.memory[:3] = b"new"
+        buffer.commit(Part(1, 2, 1, 0))
+    assert memory[:3] == b"old"
+    full = "2 MiB are in use and 1 MiB more are needed, and the budget is 2 MiB"
+    with pytest.raises(NoRoom, match=full), folder.writing(MIB):
+        pass
+    del memory
+    with folder.writing(MIB):
+        pass
+
+
+def test_a_folder_smaller_than_the_budget_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(
+        Stop, match=r"has \d+ MiB and recovery.snapshots.budgetMiB is 900000000: raise pod.shm"
+    ):
+        Pod(tmp_path, "a", BIREME_SNAPSHOT_BUDGET_MIB="900000000")
+
+
+def of(token: int, step: int, *parts: int, world: int = 2) -> list[Part]:
+    return [Part(token, step, world, part) for part in parts]
+
+
+NONE, TWO = plan.Plan(), {0: [0], 1: [0]}
+CHOICES = {
+    "nothing": ({}, NONE, None, {}),
+    "a part is missing": ({0: of(1, 5, 0)}, NONE, None, {}),
+    "the step before": ({0: of(1, 5, 0) + of(1, 4, 0), 1: of(1, 4, 1)}, NONE, (1, 4), {0: [0], 1: [1]}),
+    "copies": ({0: of(1, 5, 0, 1), 1: of(1, 5, 1)}, NONE, (1, 5), {0: [0], 1: [0, 1]}),
+    "the claim is last": ({-1: of(1, 5, 0, 1), 2: of(1, 5, 1)}, NONE, (1, 5), {0: [-1], 1: [2, -1]}),
+    "a newer round's": ({0: of(1, 9, 0, 1) + of(2, 6, 0, 1)}, NONE, (2, 6), TWO),
+    "later steps of a world that others have left": (
+        {0: of(1, 9, 0, 1) + of(1, 5, 0, 1)}, plan.Plan(2, made=(1, 5)), (1, 5), TWO,
+    ),
+    "what the round before did not find": ({0: of(1, 9, 0, 1)}, plan.Plan(2), None, {}),
+    "another world": ({0: of(1, 9, 0, 1), 1: of(1, 9, 2, world=3)}, NONE, (1, 9), TWO),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("held", "last", "made", "places"), CHOICES.values(), ids=CHOICES)
+def test_the_newest_snapshot_of_which_all_parts_are_somewhere(
+    held: Mapping[int, list[Part]], last: plan.Plan, made: Any, places: Any
+) -> None:
+    found, parts, where = plan.newest(held, last)
+    assert (found, where) == (made, places)
+    assert parts == len(where)
+
+
+def test_copies_go_to_other_nodes_near_by_rank() -> None:
+    assert plan.shifts(["a", "b", "c"], 1) == [1]
+    assert plan.shifts(["a", "a", "b", "b"], 1) == [2]
+    assert plan.shifts(["a", "b", "c", "d"], 2) == [1, 2]
+    assert plan.shifts(["a"], 1) == []
+    assert plan.shifts(["a", "a"], 1) == [1]
+
+
+def test_a_lost_pod_gets_its_state_back_from_the_neighbour(pod: NewPod) -> None:
+    pods = [pod(name) for name in "abc"]
+    assert meet(pods, 1).made is None
+    for step in (1, 2, 3):
+        for each in pods:
+            each.save(step)
+    pods[1] = pod("new")
+    assert meet(pods, 2).made == (1, 3)
+    assert [each.restored() for each in pods] == [b"   3 of %2d" % rank for rank in range(3)]
+    # Now it has a copy of its own, so that the next loss is none either.
+    assert Part(1, 3, 3, 1) in Folder(pods[1].folder).parts()
+    assert pods[0].service.state()["step"] == 3
+    assert pods[0].service.state()["copies"] == 1
+
+
+def test_a_world_of_another_size_gets_what_the_ranks_before_have_saved(pod: NewPod) -> None:
+    pods = [pod(name) for name in "ab"]
+    meet(pods, 1)
+    for each in pods:
+        each.save(7)
+    pods.append(pod("c"))
+    assert meet(pods, 2).made == (1, 7)
+    assert [each.restored() for each in pods] == [b"   7 of  0", b"   7 of  1", b"   7 of  0"]
+
+
+def test_a_part_with_another_checksum_is_taken_elsewhere_and_then_the_step_before(pod: NewPod) -> None:
+    pods = [pod(name) for name in "ab"]
+    meet(pods, 1)
+    for step in (1, 2):
+        for each in pods:
+            each.save(step)
+    part = Part(1, 2, 2, 0)
+    spoil(pods[0], part)
+    meet(pods, 2)
+    assert pods[0].restored() == b"   2 of  0"
+    for each in pods:
+        if part in Folder(each.folder).parts():
+            spoil(each, part)
+    meet(pods, 3)
+    with pytest.raises(Torn, match="no copy of part 0 of the snapshot of step 2 is whole"):
+        pods[0].restored()
+    assert meet(pods, 4).made == (1, 1)
+    assert [each.restored() for each in pods] == [b"   1 of  0", b"   1 of  1"]
+
+
+def test_two_pods_that_hold_each_others_copies_lost_together_fall_back_to_the_claim(
+    pod: NewPod, tmp_path: Path
+) -> None:
+    claim = {"BIREME_SNAPSHOT_FLUSH": str(tmp_path / "claim"), "BIREME_SNAPSHOT_FLUSH_EVERY": "2"}
+    pods = [pod(name, **claim) for name in "ab"]
+    meet(pods, 1)
+    # The claim has no etcd to ask here, and this clock decides.
+    for each in pods:
+        each.env["PET_RDZV_ENDPOINT"] = "127.0.0.1:1"
+        each.service._env = each.env
+    for step in (1, 2, 3):
+        for each in pods:
+            each.save(step)
+            if step == 2:
+                name = Part(1, 2, 2, each.rank.rank).name
+                waiting.until(lambda name=name: (tmp_path / "claim" / name).exists())  # type: ignore[misc]
+    pods = [pod(name, **claim) for name in ("c", "d")]
+    assert meet(pods, 2).made == (1, 2)
+    assert [each.restored() for each in pods] == [b"   2 of  0", b"   2 of  1"]
+    assert "the round goes on from step 2; of 2 of its 2 parts only the claim has a copy" in pods[0].said[-1]
+
+
+def test_a_fenced_process_makes_no_snapshot_and_no_copy_of_an_old_world_is_taken(pod: NewPod) -> None:
+    pods = [pod(name) for name in "ab"]
+    meet(pods, 1)
+    for each in pods:
+        each.save(1)
+    cut_off = pods[1]
+    pods[1] = pod("c")
+    meet(pods, 2)
+    with pytest.raises(Torn, match="it is of an old world"):
+        keeper.put(cut_off.rank.plan.keepers[0], Part(1, 2, 2, 1), b"data", checksum(memoryview(b"data")))
+    cut_off.board.expel()
+    with pytest.raises(fence.Fenced, match="this worker has left round 1"):
+        cut_off.save(2)
+    assert Part(1, 2, 2, 1) not in Folder(cut_off.folder).parts()
+
+
+def test_a_keeper_answers_nobody_without_its_key(pod: NewPod) -> None:
+    a = pod("a")
+    meet([a], 1)
+    a.save(1)
+    own = a.rank.plan.keepers[0]
+    with (
+        pytest.raises(Torn, match="the connection has ended"),
+        keeper.get(plan.Keeper("127.0.0.1", own.port, "guess"), Part(1, 1, 1, 0)),
+    ):
+        pass
+    with keeper.get(own, Part(1, 1, 1, 0)) as (size, _, stream):
+        assert (size, stream.read(10)) == (MIB, b"   1 of  0")
+
+
+# The rules of keeping, with the real files and a clock that seeds choose ------------------
+
+
+class Member:
+    """One worker that makes snapshots, step by step, as Rank and its keeper do."""
+
+    def __init__(self, folder: Path, rank: int, world: int, token: int, made: tuple[int, int] | None) -> None:
+        env = {"BIREME_SNAPSHOTS": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
+        self.folder = Folder(folder)
+        keepers = [plan.Keeper("", 0, "")] * world
+        agreed = plan.Plan(token, rank, made, 0, {}, keepers, [1])
+        agreed.settle(self.folder)
+        self.rank = Rank({**env, fence.TOKEN: str(token)})
+        # What it does next, the step that it is in, and parts without copies.
+        self.next, self.step, self.uncopied = "begin", made[1] + 1 if made else 1, list[Part]()
+        self._open = ExitStack()
+        if made:
+            # What it goes on from, which a new pod gets from another one.
+            self.uncopied = [Part(*made, world, rank)]
+            with self.folder.writing(1) as buffer:
+                buffer.commit(self.uncopied[0])
+
+    def may(self, others: list[Member]) -> bool:
+        """Whether it can go on: a step ends for all together, and copies are waited for."""
+        if self.next == "begin":
+            return not self.uncopied and all(each.step >= self.step for each in others)
+        return True
+
+    def go(self) -> None:
+        if self.next == "begin":
+            self._open.enter_context(self.rank.writing(self.step, self.rank.world, self.rank.rank, 1))
+            self.next = "commit"
+        else:
+            self._open.close()
+            self.uncopied.append(Part(self.rank.plan.token, self.step, self.rank.world, self.rank.rank))
+            self.next, self.step = "begin", self.step + 1
+
+    def copy_to(self, other: Member, torn: bool) -> None:
+        part = self.uncopied[0]
+        with other.folder.writing(1) as buffer:
+            if not torn:
+                buffer.commit(part)
+                self.folder.tell(part, copies=1)
+                self.uncopied.pop()
+
+    def die(self) -> None:
+        """The process ends at once; what it writes has no name."""
+        stack = self._open.pop_all()
+        with pytest.raises(KeyboardInterrupt), stack:
+            raise KeyboardInterrupt
+
+
+def simulate(seed: int, folder: Path) -> None:
+    """Kill pods and processes at any moment, one at a time: at most one step is lost each time."""
+    choose, world = random.Random(seed), random.Random(seed).randint(2, 4)
+    folders = [folder / f"{rank}" for rank in range(world)]
+    made: tuple[int, int] | None = None
+    for token in range(1, 6):
+        members = [Member(each, rank, world, token, made) for rank, each in enumerate(folders)]
+        for _ in range(choose.randint(4 if made is None else 0, 40)):
+            one = choose.randrange(world)
+            if members[one].uncopied and choose.random() < 0.5:
+                members[one].copy_to(members[(one + 1) % world], torn=choose.random() < 0.2)
+            elif members[one].may(members):
+                members[one].go()
+        ended = min(each.step for each in members) - 1
+        for each in members:
+            each.die()
+        # A second loss counts as another one only when the first one's copies are made again.
+        healed = not any(part.token < token for each in members for part in each.uncopied)
+        lost = choose.choice([None, *range(world)]) if healed else None
+        if lost is not None:
+            folders[lost] = folder / f"{token}-{lost}"
+        held = {rank: list(Folder(each).parts()) for rank, each in enumerate(folders)}
+        found, _, _ = plan.newest(held, plan.Plan(token, made=made))
+        assert (found[1] if found else 0) >= ended - 1, f"seed {seed}: round {token} ended at {ended}: {held}"
+        made = found
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr("bireme_runtime.elastic.snapshots._ROUNDED", 1)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_whatever_is_lost_at_whatever_moment_one_step_is_made_again(memory: Path) -> None:
+    for seed in range(20):
+        simulate(seed, memory / f"{seed}")
+
+
+@pytest.mark.whole
+def test_the_same_for_2000_seeds(memory: Path) -> None:
+    for seed in range(2000):
+        simulate(seed, memory / f"{seed}")
+        shutil.rmtree(memory / f"{seed}")

@@ -1,0 +1,104 @@
+"""Snapshots in memory and at the neighbour, with real torchrun: no step but the last is made again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Make = Callable[..., Any]
+KEPT = Path(__file__).with_name("kept.py")
+NAMES = "abc"
+
+
+class Kept:
+    """A run of three workers whose memory, a folder each, ends with the pod."""
+
+    def __init__(self, job: Any, memory: Path, **env: str) -> None:
+        self.job, self._memory, self._env = job, memory, env
+        shutil.copy(KEPT, job.folder / "kept.py")
+
+    def start(self, name: str, steps: int = 30, pause: float = 0.1) -> None:
+        self.job.script = ["/mnt/kept.py", "/mnt", name, str(steps), str(pause)]
+        env = {"BIREME_SNAPSHOTS": f"/dev/shm/{self._memory.name}/{name}", "BIREME_NODE": name, **self._env}
+        self.job.start(name, NAMES.index(name), **env)
+
+    def kill_pod(self, name: str) -> None:
+        """All its processes and its memory."""
+        shutil.rmtree(self._memory / name, ignore_errors=True)
+        worker = self.job.workers[name]
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        shutil.rmtree(self._memory / name, ignore_errors=True)
+
+    def digests(self) -> set[str]:
+        """The parameters at the end, by all ranks."""
+        return {self.job.wait_for(name, "done")["digest"] for name in NAMES}
+
+
+@pytest.fixture
+def kept(job: Make, prefix: str) -> Iterator[Callable[..., Kept]]:
+    made: list[Path] = []
+
+    def make(**env: str) -> Kept:
+        made.append(Path(f"/dev/shm/bireme-{os.getpid()}-{len(made)}"))
+        return Kept(job(PET_NNODES="3:3"), made[-1], **env)
+
+    yield make
+    for each in made:
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def check_one_step_again(job: Any, since: float) -> None:
+    """The start after a loss at this time goes on from the last step before, or the one before that."""
+    again = job.wait_for("a", "start", since)
+    done = [note["step"] for note in job.notes("a", "step") if note["time"] < again["time"]]
+    assert again["step"] >= max(done) - 1
+
+
+def test_a_lost_process_and_a_lost_pod_cost_one_step(kept: Callable[..., Kept]) -> None:
+    run = kept()
+    for name in NAMES:
+        run.start(name)
+    job = run.job
+    job.wait_for("a", "step", step=8)
+    since = time.time()
+    os.kill(job.notes("a", "start")[-1]["pid"], signal.SIGKILL)
+    check_one_step_again(job, since)
+    job.wait_for("a", "step", since, step=16)
+    since = time.time()
+    run.kill_pod("b")
+    run.start("b")
+    check_one_step_again(job, since)
+    assert len(run.digests()) == 1
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_random_losses_leave_the_parameters_of_an_undisturbed_run(
+    kept: Callable[..., Kept], seed: int
+) -> None:
+    choose, quiet, run = random.Random(seed), kept(), kept()
+    for name in NAMES:
+        quiet.start(name, 200, 0)
+    expected = quiet.digests()
+    for name in NAMES:
+        run.start(name, 200, 0.02)
+    for loss in range(10):
+        run.job.wait_for("a", "step", step=10 + loss * 18 + choose.randrange(8))
+        since, name = time.time(), choose.choice(NAMES)
+        if choose.random() < 0.5:
+            os.kill(run.job.notes(name, "start")[-1]["pid"], signal.SIGKILL)
+        else:
+            run.kill_pod(name)
+            run.start(name, 200, 0.02)
+        check_one_step_again(run.job, since)
+    assert run.digests() == expected
+    assert len(expected) == 1
