@@ -14,21 +14,20 @@ from typing import Any
 import pytest
 
 Make = Callable[..., Any]
-KEPT = Path(__file__).with_name("kept.py")
 NAMES = "abc"
 
 
 class Kept:
     """A run of three workers whose memory, a folder each, ends with the pod."""
 
-    def __init__(self, job: Any, memory: Path, **env: str) -> None:
-        self.job, self._memory, self._env = job, memory, env
-        shutil.copy(KEPT, job.folder / "kept.py")
+    def __init__(self, job: Any, memory: Path, script: str, **env: str) -> None:
+        self.job, self._memory, self._script, self._env = job, memory, script, env
+        shutil.copy(Path(__file__).with_name(script), job.folder)
 
     def start(self, name: str, steps: int = 30, pause: float = 0.1) -> None:
-        self.job.script = ["/mnt/kept.py", "/mnt", name, str(steps), str(pause)]
+        self.job.script = [f"/mnt/{self._script}", "/mnt", name, str(steps), str(pause)]
         env = {"BIREME_SNAPSHOTS": f"/dev/shm/{self._memory.name}/{name}", "BIREME_NODE": name, **self._env}
-        self.job.start(name, NAMES.index(name), **env)
+        self.job.start(name, "abcde".index(name), **env)
 
     def kill_pod(self, name: str) -> None:
         """All its processes and its memory."""
@@ -47,9 +46,9 @@ class Kept:
 def kept(job: Make, prefix: str) -> Iterator[Callable[..., Kept]]:
     made: list[Path] = []
 
-    def make(**env: str) -> Kept:
+    def make(script: str = "kept.py", nodes: str = "3:3", **env: str) -> Kept:
         made.append(Path(f"/dev/shm/bireme-{os.getpid()}-{len(made)}"))
-        return Kept(job(PET_NNODES="3:3"), made[-1], **env)
+        return Kept(job(PET_NNODES=nodes), made[-1], script, **env)
 
     yield make
     for each in made:
@@ -78,6 +77,25 @@ def test_a_lost_process_and_a_lost_pod_cost_one_step(kept: Callable[..., Kept]) 
     run.start("b")
     check_one_step_again(job, since)
     assert len(run.digests()) == 1
+
+
+def test_a_sharded_state_goes_on_in_worlds_of_4_then_3_then_5(kept: Callable[..., Kept]) -> None:
+    run = kept("sharded.py", "3:5", BIREME_WORKERS_FILE="/mnt/workers")
+    job = run.job
+    (job.folder / "workers").write_text("4")
+    for name in "abcd":
+        run.start(name, 600)
+    job.wait_for("a", "step", step=5, world=4)
+    since = time.time()
+    run.kill_pod("d")
+    job.wait_for("a", "step", since, world=3)
+    for name in "de":
+        run.start(name, 600)
+    job.wait_for("a", "step", since, world=5)
+    starts = [note for name in "abcde" for note in job.notes(name, "start")]
+    assert {note["world"] for note in starts} >= {4, 3, 5}
+    assert all(note["right"] for note in starts)
+    assert all(note["step"] > 0 for note in starts if note["world"] != 4)
 
 
 @pytest.mark.whole

@@ -30,7 +30,7 @@ from bireme_runtime.process import environment
 from bireme_runtime.process.log import log_of
 
 EVERY = "BIREME_SNAPSHOT_EVERY"
-_ALIGNED, _HEAD, _MARK = 64, struct.Struct("<QQ"), "bireme:tensor"
+ALIGNED, _HEAD, _MARK = 64, struct.Struct("<QQ"), "bireme:tensor"
 # Sizes are rounded, because files are written again only where sizes are the same.
 _ROUNDED = 1 << 20
 # After that the copies of the snapshot before are not waited for.
@@ -180,8 +180,7 @@ def save(step: int, state: Any) -> bool:
         with rank.writing(step, rank.world, rank.rank, packed.size + text.tell()) as memory:
             memory[: _HEAD.size] = _HEAD.pack(packed.size, text.tell())
             memory[packed.size : packed.size + text.tell()] = text.getbuffer()
-            for at, tensor in packed.tensors:
-                tensor_at(torch, memory, at, tensor.dtype, tensor.shape).copy_(tensor)
+            packed.copy_to(torch, memory)
     except NoRoom as error:
         say(f"no snapshot of step {step}: {error}")
         return False
@@ -215,7 +214,7 @@ class Packed:
 
     def __init__(self) -> None:
         self.tensors: list[tuple[int, Any]] = []
-        self.size = _ALIGNED
+        self.size = ALIGNED
 
     def without_tensors(self, torch: Any, state: Any) -> Any:
         """The state with the place, type and shape of each tensor instead of it; torch saves other kinds."""
@@ -232,8 +231,13 @@ class Packed:
         """Where the tensor stands."""
         at = self.size
         self.tensors.append((at, tensor))
-        self.size = -(-(at + tensor.numel() * tensor.element_size()) // _ALIGNED) * _ALIGNED
+        self.size = -(-(at + tensor.numel() * tensor.element_size()) // ALIGNED) * ALIGNED
         return at
+
+    def copy_to(self, torch: Any, memory: Any) -> None:
+        """Copy all to a part."""
+        for at, tensor in self.tensors:
+            tensor_at(torch, memory, at, tensor.dtype, tensor.shape).copy_(tensor)
 
 
 def _replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
