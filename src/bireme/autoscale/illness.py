@@ -14,7 +14,10 @@ from bireme.plan.scheduling import takes
 
 Object = Mapping[str, Any]
 
-_WORKERS = f"app.kubernetes.io/part-of=bireme,{COMPONENT_LABEL} in (worker,trainer)"
+# The pods of charts/training that train: those of the job charts, by the labels that their pods have.
+_WORKERS = (
+    f"app.kubernetes.io/name in (torch-elastic,mpi-training,paddle),{COMPONENT_LABEL} in (worker,trainer)"
+)
 _DRA = "/apis/resource.k8s.io"
 
 
