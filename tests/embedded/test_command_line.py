@@ -16,6 +16,7 @@ from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.support.documents import blocks
 from tests.support.reader import Newcomer
+from tests.support.tiers import core
 
 ROOT = Path(__file__).parents[2]
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
@@ -146,25 +147,27 @@ def test_a_script_that_changes_is_a_new_run(shell: Shell, tmp_path: Path) -> Non
         assert shell("bireme down").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("bireme plan charts/torch-elastc", "charts/torch-elastc"),
-        ("bireme plan charts/torch-elastic -f nowhere.yaml", "nowhere.yaml"),
-        ("bireme plan charts/torch-elastic --set workers", "workers"),
-        ("bireme install charts/torch-elastic --set workrs=2", "workrs"),
-        ("bireme up --nodes p4d.24xlage=2", "p4d.24xlarge"),
-        ("bireme up --provider kinf", "kind"),
-        ("bireme status nothing --cluster nowhere", "nowhere"),
-        ("bireme timeline nothing --cluster nowhere", "nowhere"),
-        ("bireme validate charts/torch-elastic --set workrs=2", "did you mean `workers`"),
-        ("bireme validate charts/torch-elastic --set elastic.minWorkers=2", "minWorkers"),
-    ],
-)
-def test_bad_input_gets_one_sentence_and_a_non_zero_exit(shell: Shell, line: str, sentence: str) -> None:
+MISSPELT = "bireme validate charts/torch-elastic --set workrs=2"
+BAD_INPUT = {
+    "bireme plan charts/torch-elastc": "charts/torch-elastc",
+    "bireme plan charts/torch-elastic -f nowhere.yaml": "nowhere.yaml",
+    "bireme plan charts/torch-elastic --set workers": "workers",
+    "bireme install charts/torch-elastic --set workrs=2": "workrs",
+    "bireme up --nodes p4d.24xlage=2": "p4d.24xlarge",
+    "bireme up --provider kinf": "kind",
+    "bireme status nothing --cluster nowhere": "nowhere",
+    "bireme timeline nothing --cluster nowhere": "nowhere",
+    MISSPELT: "did you mean `workers`",
+    "bireme validate charts/torch-elastic --set elastic.minWorkers=2": "minWorkers",
+}
+"""What a line prints for its mistake."""
+
+
+@pytest.mark.parametrize("line", core(MISSPELT, of=BAD_INPUT))
+def test_bad_input_gets_one_sentence_and_a_non_zero_exit(shell: Shell, line: str) -> None:
     finished = shell(line)
     assert finished.returncode == 1
-    assert sentence in finished.stdout + finished.stderr
+    assert BAD_INPUT[line] in finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
 
 
@@ -220,6 +223,7 @@ def test_the_values_of_a_release_count_alike_for_plan_diff_and_install(shell: Sh
         assert shell("bireme down").returncode == 0
 
 
+@pytest.mark.whole
 def test_a_kubeconfig_that_is_set_goes_before_the_cluster_of_bireme_up(shell: Shell, tmp_path: Path) -> None:
     other = tmp_path / "other"
     try:
@@ -235,6 +239,7 @@ def test_a_kubeconfig_that_is_set_goes_before_the_cluster_of_bireme_up(shell: Sh
         assert shell("bireme down").returncode == 0
 
 
+@pytest.mark.whole
 def test_a_job_is_listed_stopped_resumed_and_its_history_is_kept(shell: Shell) -> None:
     def run(line: str, code: int = 0) -> str:
         finished = shell(line)

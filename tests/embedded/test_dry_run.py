@@ -12,6 +12,7 @@ import pytest
 from bireme.clusters.base import Cluster
 from bireme.helm import Render
 from bireme.tools import Toolbox
+from tests.support.tiers import core
 
 # Kinds that other projects define; the cluster has MPIJobs where charts/mpijob is installed.
 FOREIGN = {"Certificate", "ServiceMonitor", "MPIJob"}
@@ -19,6 +20,7 @@ RELEASE = "dry-run"
 ROOT = Path(__file__).parents[2]
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
 CI_VALUES = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("charts/*/ci/*-values.yaml"))
+ONE_OF_EACH = {values.split("/")[1]: values for values in CI_VALUES}.values()
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def account(kubectl: Kubectl) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("account")
-@pytest.mark.parametrize("values", CI_VALUES)
+@pytest.mark.parametrize("values", core(*ONE_OF_EACH, of=CI_VALUES))
 def test_server_side_dry_run_accepts_every_object_of_a_kind_it_knows(
     kubectl: Kubectl, render: Callable[..., Render], values: str
 ) -> None:
