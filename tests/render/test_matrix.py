@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from bireme.check.checker import object_findings
 from bireme.check.kubeconform import kubeconform
+from bireme.check.objects import object_findings
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
 from bireme.testing.pytest_plugin import Request

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bireme.check.checker import Checker, find_charts, object_findings
+from bireme.check.checker import Checker, find_charts
 from bireme.check.files import file_findings
 from bireme.check.kubeconform import kubeconform
+from bireme.check.objects import object_findings
 from bireme.cli import cli
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
@@ -66,7 +67,7 @@ def test_a_chart_that_renders_valid_objects_has_no_findings(checker: Checker, ma
             "",
         ),
         (
-            "{apiVersion: apps/v1, kind: StatefulSet, metadata: {name: %s}, spec: {serviceName: web, "
+            "{apiVersion: apps/v1, kind: StatefulSet, metadata: {name: %s}, spec: {serviceName: '', "
             "selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}}}}" % ("s" * 53),
             "names",
             "StatefulSet/" + "s" * 53,
@@ -174,15 +175,15 @@ def test_what_helm_lint_finds_is_a_finding_on_the_newest_kubernetes(
     old = "{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: %s}}"
     chart = make_chart("web", templates={"a.yaml": old % "web", "b.yaml": old % "Web"})
     add_values(chart, "more", more=True)
-    found = [each for each in checker.check([chart]).findings if each.rule == "helm"]
-    assert [(each.severity, each.file.removeprefix(f"{chart}/")) for each in found] == [
-        ("warning", "templates/a.yaml"),
-        ("warning", "templates/b.yaml"),
-        ("warning", "templates/b.yaml"),
+    found = [each for each in checker.check([chart]).findings if each.rule in ("helm", "kubernetes")]
+    assert sorted((each.rule, each.severity, each.file.removeprefix(f"{chart}/")) for each in found) == [
+        ("helm", "warning", "templates/b.yaml"),
+        ("kubernetes", "error", "templates/a.yaml"),
+        ("kubernetes", "error", "templates/b.yaml"),
     ]
-    text = " ".join(each.sentence for each in found)
-    assert "policy/v1beta1 PodDisruptionBudget is deprecated" in text
-    assert 'does not conform to Kubernetes naming requirements: "Web"' in text
+    assert found[0].sentence == "policy/v1beta1 PodDisruptionBudget is not served"
+    assert "unavailable in v1.25+; use policy/v1 PodDisruptionBudget" in found[0].remedy
+    assert 'does not conform to Kubernetes naming requirements: "Web"' in found[2].sentence
 
 
 def test_a_schema_that_helm_cannot_read_is_one_finding_in_its_file(
@@ -218,7 +219,7 @@ def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp
 
     done = CliRunner().invoke(cli, ["check", str(bad), "-o", "sarif"])
     assert done.exit_code == 1
-    [result] = json.loads(done.output)["runs"][0]["results"]
+    [result] = json.loads(done.stdout)["runs"][0]["results"]
     assert (result["ruleId"], result["message"]) == ("kubernetes", {"text": sentence})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bireme.check.checker import object_findings
+from bireme.check.objects import object_findings
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.live.observe import compare

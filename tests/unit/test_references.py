@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.check.checker import object_findings
+from bireme.check.objects import object_findings
 from bireme.core.manifests import Manifest
 
 WEB = """

@@ -11,17 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bireme.check.coverage import Coverage, coverage, value_findings
-from bireme.check.duplicates import duplicates
-from bireme.check.files import file_findings, values_files
+from bireme.check.files import file_findings, looks_up, values_files
 from bireme.check.kubeconform import kubeconform
+from bireme.check.objects import object_findings, repeated, sources_of
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
-from bireme.core.manifests import Manifest
-from bireme.helm import Render, Renderer, RenderError, RenderRequest, load
+from bireme.helm import Covered, Render, Renderer, RenderError, RenderRequest, load
 from bireme.helm.output import split
 from bireme.helm.values import read_file
-from bireme.plan.references import dangling
-from bireme.plan.workloads import kind_of
 from bireme.schemas.bundle import BUNDLE
 from bireme.tools import Toolbox
 
@@ -44,30 +41,6 @@ def find_charts(paths: Sequence[Path]) -> list[Path]:
             raise BiremeError(f"{path} is neither a chart nor a folder of charts: it has no Chart.yaml")
         found += charts[:1] if charts[0] == path else charts
     return list(dict.fromkeys(found))
-
-
-def object_findings(manifests: Sequence[Manifest], release: str = "release") -> list[Finding]:
-    """What is wrong with the objects of one render; the files are templates of the chart.
-
-    Claims, Secrets and ConfigMaps that have not the name of the ``release`` are the cluster's.
-    """
-    sources = {item.identity: _source(item) for item in manifests}
-    elsewhere = ("ConfigMap", "PersistentVolumeClaim", "Secret")
-    lost = dangling(manifests, lambda kind, name: kind in elsewhere and not name.startswith(release))
-    found = [replace(each, file=sources[each.path]) for each in lost]
-    seen: set[tuple[str, str, str | None]] = set()
-    for item in manifests:
-        own = duplicates(item)
-        workload = kind_of(item)
-        if problem := workload.name_problem(item) if workload else None:
-            own.append(Finding("names", problem, path=item.identity))
-        key = (item.api_version, item.identity, item.namespace)
-        if key in seen:
-            sentence = "two objects have this name"
-            own.append(Finding("duplicates", sentence, "rename one", path=item.identity))
-        seen.add(key)
-        found += [replace(each, file=_source(item)) for each in own]
-    return found
 
 
 @dataclass(frozen=True)
@@ -118,9 +91,10 @@ class Checker:
         by_tools = self._by_tools({case: each for case, each in outcomes.items() if isinstance(each, Render)})
         for chart in charts:
             own = {case: outcome for case, outcome in outcomes.items() if case.chart == chart}
-            found[chart] += _chart_findings(own, by_tools)
-            made = [each for case, each in zip(cases, told, strict=True) if isinstance(own.get(case), Render)]
-            if renders := [each for each in made if each]:
+            again = {case: each for case, each in zip(cases, told, strict=True) if each}
+            found[chart] += _chart_findings(own, by_tools, again)
+            renders = [again[case] for case in own if case in again and isinstance(own[case], Render)]
+            if renders:
                 found[chart] += value_findings(chart, renders)
         findings = [finding for chart in charts for finding in found[chart]]
         return Checked(findings, coverage(charts, covered) if covered else None)
@@ -144,7 +118,9 @@ class Checker:
         for (chart, values), case in newest.items():
             if not values and read_file(chart / "Chart.yaml").get("dependencies"):
                 linted[chart, values] += self._with_helm_3(case.request(), rendered[case])
-        return {case: [*refused.get(case, ()), *linted[case.chart, case.values]] for case in rendered}
+        return {
+            case: [*_advised(refused.get(case, ()), linted[case.chart, case.values])] for case in rendered
+        }
 
     def _with_helm_3(self, request: RenderRequest, render: Render) -> Iterator[Finding]:
         """The objects that Helm 3 makes otherwise, unless they are other ones with each render."""
@@ -170,7 +146,9 @@ class Checker:
 
 
 def _chart_findings(
-    outcomes: Mapping[_Case, Render | RenderError], by_tools: Mapping[_Case, Sequence[Finding]]
+    outcomes: Mapping[_Case, Render | RenderError],
+    by_tools: Mapping[_Case, Sequence[Finding]],
+    again: Mapping[_Case, Covered],
 ) -> Iterator[Finding]:
     """The findings in the renders of one chart; what several of them show is one finding."""
     supported = [
@@ -183,6 +161,7 @@ def _chart_findings(
         for case, error in list(outcomes.items())[-1:]:
             yield Finding("render", str(error), file=f"{case.chart}/Chart.yaml")
     has_values = any(case.values and isinstance(outcomes[case], Render) for case in supported)
+    keeps = any(looks_up(chart) for chart in {case.chart for case in supported})
     shown_by: dict[Finding, list[_Case]] = defaultdict(list)
     for case in supported:
         outcome = outcomes[case]
@@ -190,6 +169,8 @@ def _chart_findings(
             found = _refusal(case, outcome, has_values)
         else:
             found = [*object_findings(outcome.manifests), *_with_sources(by_tools[case], outcome)]
+            if case in again:
+                found += repeated(again[case].text, outcome.manifests, keeps)
         for finding in found:
             shown_by[finding].append(case)
     versions = {case.kubernetes for case in supported}
@@ -200,6 +181,16 @@ def _chart_findings(
             shown.append(f"Kubernetes {case.kubernetes}")
         sentence = f"{finding.sentence} (with {', '.join(shown)})" if shown else finding.sentence
         yield replace(finding, sentence=sentence, file=f"{case.chart}/{finding.file}")
+
+
+def _advised(refused: Sequence[Finding], linted: Sequence[Finding]) -> Iterator[Finding]:
+    """Both, with what Helm advises for a version that is not served beside the finding about it."""
+    helms = {each.sentence.partition(" is deprecated in ")[0]: each.sentence for each in linted}
+    kinds = {each: each.sentence.partition(" is not served")[0] for each in refused}
+    yield from (replace(each, remedy=helms.get(kind, each.remedy)) for each, kind in kinds.items())
+    yield from (
+        each for each in linted if each.sentence.partition(" is deprecated in ")[0] not in kinds.values()
+    )
 
 
 def _refusal(case: _Case, error: RenderError, has_values: bool) -> list[Finding]:
@@ -219,11 +210,6 @@ def _refusal(case: _Case, error: RenderError, has_values: bool) -> list[Finding]
 
 def _with_sources(found: Sequence[Finding], render: Render) -> Iterator[Finding]:
     """``found`` with the templates of the objects, where a finding names only these."""
-    sources = {item.identity: _source(item) for item in render.manifests}
+    sources = sources_of(render.manifests)
     for each in found:
         yield each if each.file else replace(each, file=sources.get(each.path, "templates"))
-
-
-def _source(item: Manifest) -> str:
-    """The template as a path in the chart; Helm puts the chart's name before it."""
-    return item.source.partition("/")[2] or "templates"

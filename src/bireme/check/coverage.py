@@ -135,7 +135,9 @@ def value_findings(chart: Path, renders: Sequence[Covered]) -> Iterator[Finding]
     others = {*dependencies(chart), *_OF_HELM}
     file = chart / "values.yaml"
     own = {
-        key: value for key, value in (read_file(file) if file.is_file() else {}).items() if key not in others
+        key: value
+        for key, value in (read_file(file, "chart file") if file.is_file() else {}).items()
+        if key not in others
     }
     left = _unreached(chart, renders)
     for path in _leaves(own, ()):

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bireme.check.kubernetes import kubernetes_schemas
+from bireme.check.kubernetes import kubernetes_schemas, unserved
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
@@ -30,6 +30,9 @@ def kubeconform(
     """
     binary = toolbox.path("kubeconform")
     location = kubernetes_schemas(toolbox, version)
+    refused: dict[Key, list[Finding]] = defaultdict(list)
+    for key, manifests in renders.items():
+        refused[key] += (found for each in manifests for found in unserved(each, Path(location).parent))
     with tempfile.TemporaryDirectory(prefix="bireme-kubeconform-") as folder:
         keys: dict[str, Key] = {}
         for number, (key, manifests) in enumerate(renders.items()):
@@ -43,13 +46,12 @@ def kubeconform(
         resources = json.loads(done.stdout)["resources"] or []
     except (ValueError, KeyError) as error:
         raise BiremeError(f"kubeconform failed: {done.stderr.strip() or done.stdout.strip()}") from error
-    refused: dict[Key, list[Finding]] = defaultdict(list)
     for resource in resources:
         if resource["status"] in {"statusInvalid", "statusError"}:
             identity = f"{resource['kind']}/{resource['name']}"
             found = Finding("kubernetes", _sentence(resource), path=identity)
             refused[keys[resource["filename"]]].append(found)
-    return {key: sorted(refused[key], key=str) for key in renders if key in refused}
+    return {key: sorted(refused[key], key=str) for key in renders if refused[key]}
 
 
 _LEAF = re.compile(r"- at '(?P<pointer>[^']*)': (?P<why>.*?)(?=\s+- at '|$)")

@@ -8,10 +8,12 @@ without a value is a mistake in a chart.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bireme.core.findings import Finding
+from bireme.core.manifests import Manifest
 from bireme.tools import Toolbox
 from bireme.tools.store import make_once
 
@@ -25,6 +27,9 @@ _QUANTITY = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?
 _LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 # The schema of 1.32 requires what the API server fills in.
 _DEFAULTED = {"io.k8s.api.batch.v1.PodFailurePolicyOnPodConditionsPattern": "status"}
+# Groups of Kubernetes with more than one dot before k8s.io, and those of its past.
+_LONG_GROUPS = ("rbac.authorization.k8s.io", "flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io")
+_GONE_GROUPS = ("extensions",)
 _BASE64 = r"^[A-Za-z0-9+/=\r\n]*$"
 
 
@@ -43,6 +48,25 @@ def kubernetes_schemas(toolbox: Toolbox, version: str | None = None) -> str:
 
     make_once(folder, make)
     return f"{folder}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"
+
+
+def unserved(item: Manifest, folder: Path) -> Iterator[Finding]:
+    """That Kubernetes, whose schemas lie in ``folder``, does not serve a kind of its own in this version."""
+    group, _, version = item.api_version.rpartition("/")
+    short, kind = group.partition(".")[0], item.kind.lower()
+    is_own = "." not in group or group in (f"{short}.k8s.io", *_LONG_GROUPS)
+    is_known = not short or short in _GONE_GROUPS or any(folder.glob(f"*-{short}-v*.json"))
+    if (
+        version
+        and is_own
+        and is_known
+        and not (folder / f"{'-'.join(filter(None, (kind, short, version)))}.json").is_file()
+    ):
+        others = sorted(each.stem.removeprefix(f"{kind}-") for each in folder.glob(f"{kind}-*v*.json"))
+        advice = f"Kubernetes has it in {', '.join(others).replace('-', '/')}" if others else ""
+        yield Finding(
+            "kubernetes", f"{item.api_version} {item.kind} is not served", advice, path=item.identity
+        )
 
 
 def _write(definitions: Mapping[str, Any], folder: Path) -> None:

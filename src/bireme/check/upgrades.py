@@ -7,8 +7,9 @@ import re
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,23 +18,31 @@ from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
-from bireme.core.manifests import Manifest
+from bireme.core.labels import HOOK_ANNOTATION
+from bireme.core.manifests import Manifest, thaw
 from bireme.core.plain import Plain
-from bireme.helm import Charts, Renderer, RenderError, RenderRequest, load
+from bireme.helm import Charts, Renderer, RenderError, RenderRequest, load, parse
 from bireme.helm.values import unpack
+from bireme.live import admission
 from bireme.live.release import Release, Releases
 from bireme.plan.changes import Identity, by_identity
-from bireme.plan.workloads import kind_of
+from bireme.plan.workloads import kind_of, pod_templates
 from bireme.plan.workloads.model import differing
 from bireme.tools import Toolbox
 
-Verdict = Literal["unchanged", "in place", "restarts pods", "added", "removed", "refused"]
+Verdict = Literal[
+    "unchanged", "in place", "restarts pods", "added", "removed", "kept", "runs", "not upgraded", "refused"
+]
 
 _RELEASE = "release"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_CRD = "CustomResourceDefinition"
 _MANAGER = "helm"
+# Hooks end at once on the cluster of a check, and Helm waits for little else.
+_SECONDS = 60
 # Helm adds these to each object.
 _MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", "meta.helm.sh/release-namespace")
+_KEEP = "helm.sh/resource-policy"
 _OF_SERVER = ("managedFields", "generation", "resourceVersion", "uid", "creationTimestamp")
 
 
@@ -83,12 +92,19 @@ class UpgradeVerdict(Plain):
         return f"{self.chart}: upgrade from {self.before} with {self.values or 'the defaults'}"
 
     def findings(self) -> Iterator[Finding]:
-        """What is refused, object by object where the API server says which."""
+        """What is refused, object by object where the API server says which, and what is lost."""
         where = f"the upgrade from {self.before} with {self.values or 'the defaults'}"
         refused = [each for each in self.objects if each.verdict == "refused"]
         for each in refused:
             sentence = f"{where} is refused: {each.why}"
             yield Finding("upgrade", sentence, file=self.chart, path=each.object)
+        for each in self.objects:
+            if each.verdict == "removed" and each.object.startswith("PersistentVolumeClaim/"):
+                said, advice = f"{where} removes it, with its data", f"keep it by {_KEEP}: keep"
+                yield Finding("upgrade", said, advice, file=self.chart, path=each.object)
+            if each.verdict == "not upgraded":
+                said = f"{where} leaves the earlier definition: Helm installs crds/ once"
+                yield Finding("upgrade", said, each.why, "warning", self.chart, path=each.object)
         if self.refusal and not refused:
             yield Finding("upgrade", f"{where} is refused: {self.refusal}", file=self.chart)
         if self.rollback:
@@ -125,6 +141,38 @@ class Upgrades:
                 found += [self._verdict(chart, before, called, file) for file in values_files(before)]
         return found
 
+    def installs(self, chart: Path) -> list[Finding]:
+        """What an API server refuses of ``chart`` with each of its values files: objects, hooks and pods."""
+        return [finding for file in values_files(chart) for finding in self._install_findings(chart, file)]
+
+    def _install_findings(self, chart: Path, file: str) -> Iterator[Finding]:
+        values, where = load([chart / file] if file else []), f"with {file or 'the defaults'}"
+        try:
+            with self._installed(chart, values) as release:
+                pods = [each["spec"] for item in release.manifests for each in pod_templates(item)]
+                account = f"/api/v1/namespaces/{release.namespace}/serviceaccounts/default"
+                until(lambda: self._cluster.api.find(account) is not None, 30, "the default ServiceAccount")
+                specs = [thaw(each) for each in pods]
+                for each in admission.pods(self._cluster.api, specs, set(), release.namespace):
+                    said = each.sentence.replace(f"namespace {release.namespace}", "API server")
+                    yield Finding("install", f"{said} ({where})", file=str(chart))
+        except RenderError:
+            return  # The check of the templates says it.
+        except BiremeError as error:
+            yield Finding("install", f"the install {where} is refused: {error}", file=str(chart))
+
+    @contextmanager
+    def _installed(self, chart: Path, values: Mapping[str, Any]) -> Iterator[Release]:
+        """A release of ``chart`` in a namespace of its own. Raises BiremeError for what is refused."""
+        namespace = f"check-{uuid.uuid4().hex[:12]}"
+        rendered = self._renderer.render(RenderRequest(chart, values, _RELEASE, namespace))
+        self._learn(chart, rendered.manifests)
+        try:
+            yield self._releases.install(chart, _RELEASE, namespace, values, _SECONDS, create_namespace=True)
+        finally:
+            self._releases.uninstall(_RELEASE, namespace, _SECONDS, wait=True)
+            self._cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+
     def _find(self, chart: Path, called: str, scratch: Path) -> Path:
         if not called.startswith("git:"):
             return self._charts.find(called)
@@ -140,22 +188,20 @@ class Upgrades:
 
     def _verdict(self, chart: Path, before: Path, called: str, file: str) -> UpgradeVerdict:
         values = load([before / file] if file else [])
-        namespace = f"check-{uuid.uuid4().hex[:12]}"
-        old = RenderRequest(before, values, _RELEASE, namespace)
-        try:
-            self._learn(before, self._renderer.render(old).manifests)
-            release = self._releases.install(before, _RELEASE, namespace, values, create_namespace=True)
-        except BiremeError as error:
-            return UpgradeVerdict(str(chart), called, file, untried=str(error))
-        else:
-            return self._upgraded(release, chart, called, file, values)
-        finally:
-            self._releases.uninstall(_RELEASE, namespace, wait=True)
-            self._cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+        with ExitStack() as stack:
+            try:
+                release = stack.enter_context(self._installed(before, values))
+            except BiremeError as error:
+                return UpgradeVerdict(str(chart), called, file, untried=str(error))
+            verdict = self._upgraded(release, chart, called, file, values)
+            return replace(verdict, objects=(*verdict.objects, *_definitions(before, chart)))
 
-    def _learn(self, chart: Path, manifests: Iterable[Manifest]) -> None:
-        """Let the cluster serve the kinds of ``manifests`` that neither it nor the chart's crds/ defines."""
+    def _learn(self, chart: Path, manifests: Sequence[Manifest]) -> None:
+        """Let the cluster serve the kinds of ``manifests`` that neither it nor the chart defines."""
         texts = "\n".join(file.read_text("utf-8") for file in chart.rglob("crds/*.yaml"))
+        texts += "".join(
+            f"\nkind: {item['spec']['names']['kind']}" for item in manifests if item.kind == _CRD
+        )
         kinds = {(item.api_version, item.kind) for item in manifests if "/" in item.api_version}
         for api_version, kind in sorted(kinds) if self._stand_ins else ():
             path = f"/apis/{api_version}"
@@ -164,8 +210,17 @@ class Upgrades:
                 served = self._cluster.api.find(path) or {}
                 return any(each["kind"] == kind for each in served.get("resources", ()))
 
-            if not is_served() and not re.search(rf"\bkind: {kind}\b", texts):
-                self._cluster.api.create(_CRDS, _stand_in(api_version, kind))
+            if _is_custom(api_version) and not is_served() and not re.search(rf"\bkind: {kind}\b", texts):
+                made = _stand_in(api_version, kind)
+                there = self._cluster.api.find(f"{_CRDS}/{made['metadata']['name']}")
+                if there:
+                    # One that an earlier version of the chart has in an earlier version.
+                    other = made["spec"]["versions"][0] | {"storage": False}
+                    versions = [*there["spec"]["versions"], other]
+                    path = f"{_CRDS}/{made['metadata']['name']}"
+                    self._cluster.api.patch(path, {"spec": {"versions": versions}})
+                else:
+                    self._cluster.api.create(_CRDS, made)
                 until(is_served, 30, f"the kind {kind}")
 
     def _upgraded(
@@ -173,15 +228,16 @@ class Upgrades:
     ) -> UpgradeVerdict:
         asked = RenderRequest(chart, values, _RELEASE, release.namespace, is_upgrade=True)
         try:
-            wanted = by_identity(self._renderer.render(asked).manifests)
-            self._learn(chart, wanted.values())
+            rendered = self._renderer.render(asked).manifests
+            wanted = by_identity(rendered)
+            self._learn(chart, rendered)
         except RenderError as error:
             return UpgradeVerdict(str(chart), called, file, refusal=str(error))
         there, home, api = by_identity(release.manifests), release.namespace, self._cluster.api
         before = dict(zip(there, api.each(lambda item: self._live(item, home), there.values()), strict=True))
         refusal = rollback = ""
         try:
-            made = self._releases.install(chart, _RELEASE, home, values)
+            made = self._releases.install(chart, _RELEASE, home, values, _SECONDS)
         except BiremeError as error:
             refusal = str(error)
         else:
@@ -198,7 +254,12 @@ class Upgrades:
 
         objects = api.each(compared, [key for key in wanted if key in there])
         objects += [ObjectVerdict(wanted[key].identity, "added") for key in wanted.keys() - there.keys()]
-        objects += [ObjectVerdict(there[key].identity, "removed") for key in there.keys() - wanted.keys()]
+        objects += [_removed(there[key]) for key in there.keys() - wanted.keys()]
+        for item in rendered:
+            moments = [
+                each for each in _words(item.annotations.get(HOOK_ANNOTATION, "")) if "upgrade" in each
+            ]
+            objects += [ObjectVerdict(item.identity, "runs", ", ".join(moments))] if moments else []
         if not refusal:
             try:
                 self._releases.rollback(_RELEASE, home)
@@ -232,6 +293,33 @@ class Upgrades:
         return found
 
 
+def _removed(item: Manifest) -> ObjectVerdict:
+    kept = item.annotations.get(_KEEP) == "keep"
+    return ObjectVerdict(item.identity, "kept" if kept else "removed")
+
+
+def _words(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")]
+
+
+def _is_custom(api_version: str) -> bool:
+    """Whether a definition may add kinds to this group."""
+    return "." in api_version.partition("/")[0]
+
+
+def _definitions(before: Path, chart: Path) -> Iterator[ObjectVerdict]:
+    """The definitions of crds/ that an upgrade does not touch although they differ."""
+    old, new = ({item.identity: item for item in _crds(each)} for each in (before, chart))
+    for identity in sorted(new):
+        if identity in old and old[identity] != new[identity]:
+            yield ObjectVerdict(identity, "not upgraded", "kubectl apply --server-side --filename crds/")
+
+
+def _crds(chart: Path) -> Iterator[Manifest]:
+    for file in sorted(chart.glob("crds/**/*.yaml")):
+        yield from parse(file.read_text("utf-8"))
+
+
 def _without_state(item: dict[str, Any]) -> dict[str, Any]:
     metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
@@ -258,8 +346,12 @@ def _stand_in(api_version: str, kind: str) -> dict[str, Any]:
     names = {"kind": kind, "plural": plural, "singular": kind.lower()}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
+        "kind": _CRD,
+        "metadata": {
+            "name": f"{plural}.{group}",
+            # Groups of k8s.io ask for it.
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a stand-in of bireme check"},
+        },
         "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [served]},
     }
 

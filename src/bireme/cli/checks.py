@@ -32,6 +32,9 @@ _CHARTS = ("Chart.yaml", "*/Chart.yaml")
     help="Also upgrade from a folder, an archive, oci://… or git:REVISION",
 )
 @click.option(
+    "--install", "installs", is_flag=True, help="Also install on an API server, with each values file"
+)
+@click.option(
     "--coverage",
     "lcov",
     type=click.Path(path_type=Path),
@@ -49,6 +52,7 @@ def check(
     /,
     charts: tuple[Path, ...],
     earlier: tuple[str, ...],
+    installs: bool,
     lcov: Path | None,
     branches: float | None,
     target: Target,
@@ -57,8 +61,9 @@ def check(
     """Check charts: values, schema, templates, objects and upgrades.
 
     The objects are those of the defaults and of every ci/*-values.yaml. The lines and branches of templates
-    that these values run are told too. With --from, an API server says what an upgrade does to each object:
-    one of its own, or that of --kubeconfig.
+    that these values run are told too. With --install an API server says what it refuses of objects, hooks
+    and pods. With --from it says what an upgrade does to each object. It is one of its own, or that of
+    --kubeconfig.
     CHART is a chart or a folder of charts. Without any, it is the chart here, ./charts, or the charts in
     folders here. Exits with 1 when there is something to change.
 
@@ -84,10 +89,12 @@ def check(
         few = f"{covered.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
         findings.append(Finding("coverage", few, "add ci/*-values.yaml files for what did not run"))
     upgrades = []
-    if earlier:
-        with _cluster(app, target) as cluster, step(app.err, f"Upgrading {len(chosen)} charts"):
+    if earlier or installs:
+        with _cluster(app, target) as cluster, step(app.err, f"Installing {len(chosen)} charts"):
             is_own = target == Target(None, None, None)
             tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts, is_own)
+            for chart in chosen if installs else ():
+                findings += tried.installs(chart)
             upgrades = [each for chart in chosen for each in tried.verdicts(chart, earlier)]
         findings += [finding for each in upgrades for finding in each.findings()]
     report(output, findings, upgrades=upgrades, coverage=[covered] if covered else [])

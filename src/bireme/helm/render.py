@@ -105,9 +105,11 @@ class Arm:
 class Covered:
     """What one render ran, and the paths of the values that it read: a last key "*" is all below.
 
-    ``reads`` are all of them, ``own_reads`` those of the chart's own templates.
+    ``reads`` are all of them, ``own_reads`` those of the chart's own templates. ``text`` is what it made, ""
+    if it was refused.
     """
 
+    text: str
     arms: tuple[Arm, ...]
     reads: frozenset[tuple[str, ...]]
     own_reads: frozenset[tuple[str, ...]]
@@ -205,7 +207,7 @@ class Renderer:
         arms = tuple(Arm(**{**each, "lines": tuple(each["lines"])}) for each in made.get("arms", ()))
         reads = [(file, tuple(path)) for file, *path in made.get("reads", ())]
         own = frozenset(path for file, path in reads if file.startswith("templates/"))
-        return Covered(arms, frozenset(path for _, path in reads), own)
+        return Covered(made["text"], arms, frozenset(path for _, path in reads), own)
 
     @cached_property
     def render_binary(self) -> Path | None:

@@ -57,11 +57,16 @@ def rights(api: Api, manifests: Iterable[Manifest], namespace: str) -> Iterator[
 
 def quotas(api: Api, plan: Plan) -> Iterator[Finding]:
     """ResourceQuotas of the namespace with too little room for all pods of the plan. Raises ApiError."""
+    return too_small(api.get(f"/api/v1/namespaces/{plan.namespace}/resourcequotas")["items"], plan)
+
+
+def too_small(items: Iterable[Mapping[str, Any]], plan: Plan) -> Iterator[Finding]:
+    """The ResourceQuotas ``items`` that have too little room for all pods of the plan."""
     amounts = {name: quantity(amount) for name, amount in resource_sums(plan.pods).items()}
     count = Fraction(len(plan.pods))
     asks = {f"requests.{name}": amount for name, amount in amounts.items()}
     asks |= {name: amounts[name] for name in _PLAIN if name in amounts} | {"pods": count, "count/pods": count}
-    for item in api.get(f"/api/v1/namespaces/{plan.namespace}/resourcequotas")["items"]:
+    for item in items:
         if item["spec"].get("scopes") or item["spec"].get("scopeSelector"):
             continue  # It counts some pods only.
         name, used = item["metadata"]["name"], (item.get("status") or {}).get("used") or {}
