@@ -226,5 +226,10 @@ def test_a_revision_of_the_repository_is_an_earlier_version(
     assert "StatefulSet/store: the upgrade from git:v1 with the defaults is refused" in done.stdout
     [upgrade] = json.loads(CliRunner().invoke(cli, [*arguments, "-o", "json"]).stdout)["upgrades"]
     assert {"object": "Service/web", "verdict": "unchanged"} in upgrade["objects"]
+    told = CliRunner().invoke(cli, [*arguments, "-o", "markdown"]).stdout
+    title = f"<details><summary>{home}: upgrade from git:v1 with the defaults</summary>"
+    assert told.count(title) == 1
+    assert "# StatefulSet/store" in told
+    assert "+        name: disk" in told or "+      name: disk" in told
     done = CliRunner().invoke(cli, ["check", str(home), "--from", "git:v7"])
     assert "git archive in " in str(done.exception)

@@ -223,6 +223,30 @@ def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp
     assert (result["ruleId"], result["message"]) == ("kubernetes", {"text": sentence})
 
 
+def test_findings_of_a_baseline_are_left_out_and_fail_on_says_what_ends_with_1(
+    make_chart: MakeChart, tmp_path: Path
+) -> None:
+    text = "{apiVersion: v1, kind: Secret, metadata: {name: web, namespace: %s}}"
+    chart = make_chart("web", templates={"a.yaml": text % "shops"})
+    run = CliRunner().invoke
+    first = run(cli, ["check", str(chart), "-o", "json"])
+    assert (first.exit_code, json.loads(first.stdout)["findings"][0]["severity"]) == (1, "warning")
+    assert run(cli, ["check", str(chart), "--fail-on", "error"]).exit_code == 0
+    accepted = tmp_path / "accepted.json"
+    accepted.write_text(first.stdout)
+    done = run(cli, ["check", str(chart), "--baseline", str(accepted)])
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "✓ nothing found")
+    (chart / "templates" / "b.yaml").write_text(text.replace("web", "own") % "lent")
+    done = run(cli, ["check", str(chart), "--baseline", str(accepted), "-o", "markdown"])
+    assert done.exit_code == 1
+    assert "has no namespace lent" in done.stdout
+    assert "shops" not in done.stdout
+    assert "<details><summary>templates: 100.0% of lines" in done.stdout
+    accepted.write_text("[]")
+    done = run(cli, ["check", str(chart), "--baseline", str(accepted)])
+    assert f"write it with: bireme check CHART -o json > {accepted}" in str(done.exception)
+
+
 def test_the_command_exits_with_0_without_findings(make_chart: MakeChart) -> None:
     chart = make_chart("good", values="a: 1\n", templates={"a.yaml": CONFIG % "web"})
     done = CliRunner().invoke(cli, ["check", str(chart)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 from bireme.core.findings import WRITERS, Finding
@@ -23,6 +24,16 @@ def test_the_text_has_place_sentence_and_remedy_of_each_finding() -> None:
         "? Whether nodes reach each other shows later",
         "    helm test check",
     ]
+
+
+def test_markdown_has_a_row_for_each_finding() -> None:
+    assert WRITERS["markdown"]([]) == "✓ nothing found"
+    *_, wrong, warning, _ = WRITERS["markdown"](ALL).splitlines()
+    place = "charts/my web/a.yaml:3 | Service/web"
+    assert wrong == f"| ✗ | names | {place} | two ports are named a<br>rename one |"
+    assert warning == "| ! | nodes |  |  | No node is a p4d.24xlarge |"
+    pipes = replace(WARNING, sentence="a|b <c>")
+    assert "| a\\|b &lt;c&gt; |" in WRITERS["markdown"]([pipes])
 
 
 def test_the_text_says_so_when_nothing_is_wrong() -> None:

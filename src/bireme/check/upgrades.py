@@ -26,6 +26,7 @@ from bireme.helm.values import unpack
 from bireme.live import admission
 from bireme.live.release import Release, Releases
 from bireme.plan.changes import Identity, by_identity
+from bireme.plan.object_diff import ObjectDiff, object_diffs
 from bireme.plan.workloads import kind_of, pod_templates
 from bireme.plan.workloads.model import differing
 from bireme.tools import Toolbox
@@ -65,10 +66,11 @@ class UpgradeVerdict(Plain):
     """One upgrade: ``before`` is the earlier version, ``values`` a file of it, "" for the defaults.
 
     ``refusal`` is what Helm said when it did not upgrade, ``rollback`` what it said when it did not go back.
-    ``untried`` is why the earlier version alone could not be installed.
+    ``untried`` is why the earlier version alone could not be installed. ``diffs`` are those of the rendered
+    objects.
     """
 
-    optional: ClassVar[tuple[str, ...]] = ("refusal", "rollback", "untried")
+    optional: ClassVar[tuple[str, ...]] = ("refusal", "rollback", "untried", "diffs")
 
     chart: str
     before: str
@@ -77,6 +79,7 @@ class UpgradeVerdict(Plain):
     refusal: str = ""
     rollback: str = ""
     untried: str = ""
+    diffs: tuple[ObjectDiff, ...] = ()
 
     def __str__(self) -> str:
         if self.untried:
@@ -266,7 +269,8 @@ class Upgrades:
             except BiremeError as error:
                 rollback = str(error)
         ordered = tuple(sorted(objects, key=lambda each: each.object))
-        return UpgradeVerdict(str(chart), called, file, ordered, refusal, rollback)
+        diffs = object_diffs(there.values(), wanted.values())
+        return UpgradeVerdict(str(chart), called, file, ordered, refusal, rollback, diffs=diffs)
 
     def _live(self, item: Manifest, namespace: str) -> dict[str, Any]:
         live = self._asked("get", item.thaw(), item.namespace or namespace)

@@ -29,9 +29,11 @@ from bireme.cli.options import (
     chart_argument,
     cli,
     explained,
+    fail_on_option,
     kept_values,
     output_option,
     pass_app,
+    report,
     request_of,
     reuse_option,
     target_options,
@@ -41,7 +43,7 @@ from bireme.cli.options import (
 from bireme.cli.upgrades import begun
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
-from bireme.core.findings import SEVERITIES, WRITERS
+from bireme.core.findings import WRITERS
 from bireme.helm import RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.helm.yaml import BlockDumper
@@ -170,13 +172,7 @@ def validate(app: App, /, output: str, **options: Any) -> None:
 @click.option(
     "-n", "--namespace", default="default", callback=a_namespace, help="Namespace of a cluster's jobs"
 )
-@click.option(
-    "--fail-on",
-    type=click.Choice([*SEVERITIES, "never"]),
-    default="warning",
-    show_default=True,
-    help="Exit with 1 for findings of this severity or a higher one",
-)
+@fail_on_option
 @output_option(*WRITERS)
 @pass_app
 def audit(
@@ -209,9 +205,7 @@ def audit(
         # Lines are those of no file, and Secrets are not read.
         found = auditor.audit([*written(app.cluster(target).api, namespace)])
         findings = [replace(each, line=0) for each in found if each.rule != "secret-elsewhere"]
-    click.echo(WRITERS[output](findings))
-    worst = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
-    sys.exit(1 if any(each.severity in worst for each in findings) else 0)
+    report(output, findings, fail_on)
 
 
 @cli.command()

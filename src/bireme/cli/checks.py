@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,16 @@ import click
 
 from bireme.check.checker import Checker, find_charts
 from bireme.check.upgrades import Upgrades
-from bireme.cli.options import App, Target, cli, output_option, pass_app, report, target_options
+from bireme.cli.options import (
+    App,
+    Target,
+    cli,
+    fail_on_option,
+    output_option,
+    pass_app,
+    report,
+    target_options,
+)
 from bireme.clusters.base import Cluster
 from bireme.clusters.owner import owned
 from bireme.clusters.registry import provider
@@ -44,6 +54,13 @@ _CHARTS = ("Chart.yaml", "*/Chart.yaml")
 @click.option(
     "--branches", type=click.FloatRange(0, 100), help="Exit with 1 below this percentage of branches"
 )
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Leave out the findings of FILE, which -o json wrote",
+)
+@fail_on_option
 @target_options
 @output_option(*WRITERS)
 @pass_app
@@ -55,6 +72,8 @@ def check(
     installs: bool,
     lcov: Path | None,
     branches: float | None,
+    baseline: Path | None,
+    fail_on: str,
     target: Target,
     output: str,
 ) -> None:
@@ -97,7 +116,22 @@ def check(
                 findings += tried.installs(chart)
             upgrades = [each for chart in chosen for each in tried.verdicts(chart, earlier)]
         findings += [finding for each in upgrades for finding in each.findings()]
-    report(output, findings, upgrades=upgrades, coverage=[covered] if covered else [])
+    accepted = _accepted(baseline) if baseline else set()
+    left = [each for each in findings if _known(each) not in accepted]
+    report(output, left, fail_on, upgrades=upgrades, coverage=[covered] if covered else [])
+
+
+def _accepted(baseline: Path) -> set[tuple[str, ...]]:
+    try:
+        return {_known(Finding(**each)) for each in json.loads(baseline.read_text("utf-8"))["findings"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        advice = f"write it with: bireme check CHART -o json > {baseline}"
+        raise BiremeError(f"{baseline} has no findings: {advice}") from error
+
+
+def _known(finding: Finding) -> tuple[str, ...]:
+    """What a finding is known by, wherever its line moves."""
+    return finding.rule, finding.file, finding.path, finding.sentence
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce, wraps
+from html import escape
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -26,7 +27,7 @@ from bireme.clusters.existing import existing
 from bireme.clusters.registry import provider
 from bireme.clusters.state import list_clusters
 from bireme.core.errors import BiremeError, suggestion
-from bireme.core.findings import WRITERS, Finding
+from bireme.core.findings import SEVERITIES, WRITERS, Finding
 from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer, RenderError, RenderRequest, SetFlags, scripts
 from bireme.helm import values as value_files
@@ -122,8 +123,19 @@ def where(cluster: Cluster, namespace: str) -> str:
     return f"context {context}, namespace {namespace}"
 
 
-def report(output: str, findings: Sequence[Finding], **beside: Sequence[Any]) -> NoReturn:
-    """Print ``findings`` and exit, with 1 if one is wrong.
+fail_on_option = click.option(
+    "--fail-on",
+    type=click.Choice([*SEVERITIES, "never"]),
+    default="warning",
+    show_default=True,
+    help="Exit with 1 for findings of this severity or a higher one",
+)
+
+
+def report(
+    output: str, findings: Sequence[Finding], fail_on: str = "warning", **beside: Sequence[Any]
+) -> NoReturn:
+    """Print ``findings`` and exit, with 1 if one has the severity ``fail_on`` or a higher one.
 
     What stands ``beside`` them is for people, and for JSON under these names.
     """
@@ -133,8 +145,23 @@ def report(output: str, findings: Sequence[Finding], **beside: Sequence[Any]) ->
         told = json.dumps(json.loads(told) | others, indent=2)
     elif output == "text":
         told = "\n".join([told, *(str(each) for facts in beside.values() for each in facts)])
+    elif output == "markdown":
+        told = "\n\n".join([told, *(_folded(each) for facts in beside.values() for each in facts)])
     click.echo(told)
-    sys.exit(1 if any(each.is_wrong for each in findings) else 0)
+    worst = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
+    sys.exit(1 if any(each.severity in worst for each in findings) else 0)
+
+
+def _folded(fact: Any) -> str:
+    """A fact for a pull request: its first line, and the others and its differences folded below it."""
+    title, *others = str(fact).splitlines()
+    changed = [line for each in getattr(fact, "diffs", ()) for line in (f"# {each.object}", *each.lines)]
+    blocks = [
+        f"````{kind}\n{text}\n````\n"
+        for kind, lines in (("text", others), ("diff", changed))
+        if (text := "\n".join(lines))
+    ]
+    return f"<details><summary>{escape(title)}</summary>\n\n{''.join(blocks)}</details>"
 
 
 pass_app = click.make_pass_decorator(App, ensure=True)

@@ -1,10 +1,11 @@
-"""What a check finds, and how it is written: for people, as JSON, as SARIF 2.1.0 and as JUnit's XML."""
+"""What a check finds, and how it is written: text, Markdown, JSON, SARIF 2.1.0 and JUnit's XML."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -48,10 +49,28 @@ class Finding:
         return "\n    ".join(part for part in (said, self.remedy, named) if part)
 
 
+_MARKS = {"error": "✗", "warning": "!", "note": "?"}
+_NOTHING = "✓ nothing found"
+
+
 def _text(findings: Sequence[Finding]) -> str:
-    marks = {"error": "✗", "warning": "!", "note": "?"}
-    nothing = [] if any(each.is_wrong for each in findings) else ["✓ nothing found"]
-    return "\n".join([*nothing, *(f"{marks[each.severity]} {each}" for each in findings)])
+    nothing = [] if any(each.is_wrong for each in findings) else [_NOTHING]
+    return "\n".join([*nothing, *(f"{_MARKS[each.severity]} {each}" for each in findings)])
+
+
+def _markdown(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return _NOTHING
+    rows = [
+        (_MARKS[each.severity], each.rule, each._place, each.path, f"{each.sentence}\n{each.remedy}".strip())
+        for each in findings
+    ]
+    lines = ["| | rule | file | object or key | what |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
+
+
+def _cell(text: str) -> str:
+    return escape(text, quote=False).replace("|", "\\|").replace("\n", "<br>")
 
 
 def _sarif(findings: Sequence[Finding]) -> str:
@@ -103,6 +122,7 @@ def _junit(findings: Sequence[Finding]) -> str:
 
 WRITERS: Mapping[str, Callable[[Sequence[Finding]], str]] = {
     "text": _text,
+    "markdown": _markdown,
     "json": lambda findings: json.dumps({"findings": [asdict(each) for each in findings]}, indent=2),
     "sarif": _sarif,
     "junit": _junit,
