@@ -51,3 +51,38 @@ def test_each_worker_has_a_node_and_all_of_its_devices(
     finally:
         for name in (other, *names):
             faults.remove_node(cluster, name)
+
+
+@pytest.mark.parametrize(
+    ("workload", "accelerator", "offered"),
+    [
+        # Standard_ND96isr_MI300X_v5: 96 vCPU, 1,850 GiB. gx3d-160x1792x8gaudi3: 160 vCPU, 1,792 GiB.
+        ("amd", "amd.com/gpu", {"cpu": "95", "memory": "1780Gi"}),
+        ("gaudi", "habana.ai/gaudi", {"cpu": "159", "memory": "1600Gi", "hugepages-2Mi": "95000Mi"}),
+    ],
+)
+def test_each_worker_has_a_node_of_another_cloud(
+    cluster: EmbeddedCluster,
+    release: ReleaseFactory,
+    test_namespace: str,
+    workload: str,
+    accelerator: str,
+    offered: dict[str, str],
+) -> None:
+    cluster.add_claim("efsvol", test_namespace)
+    names = cluster.add_nodes("cpu", 2)
+    more = {**offered, accelerator: "8", "pods": "110", "ephemeral-storage": "500Gi"}
+    try:
+        for name in names:
+            cluster.api.patch(
+                f"/api/v1/nodes/{name}/status", {"status": {"capacity": more, "allocatable": more}}
+            )
+        job = release("torch-elastic", workload=workload)
+        assert job.differences() == ()
+        pods = [pod for pod in job.pods() if pod.role == "worker"]
+        assert {pod.node for pod in pods} == set(names)
+        assert {pod.resources[accelerator] for pod in pods} == {"8"}
+        job.uninstall()
+    finally:
+        for name in names:
+            faults.remove_node(cluster, name)
