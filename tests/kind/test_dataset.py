@@ -25,7 +25,7 @@ MORE_THAN_A_PART = 65 << 20
 REQUESTS = {"cpu": "50m", "memory": "64Mi"}
 # Prints what a training finds on its node.
 LOOK = """
-from bireme_runtime.dataset.staging import verify
+from bireme_runtime.dataset.manifest import verify
 from pathlib import Path
 print(verify(Path("/staged")))
 Path("/staged/n0/0.bin").read_bytes()
@@ -108,7 +108,7 @@ def content(files: int) -> Content:
 
 def kill_copier(place: Place, job: InstalledRelease) -> None:
     (node,) = {pod.node for pod in job.pods() if pod.is_live and pod.node}
-    place.cluster.on_node(node, "pkill", "-KILL", "-f", "bireme_runtime.dataset stage")
+    place.cluster.on_node(node, "pkill", "-KILL", "-f", "bireme_runtime.dataset.claim stage")
 
 
 def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_nothing(

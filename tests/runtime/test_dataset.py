@@ -24,8 +24,9 @@ from typing import Any
 import pytest
 
 from bireme_runtime.dataset import manifest as dataset
-from bireme_runtime.sources.aws import Credentials, CredentialsProvider, sign
-from bireme_runtime.sources.web import ConnectionPool, S3Source
+from bireme_runtime.sources.web.aws import Credentials, CredentialsProvider, sign
+from bireme_runtime.sources.web.http import ConnectionPool
+from bireme_runtime.sources.web.s3 import S3Source
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.s3_servers import S3Server, s3_server
 from tests.support.waiting import until
@@ -66,9 +67,10 @@ def settings(target: Path, *sources: Mapping[str, Any], **more: Any) -> dict[str
     return {"BIREME_DATASET": json.dumps(values)}
 
 
-def run(step: str, env: Mapping[str, str], *args: str) -> tuple[int, str]:
-    """Run one step in a process, as in a pod; returns its exit code and its log."""
-    command = [sys.executable, "-m", "bireme_runtime.dataset", step, *args]
+def run(step: str, env: Mapping[str, str], *args: str, trains: bool = False) -> tuple[int, str]:
+    """Run one step in a process, as in a pod, or in one that trains; returns its exit code and its log."""
+    module = "bireme_runtime.dataset" + ("" if trains or step == "verify" else ".claim")
+    command = [sys.executable, "-m", module, step, *args]
     done = subprocess.run(
         command, env={"PYTHONPATH": str(RUNTIME), **env}, capture_output=True, text=True, check=False
     )
@@ -120,7 +122,7 @@ def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
     upload(s3, bucket, files)
     target = tmp_path / "data"
     env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet/"})}
-    command = [sys.executable, "-m", "bireme_runtime.dataset", "stage"]
+    command = [sys.executable, "-m", "bireme_runtime.dataset.claim", "stage"]
     process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stderr=subprocess.DEVNULL)
     journal = tmp_path / ".data.staging/.bireme/journal-0.jsonl"
     deadline = time.monotonic() + 120
@@ -188,16 +190,16 @@ def test_the_manifest_of_a_published_dataset_verifies_its_copy(tmp_path: Path) -
     stage_and_publish(settings(first, {"url": f"file://{tmp_path}/a"}))
     onward = settings(second, {"url": f"file://{first}"})
     # A worker of a training Indexed Job copies everything, whatever its index.
-    code, output = run("copy", {**onward, "JOB_COMPLETION_INDEX": "3"})
+    code, output = run("copy", {**onward, "JOB_COMPLETION_INDEX": "3"}, trains=True)
     assert code == 0, output
     assert read(second) == {"a": b"one"}
     assert run("verify", {}, str(second))[0] == 0
     (first / "a").write_bytes(b"two")
-    code, output = run("copy", settings(third, {"url": f"file://{first}"}))
+    code, output = run("copy", settings(third, {"url": f"file://{first}"}), trains=True)
     assert code == 78
     assert "a has sha256" in output
     (first / "a").unlink()
-    code, output = run("copy", settings(third, {"url": f"file://{first}"}))
+    code, output = run("copy", settings(third, {"url": f"file://{first}"}), trains=True)
     assert code == 78
     assert "lacks a, which its MANIFEST.jsonl lists" in output
     assert not third.exists()
@@ -337,7 +339,7 @@ def test_processes_that_copy_the_same_at_once_publish_it_once_and_whole(tmp_path
     for number in range(30):
         (source / f"file-{number}").write_bytes(bytes(3000 + number))
     (source / "words").write_text("".join(f"line {number}\n" for number in range(3000)))
-    command = [sys.executable, "-m", "bireme_runtime.dataset", "copy"]
+    command = [sys.executable, "-m", "bireme_runtime.dataset.claim", "copy"]
     for number in range(5):
         target = tmp_path / f"data-{number}"
         shards = [{"file": "words", "count": 3}]
@@ -352,7 +354,7 @@ def test_processes_that_copy_the_same_at_once_publish_it_once_and_whole(tmp_path
 def begin(env: Mapping[str, str], *command: str) -> subprocess.Popen[str]:
     """Start a step, as in a pod."""
     return subprocess.Popen(
-        [sys.executable, "-m", "bireme_runtime.dataset", *command],
+        [sys.executable, "-m", "bireme_runtime.dataset.claim", *command],
         env={"PYTHONPATH": str(RUNTIME), **env},
         stderr=subprocess.PIPE,
         text=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bireme_runtime.sources.places import env_of
+from bireme_runtime.dataset.claim.places import env_of
 from tests.runtime.faulty_servers import faulty_server
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 

@@ -14,7 +14,7 @@ import pytest
 from awscrt import checksums
 
 from bireme_runtime.sources.checksums import Checksum, compute
-from bireme_runtime.sources.web import S3Source
+from bireme_runtime.sources.web.s3 import S3Source
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, flipped
 from tests.runtime.s3_servers import s3_server

@@ -37,7 +37,7 @@ def contents(server: FaultyServer) -> dict[str, bytes]:
 
 
 def start(step: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bireme_runtime.dataset", step]
+    command = [sys.executable, "-m", "bireme_runtime.dataset.claim", step]
     return subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stderr=subprocess.PIPE)
 
 
@@ -88,7 +88,7 @@ def test_a_full_disk_is_reported_and_nothing_is_published(server: FaultyServer, 
     server.objects["data/large"] = bytes(3 << 20)
     env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
     process = subprocess.run(
-        [sys.executable, "-m", "bireme_runtime.dataset", "copy"],
+        [sys.executable, "-m", "bireme_runtime.dataset.claim", "copy"],
         env={"PYTHONPATH": str(RUNTIME), **env},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
         capture_output=True,
@@ -107,8 +107,10 @@ def test_a_full_disk_is_reported_and_nothing_is_published(server: FaultyServer, 
 # Calls on files whose path contains a text fail, as on a node whose disk or file server fails.
 FAILING = """
 import builtins, errno, io, os, sys
-from bireme_runtime.dataset.__main__ import main
+from bireme_runtime.dataset import __main__ as training
+from bireme_runtime.dataset.claim import __main__ as claim
 
+main = (training if sys.argv[3] == "verify" else claim).main
 code, part = getattr(errno, sys.argv[1]), sys.argv[2]
 
 def failing(call):
@@ -298,7 +300,7 @@ def started(env: dict[str, str], chance: random.Random) -> subprocess.Popen[byte
     is_full = chance.random() < 0.2
     most = chance.randrange(100, 4 << 20) if is_full else resource.RLIM_INFINITY
     return subprocess.Popen(
-        [sys.executable, "-m", "bireme_runtime.dataset", "copy"],
+        [sys.executable, "-m", "bireme_runtime.dataset.claim", "copy"],
         env={"PYTHONPATH": str(RUNTIME), **env},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
         stderr=subprocess.PIPE,

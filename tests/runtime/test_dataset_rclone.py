@@ -19,7 +19,7 @@ import pytest
 
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
-from bireme_runtime.sources.places import open_source
+from bireme_runtime.dataset.claim.places import open_source
 from bireme_runtime.sources.source import Changed
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.s3_servers import KEYS, S3Server, s3_server
@@ -80,7 +80,7 @@ def test_after_a_kill_only_the_rest_is_read(env: dict[str, str], tmp_path: Path)
     write(tmp_path, {"large": random.Random(1).randbytes(64 << 20)})
     wanted = {**env, **copies(tmp_path, parallel=1)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "bireme_runtime.dataset", "stage"],
+        [sys.executable, "-m", "bireme_runtime.dataset.claim", "stage"],
         env={"PYTHONPATH": str(RUNTIME), **wanted},
         stderr=subprocess.DEVNULL,
         start_new_session=True,

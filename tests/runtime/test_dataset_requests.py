@@ -18,12 +18,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bireme_runtime.dataset.staging import publish, settings_from, stage
+from bireme_runtime.dataset.claim.__main__ import publish_at, stage_from
+from bireme_runtime.dataset.claim.places import open_source
+from bireme_runtime.dataset.settings import settings_from
 from bireme_runtime.process.errors import BiremeError, Unreachable
-from bireme_runtime.sources import aws
-from bireme_runtime.sources.places import open_source
 from bireme_runtime.sources.source import SourceError, safe_path
-from bireme_runtime.sources.web import S3Source
+from bireme_runtime.sources.web import aws
+from bireme_runtime.sources.web.s3 import S3Source
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, tag
 from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
@@ -484,7 +485,7 @@ def test_files_are_on_the_disk_before_the_journal_says_so(
 
     monkeypatch.setattr(os, "fsync", fsync)
     env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
-    stage(settings_from(env), env, lambda _: None)
+    stage_from(settings_from(env), env, lambda _: None)
     staged = [tmp_path / ".data.staging" / path for path in EXPECTED]
     assert {file.stat().st_ino for file in staged} <= synced
 
@@ -498,11 +499,11 @@ def test_nothing_is_published_that_the_disk_has_not_taken(
 
     env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
     wanted = settings_from(env)
-    stage(wanted, env, lambda _: None)
+    stage_from(wanted, env, lambda _: None)
     with monkeypatch.context() as failing:
         failing.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
         with pytest.raises(OSError, match="Input/output error"):
-            publish(wanted, lambda _: None)
+            publish_at(wanted, lambda _: None)
     assert not (tmp_path / "data").exists()
-    assert publish(wanted, lambda _: None)
+    assert publish_at(wanted, lambda _: None)
     assert (tmp_path / "data").exists()

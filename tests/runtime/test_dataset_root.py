@@ -21,7 +21,7 @@ SECOND: Content = {"a/1": b"another", "b/1": b"new", "gone/now": b"a folder", "n
 # Ends itself, as the kernel ends a pod without memory, before one of the calls that change a file system.
 KILLED = """
 import os, signal, sys
-from bireme_runtime.dataset.__main__ import main
+from bireme_runtime.dataset.claim.__main__ import main
 
 left = int(sys.argv[1])
 

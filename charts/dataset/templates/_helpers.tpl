@@ -10,7 +10,7 @@ Where the files are until they are published.
 {{- end }}
 
 {{/*
-The settings of bireme_runtime.dataset, as JSON. The claim of source N is mounted at /sources/N.
+The settings of bireme_runtime.dataset.claim, as JSON. The claim of source N is mounted at /sources/N.
 */}}
 {{- define "dataset.settings" -}}
 {{- $sources := list }}
@@ -141,7 +141,7 @@ template:
         image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
         imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
         restartPolicy: Always
-        command: [python3, -m, bireme_runtime.dataset, hold, /tmp/held]
+        command: [python3, -m, bireme_runtime.dataset.claim, hold, /tmp/held]
         env:
           - {name: PYTHONPATH, value: /bireme/runtime}
           - {name: BIREME_DATASET, value: {{ include "dataset.settings" . | quote }}}
@@ -157,7 +157,7 @@ template:
       - name: stage
         image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
         imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
-        command: [python3, -m, bireme_runtime.dataset, stage]
+        command: [python3, -m, bireme_runtime.dataset.claim, stage]
         env:
           {{- include "dataset.env" . | nindent 10 }}
         {{- include "dataset.container" . | nindent 8 }}
@@ -173,7 +173,7 @@ template:
       - name: publish
         image: {{ include "common.image" (dict "root" . "image" .Values.image) | quote }}
         imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
-        command: [python3, -m, bireme_runtime.dataset, publish]
+        command: [python3, -m, bireme_runtime.dataset.claim, publish]
         env:
           {{- include "dataset.env" . | nindent 10 }}
         {{- include "dataset.container" . | nindent 8 }}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from bireme_runtime.process.exits import CONFIG
+from bireme_runtime.process.exits import CONFIG, TEMPORARY
 
 
 class BiremeError(Exception):
-    """Base of the runtime's errors. The message says what is wrong and, where that helps, what to do."""
+    """Base of the runtime's errors. The message says what is wrong and, where that helps, what to do.
+
+    `code` is the exit code of a program that it ends.
+    """
+
+    code = CONFIG
 
 
 class Stop(BiremeError):
@@ -26,3 +31,5 @@ class SettingError(Stop, ValueError):
 
 class Unreachable(BiremeError):
     """Another process did not answer. A later attempt may succeed."""
+
+    code = TEMPORARY

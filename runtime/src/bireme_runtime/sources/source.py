@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.exits import TEMPORARY
+from bireme_runtime.process.http import reason
 from bireme_runtime.sources.checksums import Checksum
 
 _CHUNK = 1 << 20
@@ -31,6 +33,14 @@ class SourceError(BiremeError):
 
 class Changed(BiremeError):
     """An object is not the one that was listed. An attempt that lists again may succeed."""
+
+    code = TEMPORARY
+
+
+class Unwritable(BiremeError):
+    """A file on the claim cannot be written: the node's fault, or the moment's."""
+
+    code = TEMPORARY
 
 
 @dataclass(frozen=True)
@@ -238,3 +248,33 @@ def sums(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         if len(digest) != 64 or not path.strip():
             raise SourceError(f"{line[:80]!r} is not a line of sha256sum")
         yield path.strip().lstrip("*").removeprefix("./"), digest.lower()
+
+
+def fetch(
+    source: Source, entry: Entry, start: int, end: int, sink: Callable[[bytes], object]
+) -> Checksum | None:
+    """Read a range into `sink`, also after interruptions; returns the checksum of the object, if known."""
+    at, attempt = start, 0
+    while True:
+        try:
+            with source.read(entry, at, end) as body:
+                for chunk in pieces(body.read, end - at):
+                    _write_to(sink, chunk)
+                    at, attempt = at + len(chunk), 0
+                if at < end:
+                    raise Unreachable(
+                        f"{entry.key}: the connection ended after {at - start} of {end - start} bytes"
+                    )
+                return body.checksum
+        except Unreachable:
+            attempt += 1
+            if attempt == ATTEMPTS:
+                raise
+            pause(attempt)
+
+
+def _write_to(sink: Callable[[bytes], object], chunk: bytes) -> None:
+    try:
+        sink(chunk)
+    except OSError as error:
+        raise Unwritable(f"the claim cannot be written: {reason(error)}") from error

@@ -1,6 +1,6 @@
 """Snapshots of etcd in S3: `python3 -m bireme_runtime.etcd.s3.backup save FOLDER` or `… fetch FOLDER FILE`.
 
-Both read BIREME_BACKUP_URL (s3://BUCKET/PREFIX) and the variables that sources/web.py reads. `save`
+Both read BIREME_BACKUP_URL (s3://BUCKET/PREFIX) and the variables that sources/web reads. `save`
 writes a snapshot into FOLDER as etcd/server/backup.py does, uploads it below the prefix and deletes all but
 the newest BIREME_BACKUP_KEEP (7) there. `fetch` downloads FILE from there; for latest.db, the newest
 snapshot. `fetch` asks nothing of S3 for a member that will not use it, because it has data in
@@ -19,9 +19,8 @@ from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import backup
 from bireme_runtime.process import environment
 from bireme_runtime.process.log import Say
-from bireme_runtime.sources.places import open_source
 from bireme_runtime.sources.source import Entry, SourceError
-from bireme_runtime.sources.web import S3Source
+from bireme_runtime.sources.web.s3 import s3_source
 
 _USAGE = "usage: python3 -m bireme_runtime.etcd.s3.backup save FOLDER | fetch FOLDER FILE"
 _CHUNK = 1 << 20
@@ -32,10 +31,7 @@ class Store:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._url = env.get("BIREME_BACKUP_URL", "").rstrip("/")
-        source = open_source(self._url, env)
-        if not isinstance(source, S3Source):
-            raise SourceError(f"BIREME_BACKUP_URL: {self._url} is not s3://BUCKET/PREFIX")
-        self._source = source
+        self._source = s3_source(self._url, env)
 
     def snapshots(self) -> list[Entry]:
         """The snapshots, the newest last. Raises as S3Source does."""

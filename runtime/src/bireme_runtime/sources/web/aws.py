@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.exits import NO_PERMISSION
 from bireme_runtime.process.http import BROKEN, reason
 
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -48,6 +49,8 @@ _TEMPORARY_CODES = frozenset(_TEMPORARY.split())
 
 class CredentialsError(BiremeError):
     """There are no credentials, or their provider refuses them."""
+
+    code = NO_PERMISSION
 
 
 @dataclass(frozen=True)

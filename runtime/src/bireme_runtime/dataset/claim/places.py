@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 
-from bireme_runtime.sources.rclone import RcloneSource
+from bireme_runtime.dataset.claim.rclone import RcloneSource
+from bireme_runtime.dataset.settings import StagingSettings
 from bireme_runtime.sources.source import FolderSource, Source, SourceError, shown
-from bireme_runtime.sources.web import HttpSource, S3Source
+from bireme_runtime.sources.web.http import HttpSource
+from bireme_runtime.sources.web.s3 import s3_source
 
 _KEYS = frozenset(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "BIREME_S3_ANONYMOUS"))
 
@@ -23,23 +24,17 @@ def env_of(env: Mapping[str, str], number: int) -> Mapping[str, str]:
     return {**shared, **own}
 
 
+def sources_of(settings: StagingSettings, env: Mapping[str, str]) -> list[Source]:
+    """The sources of a dataset. Raises SourceError."""
+    urls = (wanted["url"] for wanted in settings.sources)
+    return [open_source(url, env_of(env, number)) for number, url in enumerate(urls)]
+
+
 def open_source(url: str, env: Mapping[str, str]) -> Source:
     """The source at s3://…, http(s)://…, rclone://REMOTE/PATH or file:///FOLDER. Raises SourceError."""
     scheme, _, rest = url.partition("://")
     if scheme == "s3":
-        # Keys may contain # and ?, which a parser of URLs takes for the end of the path.
-        bucket, _, prefix = rest.partition("/")
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", bucket):
-            raise SourceError(
-                f"{url} is not s3://BUCKET/PREFIX: instead of an ARN, give the bucket's name, or the alias "
-                "of the access point, which ends with -s3alias"
-            )
-        if bucket.endswith("--x-s3"):
-            raise SourceError(
-                f"s3://{bucket} is a directory bucket (S3 Express), which has other credentials and tags: "
-                "name the bucket from which it was filled"
-            )
-        return S3Source(bucket, prefix.lstrip("/"), env)
+        return s3_source(url, env)
     if scheme in ("http", "https"):
         return HttpSource(url, env.get("BIREME_TOKEN", ""))
     if scheme == "rclone":

@@ -23,10 +23,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from bireme_runtime.process.errors import Unreachable
-from bireme_runtime.sources.aws import unix_time
 from bireme_runtime.sources.checksums import Checksum
 from bireme_runtime.sources.source import Body, Changed, Entry, SourceError, retry, safe_path, some
-from bireme_runtime.sources.web import ConnectionPool, check_status
+from bireme_runtime.sources.web.aws import unix_time
+from bireme_runtime.sources.web.http import ConnectionPool, check_status
 
 _STARTS_SECONDS = 60
 # Exit codes of rclone after which another attempt does not help (rclone.org/docs/#list-of-exit-codes).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import shutil
 import stat
@@ -14,10 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from bireme_runtime.dataset.listing import Listing
 from bireme_runtime.dataset.manifest import MANIFEST
-from bireme_runtime.process.disk import all_to_disk
+from bireme_runtime.dataset.settings import StagingSettings
+from bireme_runtime.dataset.staging import UNPACKED
+from bireme_runtime.process.disk import all_to_disk, write_whole
 from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.sources.source import SourceError, safe_path
+from bireme_runtime.process.http import reason
+from bireme_runtime.process.log import Say
+from bireme_runtime.sources.source import SourceError, Unwritable, safe_path, shown
 
 # The names of archives that `unpack` takes end with one of these.
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
@@ -36,6 +42,34 @@ _BROKEN = (
 
 class Damaged(BiremeError):
     """An archive that cannot be read to its end."""
+
+
+def unpack_sources(settings: StagingSettings, listing: Listing, say: Say) -> None:
+    """Unpack the archives of the sources that ask for it. `publish` leaves the archives themselves out."""
+    wanted = [number for number, each in enumerate(settings.sources) if each.get("extract")]
+    (settings.state / UNPACKED).unlink(missing_ok=True)
+    if not wanted:
+        return
+    found: dict[int, list[str]] = {number: [] for number in wanted}
+    for path, (number, *_) in listing.rows:
+        if number in found and path.lower().endswith(SUFFIXES):
+            found[number].append(path)
+    for number, paths in found.items():
+        if not paths:
+            raise SourceError(
+                f"{shown(settings.sources[number]['url'])} has nothing to extract: no name ends with "
+                f"{', '.join(SUFFIXES)}"
+            )
+    files = size = 0
+    unpacked = [path for paths in found.values() for path in paths]
+    for path in unpacked:
+        try:
+            counts = unpack(settings.staging, path)
+        except OSError as error:
+            raise Unwritable(f"{path} cannot be unpacked: {reason(error)}") from error
+        files, size = files + counts[0], size + counts[1]
+        say(f"{path} is unpacked: {counts[0]} files, {counts[1]} bytes")
+    write_whole(settings.state / UNPACKED, json.dumps({"archives": unpacked, "files": files, "bytes": size}))
 
 
 def unpack(folder: Path, path: str) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""Sources that are reached by HTTP: web servers and S3."""
