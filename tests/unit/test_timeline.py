@@ -76,6 +76,32 @@ def test_a_world_names_the_ill_node_that_a_worker_left_before_it() -> None:
     assert run.worlds[1].why.startswith("worker 0 moved to another node; ")
 
 
+def test_the_picture_has_a_colour_for_each_cause_and_says_which() -> None:
+    picture = ET.fromstring(svg(a_run()))
+    assert [each.cause for each in a_run().worlds] == ["began", "failed", "lost", "joined"]
+    bars = [bar for bar in picture.iter(f"{SVG}rect") if "round " in "".join(bar.itertext())]
+    (began, failed, lost, joined), words = [bar.get("fill") for bar in bars[:4]], set(picture.itertext())
+    assert len({began, failed, lost, joined}) == 4
+    assert {"the run began", "a rank failed", "a worker was lost", "a worker joined"} <= words
+    assert "started again" not in words
+
+
+def test_spans_have_the_times_and_the_reasons_of_the_worlds(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(a_run().to_json()))
+    done = CliRunner().invoke(cli, ["timeline", "--file", str(file), "-o", "otlp"], catch_exceptions=False)
+    (resource,) = json.loads(done.output)["resourceSpans"]
+    assert {"key": "service.name", "value": {"stringValue": "train-r1"}} in resource["resource"]["attributes"]
+    run, *worlds = resource["scopeSpans"][0]["spans"]
+    assert {(each["traceId"], each["parentSpanId"]) for each in worlds} == {(run["traceId"], run["spanId"])}
+    assert (len(run["traceId"]), len({each["spanId"] for each in (run, *worlds)})) == (32, 5)
+    seconds = [(int(each["endTimeUnixNano"]) - int(each["startTimeUnixNano"])) / 1e9 for each in worlds]
+    assert seconds == [26, 40, 30, 20]
+    assert worlds[0]["status"] == {"code": 2, "message": BUG}
+    assert worlds[2]["status"] == {"code": 1}, "a newcomer is no error"
+    assert {"key": "bireme.lost_steps", "value": {"intValue": "9"}} in worlds[1]["attributes"]
+
+
 def test_the_picture_names_workers_nodes_and_causes() -> None:
     words = ["".join(text.itertext()) for text in ET.fromstring(svg(a_run())).iter(f"{SVG}text")]
     assert {"0 on node-a", "1 on node-b", "1 on node-c", "2 on node-d"} <= set(words)

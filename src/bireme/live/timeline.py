@@ -27,6 +27,7 @@ class WorldMember:
 class World:
     """One round. Times are in seconds since 1970; ``seats`` are by rank; ``steps`` are times and steps.
 
+    ``cause`` is the kind of what began it: began, failed, hang, lost, joined or restarted.
     ``end`` is when a process failed, or else when the next world began. ``lost_steps`` were repeated.
     ``lost_seconds`` passed between the last step of the round before and the first new one.
     """
@@ -34,6 +35,7 @@ class World:
     round: int
     begin: float
     end: float
+    cause: str
     why: str
     seats: tuple[WorldMember, ...]
     steps: tuple[tuple[float, int], ...]
@@ -80,11 +82,12 @@ class Timeline:
             before = worlds[-1].seats if worlds else None
             since, begin = worlds[-1].begin if worlds else -math.inf, float(record["time"])
             told = (sentence for when, sentence in events if since < when <= begin)
-            why = "; ".join([_why(record, before, seats), *told])
+            cause, why = _why(record, before, seats)
+            why = "; ".join([why, *told])
             worlds.append(
                 World(
                     int(record["round"]), begin, _end(record, after, float(answer["time"])),
-                    why, seats, steps, int(record.get("lostSteps", 0)), lost,
+                    cause, why, seats, steps, int(record.get("lostSteps", 0)), lost,
                 )
             )  # fmt: skip
         return cls(job, float(answer["time"]), tuple(worlds))
@@ -127,6 +130,7 @@ class Timeline:
                     "round": world.round,
                     "time": world.begin,
                     "end": world.end,
+                    "cause": world.cause,
                     "why": world.why,
                     "workers": [[seat.worker, seat.node, seat.start] for seat in world.seats],
                     "samples": [list(each) for each in world.steps],
@@ -174,29 +178,33 @@ def _end(record: Mapping[str, Any], after: Mapping[str, Any] | None, now: float)
 
 def _why(
     record: Mapping[str, Any], before: Sequence[WorldMember] | None, seats: Sequence[WorldMember]
-) -> str:
-    """Why a world began: who failed first, and who came and went."""
+) -> tuple[str, str]:
+    """Why a world began, as its kind and in words: who failed first, and who came and went."""
     if "why" in record:
-        return str(record["why"])
+        return str(record["cause"]), str(record["why"])
     if before is None:
-        return "the run began" if record["round"] == 1 else "earlier worlds are not kept"
+        return "began", "the run began" if record["round"] == 1 else "earlier worlds are not kept"
     was, now = {each.worker: each for each in before}, {each.worker: each for each in seats}
     both = [(was[name], seat) for name, seat in now.items() if name in was]
     failure = record.get("failure", {}).get("sentence", "")
+    again = [new.worker for old, new in both if old.node == new.node and old.start != new.start]
     found = [
-        failure,
-        _told([name for name in was if name not in now], "was lost", "were lost"),
-        _told([name for name in now if name not in was], "joined", "joined"),
-        _told([new.worker for old, new in both if old.node != new.node], "moved to another node"),
-        _told(
-            [new.worker for old, new in both if old.node == new.node and old.start != new.start],
-            "started again",
+        ("failed", failure),
+        ("lost", _told([name for name in was if name not in now], "was lost", "were lost")),
+        ("joined", _told([name for name in now if name not in was], "joined", "joined")),
+        (
+            "restarted",
+            _told([new.worker for old, new in both if old.node != new.node], "moved to another node"),
         ),
+        ("restarted", _told(again, "started again")),
     ]
-    return "; ".join(filter(None, found)) or _CAUSES.get(record["cause"], "the workers met again")
+    told = [each for each in found if each[1]]
+    other = _OTHERS.get(record["cause"], ("restarted", "the workers met again"))
+    return (told[0][0], "; ".join(words for _, words in told)) if told else other
 
 
-_CAUSES = {"agent": "an agent started again", "hang": "no step for too long"}
+BAD_CAUSES = ("failed", "hang", "lost")
+_OTHERS = {"agent": ("restarted", "an agent started again"), "hang": ("hang", "no step for too long")}
 
 
 def _told(names: Sequence[str], one: str, many: str = "") -> str:

@@ -22,12 +22,21 @@ from bireme.core.drawing import (
     short,
     text,
 )
-from bireme.live.timeline import Timeline, clock, lasted
+from bireme.live.timeline import Timeline, World, clock, lasted
 
 _ROW = 20
 _SHOWN_WORKERS = 24
 _SHOWN_WORLDS = 20
 _TICKS = 5
+_COLOURS = dict(zip(("began", "lost", "joined", "hang", "restarted", "failed"), FILLS, strict=True))
+_MEANINGS = {
+    "began": "the run began",
+    "failed": "a rank failed",
+    "hang": "no step for too long",
+    "lost": "a worker was lost",
+    "joined": "a worker joined",
+    "restarted": "started again",
+}
 # Pixels that a label needs, so that two do not overlap.
 _NUMBER, _NAME, _SENTENCE = 22, 22, 118
 
@@ -50,7 +59,7 @@ def svg(run: Timeline) -> str:
         return document(run.summary, [line(run.summary, "head")])
     axis = _Axis(run.worlds[0].begin, max(run.now, run.worlds[0].begin + 1))
     title = text(0, 14, short(run.job, 80), "title"), text(0, 34, short(run.summary, _SENTENCE), "soft")
-    blocks = [Block(title, 50), _worlds(run, axis)]
+    blocks = [Block(title, 50), _worlds(run, axis), _legend(run)]
     blocks += [heading("workers"), *_workers(run, axis)]
     if any(world.steps for world in run.worlds):
         blocks += [heading("steps"), _steps(run, axis), heading("steps per second"), _rates(run, axis)]
@@ -58,9 +67,14 @@ def svg(run: Timeline) -> str:
     return document(run.summary, blocks)
 
 
+def _colour(world: World) -> str:
+    return _COLOURS.get(world.cause, FILLS[0])
+
+
 def _bar(axis: _Axis, begin: float, end: float, y: float, height: float, fill: str, said: str) -> str:
     x = axis.at(begin)
-    width = max(1.0, round(axis.at(end) - x, 1))
+    # Less a pixel, so that two worlds of one colour are two.
+    width = max(1.0, round(axis.at(end) - x - 1, 1))
     x = min(x, PLOT_RIGHT - width)
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2" fill="{fill}">'
@@ -71,15 +85,25 @@ def _bar(axis: _Axis, begin: float, end: float, y: float, height: float, fill: s
 def _worlds(run: Timeline, axis: _Axis) -> Block:
     """One bar for each world, with its round where there is room."""
     lines = [text(0, 14, "worlds", "head")]
-    for number, world in enumerate(run.worlds):
+    for world in run.worlds:
         said = (
             f"round {world.round}: {len(world.seats)} workers, {lasted(world.end - world.begin)}; {world.why}"
         )
-        lines.append(_bar(axis, world.begin, world.end, 0, 18, FILLS[number % 2], said))
+        lines.append(_bar(axis, world.begin, world.end, 0, 18, _colour(world), said))
         left, right = axis.at(world.begin), axis.at(world.end)
         if right - left >= _NUMBER:
             lines.append(text((left + right) / 2, 13, str(world.round), "rank"))
     return Block(tuple(lines), 26)
+
+
+def _legend(run: Timeline) -> Block:
+    """What the colours mean, of the causes that the run has."""
+    lines, x = [], float(PLOT_LEFT)
+    for cause in dict.fromkeys(world.cause for world in run.worlds if world.cause in _COLOURS):
+        lines.append(f'<rect x="{x:g}" y="2" width="10" height="10" rx="2" fill="{_COLOURS[cause]}"/>')
+        lines.append(text(x + 16, 12, _MEANINGS[cause], "soft"))
+        x += 34 + 7.2 * len(_MEANINGS[cause])
+    return Block(tuple(lines), 20)
 
 
 def _workers(run: Timeline, axis: _Axis) -> Iterator[Block]:
@@ -98,7 +122,7 @@ def _workers(run: Timeline, axis: _Axis) -> Iterator[Block]:
         for number in rows[worker, node]:
             world = run.worlds[number]
             said = f"worker {who} in round {world.round}"
-            lines.append(_bar(axis, world.begin, world.end, 1, _ROW - 6, FILLS[number % 2], said))
+            lines.append(_bar(axis, world.begin, world.end, 1, _ROW - 6, _colour(world), said))
         yield Block(tuple(lines), _ROW)
     if len(rows) > len(names):
         yield line(f"… {len(rows) - len(names)} more")
@@ -113,7 +137,7 @@ def _steps(run: Timeline, axis: _Axis) -> Block:
     most = max(step for world in run.worlds for _, step in world.steps) or 1
     lines = frame(most, ",d")
     before: tuple[float, int] | None = None
-    for number, world in enumerate(run.worlds):
+    for world in run.worlds:
         points = [(axis.at(when), height(step, most)) for when, step in world.steps]
         if before and world.steps:
             x, y = axis.at(before[0]), height(before[1], most)
@@ -121,21 +145,22 @@ def _steps(run: Timeline, axis: _Axis) -> Block:
                 f'<line class="lost" stroke-width="1.5" stroke-dasharray="3 2" x1="{x:g}" y1="{y:g}"'
                 f' x2="{points[0][0]:g}" y2="{points[0][1]:g}"/>'
             )
-        lines += curve(points, FILLS[number % 2])
+        lines += curve(points, _colour(world))
         before = world.steps[-1] if world.steps else before
     return Block(tuple(lines), PLOT_HEIGHT + 12)
 
 
 def _rates(run: Timeline, axis: _Axis) -> Block:
     """Steps per second between the samples of each world."""
-    curves: list[list[tuple[float, float]]] = []
+    curves: list[tuple[str, list[tuple[float, float]]]] = []
     for world in run.worlds:
         pairs = zip(world.steps, world.steps[1:], strict=False)
-        curves.append([(b[0], max(0.0, (b[1] - a[1]) / (b[0] - a[0]))) for a, b in pairs if b[0] > a[0]])
-    most = max((rate for rates in curves for _, rate in rates), default=0.0) or 1.0
+        rates = [(b[0], max(0.0, (b[1] - a[1]) / (b[0] - a[0]))) for a, b in pairs if b[0] > a[0]]
+        curves.append((_colour(world), rates))
+    most = max((rate for _, rates in curves for _, rate in rates), default=0.0) or 1.0
     lines = frame(most, ".2f")
-    for number, rates in enumerate(curves):
-        lines += curve([(axis.at(when), height(rate, most)) for when, rate in rates], FILLS[number % 2])
+    for colour, rates in curves:
+        lines += curve([(axis.at(when), height(rate, most)) for when, rate in rates], colour)
     return Block(tuple(lines), PLOT_HEIGHT + 12)
 
 
