@@ -2,7 +2,8 @@
 
 FOLDER gets each application chart as an archive that needs nothing beside it, index.yaml for a Helm
 repository at URL, the values files of instance types and workloads, a picture of the plan of each chart that
-has pods, wheels and sdists of bireme and bireme-runtime, and SHA256SUMS. With URL the charts tell Artifact
+has pods, wheels and sdists of bireme and bireme-runtime, a plugin of kubectl for krew (bireme.yaml), and
+SHA256SUMS. With URL the charts tell Artifact
 Hub their links and pictures, and with OWNER, such as "Ann <ann@example.com>", artifacthub-repo.yml tells it
 whose they are. Equal sources give equal bytes: the only time in them is SOURCE_DATE_EPOCH, or
 that of the last commit. With FILE, a secret key of gpg without a passphrase, each chart also gets its
@@ -38,6 +39,7 @@ from typing import Any
 
 import yaml
 
+from bireme import __version__
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
@@ -92,13 +94,7 @@ def pack_chart(
     about = f"{chart.name}/Chart.yaml"
     changes = changes_of(chart.parent.parent / "CHANGELOG.md", chart.name)
     files[about] = _annotated(files[about], {CHANGES_ANNOTATION: _as_yaml(changes), **annotations})
-    text = io.BytesIO()
-    with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in sorted(files, key=_order):
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mtime, entry.mode = len(files[name]), time, 0o644
-            tar.addfile(entry, io.BytesIO(files[name]))
-    archive.write_bytes(gzip.compress(text.getvalue(), mtime=0))
+    archive.write_bytes(_tar_gz({name: files[name] for name in sorted(files, key=_order)}, time))
     return archive
 
 
@@ -349,6 +345,58 @@ def push(
     return pushed
 
 
+_PLUGIN = """#!/bin/sh
+# The command of the wheels beside this file, which the first call installs.
+set -e
+home="${XDG_CACHE_HOME:-$HOME/.cache}/bireme/kubectl-VERSION"
+if [ ! -e "$home/ready" ]; then
+  python3 -m venv --clear "$home"
+  "$home/bin/pip" install --quiet "$(dirname "$(readlink -f "$0")")"/*.whl >&2
+  touch "$home/ready"
+fi
+exec "$home/bin/bireme" "$@"
+"""
+
+
+def pack_plugin(folder: Path, url: str, time: int) -> None:
+    """Write `kubectl bireme` for krew: an archive with the wheels of ``folder``, and its manifest.
+
+    Source of the format: krew.sigs.k8s.io/docs/developer-guide/plugin-manifest.
+    """
+    script = _PLUGIN.replace("VERSION", __version__)
+    files = {"kubectl-bireme": script.encode()} | {
+        each.name: each.read_bytes() for each in folder.glob("*.whl")
+    }
+    archive = folder / "kubectl-bireme.tar.gz"
+    archive.write_bytes(_tar_gz(dict(sorted(files.items())), time, mode=0o755))
+    systems = [{"key": "os", "operator": "In", "values": ["darwin", "linux"]}]
+    platform = {
+        "selector": {"matchExpressions": systems},
+        "uri": f"{url.rstrip('/')}/{archive.name}",
+        "sha256": _sha256(archive),
+        "bin": "kubectl-bireme",
+    }
+    spec = {
+        "version": f"v{__version__}",
+        "shortDescription": "Plan, install and check distributed training jobs",
+        "caveats": "It needs python3 3.11 or newer. The first call installs its packages from PyPI.",
+        "platforms": [platform],
+    }
+    about = {"apiVersion": "krew.googlecontainertools.github.com/v1alpha2", "kind": "Plugin"}
+    (folder / "bireme.yaml").write_text(_as_yaml({**about, "metadata": {"name": "bireme"}, "spec": spec}))
+
+
+def _tar_gz(files: Mapping[str, bytes], time: int, mode: int = 0o644) -> bytes:
+    """The files as an archive, in their order and with one time."""
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime, entry.mode = len(content), time, mode
+            tar.addfile(entry, io.BytesIO(content))
+    return gzip.compress(text.getvalue(), mtime=0)
+
+
 def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -391,6 +439,7 @@ def package(
         shutil.copytree(paths.values / kind, folder / "values" / kind)
     for source in (paths.root, paths.root / "runtime"):
         build_python(source, folder, time)
+    pack_plugin(folder, url, time)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     sums = "".join(f"{_sha256(file)}  {file.relative_to(folder)}\n" for file in files)
     (folder / "SHA256SUMS").write_text(sums)

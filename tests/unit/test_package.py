@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -234,6 +235,31 @@ def test_the_wheel_plans_a_workload_by_its_name(site: Path, paths: Paths) -> Non
     plan = json.loads(installed(site, paths, *words, "-o", "json"))
     assert plan["totals"]["accelerators"] == 16
     assert plan["release"] == "torch-elastic"
+
+
+def test_the_plugin_of_kubectl_installs_the_wheels_and_runs_their_command(
+    dist: Path, paths: Paths, tmp_path: Path
+) -> None:
+    manifest = yaml.safe_load((dist / "bireme.yaml").read_text())
+    (platform,) = manifest["spec"]["platforms"]
+    archive = dist / platform["uri"]
+    assert hashlib.sha256(archive.read_bytes()).hexdigest() == platform["sha256"]
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path / "home"),
+        "BIREME_CACHE": str(paths.cache),
+        # What the wheels need is here already, and no index is asked.
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_INDEX": "1",
+        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each.endswith("site-packages")),
+    }
+    for _ in range(2):
+        command = [str(tmp_path / platform["bin"]), "list", "charts"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.stdout.split() == CHARTS, done.stderr
+    assert list((tmp_path / "home/.cache/bireme").glob("kubectl-*/bin/bireme"))
 
 
 def test_the_wheel_prints_the_values_of_a_type(site: Path, paths: Paths) -> None:
