@@ -1,3 +1,20 @@
 """Bireme: plan, install and check distributed training jobs rendered from Helm charts."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bireme.workbench import Cluster
+
+__all__ = ["Cluster", "__version__"]
 __version__ = "0.3.0"
+
+
+def __getattr__(name: str) -> type[Cluster]:
+    """`bireme.Cluster`, which is read when it is asked for, as most of the package is behind it."""
+    if name != "Cluster":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from bireme.workbench import Cluster
+
+    return Cluster

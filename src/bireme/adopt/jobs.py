@@ -72,7 +72,9 @@ class Adopter:
         if not at(request.values, "image.repository"):
             raise BiremeError("its image is not told: fill it in with --env-file, or by --set image.…")
         if not (request.values.get("args") or at(request.values, "launch.command")):
-            raise BiremeError("it names no command: give that of its image, as --set args={train.py}")
+            raise BiremeError(
+                "it names no command: give the one that its image runs, as --set args={train.py}"
+            )
         request, refused = accepted(self.renderer, request)
         rendered = self.renderer.render(request).manifests
         planned = expand(name, request.namespace, rendered, self.instances).workloads

@@ -23,14 +23,12 @@ from bireme.cli.completion import names
 from bireme.cli.keys import explanation
 from bireme.cli.options import (
     App,
-    Target,
     a_namespace,
     chart_and_values,
     chart_argument,
     cli,
     explained,
     fail_on_option,
-    kept_values,
     output_option,
     pass_app,
     report,
@@ -38,7 +36,6 @@ from bireme.cli.options import (
     reuse_option,
     target_options,
     value_names,
-    values_file,
 )
 from bireme.cli.upgrades import begun
 from bireme.clusters.nodes import parse_nodes
@@ -53,6 +50,7 @@ from bireme.plan.topology import expand, fit
 from bireme.schemas.bundle import comments
 from bireme.schemas.moves import MOVES, migrated
 from bireme.schemas.problems import refusals, shortened
+from bireme.workbench import Target
 
 
 def _keys(context: click.Context) -> list[str]:
@@ -75,7 +73,7 @@ def values(app: App, /, name: str) -> None:
     \b
     Example: bireme values imagenet-efa > mine.yaml
     """
-    kept = kept_values(app.paths, "instances") | kept_values(app.paths, "workloads")
+    kept = app.kept_values("instances", "workloads")
     if name not in kept:
         raise BiremeError(f"there are no values called {name}: {suggestion(name, kept)}")
     click.echo(kept[name].read_text("utf-8"), nl=False)
@@ -237,7 +235,7 @@ def adopt(
     \b
     Example: bireme adopt job.yaml -f p4d.24xlarge -o values.yaml
     """
-    own = value_files.load([values_file(app.paths, name) for name in given])
+    own = value_files.load([app.values_file(name) for name in given])
     settled = app.renderer.merged(RenderRequest(Path(), own, settings=SetFlags(sets))).values
     documents, passed_over = read(files, read_variables(env_file) if env_file else {})
     adopter = Adopter(app.renderer, app.paths.charts, app.instances, value_files.merge(own, settled))

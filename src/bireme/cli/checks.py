@@ -12,22 +12,14 @@ import click
 
 from bireme.check.checker import Checker, find_charts
 from bireme.check.upgrades import Upgrades
-from bireme.cli.options import (
-    App,
-    Target,
-    cli,
-    fail_on_option,
-    output_option,
-    pass_app,
-    report,
-    target_options,
-)
+from bireme.cli.options import App, cli, fail_on_option, output_option, pass_app, report, target_options
 from bireme.clusters.base import Cluster
 from bireme.clusters.owner import owned
 from bireme.clusters.registry import provider
 from bireme.core.errors import BiremeError
 from bireme.core.findings import WRITERS, Finding
 from bireme.core.progress import note, step
+from bireme.workbench import Target
 
 _CHARTS = ("Chart.yaml", "*/Chart.yaml")
 

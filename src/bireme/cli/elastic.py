@@ -15,10 +15,11 @@ from bireme.autoscale.controller import Controller
 from bireme.autoscale.health import serve_health
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.sources import WORKER_SECONDS
-from bireme.cli.options import App, Target, a_namespace, cli, pass_app, target_options
+from bireme.cli.options import App, a_namespace, cli, pass_app, target_options
 from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
 from bireme.live import pod_http
+from bireme.workbench import Target
 
 _LEASE = "bireme-autoscaler"
 

@@ -14,7 +14,7 @@ import yaml
 
 from bireme import __version__
 from bireme.cli import views
-from bireme.cli.options import App, cli, output_option, pass_app, refuse_name, stacked
+from bireme.cli.options import App, cli, output_option, pass_app, stacked
 from bireme.clusters.base import DEFAULT_NAME
 from bireme.clusters.nodes import parse_nodes
 from bireme.clusters.registry import ADDONS, provider, start_addon
@@ -31,6 +31,7 @@ from bireme.provision.costs import estimate, load_prices
 from bireme.provision.eksctl import cluster_config
 from bireme.provision.groups import KINDS, Capacity, Fleet
 from bireme.provision.karpenter import karpenter_objects
+from bireme.workbench import refuse_name
 
 _cluster_option = click.option(
     "--cluster", "name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster"
@@ -231,7 +232,7 @@ def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: A
 @click.option("--role", metavar="NAME", help="IAM role of the nodes (default: KarpenterNodeRole-CLUSTER)")
 @pass_app
 def karpenter(app: App, /, role: str | None, **options: Any) -> None:
-    """Print Karpenter's objects for such nodes, and their costs.
+    """Print Karpenter's objects for --nodes, and what those cost.
 
     Each type of nodes gets a NodePool and an EC2NodeClass; the costs are those of an hour at most. Nothing is
     created. Nodes with huge pages, and those with a part of a GPU, also get a NodeOverlay, for which

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property, reduce, wraps
 from html import escape
 from pathlib import Path
@@ -23,39 +20,24 @@ from bireme import __version__
 from bireme.cli import views
 from bireme.cli.completion import names
 from bireme.clusters.base import Cluster
-from bireme.clusters.existing import existing
-from bireme.clusters.registry import provider
-from bireme.clusters.state import list_clusters
-from bireme.core.errors import BiremeError, suggestion
+from bireme.core.errors import BiremeError
 from bireme.core.findings import SEVERITIES, WRITERS, Finding
-from bireme.core.paths import Paths
-from bireme.helm import Charts, Renderer, RenderError, RenderRequest, SetFlags, scripts
+from bireme.helm import RenderError, RenderRequest, SetFlags
 from bireme.helm import values as value_files
-from bireme.live.deploy import Deployer
 from bireme.live.release import Releases
-from bireme.plan.instances import Instance, load_instances
 from bireme.schemas.problems import refusals, shortened
-from bireme.tools import Toolbox
+from bireme.workbench import Target, Workbench, refuse_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Target:
-    """What --cluster, --kubeconfig and --context say about the cluster of a command."""
-
-    cluster: str | None
-    kubeconfig: Path | None
-    context: str | None
-
-
-class App:
-    """What the commands share, created on first use. Results go to stdout, progress to stderr."""
+class App(Workbench):
+    """What the commands share. Results go to stdout, progress to stderr."""
 
     def __init__(self) -> None:
         # Names and messages may hold square brackets, which are not markup.
+        super().__init__(Console(stderr=True, highlight=False, markup=False))
         self.out = Console(highlight=False, markup=False)
-        self.err = Console(stderr=True, highlight=False, markup=False)
         if not self.out.is_terminal:
             self.out = self.unlimited
 
@@ -63,47 +45,6 @@ class App:
     def unlimited(self) -> Console:
         """Stdout without a width: what is piped, or asked for with `-o wide`, is not folded."""
         return Console(highlight=False, markup=False, width=views.UNLIMITED)
-
-    @cached_property
-    def paths(self) -> Paths:
-        return Paths.discover()
-
-    @cached_property
-    def toolbox(self) -> Toolbox:
-        return Toolbox(self.paths, self.err)
-
-    @cached_property
-    def instances(self) -> Mapping[str, Instance]:
-        return load_instances(self.paths)
-
-    @cached_property
-    def renderer(self) -> Renderer:
-        return Renderer(self.toolbox, self.paths)
-
-    @cached_property
-    def charts(self) -> Charts:
-        return Charts(self.paths, self.toolbox)
-
-    def deployer(self, cluster: Cluster, quiet: bool = False) -> Deployer:
-        releases = Releases(cluster, self.toolbox)
-        return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
-
-    def cluster(self, target: Target) -> Cluster:
-        """The cluster that ``target`` names; else of $KUBECONFIG, of `bireme up`, or of ~/.kube/config."""
-        if target.kubeconfig or target.context:
-            return _existing(target.kubeconfig, target.context or "")
-        made = {info.name: info for info in list_clusters(self.paths)}
-        given = os.environ.get("KUBECONFIG")
-        # The file that `bireme up` says to export is of a cluster whose facts are known here.
-        ours = [name for name, info in made.items() if not given or str(info.kubeconfig) == given]
-        chosen = target.cluster or (ours[0] if len(ours) == 1 else None)
-        if chosen is None and ours:
-            raise BiremeError(f"there are several clusters ({', '.join(ours)}): choose one with --cluster")
-        if chosen is None:
-            return _existing()
-        if chosen not in made:
-            raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --cluster {chosen}")
-        return provider(made[chosen].provider, self.paths, self.toolbox, self.err).get(chosen)
 
     def show(self, output: str, data: Any, view: Callable[[], RenderableType]) -> None:
         """Print ``data`` as JSON or YAML, or the view of it for people."""
@@ -177,19 +118,6 @@ def output_option(*formats: str) -> Callable[[F], F]:
     )
 
 
-def refuse_name(option: str, name: str, longest: int, inner: str = "-") -> None:
-    """Raises BiremeError for a name that Kubernetes or Helm would not take.
-
-    ``inner`` is what it may have beside letters and digits, but not at its ends.
-    """
-    if not re.fullmatch(rf"[a-z0-9]([a-z0-9{inner}]*[a-z0-9])?", name) or len(name) > longest:
-        dots = " and dots" if "." in inner else ""
-        raise BiremeError(
-            f"{option}: {name!r} cannot be a name: it takes lower-case letters, digits and "
-            f"inner dashes{dots}, at most {longest}"
-        )
-
-
 def a_namespace(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """A click callback: refuses what cannot be the name of a namespace, or of each of several."""
     for each in value if isinstance(value, tuple) else (value,):
@@ -234,7 +162,7 @@ def chart_and_release_names(context: click.Context) -> list[str]:
 
 def value_names(context: click.Context) -> list[str]:
     """Names that -f takes."""
-    return [name for kind in ("instances", "workloads") for name in kept_values(App().paths, kind)]
+    return list(App().kept_values("instances", "workloads"))
 
 
 namespace_option = click.option(
@@ -313,7 +241,7 @@ values_options = stacked(
     click.option(
         "--script",
         metavar="FILE|FOLDER|git+URL@REF",
-        callback=lambda _context, _parameter, given: scripts.packed(given) if given else {},
+        default="",
         help="What a job trains: a Python file, a folder with train.py or main.py, or a repository",
     ),
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One value, typed as Helm does"),
@@ -339,7 +267,7 @@ def request_of(
     chart: str,
     files: tuple[str, ...],
     image: str | None,
-    script: dict[str, Any],
+    script: str,
     sets: tuple[str, ...],
     set_strings: tuple[str, ...],
     set_jsons: tuple[str, ...],
@@ -349,21 +277,7 @@ def request_of(
     namespace: str,
 ) -> RenderRequest:
     settings = SetFlags(sets, set_strings, ((image,) if image else ()) + set_jsons, set_files)
-    try:
-        folder = app.charts.find(chart, plain_http)
-    except BiremeError as error:
-        # Helm's order.
-        swapped = release in app.charts.names() if release else False
-        hint = f"; the chart stands first: did you mean {release} {chart}?" if swapped else ""
-        raise BiremeError(f"{error}{hint}") from error
-    values = scripts.applied(value_files.load([values_file(app.paths, name) for name in files]), script)
-    defaults = folder / "values.yaml"
-    if script and "script" not in (value_files.read_file(defaults) if defaults.is_file() else {}):
-        raise BiremeError(f"--script: {folder} has no value `script`: give it to a chart of a training job")
-    refuse_name("RELEASE", release or "r", 53)
-    release = release or folder.resolve().name.lower()
-    refuse_name(f"the folder {folder} names the release, or name one after it", release, 53)
-    return RenderRequest(folder, values, release, namespace, settings=settings)
+    return app.request(chart, release, files, None, script, namespace, settings, plain_http)
 
 
 @contextmanager
@@ -373,25 +287,6 @@ def explained(app: App, /, request: RenderRequest) -> Iterator[None]:
         yield
     except RenderError as error:
         raise BiremeError(shortened(refusals(app.renderer, request)) or str(error)) from error
-
-
-def values_file(paths: Paths, name: str) -> Path:
-    """A values file: as it is called, or one of the collection by its name. What is there wins."""
-    kept = kept_values(paths, "instances") | kept_values(paths, "workloads")
-    if Path(name).exists():
-        return Path(name)
-    if name not in kept and "/" not in name and not name.endswith((".yaml", ".yml")):
-        raise BiremeError(
-            f"-f {name} is neither a file nor an instance type or a workload: {suggestion(name, kept)}"
-        )
-    return kept.get(name, Path(name))
-
-
-def _existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
-    """A cluster that is not ours, once its API server answers."""
-    cluster = existing(kubeconfig, context)
-    cluster.api.greet()
-    return cluster
 
 
 class _Group(click.Group):
@@ -428,7 +323,3 @@ def cli() -> None:
     Commands that need a cluster take that of --cluster, --kubeconfig or --context, else that of $KUBECONFIG,
     else that of `bireme up`, else that of ~/.kube/config.
     """
-
-
-def kept_values(paths: Paths, kind: str) -> dict[str, Path]:
-    return {file.stem: file for file in (paths.values / kind).glob("*.yaml")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -15,14 +16,12 @@ from bireme.cli import views
 from bireme.cli.completion import names
 from bireme.cli.options import (
     App,
-    Target,
     a_namespace,
     chart_and_release_names,
     chart_and_values,
     chart_argument,
     cli,
     explained,
-    kept_values,
     namespace_option,
     on_release,
     output_option,
@@ -44,7 +43,7 @@ from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
-from bireme.live import timeline_picture, why
+from bireme.live import otlp, timeline_picture, why
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.doctor import Doctor
 from bireme.live.doctor import release as of_release
@@ -54,6 +53,7 @@ from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
 from bireme.live.release import Release, Releases
 from bireme.live.timeline import read as timeline_from
 from bireme.plan.topology import expand
+from bireme.workbench import Target
 from bireme_runtime.elastic.monitor.why import explain
 
 
@@ -229,15 +229,15 @@ def history(app: App, /, release: str, namespace: str, target: Target, output: s
 )
 @namespace_option
 @target_options
-@output_option("text", "wide", "svg", "json", "yaml")
+@output_option("text", "wide", "svg", "otlp", "json", "yaml")
 @pass_app
 def timeline(
     app: App, /, release: str | None, file: Path | None, namespace: str, target: Target, output: str
 ) -> None:
     """Show what happened in the run of RELEASE, and why.
 
-    These are its worlds, workers and steps, and the reasons of restarts. A worker that runs is asked; -o svg
-    draws a picture.
+    These are its worlds, workers and steps, and the reasons of restarts. A worker that runs is asked. -o svg
+    draws a picture, -o otlp has spans for a collector of OpenTelemetry.
 
     \b
     Example: bireme timeline imagenet -o svg > run.svg
@@ -250,6 +250,8 @@ def timeline(
         run = app.deployer(app.cluster(target)).timeline(str(release), namespace)
     if output == "svg":
         click.echo(timeline_picture.svg(run), nl=False)
+    elif output == "otlp":
+        click.echo(json.dumps(otlp.traces(run)))
     else:
         app.show(output, run.to_json(), lambda: views.timeline_view(run))
 
@@ -451,7 +453,7 @@ def list_(app: App, /, what: str, namespace: str | None, target: Target, output:
     Example: bireme list workloads
     """
     if what != "releases":
-        names = app.charts.names() if what == "charts" else sorted(kept_values(app.paths, what))
+        names = app.charts.names() if what == "charts" else sorted(app.kept_values(what))
         app.show(output, names, lambda: "\n".join(names))
         return
     cluster = app.cluster(target)

@@ -34,7 +34,9 @@ class Cluster:
 
     def add_claim(self, name: str, namespace: str = "default") -> None:
         """Make a claim that all nodes can mount, in place of shared storage. Raises BiremeError."""
-        raise BiremeError(f"the claim {name}: make it with the storage of the cluster {self.name}")
+        raise BiremeError(
+            f"the claim {name} cannot be made here: make it from the storage that {self.name} has"
+        )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, Queue
@@ -68,17 +68,17 @@ def all_logs(cluster: Cluster, plan: Plan, wanted: Wanted) -> Iterator[bytes]:
     What is followed comes as it is printed, also from pods that come later. Raises BiremeError when no pod
     has started, or as `log` does.
     """
-    lines: Queue[bytes | BaseException | None] = Queue()
+    printed: Queue[bytes | BaseException | None] = Queue()
     open_logs: dict[str, Thread] = {}
     ended = 0
 
     def read(pod: ObservedPod) -> None:
         try:
             for line in _prefixed(cluster, plan, pod, wanted):
-                lines.put(line)
+                printed.put(line)
         except BaseException as error:
-            lines.put(error)
-        lines.put(None)
+            printed.put(error)
+        printed.put(None)
 
     while True:
         pods = [pod for pod in observe(cluster, plan) if _rank(plan, pod)]
@@ -95,7 +95,7 @@ def all_logs(cluster: Cluster, plan: Plan, wanted: Wanted) -> Iterator[bytes]:
             return
         with suppress(Empty):
             while ended < len(open_logs):
-                line = lines.get(timeout=_LOOK_SECONDS)
+                line = printed.get(timeout=_LOOK_SECONDS)
                 ended += line is None
                 if isinstance(line, BaseException):
                     raise line
@@ -108,12 +108,18 @@ def all_logs(cluster: Cluster, plan: Plan, wanted: Wanted) -> Iterator[bytes]:
 
 def _prefixed(cluster: Cluster, plan: Plan, pod: ObservedPod, wanted: Wanted) -> Iterator[bytes]:
     """Whole lines of the pod's log, each with its rank before it."""
-    prefix, rest = f"{_rank(plan, pod)} | ".encode(), b""
-    for piece in log(cluster, plan, pod, wanted):
+    prefix = f"{_rank(plan, pod)} | ".encode()
+    return (prefix + line + b"\n" for line in lines(log(cluster, plan, pod, wanted)))
+
+
+def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a log that comes in pieces, without their ends."""
+    rest = b""
+    for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")
-        yield from (prefix + line + b"\n" for line in whole)
+        yield from whole
     if rest:
-        yield prefix + rest + b"\n"
+        yield rest
 
 
 def _rank(plan: Plan, pod: ObservedPod) -> str:

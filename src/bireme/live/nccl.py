@@ -107,9 +107,9 @@ class Measured:
 class Verdict:
     """A report beside what is expected of it.
 
-    ``expected_average`` and ``expected_maximum`` are None where nothing was measured for such nodes, or
-    another sweep; ``line_rate`` is that of the node's network, in GB/s. ``problems`` are reasons not to
-    trust the cluster, ``remarks`` are smaller oddities.
+    ``expected_average`` and ``expected_maximum`` are None where nothing comparable was measured: other nodes
+    or another range of sizes. ``line_rate`` is that of the node's network, in GB/s.
+    ``problems`` are reasons not to trust the cluster, ``remarks`` are smaller oddities.
     """
 
     report: Report

@@ -25,10 +25,10 @@ NodeState = str
 class ObservedPod(Plain):
     """One pod as the API server has it.
 
-    ``workload`` and ``kind`` name what made it; ``slot`` is the planned pod that it stands for (job index or
-    ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready,
-    ``lack`` what it does without, ``exit_code`` that of its first failed container and ``last_words`` what
-    that left as its termination message, ``created`` the API server's timestamp.
+    ``workload`` and ``kind`` name what made it. ``slot`` is the planned pod that it stands for (job index or
+    ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready.
+    ``lack`` is what it does without. ``exit_code`` and ``last_words``, the termination message, are those of
+    its first failed container. ``created`` is the API server's timestamp.
     """
 
     hidden = ("kind", "slot", "node_state", "node_selector", "scheduled", "created")
