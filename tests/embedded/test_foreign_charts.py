@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bireme.cli import cli
+from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
@@ -69,6 +70,18 @@ DATABASE = """
 apiVersion: example.com/v1
 kind: Database
 metadata: {name: "{{ .Release.Name }}-db"}
+"""
+API = """
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.metrics.example.com}
+spec:
+  group: metrics.example.com
+  version: v1
+  service: {name: "{{ .Release.Name }}-web", namespace: "{{ .Release.Namespace }}", port: 80}
+  groupPriorityMinimum: 100
+  versionPriority: 100
+  insecureSkipTLSVerify: true
 """
 # As NVIDIA's chart chooses its nodes, and by a label that somebody has to give them.
 DAEMONS = f"""
@@ -167,6 +180,32 @@ def test_objects_of_any_kind_are_found_by_their_plural(release: ReleaseFactory, 
     assert all(name.startswith(f"{one.name}-web-") for name in one.names("replicasets"))
     assert set(one.names("pods")) & set(other.names("pods")) == set()
     assert len(one.names("pods")) == len(other.names("pods")) == 2
+
+
+def test_an_api_of_a_pod_that_does_not_answer_hides_no_objects(
+    cluster: Cluster, release: ReleaseFactory, tmp_path: Path
+) -> None:
+    """As metrics-server's. Nothing runs on fake nodes, so its API stays silent."""
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: metrics, version: 1.0.0}")
+    (tmp_path / "templates/web.yaml").write_text(WEB)
+    (tmp_path / "templates/api.yaml").write_text(API)
+    made = release(tmp_path)
+    asked = "/apis/metrics.example.com/v1"
+    until(lambda: _status(cluster, asked) == 503, 60, "the API to be known")
+    assert made.names("apiservices") == ["v1.metrics.example.com"]
+    assert len(made.names("pods")) == len(made.names("replicasets")) + 1 == 2
+    assert made.differences() == ()
+    made.uninstall()
+    assert _status(cluster, asked) == 404
+
+
+def _status(cluster: Cluster, path: str) -> int:
+    try:
+        cluster.api.get(path)
+    except ApiError as error:
+        return error.status
+    return 200
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,24 @@ import pytest
 
 import bireme
 from bireme.clusters.base import Cluster
+from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.errors import BiremeError
+from tests.support import faults
 
 ROOT = Path(__file__).parents[2]
 CELLS = json.loads((ROOT / "examples/notebook.ipynb").read_text())["cells"]
 
 
+@pytest.fixture
+def nodes(cluster: EmbeddedCluster) -> Iterator[None]:
+    """Two nodes for the job's two workers."""
+    names = cluster.add_nodes("g5.xlarge", 2)
+    yield
+    for name in names:
+        faults.remove_node(cluster, name)
+
+
+@pytest.mark.usefixtures("nodes")
 def test_the_cells_of_the_notebook_plan_install_follow_and_remove_a_job(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,7 +46,7 @@ def test_the_cells_of_the_notebook_plan_install_follow_and_remove_a_job(
             exec("".join(cell["source"]), there)
     assert there["plan"].totals.accelerators == 2
     assert not there["installed"].differences
-    said = capsys.readouterr().out.split()
-    assert said.count("Running") == 2, said
+    said = capsys.readouterr().out
+    assert said.count("Running") == 3, said
     with pytest.raises(BiremeError, match="no release notebook"):
         bireme.Cluster().status("notebook")

@@ -110,7 +110,14 @@ def paths_of(api: Api, plural: str, namespace: str) -> dict[str, str]:
 def _resources(api: Api, api_version: str, namespace: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The kinds of a version with the path of their objects, without subresources."""
     root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-    for each in (api.find(root) or {}).get("resources", ()) if api_version else ():
+    try:
+        served = api.find(root) if api_version else None
+    except ApiError as error:
+        # An API of a pod, such as metrics-server's, has no answer before the pod is ready.
+        if error.status != 503:
+            raise
+        served = None
+    for each in (served or {}).get("resources", ()):
         if "/" not in each["name"]:
             inside = f"/namespaces/{namespace}" if each["namespaced"] else ""
             yield f"{root}{inside}/{each['name']}", each
