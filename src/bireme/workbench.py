@@ -73,7 +73,7 @@ class Workbench:
         return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
 
     def cluster(self, target: Target) -> base.Cluster:
-        """The cluster that ``target`` names; else of $KUBECONFIG, of `bireme up`, or of ~/.kube/config."""
+        """The cluster that ``target`` names, else of $KUBECONFIG, of `bireme up`, or of ~/.kube/config."""
         if target.kubeconfig or target.context:
             return _existing(target.kubeconfig, target.context or "")
         made = {info.name: info for info in list_clusters(self.paths)}

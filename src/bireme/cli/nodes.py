@@ -234,7 +234,7 @@ def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: A
 def karpenter(app: App, /, role: str | None, **options: Any) -> None:
     """Print Karpenter's objects for --nodes, and what those cost.
 
-    Each type of nodes gets a NodePool and an EC2NodeClass; the costs are those of an hour at most. Nothing is
+    Each type of nodes gets a NodePool and an EC2NodeClass. The costs are those of an hour at most. Nothing is
     created. Nodes with huge pages, and those with a part of a GPU, also get a NodeOverlay, for which
     Karpenter needs its feature gate NodeOverlay.
 

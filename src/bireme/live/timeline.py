@@ -25,7 +25,7 @@ class WorldMember:
 
 @dataclass(frozen=True)
 class World:
-    """One round. Times are in seconds since 1970; ``seats`` are by rank; ``steps`` are times and steps.
+    """One round. Times are in seconds since 1970. ``seats`` are by rank, ``steps`` are times and steps.
 
     ``cause`` is the kind of what began it: began, failed, hang, lost, joined or restarted.
     ``end`` is when a process failed, or else when the next world began. ``lost_steps`` were repeated.

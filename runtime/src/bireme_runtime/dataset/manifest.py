@@ -29,7 +29,7 @@ class Corrupt(BiremeError):
 def write_manifest(
     folder: Path, rows: Iterable[Mapping[str, Any]], identity: str, lists: Lists
 ) -> dict[str, Any]:
-    """Write the manifest of a folder, all of it or nothing; returns its header."""
+    """Write the manifest of a folder, all of it or nothing. Returns its header."""
     body, digest = lists.file(), hashlib.sha256()
     files = size = 0
     with body.open("wb") as out:
