@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 Make = Callable[..., Any]
 NAMES = "abc"
 
@@ -98,7 +100,6 @@ def test_a_sharded_state_goes_on_in_worlds_of_4_then_3_then_5(kept: Callable[...
     assert all(note["step"] > 0 for note in starts if note["world"] != 4)
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("seed", range(10))
 def test_ten_random_losses_leave_the_parameters_of_an_undisturbed_run(
     kept: Callable[..., Kept], seed: int
